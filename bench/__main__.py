@@ -10,11 +10,15 @@ NAMES = (
     "verdict",
     "ceiling",
     "pacing",
+    "sessions",
+    "trace_replay",
     "report",
     "grpc",
     "triton",
     "server",
+    "workload",
     "soak",
+    "large_workload",
 )
 
 

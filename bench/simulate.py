@@ -105,7 +105,7 @@ def _columns(count: int) -> dict[str, Array]:
     columns["id"] = np.arange(count)
     for name in ("first_byte", "first_token", "last_token"):
         columns[name] = np.full(count, MISSING)
-    for name in ("read_delay", "queue", "compute", "n_in", "n_out", "cached", "reasoning"):
+    for name in ("read_delay", "queue", "compute", "n_in", "n_out", "cached", "reasoning", "class", "replica"):
         columns[name] = np.full(count, -1, ROW[name])
     return columns
 

@@ -67,13 +67,16 @@ class Client:
 
 @contextlib.contextmanager
 def scripted(
-    script: Callable[[Client], None], context: ssl.SSLContext | None = None, family: int = socket.AF_INET
+    script: Callable[[Client], None],
+    context: ssl.SSLContext | None = None,
+    family: int = socket.AF_INET,
+    address: tuple[str, int] = ("", 0),
 ) -> Iterator[str]:
     """Run a server that runs `script` for each connection, in a thread of its own; yield its base URL."""
-    host = "::1" if family == socket.AF_INET6 else "127.0.0.1"
+    host = address[0] or ("::1" if family == socket.AF_INET6 else "127.0.0.1")
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, 0))
+    listener.bind((host, address[1]))
     listener.listen(64)
     open_socks: list[socket.socket] = []
 
@@ -115,7 +118,9 @@ def polite(client: Client) -> None:
         client.send(http_response())
 
 
-def measure(folder: Path, url: str | list[str], **sections: Any) -> tuple[Run, Summary]:
+def measure(
+    folder: Path, url: str | list[str], show: conduct.Show | None = None, **sections: Any
+) -> tuple[Run, Summary]:
     """Run a small load in this process; sections override its config: `server={...}, load={...}`."""
     tree: dict[str, Any] = {
         "server": {"url": url, "model": "m"} | sections.pop("server", {}),
@@ -124,7 +129,7 @@ def measure(folder: Path, url: str | list[str], **sections: Any) -> tuple[Run, S
         "client": {"processes": 0, "probe": False} | sections.pop("client", {}),
         "output": str(folder),
     }
-    return conduct.measure(from_mapping(tree | sections))
+    return conduct.measure(from_mapping(tree | sections), show)
 
 
 def bodies(requests: list[tuple[str, dict[str, str], bytes]]) -> list[Any]:

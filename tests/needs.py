@@ -12,6 +12,7 @@ BACKENDS = {
     "torch": ("torch",),
     "onnx": ("onnx", "onnxruntime"),
     "transformers": ("torch", "transformers", "safetensors"),
+    "tokenizers": ("tiktoken", "sentencepiece"),
 }
 """Markers and the Python packages that they stand for (`make backends`)."""
 

@@ -6,7 +6,7 @@ import pytest
 from import_graph import PACKAGE, folder_of, graph, home_of, imports, layers
 
 FOUNDATION = {
-    "apis", "config", "errors", "memory", "open_files", "processors", "random_numbers", "records", "series", "tensors", "timing", "types", "units",
+    "apis", "config", "errors", "memory", "open_files", "portable_math", "processors", "random_numbers", "records", "series", "tensors", "timing", "types", "units",
 }  # fmt: skip
 """What every folder may use."""
 
@@ -14,6 +14,7 @@ MAY_IMPORT = {
     # the foundation
     "apis": set(),
     "errors": set(),
+    "portable_math": set(),
     "random_numbers": set(),
     "series": set(),
     "timing": set(),
@@ -45,10 +46,22 @@ MAY_IMPORT = {
     "triton_client": FOUNDATION | {"probe", "conduct", "analysis"},
     "compare_protocols": FOUNDATION | {"workload", "probe", "conduct", "analysis", "store", "triton_client"},
     "infer": FOUNDATION | {"workload", "wire", "probe", "report"},
+    "preview": FOUNDATION | {"workload", "schedule", "report"},
     "serve": FOUNDATION | {"workload", "wire", "proto"},
     "proto": set(),
     "cli": FOUNDATION
-    | {"probe", "conduct", "calibrate", "triton_client", "compare_protocols", "serve", "report", "infer"},
+    | {
+        "workload",
+        "probe",
+        "conduct",
+        "calibrate",
+        "triton_client",
+        "compare_protocols",
+        "serve",
+        "report",
+        "infer",
+        "preview",
+    },
     "__main__": {"cli"},
     # what the package offers to Python code
     "dummies": FOUNDATION | {"workload", "probe"},

@@ -20,6 +20,7 @@ import yaml
 from helpers import measure, polite, scripted
 
 from inferometer.analysis.slo_expression import parse
+from inferometer.cli.data_convert import command as convert
 from inferometer.cli.main import main
 from inferometer.cli.serve import command as serve
 from inferometer.config import from_mapping
@@ -88,6 +89,8 @@ def test_commands_and_flags_in_examples_exist(page: Path) -> None:
         if command is None:
             assert arguments[0].startswith("-") and arguments[0] in _options(main), line
             continue
+        if arguments[:2] == ["data", "convert"]:
+            command = convert
         for argument in arguments[1:]:
             flag = argument.partition("=")[0]
             if re.fullmatch(r"--?[a-z][\w-]*", flag):

@@ -59,8 +59,12 @@ class Api(NamedTuple):
     """Tensors are sent as JSON numbers rather than as raw bytes."""
     has_method: bool = False
     """`server.method` names what is called, and stands for the API in reports."""
-    has_conversations: bool = False
-    """A prompt may be a list of messages, so that a session can have several turns."""
+    history: Literal["", "messages", "text"] = ""
+    """How a prompt contains the earlier turns of a session: as messages, or as one text. Empty: it cannot."""
+    takes_ids: bool = False
+    """A prompt may be a list of token ids."""
+    has_chat_template: bool = False
+    """The server puts messages into the model's chat template."""
     options_key: Literal["body", "parameters"] = "parameters"
     """The key of the server section that takes `infer --parameter`."""
 
@@ -78,7 +82,8 @@ APIS: dict[str, Api] = {
     for row in (
         Api(
             name="chat",
-            has_conversations=True,
+            history="messages",
+            has_chat_template=True,
             label="chat completions",
             schemes=("http",),
             request="text",
@@ -93,7 +98,9 @@ APIS: dict[str, Api] = {
         ),
         Api(
             name="completions",
+            history="text",
             label="completions",
+            takes_ids=True,
             schemes=("http",),
             request="text",
             response="text",
@@ -108,6 +115,7 @@ APIS: dict[str, Api] = {
         Api(
             name="embeddings",
             label="embeddings",
+            takes_ids=True,
             schemes=("http",),
             request="text",
             response="embeddings",

@@ -34,6 +34,9 @@ def redacted(config: Config, model: str) -> dict[str, object]:
     server["headers"] = dict.fromkeys(server["headers"], REMOVED)
     server["body"] = _without_secrets(server["body"])
     server["parameters"] = _without_secrets(server["parameters"])
+    for class_ in tree["data"].get("classes", ()):
+        class_["headers"] = dict.fromkeys(class_["headers"], REMOVED)
+        class_["body"] = _without_secrets(class_["body"])
     return tree
 
 
@@ -115,21 +118,24 @@ def server(config: Config, facts: ModelFacts | None) -> dict[str, object]:
     return described
 
 
-def stage_plans(config: Config, plan: Plan) -> tuple[StagePlan, ...]:
-    """The load of each stage, as planned."""
+def stage_plans(config: Config, plan: Plan, turns: float = 0.0) -> tuple[StagePlan, ...]:
+    """The load of each stage, as planned. `turns` is the mean number of turns per session; 0: there are no sessions."""
     specs = stages_of(config.load)
     return tuple(
-        _stage_plan(spec, stage, number) for number, (spec, stage) in enumerate(zip(specs, plan.stages, strict=True))
+        _stage_plan(spec, stage, number, turns)
+        for number, (spec, stage) in enumerate(zip(specs, plan.stages, strict=True))
     )
 
 
-def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int) -> StagePlan:
+def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, turns: float) -> StagePlan:
     kind = str(type(spec).__struct_config__.tag)
+    unit = spec.unit if turns else "requests"
     seconds = stage.duration / NS
     if isinstance(stage, ClosedStage):
         return StagePlan(
             type=kind,
             open=False,
+            unit=unit,
             name=spec.name or f"{number + 1} {kind} {stage.concurrency}",
             duration=seconds,
             requests=stage.requests,
@@ -140,15 +146,18 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int) ->
             first_id=stage.first_id,
             **_stable(spec),
         )
-    mean = len(stage.instants) / seconds if seconds else 0.0
-    rate = spec.rate if isinstance(spec, Constant | Poisson | Gamma) else mean
+    count = round(len(stage.instants) * (turns if turns and unit == "requests" else 1))
+    rate = count / seconds if seconds else 0.0
+    if isinstance(spec, Constant | Poisson | Gamma) and not isinstance(spec.rate, str):
+        rate = spec.rate
     return StagePlan(
         type=kind,
         open=True,
+        unit=unit,
         name=spec.name or f"{number + 1} {kind} {format_number(rate, 4)}/s",
         rate=rate,
         duration=seconds,
-        requests=len(stage.instants),
+        requests=count,
         concurrency=stage.cap,
         drain=stage.barrier,
         first_id=stage.first_id,

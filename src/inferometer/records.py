@@ -3,7 +3,8 @@
 This file defines the layout once. The engine packs rows into a spool with `ROW_STRUCT`, numpy views the same bytes through
 `ROW`, and after the merge they are `Columns`. requests.parquet has the columns of `ROW` under the same names, with these
 differences: a value that is MISSING or not known (-1) is null; `failure` is the failure's code, null for success, with the
-server's text in `message`; `counted_by` is a word of COUNTED_BY; and `phase` is a word of PHASES.
+server's text in `message`; `counted_by` and `in_counted_by` are words of COUNTED_BY; `class` and `replica` are the names that
+they are indices of; and `phase` is a word of PHASES.
 
 Times are int64 nanoseconds: of CLOCK_MONOTONIC in the spool, since t=0 of the run everywhere else. The time of an event
 that did not happen is MISSING. Such values are left out of the statistics and counted; they are never treated as 0.
@@ -54,12 +55,16 @@ ROW = np.dtype(
         ("streamed_tokens", "<i4"),  # output tokens in all chunks; -1: not known how many each chunk carries
         # Origin and outcome
         ("turn", "<i4"),  # its turn in the session, from 0; -1: no session
+        ("turns", "<i4"),  # how many turns the session was to have; -1: no session, or its first turn failed
         ("stage", "<i2"),  # index of the stage in the plan
         ("shard", "<i2"),  # index of the client process
         ("url", "<i2"),  # index of the base URL in server.url
+        ("class", "<i2"),  # index of the traffic class in Records.classes; -1: there are no classes
+        ("replica", "<i2"),  # index in Records.replicas of the address that it was sent to; -1: it was not sent
         ("status", "<i2"),  # status of the protocol: HTTP 200, 503 ...; 0: no response
         ("failure", "<i4"),  # 0: success; otherwise 1 + index in Records.failures
         ("counted_by", "<i1"),  # where n_out comes from: index in COUNTED_BY
+        ("in_counted_by", "<i1"),  # where n_in comes from: index in COUNTED_BY
         ("attempts", "<i1"),  # times it was sent; 2 if the server closed or refused the first attempt unprocessed
         ("open_loop", "<i1"),  # 1: open loop, the plan set `intended`; 0: closed loop
     ]
@@ -74,11 +79,14 @@ NAMES: tuple[str, ...] = ROW.names or ()
 TIMES = ("intended", "sent", "first_byte", "first_token", "first_content", "last_token", "done")
 UNKNOWN = (
     *("read_delay", "queue", "compute", "session", "n_in", "n_out", "cached", "reasoning"),
-    *("first_tokens", "streamed_tokens", "turn"),
+    *("first_tokens", "streamed_tokens", "turn", "turns"),
 )
 """Columns in which -1 means `not known`; on disk that is null."""
-COUNTED_BY = ("nobody", "server", "tokenizer")
-"""Where the number of output tokens comes from: it is not known, the server's usage, or the client's tokenizer."""
+NAMED = {"class": "classes", "replica": "replicas"}
+"""Columns with the index of a name, or -1 for none, and the field of Records that has the names. On disk, they are the names."""
+COUNTED_BY = ("nobody", "server", "tokenizer", "chunks")
+"""Where a number of tokens comes from: it is not known, the server's usage, the client's tokenizer, or, for the output of a streamed
+response that neither counted, the number of chunks with tokens. A chunk has at least one token, so that is a lower bound."""
 
 PHASES = ("warmup", "steady", "cooldown", "start")
 """The part of the run that a request belongs to. Only `steady` requests are in the statistics. `start`: while the users of a closed
@@ -200,6 +208,10 @@ class Records(msgspec.Struct, frozen=True):
     """An index into PHASES for each row."""
     failures: tuple[Failure, ...]
     samples: tuple[Sample, ...]
+    classes: tuple[str, ...] = ()
+    """Names of the traffic classes, in the order of data.classes."""
+    replicas: tuple[str, ...] = ()
+    """Addresses that requests were sent to, `HOST:PORT` after the lookup of the name, in the order of their first rows."""
 
 
 # --- a run in progress ------------------------------------------------------------------------------------------------
@@ -225,6 +237,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Return the time to first token and the latest gap of some requests in flight, in ns."""
     draining: bool = False
     """The next stage starts when the requests in flight have ended."""
+    prepared: float = 1.0
+    """Before t=0: the share of the requests that are encoded."""
 
 
 # --- a run: its records, and the circumstances under which they were taken -------------------------------------------
@@ -238,8 +252,10 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     open: bool
     """Open or closed loop."""
     name: str = ""
+    unit: str = "requests"
+    """What `rate`, `requests` and the concurrency of a closed loop count: requests, or sessions."""
     rate: float = 0.0
-    """Open loop: requests per second, averaged over the stage."""
+    """Open loop: requests or sessions per second, averaged over the stage."""
     duration: float = 0.0
     """Seconds, like `ramp_up` and `think`."""
     requests: int = 0
@@ -288,6 +304,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """One line for each client process that died or hung."""
     given_up: tuple[int, ...] = ()
     """Indices of the stages that ended early because the server could not be reached for server.timeouts.unreached."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the run, although nothing failed."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -337,7 +355,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     plan: tuple[StagePlan, ...]
     workload: dict[str, object]
     """`distinct`: number of different requests; `digest`: hash of the data's spec, the seed and the files that it uses; `salt`: the
-    word that data.salt must be set to for the same prompts again (synthetic prompts with a salt)."""
+    word that data.salt must be set to for the same prompts again (synthetic prompts with a salt); `skipped`: broken rows of a dataset,
+    how many there were and why the first is broken; `filtered`: rows left out by their length; `notes`: the same in sentences."""
     probe: Probe = Probe()
     clock: dict[str, object]
     """`stamps` (kernel or user), the clock source, its offset ..."""
@@ -353,6 +372,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     observer_errors: dict[str, str] = {}
     """Why an observer's series are missing or incomplete, by the observer's name."""
     outcome: Outcome = Outcome()
+
+
+def class_names(manifest: Manifest) -> tuple[str, ...]:
+    """Names of the run's traffic classes; none if its data is not a mix."""
+    return tuple(str(each.get("name")) for each in class_settings(manifest))
+
+
+def class_settings(manifest: Manifest) -> list[dict[str, object]]:
+    """The settings of each traffic class, as they are in the config."""
+    data = manifest.config.get("data")
+    classes = data.get("classes") if isinstance(data, dict) and data.get("type") == "mix" else None
+    return [each for each in classes if isinstance(each, dict)] if isinstance(classes, list | tuple) else []
 
 
 class Run(msgspec.Struct, frozen=True):

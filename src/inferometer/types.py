@@ -21,8 +21,9 @@ class RequestOptions(msgspec.Struct, frozen=True):
     model: str = ""
     """Empty: the model of the run."""
     headers: dict[str, str] = {}
+    """Further headers, with names that the run's headers and those of the request's class do not have."""
     body: dict[str, Any] = {}
-    """Further fields of the body."""
+    """Further fields of the body, which override those of `server.body`."""
 
 
 NO_OPTIONS = RequestOptions()
@@ -43,6 +44,8 @@ class Turn(msgspec.Struct, frozen=True):
     """Nanoseconds between the end of the turn before and this turn's intended instant."""
     response: str | None = None
     """A recorded response to the turn before, which stands in the prompt in place of the live one. None: the live one."""
+    n_response: int = 0
+    """Tokens of `response`; 0: not counted."""
     payload: "str | Messages | list[int] | None" = None
     """The whole prompt, if it does not continue that of the turn before."""
 
@@ -51,8 +54,9 @@ class Request(msgspec.Struct, frozen=True):
     """What one request sends, before it is encoded for an API."""
 
     id: int
-    payload: str | Messages | tuple[Tensor, ...] | list[Any]
-    """A prompt, chat messages, tensors, the messages of a gRPC method (JSON or bytes), or the ids of a prompt's tokens."""
+    payload: str | Messages | tuple[Tensor, ...] | list[Any] | msgspec.Raw
+    """A prompt, chat messages, tensors, the messages of a gRPC method (JSON or bytes), or the ids of a prompt's tokens. A later
+    turn of a session: the prompt or the messages as JSON (wire/history.py)."""
     n_in: int
     """Tokens in the prompt, counted by the workload's tokenizer; 0 if they were not counted."""
     n_out: int
@@ -68,6 +72,8 @@ class Request(msgspec.Struct, frozen=True):
     class_: int = -1
     """Index of its traffic class in data.classes; -1: there are no classes."""
     options: RequestOptions = NO_OPTIONS
+    n_system: int = 0
+    """Tokens of its system prompt, which a limited context never drops; 0: there is none, or they were not counted."""
 
 
 class TurnResponse(msgspec.Struct, frozen=True):
@@ -77,10 +83,41 @@ class TurnResponse(msgspec.Struct, frozen=True):
     n_in: int
     """Tokens by the server's count; -1: not known."""
     n_out: int
+    is_failed: bool = False
+    """The turn failed: it is dropped from the history."""
 
 
 Session = Generator[Request, TurnResponse, None]
-"""Yields the turns of a conversation, and is sent the response to each before it yields the next. A turn that fails ends it."""
+"""Yields the turns of a conversation, and is sent the response to each before it yields the next."""
+
+
+class History(Protocol):
+    """The prompt of a session, which grows with every turn (wire/history.py)."""
+
+    def begin(self, payload: "str | Messages") -> None:
+        """Start again with this prompt, whose messages after the system prompt are the first turn."""
+        ...
+
+    def add(self, messages: Messages) -> None:
+        """Start a turn with these messages."""
+        ...
+
+    def respond(self, text: str, is_live: bool) -> None:
+        """End the latest turn with the server's response (`is_live`), or with a recorded one."""
+        ...
+
+    def withdraw(self) -> None:
+        """Drop the latest turn."""
+        ...
+
+    def drop_oldest(self) -> None:
+        """Drop the oldest turn."""
+        ...
+
+    def json(self) -> msgspec.Raw:
+        """The prompt as the body of a request has it."""
+        ...
+
 
 TURN_STEP = 1 << 40
 """A later turn's id is its session's plus this much for each turn: ids stay unique without a counter that shards share."""
@@ -137,6 +174,9 @@ class ClosedStage(msgspec.Struct, frozen=True):
     first_id: int = 0
     id_step: int = 1
     barrier: bool = False
+    by_request: bool = False
+    """Sessions: `concurrency` and `requests` count requests instead of sessions. A user then sends whichever turn is due, of any
+    session, and starts a new session when no turn is."""
 
 
 Stage = OpenStage | ClosedStage
@@ -283,11 +323,11 @@ class Calls(msgspec.Struct, frozen=True):
 
     heads: tuple[bytes, ...]
     """One for each base URL."""
-    tails: tuple[bytes, ...]
-    """One for each distinct request, as are `n_in` and `n_out`."""
-    n_in: tuple[int, ...]
+    tails: Sequence[bytes]
+    """One for each distinct request, as are `n_in` and `n_out`. A shard's are in a mapped file (store/request_file.py)."""
+    n_in: Sequence[int]
     """Input tokens; -1 if not known."""
-    n_out: tuple[int, ...]
+    n_out: Sequence[int]
     """Output tokens to request; 0 leaves the length to the server."""
     decoder: Callable[[], Decoder] | None = None
     """HTTP/1.1: creates the decoder of a connection."""
@@ -296,9 +336,9 @@ class Calls(msgspec.Struct, frozen=True):
     is_persistent: bool = False
     """HTTP/2: a stream carries many requests, one after the other. `response` creates the decoder of a stream, which also encodes
     the requests on it from their tails (PersistentResponse)."""
-    ids: tuple[int, ...] = ()
-    """Parallel to the tails: the id of the request that each is made for. Requests with other
-    ids use the tails in turn, as all requests do if this is empty."""
+    ids: tuple[range, ...] = ()
+    """The ids of the requests that the tails are made for, one range after the other. A request with an id that continues a range
+    uses the tails of that range again. Empty: all requests use the tails in turn, whatever their ids."""
     period: int = 0
     """With `ids`: requests whose ids differ by this much are the same; 0: no two are."""
     sequences: tuple[int, ...] = ()
@@ -312,3 +352,15 @@ class Calls(msgspec.Struct, frozen=True):
     """Checks the content of responses; None: it is not checked."""
     encode: Callable[[Request], bytes] | None = None
     """The tail of a request that is made while the run is on: a session's next turn."""
+    classes: Sequence[int] = ()
+    """Parallel to the tails: the index of each one's traffic class. Empty: there are no classes."""
+    class_heads: tuple[tuple[bytes, ...], ...] = ()
+    """The heads for each traffic class, which has headers of its own; empty: `heads` are those of all requests."""
+    session_header: bytes = b""
+    """HTTP/1.1: what comes between a request's id and its tail, followed by the session's id: the start of a header. Empty: none."""
+    is_failure_final: bool = True
+    """A turn that fails ends its session. False: the next turn is sent without it."""
+
+    def head(self, url: int, class_: int) -> bytes:
+        """The head of a request."""
+        return (self.class_heads[class_] if self.class_heads else self.heads)[url]

@@ -8,6 +8,7 @@ import numpy as np
 
 from inferometer.records import (
     MISSING,
+    NAMED,
     ROW,
     Chunks,
     Columns,
@@ -53,7 +54,7 @@ def blank(count: int) -> np.ndarray:
     rows["id"] = np.arange(count)
     for name in ("first_byte", "first_token", "first_content", "last_token"):
         rows[name] = MISSING
-    for name in ("cached", "reasoning", "first_tokens", "streamed_tokens", "read_delay", "queue", "compute"):
+    for name in ("cached", "reasoning", "first_tokens", "streamed_tokens", "read_delay", "queue", "compute", *NAMED):
         rows[name] = -1
     rows["status"], rows["counted_by"], rows["attempts"] = 200, 1, 1
     return rows
@@ -111,13 +112,15 @@ def run(
     phase: np.ndarray | None = None,
     piece: int = 1 << 20,
     sampled: tuple[Sample, ...] | None = None,
+    classes: tuple[str, ...] = (),
+    replicas: tuple[str, ...] = (),
     **about: object,
 ) -> Run:
     """A Run in memory, of copies of the rows; its chunks arrive in pieces of `piece`."""
     chunks = chunks or Chunks(np.zeros(0, np.int64), np.zeros(0, np.uint16))
     if phase is None:
         phase = np.ones(len(rows), np.int8)
-    records = Records(Columns.of(rows), phase, failures, samples() if sampled is None else sampled)
+    records = Records(Columns.of(rows), phase, failures, samples() if sampled is None else sampled, classes, replicas)
     return Run(Path("/runs/made"), manifest(**about), records, len(chunks.arrival), lambda: pieces(chunks, piece))
 
 

@@ -11,7 +11,7 @@ import synthetic_run as made
 from inferometer.analysis.checks import CHECKS, Check
 from inferometer.analysis.checks.load import in_flight
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.records import CANCELLED, DROPPED, Columns, Failure, Outcome, StagePlan
+from inferometer.records import CANCELLED, COUNTED_BY, DROPPED, Columns, Failure, Outcome, StagePlan
 
 MS, SECOND = made.MS, made.SECOND
 
@@ -389,6 +389,19 @@ def test_in_flight_is_counted_until_the_end_of_the_stage_even_if_sequences_conti
 def test_tokens_that_nobody_counted_warn() -> None:
     found = check(closed(lambda rows: rows["counted_by"][:60].fill(0)), "token_source")
     assert (found.status, found.value) == ("warn", 0.1) and "not known for 10%" in found.message
+
+
+def test_tokens_that_are_a_number_of_chunks_warn_and_are_in_no_figure_per_token() -> None:
+    def by_chunks(rows: np.ndarray) -> None:
+        rows["counted_by"], rows["first_tokens"], rows["streamed_tokens"] = COUNTED_BY.index("chunks"), -1, -1
+        rows["n_want"] = 99
+
+    summary = closed(by_chunks)
+    found = check(summary, "token_source")
+    assert (found.status, found.value) == ("warn", 1.0) and "number of chunks stands in" in found.message
+    assert summary.metrics["output_tokens"].count
+    assert not any(summary.metrics[name].count for name in ("tpot", "tps_user", "ntpot", "tokens_per_chunk"))
+    assert not applies(summary, "answers")
 
 
 def test_tokens_counted_by_the_tokenizer_of_the_model_pass() -> None:

@@ -331,6 +331,7 @@ def test_the_tokenizer_of_the_model_counts_if_the_server_reports_no_usage(tmp_pa
         run, summary = measure(tmp_path, url, data=data)
     rows, count = run.records.rows, load(str(path)).count
     assert set(rows["n_in"]) == {count("say one two")}
+    assert set(rows["in_counted_by"]) == {COUNTED_BY.index("tokenizer")}
     assert set(rows["n_out"]) == {count("one two")}
     assert set(rows["counted_by"]) == {COUNTED_BY.index("tokenizer")}
     assert summary.throughput.output_tokens is not None
@@ -342,13 +343,17 @@ def test_tokens_are_not_counted_with_the_vocabulary_of_another_model(tmp_path: P
     with scripted(without_usage) as url:
         run, summary = measure(tmp_path, url)
     rows = run.records.rows
-    assert {(row["n_in"], row["n_out"], row["counted_by"]) for row in rows} == {(-1, -1, COUNTED_BY.index("nobody"))}
+    assert {(row["n_in"], row["in_counted_by"]) for row in rows} == {(-1, COUNTED_BY.index("nobody"))}
+    assert {(row["n_out"], row["counted_by"]) for row in rows} == {(2, COUNTED_BY.index("chunks"))}
     assert (rows["n_want"] > 0).all() and (rows["chunk_count"] == 2).all()
     assert set(rows["streamed_tokens"]) == {-1}
-    for rate in ("input_tokens", "output_tokens", "total_tokens"):
-        assert getattr(summary.throughput, rate) is None
-    assert not any(summary.metrics[name].count for name in ("tpot", "ntpot", "output_tokens", "input_tokens"))
-    assert any(check.status == "warn" and check.name == "token_source" for check in summary.checks)
+    assert summary.throughput.input_tokens is None and summary.throughput.total_tokens is None
+    assert summary.throughput.decode is None
+    per_token = ("tpot", "tps_user", "ntpot", "tokens_per_chunk")
+    assert not any(summary.metrics[name].count for name in (*per_token, "input_tokens"))
+    assert not any(check.name == "answers" for check in summary.checks)
+    warned = next(check for check in summary.checks if check.name == "token_source")
+    assert warned.status == "warn" and "their number of chunks stands in" in warned.message
 
 
 def test_manifest_says_whether_stamps_come_from_the_kernel_or_from_reading(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ class FakeTransport:
 
     is_open = is_ready = True
     is_writing = False
+    replica = -1
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -83,7 +84,7 @@ class World:
         self.time = 0
         monkeypatch.setattr(http2_connection, "now", lambda: self.time)
         connector = cast("Any", SimpleNamespace(loop=None))
-        self.pool = Http2Pool(connector, b"head", lambda: cast("Any", None), self._ended, 1.0)
+        self.pool = Http2Pool(connector, (b"head",), lambda: cast("Any", None), self._ended, 1.0)
         self.pair = [self._open(), self._open()]
         for number in range(count):
             self.time = (number + 1) * MS

@@ -230,3 +230,31 @@ def test_error_of_a_worker_is_the_last_line_of_its_log() -> None:
         worker.stdin.flush()
         assert worker.wait(60) == 1
         assert worker.stderr.read().splitlines()[-1].startswith(b"AttributeError: ")
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_ctrl_c_ends_the_preparation_of_requests(tmp_path: Path, processes: int) -> None:
+    """There is more to prepare than this test has time for."""
+    endless = {"type": "closed", "concurrency": 4, "requests": 2_000_000}
+    seen: list[float] = []
+
+    class View:
+        def probing(self) -> None: ...
+
+        def planned(self, outline: Any) -> None: ...
+
+        def progress(self, snapshot: Any) -> None:
+            assert not snapshot.started
+            if snapshot.prepared and not any(seen):
+                os.kill(os.getpid(), signal.SIGINT)
+            seen.append(snapshot.prepared)
+
+        def over(self) -> None: ...
+
+    with scripted(polite) as url, pytest.raises(KeyboardInterrupt):
+        measure(
+            tmp_path, url, View(), client={"processes": processes}, load=endless, data={"type": "synthetic", "input": 8}
+        )
+    assert 0 < seen[-1] < 0.5
+    assert list(tmp_path.iterdir()) == []
+    assert not workers()

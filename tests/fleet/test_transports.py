@@ -368,7 +368,7 @@ def test_a_run_ends_while_users_think(tmp_path: Path) -> None:
 def test_conversations_need_an_api_that_can_hold_them(tmp_path: Path) -> None:
     data = tmp_path / "talk.jsonl"
     data.write_text(json.dumps({"turns": ["hello", "go on"]}) + "\n")
-    tree = {"server": {"url": "http://127.0.0.1:1", "api": "completions"}, "data": {"type": "jsonl", "path": str(data)}}
+    tree = {"server": {"url": "http://127.0.0.1:1", "api": "generate"}, "data": {"type": "jsonl", "path": str(data)}}
     with pytest.raises(UserError, match="cannot contain earlier turns") as caught:
         conduct.measure(from_mapping(tree | {"load": {"type": "closed", "requests": 1}}))
     assert caught.value.key == "data.path"

@@ -5,19 +5,23 @@ keep it for 5 s; a token may be a part of a character, so a chunk carries none o
 /metrics count every token that it read or wrote, which is compared with the sums of the records.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from command import cli
-from plain_client import get, stream_request
+from plain_client import get, post, stream_request
 from real_server import check_times, in_a_row, inferometer, measure, most_in_flight, started
 
+from inferometer import workload
 from inferometer.apis import APIS
+from inferometer.config import from_mapping
 from inferometer.records import COUNTED_BY, MISSING
-from inferometer.types import Tokens
+from inferometer.types import Messages, Tokens
 from inferometer.wire.openai import StreamedResponse
 from inferometer.workload import tokenizer
 
@@ -109,11 +113,24 @@ def test_a_plain_client_sees_the_same_counts(tmp_path: Path, url: str, api: str)
 def test_a_plain_client_sees_the_same_text(tmp_path: Path, url: str) -> None:
     """Records hold no text; but if the server reports no usage, the tokens of the text are counted with the given tokenizer."""
     plain = [stream_request(url, APIS["chat"].path, _body("chat", prompt)) for prompt in PROMPTS]
-    own = {"tokenizer": str(tokenizer.load(None).path)}
+    own = {"tokenizer": tokenizer.BUILTIN_NAME}
     run, _ = measure(tmp_path, url, in_a_row(5), server={"usage": False, "body": GREEDY}, data=_given(PROMPTS) | own)
     rows = run.records.rows
     assert rows["n_out"].tolist() == tokenizer.load(None).count_batch([response.text for response in plain])
     assert set(rows["counted_by"]) == {COUNTED_BY.index("tokenizer")}
+
+
+@pytest.mark.parametrize("n", [5, 30])
+@pytest.mark.parametrize(("prompt_as", "special"), [("text", 1), ("ids", 0)])
+def test_the_servers_own_tokenizer_makes_prompts_of_exact_length(
+    tmp_path: Path, url: str, n: int, prompt_as: str, special: int
+) -> None:
+    """The server puts a special token before a text, but not before token ids."""
+    data = {"type": "synthetic", "input": n, "output": 3, "tokenizer": "server", "prompt_as": prompt_as}
+    run, summary = measure(tmp_path, url, in_a_row(10), server={"api": "completions"}, data=data)
+    assert summary.counts.ok == 10, summary.failures
+    assert set(run.records.rows["n_in"]) == {n + special}
+    assert set(run.records.rows["in_counted_by"]) == {COUNTED_BY.index("server")}
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
@@ -176,6 +193,62 @@ def test_cached_tokens_are_recorded(tmp_path: Path, url: str) -> None:
     run, _ = measure(tmp_path, url, in_a_row(2), data=_given(["a prompt that nobody has sent before"]))
     rows = run.records.rows
     assert rows["cached"][0] < rows["cached"][1] < rows["n_in"][1]
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_shared_prefixes_are_cached(tmp_path: Path, url: str, api: str) -> None:
+    """Three groups in turn, one per slot of the server: from the second round on, it computes little more than the questions."""
+    data = {
+        "type": "shared_prefix",
+        "groups": 3,
+        "prompts": 4,
+        "prefix": 40,
+        "question": 6,
+        "popularity": "round_robin",
+    }
+    run, summary = measure(tmp_path, url, in_a_row(12), server={"api": api}, data=data | {"output": 4})
+    rows = run.records.rows
+    assert summary.counts.ok == 12, summary.failures
+    prefixes = np.array([_tokens(url, text) for text in _prefixes(data, str(run.manifest.workload["salt"]))] * 4)
+    n_in, cached = rows["n_in"], rows["cached"]
+    assert (cached[:3] < 0.5 * prefixes[:3]).all()
+    assert (cached[3:] >= prefixes[3:] - 2).all()  # its tokens may span the seam between prefix and question
+    assert (cached[3:] < n_in[3:]).all()
+
+
+def _prefixes(data: dict[str, Any], salt: str) -> list[str]:
+    """The prefixes of three groups, which are the system messages if a chat has some."""
+    config = from_mapping({"server": {"url": "http://127.0.0.1:1", "api": "chat"}, "data": data})
+    requests = workload.build(workload.salted(config.data, salt), config.seed, range(3))
+    return [str(cast("Messages", request.payload)[0]["content"]) for request in requests]
+
+
+def _tokens(url: str, text: str) -> int:
+    return len(json.loads(post(url, "/tokenize", {"content": text}))["tokens"])
+
+
+@pytest.mark.parametrize("history", ["live", "recorded"])
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_later_turns_of_a_conversation_find_the_earlier_ones_in_the_cache(
+    tmp_path: Path, url: str, api: str, history: str
+) -> None:
+    """One conversation at a time, so that no other one takes over the slot that has its prompt. With recorded responses, the prompt
+    of the turn before is cached; with live ones, so are the tokens that the server generated, unless the text of the response has
+    other tokens than were generated."""
+    data = {"type": "conversation", "turns": 3, "system": 20, "input": 8, "output": 6, "history": history}
+    run, summary = measure(tmp_path, url, in_a_row(3), server={"api": api, "body": GREEDY}, data=data)
+    rows = run.records.rows
+    assert summary.counts.ok == 9, summary.failures
+    assert summary.sessions is not None and summary.sessions.ok == 3
+    for session in range(3):
+        own = rows[rows["session"] == session]
+        for turn in (1, 2):
+            before = own["turn"] == turn - 1
+            now = own["turn"] == turn
+            assert own["n_in"][before][0] < own["n_in"][now][0]
+            assert own["cached"][now][0] >= 0.9 * own["n_in"][before][0]
+            assert own["cached"][now][0] < own["n_in"][now][0]
+    assert (summary.sessions.metrics["cached_share"].mean or 0) > 0.3
 
 
 def test_an_unknown_model_name_is_accepted(tmp_path: Path, url: str) -> None:

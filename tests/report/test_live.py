@@ -305,3 +305,20 @@ def test_a_pause_leaves_a_gap_in_the_p99(watched: Any) -> None:
 )
 def test_the_load_in_a_few_words(load: dict[str, Any], text: str) -> None:
     assert describe(from_mapping({"server": {"url": "http://x"}, "load": load}).load) == text
+
+
+def test_the_preparation_of_requests_is_shown(watched: Any) -> None:
+    assert "preparing requests 40% ..." in watched(CLOSED).show(snapshot(started=False, prepared=0.4))
+    assert "preparing connections ..." in watched(CLOSED).show(snapshot(started=False, prepared=1.0))
+
+
+def test_without_a_terminal_a_long_preparation_is_a_line(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: seconds)
+    view = watched(CLOSED, terminal=False)
+    for seconds in (101.0, 102.5, 103.0, 108.0):
+        view.view.progress(snapshot(started=False, elapsed=0.0, prepared=(seconds - 100) / 10))
+    assert [line for line in view.written.getvalue().splitlines() if "preparing" in line] == [
+        "preparing requests 25% ...",
+        "preparing requests 80% ...",
+    ]

@@ -13,7 +13,6 @@ from inferometer import schedule
 from inferometer.config.fields import RampUp, Seconds
 from inferometer.config.loads import Bursts, Closed, Constant, Gamma, Load, Poisson, Ramp, Stages, StageSpec, Steps
 from inferometer.errors import UserError
-from inferometer.schedule import portable_math
 from inferometer.types import ClosedStage, OpenStage
 from inferometer.units import NS
 
@@ -356,16 +355,6 @@ def test_only_a_random_count_varies_and_then_like_a_poisson_number(count: str) -
     else:
         assert np.mean(counts) == pytest.approx(200, abs=4 * np.sqrt(200 / 1000))
         assert np.var(counts) / 200 == pytest.approx(1, abs=4 * np.sqrt(2 / 1000))
-
-
-@given(st.floats(1e-300, 1e300))
-def test_the_portable_logarithm_is_accurate(x: float) -> None:
-    assert portable_math.log(np.array([x]))[0] == pytest.approx(np.log(x), rel=1e-15, abs=1e-15)
-
-
-@given(st.floats(-800, 0))
-def test_the_portable_exponential_is_accurate(x: float) -> None:
-    assert portable_math.exp(np.array([x]))[0] == pytest.approx(np.exp(x), rel=1e-13, abs=1e-307)
 
 
 # --- what a plan adds up to ------------------------------------------------------------------------------------------

@@ -166,6 +166,9 @@ def test_message_texts_add_up(client: RawClient):
         (CHAT, {"messages": []}, 400, "invalid_prompt"),
         (CHAT, {"messages": "a"}, 400, "invalid_field"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "invalid_content"),
+        ("/tokenize", {}, 400, "invalid_field"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model_not_found"),
+        ("/tokenize", None, 405, "method_not_allowed"),
         ("/v1/nowhere", {}, 404, "not_found"),
         ("/health", {}, 405, "method_not_allowed"),
         (COMPLETIONS, None, 405, "method_not_allowed"),
@@ -179,6 +182,12 @@ def test_errors_have_openais_shape_and_keep_the_connection(
     assert set(response.json["error"]) == {"message", "type", "code"}
     assert response.json["error"]["code"] == code
     assert client.request("/health").status == 200
+
+
+def test_the_tokenizer_is_offered_as_vllm_offers_its_own(client: RawClient):
+    response = client.request("/tokenize", {"model": "sim", "prompt": "The old captain.", "add_special_tokens": False})
+    tokens = load().encode("The old captain.")
+    assert response.json == {"count": len(tokens), "max_model_len": 131_072, "tokens": tokens}
 
 
 def test_fields_without_effect_on_timing_are_accepted(client: RawClient):

@@ -61,10 +61,15 @@ def test_samples_of_older_runs_lack_the_columns_that_were_added_later(tmp_path: 
     assert {(sample.reads, sample.unstamped, sample.spinning) for sample in samples} == {(0, 0, 0.0)}
 
 
+CLASSES, REPLICAS = ("chat", "batch"), ("127.0.0.1:80", "[::1]:80", "127.0.0.1:81")
+WITH_CLASSES = {"data": {"type": "mix", "classes": [{"name": name} for name in CLASSES]}}
 FEW = {
     "failure": st.integers(0, len(FAILURES)),
     "counted_by": st.integers(0, len(COUNTED_BY) - 1),
+    "in_counted_by": st.integers(0, len(COUNTED_BY) - 1),
     "open_loop": st.integers(0, 1),
+    "class": st.integers(-1, len(CLASSES) - 1),
+    "replica": st.integers(-1, len(REPLICAS) - 1),
 }
 
 
@@ -88,15 +93,18 @@ def test_any_rows_come_back_as_they_were(
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     rows, phase = np.array([each[:-1] for each in numbers], ROW), np.array([each[-1] for each in numbers], np.int8)
-    run = made.run(rows, failures=FAILURES, phase=phase)
+    run = made.run(rows, failures=FAILURES, phase=phase, classes=CLASSES, replicas=REPLICAS, config=WITH_CLASSES)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writing, "GROUP", group)
         store.write(folder, run.manifest, run.records, [])
     again = store.read(folder).records
     for name in NAMES:
-        if name != "failure":
+        if name not in ("failure", "replica"):
             assert again.rows[name].dtype == ROW[name] and again.rows[name].tolist() == rows[name].tolist()
     assert again.phase.tolist() == phase.tolist()
+    assert again.classes == CLASSES
+    addresses = [again.replicas[number] if number >= 0 else None for number in again.rows["replica"]]
+    assert addresses == [REPLICAS[number] if number >= 0 else None for number in rows["replica"]]
     found = [again.failures[number - 1] if number else None for number in again.rows["failure"]]
     assert found == [FAILURES[number - 1] if number else None for number in rows["failure"]]
 
@@ -188,7 +196,7 @@ def test_a_folder_called_latest_is_left_alone(tmp_path: Path) -> None:
 def test_a_run_without_the_newer_columns_is_read_with_unknown_values(tmp_path: Path) -> None:
     run, chunks = some_run()
     store.write(tmp_path, run.manifest, run.records, [chunks])
-    newer = ["session", "turn", "first_content", "first_tokens", "streamed_tokens"]
+    newer = ["session", "turn", "first_content", "first_tokens", "streamed_tokens", "class", "replica"]
     path = tmp_path / "requests.parquet"
     pq.write_table(pq.read_table(path).drop_columns(newer), path)
     rows = store.read(tmp_path).records.rows

@@ -223,6 +223,19 @@ def test_tokens_counted_after_the_run_are_stored_in_their_rows(tmp_path: Path) -
     assert rows["counted_by"].tolist() == [0, 2, 0, 2]
 
 
+def test_chunks_are_counted_for_responses_that_nobody_counted(tmp_path: Path) -> None:
+    spool = start(tmp_path)
+    add(spool, 0, [1, 2, 3], n_out=-1)
+    add(spool, 1, [1, 2], n_out=9, counted_by=1)
+    add(spool, 2, [], n_out=-1)
+    add(spool, 3, [1], n_out=-1, failure=1)
+    spool.count_chunks(3)
+    spool.close()
+    rows = merge(tmp_path, 1)[0].rows
+    assert rows["n_out"].tolist() == [3, 9, -1, -1]
+    assert rows["counted_by"].tolist() == [3, 1, 0, 0]
+
+
 def test_rows_can_be_read_from_a_given_index(tmp_path: Path) -> None:
     spool = start(tmp_path)
     for id in range(10):

@@ -1,6 +1,8 @@
 """Small tokenizers of other kinds than the built-in one, trained in a moment, for tests of prompt lengths."""
 
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from tokenizers import (
@@ -79,12 +81,63 @@ def characters() -> Tokenizer:
     return tokenizer
 
 
+def byte_fallback() -> Tokenizer:
+    """Like that of Llama 2 and Mistral: no pre-tokenizer, but no token spans words either."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    words = [f" {word}" for line in TEXT for word in line.split(" ")]
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")  # words have their space already
+    tokenizer.train_from_iterator(
+        words, trainers.BpeTrainer(vocab_size=1800, special_tokens=special, show_progress=False)
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def regular_expression() -> Tokenizer:
+    """Like those of Llama 3 and Qwen: split by a regular expression, then byte-level."""
+    pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|begin_of_text|>", "<|eot_id|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        TEXT,
+        trainers.BpeTrainer(vocab_size=3000, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+    )
+    return tokenizer
+
+
+def unsplit_unigram() -> Tokenizer:
+    """A unigram model whose tokens may span words: whole phrases are tokens."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    phrases = [" ".join(line.split(" ")[i : i + 3]) for line in TEXT[:200] for i in range(0, line.count(" "), 3)]
+    tokenizer.train_from_iterator(
+        phrases,
+        trainers.UnigramTrainer(vocab_size=1500, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False),
+    )
+    return tokenizer
+
+
 TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "byte_level": byte_level,
     "word_piece": word_piece,
     "unigram": unigram,
     "spanning": spanning,
     "characters": characters,
+    "byte_fallback": byte_fallback,
+    "regular_expression": regular_expression,
+    "unsplit_unigram": unsplit_unigram,
 }
 
 
@@ -94,3 +147,9 @@ def save(name: str, folder: Path) -> str:
     folder.mkdir()
     TOKENIZERS[name]().save(str(folder / "tokenizer.json"))
     return str(folder)
+
+
+@cache
+def saved(name: str) -> str | None:
+    """Save this tokenizer to a temporary folder once, for tests that cannot use a fixture; None for `builtin`."""
+    return None if name == "builtin" else save(name, Path(tempfile.mkdtemp(prefix="tokenizers-")))

@@ -1,7 +1,6 @@
 """Prompts from the config and from JSONL files, and the errors for bad ones."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -88,14 +87,12 @@ def test_an_assistant_message_with_tool_calls_needs_no_content(tmp_path: Path) -
         ('{"prompt": "a"} x', "not JSON: "),
         ("[1]", "expected an object, got a list"),
         ('"a"', "expected an object, got a string"),
-        ({}, "it has no prompt, messages or turns (its keys: none)"),
-        ({"promt": "a", "id": 1}, "it has no prompt, messages or turns (its keys: id, promt)"),
-        ({"prompt": "a", "messages": CHAT}, "it has both prompt and messages"),
+        ({}, "it has no prompt, messages, conversations or turns (its keys: none)"),
+        ({"promt": "a", "id": 1}, "it has no prompt, messages, conversations or turns (its keys: id, promt)"),
         ({"prompt": 5}, "prompt must be a string, got a number"),
         ({"prompt": None}, "prompt must be a string, got null"),
         ({"prompt": ["a"]}, "prompt must be a string, got a list"),
         ({"prompt": ""}, "prompt is empty"),
-        ({"prompt": "a", "output": "7"}, "output must be a number of tokens, got '7'"),
         ({"prompt": "a", "output": -1}, "output must be a number of tokens, got -1"),
         ({"prompt": "a", "output": True}, "output must be a number of tokens, got True"),
         ({"prompt": "a", "output": 1.5}, "output must be a number of tokens, got 1.5"),
@@ -108,17 +105,30 @@ def test_an_assistant_message_with_tool_calls_needs_no_content(tmp_path: Path) -
         ({"messages": [{"role": "user", "content": ["a"]}]}, "messages.0.content is a list of something other than objects"),
     ],
 )  # fmt: skip
-def test_a_bad_line_is_an_error_with_its_number(tmp_path: Path, line: object, what: str) -> None:
-    spec = lines(tmp_path, {"prompt": "fine"}, "", line, {"prompt": "fine"})
-    with pytest.raises(UserError, match=re.escape(f"{spec.path}, line 3: {what}")) as error:
+def test_bad_lines_are_skipped_counted_and_reported_with_their_number(tmp_path: Path, line: object, what: str) -> None:
+    spec = lines(tmp_path, {"prompt": "fine"}, "", line, {"prompt": "also fine"}, line)
+    assert [request.payload for request in workload.build(spec, 0, range(2))] == ["fine", "also fine"]
+    noted = workload.notes(spec)
+    assert (noted["skipped"]["rows"], noted["skipped"]["of"]) == (2, 4)
+    assert noted["skipped"]["first"].startswith(f"line 3: {what}")
+    (note,) = noted["notes"]
+    assert note.startswith(f"2 of 4 rows were skipped; the first is line 3: {what}")
+
+
+def test_a_file_of_bad_lines_is_an_error_with_the_first_reason(tmp_path: Path) -> None:
+    spec = lines(tmp_path, "", {"promt": "a"}, "{")
+    with pytest.raises(UserError, match=r"none of its 2 rows can be used; the first is line 2: it has no") as error:
         workload.build(spec, 0, [0])
     assert error.value.remedy.startswith('write each line as {"prompt": "..."}, {"messages":')
+    with pytest.raises(UserError, match=r"requests\.jsonl, line 1: prompt is empty"):
+        workload.distinct(lines(tmp_path, {"prompt": ""}))
 
 
-def test_a_line_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
+def test_a_line_that_is_not_utf8_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
-    with pytest.raises(UserError, match=r"a\.jsonl, line 2: not "):
-        workload.distinct(Jsonl(path=str(tmp_path / "a.jsonl")))
+    spec = Jsonl(path=str(tmp_path / "a.jsonl"))
+    assert workload.distinct(spec) == 1
+    assert workload.notes(spec)["skipped"]["first"].startswith("line 2: not ")
 
 
 @pytest.mark.parametrize("content", ["", "\n\n  \n"])
@@ -127,8 +137,8 @@ def test_an_empty_file_is_an_error(tmp_path: Path, content: str) -> None:
         workload.build(lines(tmp_path, content), 0, [0])
 
 
-def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.path .*none cannot be read: No such file or directory \(give a file"):
+def test_a_missing_file_or_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.path: .*none cannot be read: No such file or directory \(give a file"):
         workload.build(Jsonl(path=str(tmp_path / "none")), 0, [0])
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+    with pytest.raises(UserError, match=r"has no \.parquet and no \.arrow files"):
         workload.build(Jsonl(path=str(tmp_path)), 0, [0])

@@ -21,6 +21,7 @@ the mean over all responses.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -50,9 +51,9 @@ class Gaps(msgspec.Struct, frozen=True):
     slices: "Slices"
 
 
-def gather(run: Run, counted: NDArray[np.bool_]) -> Gaps:
-    """Collect the gaps of the rows selected by `counted`."""
-    slices = Slices(run, counted)
+def gather(run: Run, counted: NDArray[np.bool_], group: NDArray[np.integer[Any]] | None = None) -> Gaps:
+    """Collect the gaps of the rows selected by `counted`. `group` divides the rows in another way than by stage."""
+    slices = Slices(run, counted, group)
     stages = slices.allocate()
     for position, arrival, gaps in _pieces(run):
         slices.store(gaps, position)
@@ -142,7 +143,7 @@ class _Counter:
 class Slices:
     """Assigns gaps to requests: each request owns a slice of the chunk columns."""
 
-    def __init__(self, run: Run, counted: NDArray[np.bool_]) -> None:
+    def __init__(self, run: Run, counted: NDArray[np.bool_], group: NDArray[np.integer[Any]] | None = None) -> None:
         rows = run.records.rows
         own = np.flatnonzero(rows["chunk_count"] > 0)
         own = own[np.argsort(rows["chunk_start"][own], kind="stable")]
@@ -155,7 +156,7 @@ class Slices:
             )
         self.own = own
         self.counted = counted[own]
-        self.stage = rows["stage"][own]
+        self.stage: NDArray[Any] = (rows["stage"] if group is None else group)[own]
         self.reach = LATE * rows["read_delay"][own]
         self.shorter = np.zeros(len(own), np.int32)
         self.zeros = np.zeros(len(own), np.int32)

@@ -13,10 +13,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.records import MISSING, Columns
+from inferometer.records import COUNTED_BY, MISSING, Columns
 from inferometer.units import NS
 
 Column = NDArray[np.float64]
+
+_BY_CHUNKS = COUNTED_BY.index("chunks")
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -80,9 +82,15 @@ def decoded_tokens(rows: Columns) -> Column:
     chunk is taken to have as many as the average chunk.
     """
     chunks = _at_least(rows["chunk_count"], 2)
+    n_out = _counted_output(rows)
     counted = _known(rows["streamed_tokens"]) - _known(rows["first_tokens"])
-    tokens = np.where(_chunks_are_unknown(rows), _at_least(rows["n_out"], 2) * (1 - 1 / chunks), counted)
+    tokens = np.where(_chunks_are_unknown(rows), np.where(n_out < 2, np.nan, n_out) * (1 - 1 / chunks), counted)
     return np.where((tokens > 0) & ~np.isnan(chunks), tokens, np.nan)
+
+
+def _counted_output(rows: Columns) -> Column:
+    """Output tokens, NaN if they are not known or only as a number of chunks, each of which may have several."""
+    return np.where(rows["counted_by"] == _BY_CHUNKS, np.nan, _known(rows["n_out"]))
 
 
 def _chunks_are_unknown(rows: Columns) -> NDArray[np.bool_]:
@@ -109,7 +117,8 @@ def e2e_service(rows: Columns) -> Column:
 
 
 def ntpot(rows: Columns) -> Column:
-    return e2e(rows) / _at_least(rows["n_out"], 1)
+    tokens = _counted_output(rows)
+    return e2e(rows) / np.where(tokens < 1, np.nan, tokens)
 
 
 def lag(rows: Columns) -> Column:
@@ -137,7 +146,7 @@ def network(rows: Columns) -> Column:
 
 
 def tokens_per_chunk(rows: Columns) -> Column:
-    return _known(rows["n_out"]) / _at_least(rows["chunk_count"], 1)
+    return _counted_output(rows) / _at_least(rows["chunk_count"], 1)
 
 
 def _count_of(name: str) -> Callable[[Columns], Column]:
@@ -164,7 +173,7 @@ METRICS = {
         Metric("network", "s", "the remainder: e2e_service - queue - compute", network),
         Metric("tokens_per_chunk", "tokens/chunk", "output tokens of a response / its chunks", tokens_per_chunk),
         Metric("input_tokens", "tokens", "tokens in the prompt", _count_of("n_in")),
-        Metric("output_tokens", "tokens", "tokens in the response", _count_of("n_out")),
+        Metric("output_tokens", "tokens", "tokens in the response; if neither side counted them, its chunks, which is a lower bound", _count_of("n_out")),
         Metric("cached_tokens", "tokens", "prompt tokens that the server had cached, if it reports them", _count_of("cached")),
         Metric("reasoning_tokens", "tokens", "output tokens spent on reasoning, if the server reports them", _count_of("reasoning")),
     )

@@ -46,10 +46,11 @@ _PER_REQUEST = ("input_tokens", "total_tokens", "inferences")
 Bounds = tuple[float | None, float | None]
 
 
-class SloResult(msgspec.Struct, frozen=True, kw_only=True):
+class SloResult(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": "class"}):
     """How one objective was judged."""
 
     slo: str
+    """The expression; that of a traffic class begins with its name and a colon."""
     status: Status
     reason: str
     """What was observed, in a sentence."""
@@ -66,6 +67,13 @@ class SloResult(msgspec.Struct, frozen=True, kw_only=True):
     """Undecided: about how much longer to run. None if no run of a reasonable length would decide."""
     stages: tuple[int, ...] = ()
     """Of a run with several stages: indices of the stages with this status, the worst of all."""
+    class_: str = ""
+    """The traffic class whose requests were judged; empty: all requests were."""
+
+    @property
+    def expression(self) -> str:
+        """The expression alone."""
+        return self.slo.removeprefix(f"{self.class_}: ")
 
 
 class Goodput(msgspec.Struct, frozen=True):

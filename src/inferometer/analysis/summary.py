@@ -7,35 +7,26 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import settings, slo, stability
-from inferometer.analysis.attempts import retried
+from inferometer.analysis import sessions, settings, slo, stability
 from inferometer.analysis.breakdown import PARTS, Breakdown, split
 from inferometer.analysis.checks import CHECKS, Check, Evidence, StageEvidence, examine, verdict
 from inferometer.analysis.checks.evidence import FailureCount, count_failures
+from inferometer.analysis.counts import Counts, count
 from inferometer.analysis.distributions import NO_GAPS, distributions, itl_by_stage, itl_of_all
 from inferometer.analysis.gaps import Gaps, gather
+from inferometer.analysis.groups import Group, Groups, by_class, by_replica
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.overload import Overload, overload
 from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.sessions import SessionSummary
 from inferometer.analysis.slo import Goodput, SloResult
 from inferometer.analysis.slo_expression import Slo, parse_all
-from inferometer.analysis.throughput import MeasuredWindow, Throughput, stage_rates, together
-from inferometer.analysis.window import START, STEADY
-from inferometer.records import COUNTED_BY, DROPPED, Run, StagePlan
+from inferometer.analysis.throughput import MeasuredWindow, Throughput, measured_spans, rates, together
+from inferometer.analysis.window import STEADY
+from inferometer.records import COUNTED_BY, Run, StagePlan
 
 Mask = NDArray[np.bool_]
 FIGURES = ("latency", "throughput")
-
-
-class Counts(msgspec.Struct, frozen=True):
-    """Requests in the window, and those of users who were starting. Cancelled requests count as failed, dropped ones do not."""
-
-    ok: int
-    failed: int
-    dropped: int
-    by_failure: dict[str, int]
-    retried: int = 0
-    """How many of them were sent twice, because the server had closed the connection."""
 
 
 class StageSummary(msgspec.Struct, frozen=True):
@@ -53,6 +44,12 @@ class StageSummary(msgspec.Struct, frozen=True):
     breakdown: Breakdown | None = None
     no_breakdown: str | None = None
     """Why there is no breakdown."""
+    sessions: SessionSummary | None = None
+    """None if requests are not the turns of sessions."""
+    classes: tuple[Group, ...] = ()
+    """The traffic classes; empty if there are none."""
+    replicas: tuple[Group, ...] = ()
+    """The replicas, by address; empty if there is only one."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -82,6 +79,12 @@ class Summary(msgspec.Struct, frozen=True):
     breakdown: Breakdown | None = None
     no_breakdown: str | None = None
     """Why there is no breakdown."""
+    sessions: SessionSummary | None = None
+    """None if requests are not the turns of sessions, or if stages have different loads."""
+    classes: tuple[Group, ...] = ()
+    """The traffic classes, in the order of the config; empty if there are none."""
+    replicas: tuple[Group, ...] = ()
+    """The replicas, by address; empty if there is only one."""
 
 
 def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
@@ -90,13 +93,16 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     rows, plans = run.records.rows, run.manifest.plan
     steady: Mask = run.records.phase == STEADY
     good = rows["failure"] == 0
-    gaps = gather(run, steady & good)
     settled = stability.of_run(rows, plans)
     everything = np.ones(len(rows), np.bool_)
     as_inf = settings.measure(run.manifest).failures_as_inf
     limit = settings.limits(run.manifest).overload
     overloads = tuple(overload(rows[rows["stage"] == stage], plan, limit) for stage, plan in enumerate(plans))
-    each = stage_rates(run, settled, overloads)
+    spans = measured_spans(run, settled, overloads)
+    classes = by_class(run, spans, overloads, as_inf, own_slos=slos is None)
+    replicas = by_replica(run, spans, overloads, as_inf)
+    each = rates(run, spans)
+    gaps = gather(run, steady & good)
     itl = itl_by_stage(run, gaps)
     stages = tuple(
         _stage(run, stage, itl.get(stage, NO_GAPS), as_inf, each[stage], overloads[stage])
@@ -106,18 +112,20 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     evidence = _evidence(run, steady, gaps, stages)
     checks = examine(evidence)
     stages = tuple(_judged(run, *pair, objectives) for pair in zip(stages, evidence.stages, strict=True))
-    window, rates = together(each)
-    metrics = stages[0].metrics if not several else {}
+    stages = tuple(_with_groups(stage, classes, replicas) for stage in stages)
+    window, total_rates = together(each)
+    metrics, talks = (stages[0].metrics, stages[0].sessions) if not several else ({}, None)
     if several and _same_load(plans):
         metrics = distributions(run, everything, itl_of_all(run, gaps), as_inf)
+        talks = sessions.summarise(run, everything)
     parts = split(run, steady & good)
     sources = np.bincount(rows["counted_by"][steady & good], minlength=len(COUNTED_BY)).tolist()
     return Summary(
         schema=2,
         verdict=verdict(checks),
         checks=checks,
-        counts=_counts(run, everything),
-        throughput=rates,
+        counts=count(run, everything),
+        throughput=total_rates,
         metrics=metrics,
         quotable=_quotable(checks),
         overload=None if several else stages[0].overload,
@@ -127,9 +135,12 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         tokens_counted_by={name: count for name, count in zip(COUNTED_BY, sources, strict=True) if count},
         started=run.manifest.started,
         inferometer=run.manifest.inferometer,
-        definitions=_definitions(checks, isinstance(parts, Breakdown)),
+        definitions=_definitions(checks, isinstance(parts, Breakdown), any(stage.sessions for stage in stages)),
         slos=slo.together([(stage.stage, stage.slos) for stage in stages]) if several else stages[0].slos,
         goodput=None if several else stages[0].goodput,
+        sessions=talks,
+        classes=classes.whole,
+        replicas=replicas.whole,
         **_split(parts),
     )
 
@@ -149,10 +160,11 @@ def _stage(
         stage,
         plan.name or plan.type,
         measured[0],
-        _counts(run, mask),
+        count(run, mask),
         measured[1],
         distributions(run, mask, itl, as_inf),
         overload,
+        sessions=sessions.summarise(run, mask),
         **_split(split(run, good, stage)),
     )
 
@@ -165,6 +177,17 @@ def _judged(run: Run, stage: StageSummary, evidence: StageEvidence, objectives: 
         stage,
         slos=slo.judge(run, evidence, objectives),
         goodput=slo.goodput(run, evidence, objectives),
+    )
+
+
+def _with_groups(stage: StageSummary, classes: Groups, replicas: Groups) -> StageSummary:
+    """The stage with its traffic classes and replicas. The objectives of classes count like those of the run."""
+    own = classes.stages[stage.stage] if classes.stages else ()
+    return msgspec.structs.replace(
+        stage,
+        slos=stage.slos + tuple(result for group in own for result in group.slos),
+        classes=own,
+        replicas=replicas.stages[stage.stage] if replicas.stages else (),
     )
 
 
@@ -208,20 +231,12 @@ def _split(result: Breakdown | str) -> dict[str, Any]:
     return {"no_breakdown": result} if isinstance(result, str) else {"breakdown": result}
 
 
-def _counts(run: Run, mask: Mask) -> Counts:
-    mask = mask & np.isin(run.records.phase, (STEADY, START))
-    rows = run.records.rows[mask]
-    kinds = {kind.code: kind.count for kind in count_failures(run, mask)}
-    dropped = kinds.pop(DROPPED, 0)
-    ok = int(np.count_nonzero(rows["failure"] == 0))
-    return Counts(ok, sum(kinds.values()), dropped, kinds, retried(rows))
-
-
-def _definitions(checks: tuple[Check, ...], is_split: bool) -> dict[str, str]:
+def _definitions(checks: tuple[Check, ...], is_split: bool, has_sessions: bool) -> dict[str, str]:
     """Definitions of the names that this summary uses."""
     return (
         {name: metric.definition for name, metric in METRICS.items()}
         | {f"throughput.{name}": definition for name, definition in RATES.items()}
         | ({f"breakdown.{name}": definition for name, definition in PARTS.items()} if is_split else {})
+        | (sessions.definitions() if has_sessions else {})
         | {f"check.{check.name}": CHECKS[check.name].definition for check in checks}
     )

@@ -84,20 +84,47 @@ class _Span(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class Spans(msgspec.Struct, frozen=True):
+    """For each stage, its window and the time that its rates count over."""
+
+    windows: tuple[MeasuredWindow, ...]
+    spans: tuple[_Span, ...]
+    tokens: dict[int, float]
+    """By the index of its row: the share of its tokens that arrived within, for a request whose chunks cross an edge."""
+
+    def part(self, rows: NDArray[np.int64]) -> "Spans":
+        """The same for a run that has only these rows (ascending)."""
+        known = np.array(list(self.tokens), np.int64)
+        index = np.searchsorted(rows, known)
+        own = index < len(rows)
+        own[own] = rows[index[own]] == known[own]
+        shares = {int(at): self.tokens[int(row)] for at, row in zip(index[own], known[own], strict=True)}
+        return msgspec.structs.replace(self, tokens=shares)
+
+
 def stage_rates(
     run: Run, settled: Settled, overloads: Sequence[Overload]
 ) -> tuple[tuple[MeasuredWindow, Throughput], ...]:
     """The window and the rates of each stage."""
+    return rates(run, measured_spans(run, settled, overloads))
+
+
+def rates(run: Run, found: Spans) -> tuple[tuple[MeasuredWindow, Throughput], ...]:
+    """The window and the rates of each stage, over the given spans."""
+    stage = run.records.rows["stage"]
+    each = enumerate(zip(found.windows, found.spans, strict=True))
+    return tuple((window, _rates(run, stage == number, span, found.tokens)) for number, (window, span) in each)
+
+
+def measured_spans(run: Run, settled: Settled, overloads: Sequence[Overload]) -> Spans:
+    """The window of each stage, and the time that its rates count over."""
     stages = [run.records.rows["stage"] == stage for stage in range(len(run.manifest.plan))]
     windows = [_window(run, stage, mask, settled) for stage, mask in enumerate(stages)]
     spans = [
         _span(run.records.rows[mask], run.manifest.plan[stage], windows[stage], settled.get(stage), overloads[stage])
         for stage, mask in enumerate(stages)
     ]
-    tokens = _tokens_within(run, spans)
-    return tuple(
-        (window, _rates(run, mask, span, tokens)) for window, mask, span in zip(windows, stages, spans, strict=True)
-    )
+    return Spans(tuple(windows), tuple(spans), _tokens_within(run, spans))
 
 
 def together(stages: Sequence[tuple[MeasuredWindow, Throughput]]) -> tuple[MeasuredWindow, Throughput]:
@@ -237,6 +264,8 @@ def _rates(run: Run, mask: NDArray[np.bool_], span: _Span, tokens: dict[int, flo
     found = Throughput(offered=offered(counted), decode=_decode(counted))
     if span.reason:
         return msgspec.structs.replace(found, reason=span.reason)
+    if not mask.any():  # a traffic class or a replica that the stage has not
+        return msgspec.structs.replace(found, reason="no request was sent")
     if (counted["open_loop"] != 0).any() and (
         counted["turn"] > 0
     ).any():  # later turns are sent after the load has ended, too

@@ -15,6 +15,7 @@ from inferometer.errors import UserError
 
 COMMANDS = {
     "run": "Measure an endpoint under load: from a URL or a YAML file to a report and a verdict.",
+    "data": "Show what a workload consists of without sending it, write it to a file, or convert samples.",
     "infer": "Send one request and show the response, and where its time went.",
     "report": "Print the report of a stored run again, or export it.",
     "serve": "Start the reference server: tensor models (KServe v2, as Triton) and a simulated LLM.",

@@ -5,6 +5,7 @@
 The report of a live run is made from the folder that was just written, by the function that `inferometer report` calls.
 
 measuring.py   one run, from its config to its folder
+context.py     whether the longest prompt fits into the model's context
 observers.py   what is observed beside a run, and where that is stored
 saving.py      from the shards' spool to the run's folder, also for a run that never ended
 interrupts.py  Ctrl-C and SIGTERM

@@ -4,6 +4,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -13,18 +14,20 @@ from inferometer import __version__, manifest, schedule, store, workload
 from inferometer.analysis.slo_expression import parse_all
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
+from inferometer.conduct.context import check_context
 from inferometer.conduct.interrupts import stop_on_ctrl_c
 from inferometer.conduct.observers import observers_of, spool_series, with_observations
 from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spool, save
 from inferometer.config.check import check_streams
-from inferometer.config.data import Images, Tensors
+from inferometer.config.data import Images, Mix, Tensors
 from inferometer.config.schema import Config
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
 from inferometer.fleet.control import StartShard
-from inferometer.fleet.job import Job, longest_sequence, portions, prepared_count, shard_plan
+from inferometer.fleet.job import Job, check_load, longest_sequence, portions, prepared_count, shard_plan, whole_plan
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.lost import add_lost_rows
+from inferometer.fleet.runner import provide_tokenizer
 from inferometer.fleet.sizing import process_count
 from inferometer.fleet.supervisor import Supervisor, check_files
 from inferometer.observe.observer import Observers
@@ -60,22 +63,28 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
 
     `start` is the transport that starts the shards; by default they are processes or threads on this machine.
     """
-    parse_all(config.slos)  # an error in an objective must not show only after the run
+    _check_objectives(config)
+    config = msgspec.structs.replace(config, data=workload.pinned(config.data))
+    workload.check(config.data, APIS[config.server.api])
     _check_sessions(config)
+    check_load(config)
     reached = reach.reach(config.server)
     tag = secrets.token_hex(4)
+    provide_tokenizer(config, reached)
     config = completed(config, reached)
     probe = probed(config, reached, tag, show)
-    plan = schedule.plan(config.load, config.seed, probe.e2e_ns)
+    turns = workload.mean_turns(config.data, config.seed) if workload.has_sessions(config.data) else 0.0
+    plan = whole_plan(config, probe.e2e_ns, turns)
+    check_context(config, reached, schedule.total_requests(plan))
     shards, because = process_count(config, plan, probe)
     probe = msgspec.structs.replace(probe, processes_because=because)
     start = start or _transport(config, shards)
     with contextlib.ExitStack() as held:
-        with hidden(words(config.server, reached.secrets)):
+        with hidden(words(config.server, reached.secrets, config.data)):
             shared = held.enter_context(_shared(config, reached, lambda: portions(config, plan, shards, probe.e2e_ns)))
         folder = store.new_folder(config.output)
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
-        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe)
+        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns)
         return _measure(job, plan, folder, show, start, held)
 
 
@@ -90,9 +99,9 @@ def probed(config: Config, reached: reach.Reached, tag: str, show: Show | None =
         show.probing()
     try:
         with _shared(config, reached, lambda: [_portion(requests)]) as refs:
-            return estimate.estimate(config.server, reached, requests, f"{tag}-probe", *refs)
+            return estimate.estimate(config, reached, requests, f"{tag}-probe", *refs)
     except UserError as error:  # the shared memory could not be set up: the run reports it
-        return Probe(failure=hide(error.what, words(config.server, reached.secrets)))
+        return Probe(failure=hide(error.what, words(config.server, reached.secrets, config.data)))
     finally:
         if show:
             show.over()
@@ -147,9 +156,14 @@ def _measure(
     ended_early = range(len(plan.stages)) if supervisor.interrupted else supervisor.ended_early
     for lost in supervisor.lost:
         own = shard_plan(job, plan, lost)
-        add_lost_rows(job.spool, lost, own, ended_early, supervisor.dealing.granted(lost))
+        granted = supervisor.dealing.granted(lost)
+        add_lost_rows(
+            job.spool, lost, own, ended_early, granted, partial(workload.classes_of, config.data, config.seed)
+        )
     finished = _finished(draft.manifest, supervisor)
-    finished = with_observations(finished, observers, watching.errors, words(config.server, reached.secrets))
+    finished = with_observations(
+        finished, observers, watching.errors, words(config.server, reached.secrets, config.data)
+    )
     spool_series(job.spool, observed, supervisor.t0)
     drafts.end(draft_file, Draft(finished, shards))
     return save(folder, from_spool(folder, finished, shards))
@@ -160,26 +174,66 @@ def _outline(job: Job, plan: Plan) -> Outline:
         urls=tuple(target.url for target in job.reached.targets),
         model=job.reached.model,
         load=job.config.load,
-        total=schedule.total_requests(plan),
+        total=schedule.total_requests(plan, job.turns),
         duration=schedule.planned_duration(plan),
         stage_durations=tuple(stage.duration for stage in plan.stages),
-        rate_at=schedule.rate_at,
+        rate_at=partial(schedule.rate_at, whole=plan),
         processes=job.shards,
         spool=job.spool,
+        turns=job.turns,
     )
 
 
+def _check_objectives(config: Config) -> None:
+    """Parse the objectives: an error in one must not show only after the run."""
+    parse_all(config.slos)
+    if isinstance(config.data, Mix):
+        for number, class_ in enumerate(config.data.classes):
+            parse_all(class_.slos, f"data.classes.{number}.slo")
+
+
 def _check_sessions(config: Config) -> None:
-    if workload.has_sessions(config.data) and not APIS[config.server.api].has_conversations:
+    """Check that the API takes conversations, and that the first prompts fit into the context."""
+    if not workload.has_sessions(config.data):
+        return
+    if not APIS[config.server.api].history:
+        kind = config.data.__struct_config__.tag
+        apis = " or ".join(name for name, row in APIS.items() if row.history)
         raise UserError(
-            f"the file has conversations of several turns, but {config.server.api} requests cannot contain earlier turns",
-            "use {server.api} chat, or a file without `turns`",
-            key="data.path",
+            f"{kind} has conversations of several turns, but {config.server.api} requests cannot contain earlier turns",
+            f"use {{server.api}} {apis}, or data without conversations"
+            + (": set data.turns to first" if hasattr(config.data, "turns") and hasattr(config.data, "path") else ""),
+            key="data.path" if hasattr(config.data, "path") else "data.type",
         )
+    context = config.sessions.context
+    for request in workload.sample(config.data, config.seed) if context else ():
+        if request.n_in + request.n_out > context:
+            raise UserError(
+                f"the first prompt of session {request.id} has {request.n_in:,} tokens and requests {request.n_out:,} more, "
+                f"which is more than the context of {context:,} tokens",
+                "use shorter prompts or responses, or raise it: only earlier turns can be dropped",
+                key="sessions.context",
+            )
 
 
 def completed(config: Config, reached: reach.Reached) -> Config:
-    """Complete the config with what the server reports about its model."""
+    """Complete the config with what the API does, and with what the server reports about its model."""
+    data = workload.completed(config.data, APIS[config.server.api].has_chat_template)
+    config = msgspec.structs.replace(config, data=data)
+    if isinstance(config.data, Mix):
+        classes = [
+            msgspec.structs.replace(
+                class_, data=completed(msgspec.structs.replace(config, data=class_.data), reached).data
+            )
+            for class_ in config.data.classes
+        ]
+        if any(isinstance(class_.data, Tensors) and class_.data.sequence for class_ in classes):
+            raise UserError(
+                f"{reached.targets[0].url}: the model {reached.model} keeps sequences, which traffic classes cannot have",
+                "measure each class in a run of its own",
+                key="data",
+            )
+        return msgspec.structs.replace(config, data=Mix(classes))
     if not isinstance(config.data, Tensors | Images):
         return config
     if isinstance(config.data, Tensors):
@@ -237,7 +291,6 @@ def _shared(
 
 def _draft(job: Job, plan: Plan) -> Draft:
     config, reached, shards = job.config, job.reached, job.shards
-    made = prepared_count(plan, shards)
     salt = workload.salt_of(workload.salted(config.data, job.tag))
     return Draft(
         Manifest(
@@ -245,12 +298,13 @@ def _draft(job: Job, plan: Plan) -> Draft:
             started="",
             t0_wall_ns=0,
             config=manifest.redacted(config, reached.model),
-            plan=manifest.stage_plans(config, plan),
+            plan=manifest.stage_plans(config, plan, job.turns),
             workload={
                 "digest": workload.digest(config.data, config.seed),
-                "distinct": min(workload.distinct(config.data) or made, made),
+                "distinct": prepared_count(config, plan, shards, job.probe),
             }
-            | ({"salt": salt} if salt else {}),
+            | ({"salt": salt} if salt else {})
+            | workload.notes(config.data),
             probe=job.probe,
             clock={"source": manifest.clock_source(), "stamps": "unknown"},
             seeds={"seed": config.seed},
@@ -269,6 +323,7 @@ def _finished(head: Manifest, supervisor: Supervisor) -> Manifest:
         ("the disk filled up: recording stopped there",) if supervisor.disk_full else ()
     )
     given_up = {stage for report in supervisor.reports for stage in report.given_up}
+    notes = dict.fromkeys(note for report in supervisor.reports for note in report.notes)
     return msgspec.structs.replace(
         head,
         started=datetime.fromtimestamp(wall / 1e9, UTC).isoformat(timespec="milliseconds"),
@@ -279,5 +334,5 @@ def _finished(head: Manifest, supervisor: Supervisor) -> Manifest:
             if report
             else {}
         ),
-        outcome=Outcome(supervisor.interrupted, errors, tuple(sorted(given_up))),
+        outcome=Outcome(supervisor.interrupted, errors, tuple(sorted(given_up)), tuple(notes)),
     )

@@ -13,7 +13,7 @@ from inferometer.analysis import window
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.config.schema import Measure
 from inferometer.errors import UserError
-from inferometer.records import Manifest, Outcome, Records, Run
+from inferometer.records import Manifest, Outcome, Records, Run, class_names
 from inferometer.report import json as report_json
 from inferometer.series import TimeSeries
 from inferometer.store import draft as drafts
@@ -78,7 +78,8 @@ def save(folder: Path, run: Run) -> tuple[Run, Summary]:
 def from_spool(folder: Path, head: Manifest, shards: int) -> Run:
     records, _ = spool.merge(folder / SPOOL, shards)
     rules = msgspec.convert(head.config["measure"], Measure, dec_hook=lambda kind, value: kind(value))
-    records = msgspec.structs.replace(records, phase=window.mark(records.rows, rules, head.plan))
+    phase = window.mark(records.rows, rules, head.plan)
+    records = msgspec.structs.replace(records, phase=phase, classes=class_names(head))
     step = max((sample.clock_step for sample in records.samples), key=abs, default=0)
     head = msgspec.structs.replace(head, clock=head.clock | {"step_ns": step})
     total = int(records.rows["chunk_count"].sum())

@@ -129,7 +129,7 @@ def _keys_at(path: list[str], tree: dict[str, Any]) -> dict[str, list[str]]:
 def _choices(path: list[str], tree: dict[str, Any]) -> list[str]:
     """The values of the literal or type at `path`."""
     if path[-1] == "type":
-        return sorted(kind.__struct_config__.tag for kind in _structs_at(path[:-1], {}))
+        return sorted({kind.__struct_config__.tag for kind in _structs_at(path[:-1], {})})
     for kind in _structs_at(path[:-1], tree):
         hint = get_type_hints(kind).get(path[-1])
         literals = [arg for part in (get_args(hint) or ()) for arg in get_args(part)] or list(get_args(hint))

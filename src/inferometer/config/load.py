@@ -1,5 +1,6 @@
 """From a YAML file and `--set` overrides to a Config; raises UserError with the key at fault."""
 
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from inferometer.apis import APIS, DEFAULT_APIS, Api, scheme_of
 from inferometer.config import ranges
 from inferometer.config.check import check
 from inferometer.config.convert import convert, copied
+from inferometer.config.data.trace_formats import has_times
 from inferometer.config.explain import explain
 from inferometer.config.fields import Seconds
 from inferometer.config.loads import stages_of
@@ -23,9 +25,9 @@ FindScheme = Callable[[str], str]
 
 
 def read_tree(path: str) -> dict[str, Any]:
-    """Read the YAML file at `path` as plain dicts and lists."""
+    """Read the YAML file at `path` as plain dicts and lists; `-` is standard input."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file", "give a YAML file in UTF-8") from None
     except (OSError, ValueError) as error:
@@ -132,8 +134,10 @@ def _set_defaults(tree: dict[str, Any]) -> None:
     load, data, client = tree.get("load"), tree.get("data"), tree.get("client")
     if isinstance(client, dict) and client.get("awake") is False:  # YAML 1.1 reads `off` as false
         client["awake"] = "off"
-    if isinstance(load, dict):
-        load.setdefault("type", "stages" if "stages" in load else "poisson" if "rate" in load else "closed")
+    if load is None and _is_timed_trace(data):
+        tree["load"] = {"type": "trace"}
+    if isinstance(load, dict) and "type" not in load:
+        load["type"] = _load_type(load, data)
     server = tree.get("server")
     if not isinstance(server, dict):
         return
@@ -144,6 +148,23 @@ def _set_defaults(tree: dict[str, Any]) -> None:
         tree["data"] = {"type": api.data_types[0]}
     elif isinstance(data, dict):
         data.setdefault("type", _data_type(data, api))
+        _set_prompt_form(data, api)
+
+
+def _load_type(load: dict[str, Any], data: Any) -> str:
+    """The type of a load section without `type`: the one that has its keys, or that of the data."""
+    for key, kind in (("stages", "stages"), ("rate", "poisson"), ("concurrency", "closed")):
+        if key in load:
+            return kind
+    return "trace" if _is_timed_trace(data) else "closed"
+
+
+def _is_timed_trace(data: Any) -> bool:
+    """Whether the data is a trace with arrival times, which is then the load, too."""
+    if not isinstance(data, dict) or data.get("type") != "trace":
+        return False
+    path, columns = data.get("path"), data.get("columns") or {}
+    return isinstance(path, str) and isinstance(columns, dict) and has_times(path, columns)
 
 
 def _data_type(data: dict[str, Any], api: Api) -> str:
@@ -151,6 +172,18 @@ def _data_type(data: dict[str, Any], api: Api) -> str:
     if "path" in data:
         return next(name for name in ("jsonl", "messages", "images") if name in api.data_types)
     return next((name for name in ("prompts", "messages") if name in data), api.data_types[0])
+
+
+def _set_prompt_form(data: dict[str, Any], api: Api) -> None:
+    """Let prefixes and the turns of conversations be what the API takes: messages, or one text."""
+    classes = data.get("classes")
+    for each in classes if isinstance(classes, list) else ():
+        if isinstance(each, dict) and isinstance(each.get("data"), dict):
+            _set_prompt_form(each["data"], api)
+    if data.get("type") == "conversation":
+        data.setdefault("prompt", api.history or "messages")
+    elif data.get("type") == "shared_prefix":
+        data.setdefault("prefix_as", "system" if api.history == "messages" else "text")
 
 
 def _resolve_api(server: dict[str, Any]) -> Api | None:

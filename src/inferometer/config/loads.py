@@ -9,6 +9,12 @@ from inferometer.config.fields import Count, Positive, RampUp, Seconds, Section
 
 class _Stage(Section, tag_field="type", kw_only=True):
     name: Annotated[str, Meta(description="Name of the stage in reports. Default: its number, type and level.")] = ""
+    unit: Annotated[
+        Literal["sessions", "requests"],
+        Meta(
+            description="If the data has sessions (conversations of several turns): what rates, `requests` and the `concurrency` of a closed loop count. `sessions`: sessions started per second, sessions in total, sessions at a time. `requests`: open loop, sessions start so often that requests arrive at the rate on average; closed loop, this many requests are in flight, and while a user thinks, another session's turn is sent."
+        ),
+    ] = "sessions"
     stable: Annotated[
         float,
         Meta(
@@ -28,12 +34,6 @@ class _Open(_Stage, tag_field="type"):
     requests: Annotated[
         int, Meta(description="Number of requests to send (instead of `duration`, or to end earlier).", ge=0)
     ] = 0
-    count: Annotated[
-        Literal["expected", "random"],
-        Meta(
-            description="Number of requests when arrivals are random: `expected` sends exactly rate times duration, rounded; `random` lets the number vary from seed to seed."
-        ),
-    ] = "expected"
     max_concurrency: Annotated[
         int, Meta(description="Maximum number of requests in flight; 0 means no limit.", ge=0)
     ] = 0
@@ -45,30 +45,38 @@ class _Open(_Stage, tag_field="type"):
     ] = "queue"
 
 
-class Constant(_Open, kw_only=True, tag="constant"):
+class _Rated(_Open, tag_field="type"):
+    count: Annotated[
+        Literal["expected", "random"],
+        Meta(
+            description="Number of requests when arrivals are random: `expected` sends exactly rate times duration, rounded; `random` lets the number vary from seed to seed."
+        ),
+    ] = "expected"
+
+
+Rate = Positive | str
+_RATE = (
+    '`"100:500:100"` (start:end[:step]) is one stage per level. `"10 + 5*sin(2*pi*t/60)"` is a rate that changes over `duration`: a '
+    "formula of `t` in seconds, with + - * / ** %, comparisons, `a if b else c`, sin, cos, exp, log, sqrt, abs, floor, min, max, pi and e."
+)
+
+
+class Constant(_Rated, kw_only=True, tag="constant"):
     """Requests at equal intervals."""
 
-    rate: Annotated[
-        Positive, Meta(description='Requests per second. `"100:500:100"` (start:end[:step]) is one stage per level.')
-    ]
+    rate: Annotated[Rate, Meta(description=f"Requests per second. {_RATE}")]
 
 
-class Poisson(_Open, kw_only=True, tag="poisson"):
+class Poisson(_Rated, kw_only=True, tag="poisson"):
     """Independent arrivals: exponentially distributed gaps."""
 
-    rate: Annotated[
-        Positive,
-        Meta(description='Requests per second, on average. `"100:500:100"` (start:end[:step]) is one stage per level.'),
-    ]
+    rate: Annotated[Rate, Meta(description=f"Requests per second, on average. {_RATE}")]
 
 
-class Gamma(_Open, kw_only=True, tag="gamma"):
+class Gamma(_Rated, kw_only=True, tag="gamma"):
     """Gamma-distributed gaps: burstier than Poisson if `burstiness` is below 1, smoother above."""
 
-    rate: Annotated[
-        Positive,
-        Meta(description='Requests per second, on average. `"100:500:100"` (start:end[:step]) is one stage per level.'),
-    ]
+    rate: Annotated[Rate, Meta(description=f"Requests per second, on average. {_RATE}")]
     burstiness: Annotated[Positive, Meta(description="Shape parameter of the gamma distribution; 1 is Poisson.")] = 1.0
 
 
@@ -76,7 +84,7 @@ Arrivals = Literal["constant", "poisson"]
 _ARRIVALS = Meta(description="How requests are distributed: evenly, or as a Poisson process.")
 
 
-class Ramp(_Open, kw_only=True, tag="ramp"):
+class Ramp(_Rated, kw_only=True, tag="ramp"):
     """A rate that changes linearly from `start` to `end` over `duration`."""
 
     start: Annotated[float, Meta(description="Requests per second at the start.", ge=0)] = 0.0
@@ -84,14 +92,14 @@ class Ramp(_Open, kw_only=True, tag="ramp"):
     arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
 
 
-class Steps(_Open, kw_only=True, tag="steps"):
+class Steps(_Rated, kw_only=True, tag="steps"):
     """A series of rates, each for an equal part of `duration`."""
 
     rates: Annotated[list[Positive], Meta(description="Requests per second of each step.", min_length=1)]
     arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
 
 
-class Bursts(_Open, kw_only=True, tag="bursts"):
+class Bursts(_Rated, kw_only=True, tag="bursts"):
     """Alternating on and off periods, starting with on."""
 
     rate: Annotated[Positive, Meta(description="Requests per second while on.")]
@@ -99,6 +107,10 @@ class Bursts(_Open, kw_only=True, tag="bursts"):
     on: Annotated[Seconds, Meta(description="Length of an on period.")]
     off: Annotated[Seconds, Meta(description="Length of an off period.")]
     arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
+
+
+class Replay(_Open, kw_only=True, tag="trace"):
+    """The arrivals of a trace (`data: {type: trace}`): each request is sent at its recorded time, divided by `data.speed`. The stage ends with the trace, or earlier after `duration` or `requests`."""
 
 
 class Closed(_Stage, tag_field="type", tag="closed"):
@@ -128,7 +140,7 @@ class Closed(_Stage, tag_field="type", tag="closed"):
     think: Annotated[Seconds, Meta(description="Pause of a user between a response and its next request.")] = Seconds(0)
 
 
-StageSpec = Constant | Poisson | Gamma | Ramp | Steps | Bursts | Closed
+StageSpec = Constant | Poisson | Gamma | Ramp | Steps | Bursts | Replay | Closed
 
 
 class Stages(Section, tag_field="type", tag="stages"):
@@ -145,6 +157,11 @@ class Stages(Section, tag_field="type", tag="stages"):
 
 
 Load = StageSpec | Stages
+
+
+def has_changing_rate(stage: StageSpec) -> bool:
+    """Whether the rate of an open loop changes over its duration, which it then needs."""
+    return isinstance(stage, Ramp | Steps | Bursts) or isinstance(getattr(stage, "rate", None), str)
 
 
 def stages_of(load: Load) -> list[StageSpec]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from inferometer.config.fields import RampUp, Seconds, Window
+from inferometer.config.lengths import Length
 from inferometer.config.schema import Config
 
 INTRO = """# The configuration file
@@ -27,7 +28,7 @@ load:   {type: poisson, rate: 500, duration: 10s}
 
 def markdown() -> str:
     """The whole reference."""
-    return INTRO + "".join(f"\n{part}" for part in _section("", Config, 2)) + "\n"
+    return INTRO + "".join(f"\n{part}" for part in (*_section("", Config, 2), *_lengths())) + "\n"
 
 
 def _section(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]:
@@ -38,10 +39,15 @@ def _section(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]
         bare, notes = _unwrapped(hints[field.name])
         name = f"{path}.{field.name}" if path else field.name
         variants = _variants(bare)
-        if variants:
+        if variants == _LENGTHS:
+            rows.append(
+                f"| `{name}` | a whole number, or a [distribution](#lengths) | {_default(field)} | {_description(notes)} |"
+            )
+        elif variants:
             deeper.append((name, notes, variants))
         else:
             rows.append(f"| `{name}` | {_type_text(bare, notes)} | {_default(field)} | {_description(notes)} |")
+            rows += _entry_rows(name, bare)
     if rows:
         yield "| key | value | default | description |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
     for name, notes, variants in deeper:
@@ -53,6 +59,17 @@ def _section(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]
             yield from _section(name, variant, level + 1 + bool(tag)) if tag != "stages" else _stages(name, variant)
 
 
+def _entry_rows(name: str, hint: Any) -> Iterator[str]:
+    """The keys of each entry of a list of sections, of which N is the number."""
+    entries = _variants(get_args(hint)[0]) if get_origin(hint) is list else []
+    for kind in entries:
+        hints = get_type_hints(kind, include_extras=True)
+        for field in msgspec.structs.fields(kind):
+            bare, notes = _unwrapped(hints[field.name])
+            value = f"a `{field.name}` section" if _variants(bare) else _type_text(bare, notes)
+            yield f"| `{name}.N.{field.name}` | {value} | {_default(field)} | {_description(notes)} |"
+
+
 def _stages(name: str, kind: type[msgspec.Struct]) -> Iterator[str]:
     """The section for several loads; the loads themselves are described in the sections before it."""
     rows = []
@@ -61,6 +78,14 @@ def _stages(name: str, kind: type[msgspec.Struct]) -> Iterator[str]:
         value = "a list of loads" if field.name == "stages" else _type_text(bare, notes)
         rows.append(f"| `{name}.{field.name}` | {value} | {_default(field)} | {_description(notes)} |")
     yield "| key | value | default | description |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _lengths() -> Iterator[str]:
+    """The distributions of lengths, once for all keys that take one."""
+    yield "## Lengths\n\nA length is a number of tokens (or of turns): a whole number, or one of these distributions.\n"
+    for variant in _LENGTHS:
+        yield f"### `{{type: {variant.__struct_config__.tag}}}`\n\n{variant.__doc__}\n"
+        yield from _section("", variant, 4)
 
 
 def _unwrapped(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
@@ -77,6 +102,8 @@ def _variants(hint: Any) -> list[type[msgspec.Struct]]:
         return [variant for part in get_args(hint) for variant in _variants(part)]
     return [hint] if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else []
 
+
+_LENGTHS = _variants(Length)
 
 _NAMES: dict[Any, str] = {
     Seconds: "a duration",
@@ -100,6 +127,8 @@ def _type_text(hint: Any, notes: list[msgspec.Meta]) -> str:
         words = " or ".join(_type_text(part, []) for part in get_args(hint) if part is not type(None))
     elif origin is list:
         words = f"a list, each {_type_text(get_args(hint)[0], [])}"
+    elif origin is tuple:
+        words = "a pair"
     else:
         words = "a mapping"
     bounds = [

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from inferometer.config.data import Data, Synthetic
+from inferometer.config.data.sessions import Sessions
 from inferometer.config.fields import Seconds, Section, Window
 from inferometer.config.loads import Closed, Load
 
@@ -140,6 +141,13 @@ class Client(Section):
             description="Connections to open before t=0. `auto`: the concurrency of a closed loop; in open loop, the number of requests in flight to expect by Little's law (the rate times the duration of a request in the probe) plus three times its square root, at least 4 and at most 1,024. More are opened during the run when they are needed."
         ),
     ] = "auto"
+    reuse: Annotated[
+        int,
+        Meta(
+            description="Close a connection after this many requests; a new one is opened when it is needed, after looking up the server's name again. 1: no keep-alive. 0: connections stay open, which pins them to the replicas that they were opened to.",
+            ge=0,
+        ),
+    ] = 0
     probe: Annotated[
         bool,
         Meta(
@@ -269,6 +277,9 @@ class Config(Section):
     data: Annotated[Data, Meta(description="What the requests contain.")] = field(default_factory=Synthetic)
     load: Annotated[Load, Meta(description="When requests are sent.")] = field(
         default_factory=lambda: Closed(duration=Seconds(30))
+    )
+    sessions: Annotated[Sessions, Meta(description="Sessions: conversations of several turns.")] = field(
+        default_factory=Sessions
     )
     client: Annotated[Client, Meta(description="The client that sends the requests.")] = field(default_factory=Client)
     measure: Annotated[Measure, Meta(description="Which requests count.")] = field(default_factory=Measure)

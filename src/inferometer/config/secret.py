@@ -3,9 +3,11 @@
 import contextlib
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from inferometer.config.data import Data, Mix
 from inferometer.config.schema import Server
 from inferometer.errors import UserError
 
@@ -20,10 +22,11 @@ def is_secret(name: object) -> bool:
     return bool(_NAME.search(str(name)))
 
 
-def words(server: Server, headers: dict[str, str]) -> tuple[str, ...]:
-    """The secrets of the config that a server might echo; `headers` are those of the API key."""
+def words(server: Server, headers: dict[str, str], data: Data | None = None) -> tuple[str, ...]:
+    """The secrets of the config that a server might echo; `headers` are those of the API key. `data` may have traffic classes."""
     secrets = [value.rpartition(" ")[2] for value in headers.values()]
-    for name, value in server.headers.items():
+    classes = data.classes if isinstance(data, Mix) else []
+    for name, value in chain(server.headers.items(), *(class_.headers.items() for class_ in classes)):
         secrets += [
             part for part in (value, value.rpartition(" ")[2]) if len(part) >= _SHORTEST_PLAIN or is_secret(name)
         ]
@@ -32,7 +35,7 @@ def words(server: Server, headers: dict[str, str]) -> tuple[str, ...]:
             secrets.append(unquote(urlsplit(url).password or ""))
         except ValueError:
             continue
-    secrets += _in_body(server.body) + _in_body(server.parameters)
+    secrets += _in_body(server.body) + _in_body(server.parameters) + _in_body([class_.body for class_ in classes])
     return tuple(sorted({word for word in secrets if len(word) >= _SHORTEST}, key=len, reverse=True))
 
 

@@ -4,7 +4,7 @@ shard.py             runs one shard, from its plan to its spool
 course.py            runs the plan's stages in order
 drivers.py           decide when the next request is sent: planned instants (open loop) or users (closed loop)
 user_starts.py       when the users of a closed loop start;  id_supply.py  the ids of their requests
-requests.py          makes the requests;  sequences.py  which request of a sequence comes next;  sessions.py  the next turns
+requests.py          makes the requests;  sequences.py  which request of a sequence comes next;  sessions.py  the next turns;  due_turns.py  those that wait for a user
 dispatcher.py        sends requests and enforces the cap on requests in flight
 inflight.py          a request in flight, which becomes a row
 http1_connection.py  HTTP/1.1, one request at a time;  http1_pool.py  the connections to one base URL

@@ -3,12 +3,15 @@
 import asyncio
 import ssl
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from inferometer.engine.reader import Reader
+from inferometer.engine.resolver import Resolver
 from inferometer.engine.tls_transport import TlsTransport
 from inferometer.engine.transport import Transport, TransportOwner
+from inferometer.timing.clock import now
 from inferometer.types import Fail
 from inferometer.wire.target import Target
 
@@ -19,7 +22,7 @@ OPENED_AT_ONCE = 64
 class Connector(msgspec.Struct, frozen=True):
     loop: asyncio.AbstractEventLoop
     target: Target
-    address: tuple[int, tuple[object, ...]]
+    resolver: Resolver
     reader: Reader
     context: ssl.SSLContext | None
 
@@ -30,7 +33,14 @@ class Connector(msgspec.Struct, frozen=True):
         return TlsTransport(self.loop, self.reader, owner, self.context, self.target.host)
 
     def open(self, transport: Transport) -> None:
-        transport.connect(*self.address)
+        """Start to connect, after looking up the name if necessary, which is part of the time to connect."""
+        transport.connect_started = now()
+        self.resolver.when_ready(partial(self._connect, transport))
+
+    def _connect(self, transport: Transport) -> None:
+        if not transport.is_closed:  # it may have been given up during the lookup
+            family, address, transport.replica = self.resolver.next_address()
+            transport.connect(family, address)
 
 
 class Countdown:

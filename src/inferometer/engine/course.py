@@ -74,9 +74,13 @@ class Course:
         """Return whether the request's session may continue with its next turn."""
         return not self._state.stopping and self._drivers[flight.stage].may_continue()
 
-    def cap_of(self, flight: Flight) -> tuple[int, bool]:
-        """Return the cap on requests in flight that applies to the request (0: none), and whether requests above it are dropped."""
-        return self._drivers[flight.stage].cap
+    def keeps_user(self, flight: Flight) -> bool:
+        """Return whether the request's session keeps its user of a closed loop until its end."""
+        return self._drivers[flight.stage].keeps_user
+
+    def send_turn(self, flight: Flight) -> None:
+        """Send the next turn of a session, as the load of its stage says."""
+        self._drivers[flight.stage].send_turn(flight)
 
     def freed(self, ended: list[Ended]) -> None:
         """Let the drivers send the requests that may follow these."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from inferometer.engine.awake import Awake
 from inferometer.engine.deadlines import Deadlines
+from inferometer.engine.due_turns import DueTurns
 from inferometer.engine.id_supply import IdSupply
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.requests import NO_USER, Due
@@ -19,6 +20,7 @@ from inferometer.engine.user_starts import UserStarts
 from inferometer.timing.clock import now
 from inferometer.timing.timer import spin_until
 from inferometer.types import ClosedStage, End, Fail, OpenStage
+from inferometer.wire.failures import NOT_REACHED
 
 OnOver = Callable[[int], None]
 """Called with the instant at which the next stage starts."""
@@ -35,8 +37,6 @@ _BACKOFF = 10_000_000
 _MAX_BACKOFF = 1_000_000_000
 """A closed loop's user whose request failed waits 10 ms, then twice as long each time, up to 1 s, until a request succeeds. Otherwise
 a server that refuses everything immediately would be sent millions of requests."""
-_NO_CONNECTION = frozenset(("connect_refused", "connect_failed", "connect_timeout", "tls"))
-"""The failures of requests that did not reach the server."""
 _REFUSED = ("http_", "grpc_", "error_body", "error_frame")
 _OUTCOME_UNKNOWN = frozenset(("http_502", "http_504", "grpc_DEADLINE_EXCEEDED", "grpc_CANCELLED"))
 """An error response means that the server refused the request, except for these: whoever sends them may not know its outcome."""
@@ -150,9 +150,11 @@ class OpenLoop:
         """Return True: sessions that were started run to their end, as requests in flight do."""
         return True
 
-    @property
-    def cap(self) -> tuple[int, bool]:
-        return self._plan.cap, self._plan.drop
+    keeps_user = True
+
+    def send_turn(self, flight: Flight) -> None:
+        """Send a session's next turn, which is due."""
+        self._launcher.release(flight, self._plan.cap, self._plan.drop)
 
 
 class ClosedLoop:
@@ -164,7 +166,9 @@ class ClosedLoop:
         self._plan = plan
         self._users = min(plan.concurrency, plan.requests) if plan.requests else plan.concurrency
         self._starts = UserStarts(plan, self._users)
-        self._ids = IdSupply(plan, reserved=0 if launcher.sequences is not None else self._users)
+        self._turns = DueTurns() if plan.by_request else None
+        self._has_reserved_ids = launcher.sequences is None and self._turns is None
+        self._ids = IdSupply(plan, reserved=self._users if self._has_reserved_ids else 0)
         self._waiting: list[Due] = []  # users who wait for the parent to deal out more requests
         self._active = 0
         self._is_over = False
@@ -191,7 +195,7 @@ class ClosedLoop:
             return  # not due: the ramp-up was shortened, and another callback was quicker
         if self._starts.is_pending:
             self._launcher.deadlines.at(self._starts.next_at, self._start_users)
-        if self._launcher.sequences is not None:
+        if not self._has_reserved_ids:
             self._send(due)
         else:
             ids = [self._plan.first_id + user * self._plan.id_step for user, _ in due]
@@ -220,6 +224,8 @@ class ClosedLoop:
     def _send(self, due: Sequence[Due]) -> None:
         """Send the next request of each user, as long as the stage continues."""
         launcher = self._launcher
+        if self._turns is not None and not self._is_ending:
+            due = self._send_turns(due, self._turns)
         if launcher.sequences is not None:
             allowed: Sequence[Due] = [each for each in due if self._may_continue_sequence(each[0], launcher.sequences)]
         else:
@@ -233,6 +239,14 @@ class ClosedLoop:
             self._active -= len(due) - len(allowed)
         if not self._active:
             self._finish(now())
+
+    def _send_turns(self, due: Sequence[Due], turns: DueTurns) -> Sequence[Due]:
+        """Send turns that are due, as far as there are any, and return the users who are left."""
+        count = min(len(due), len(turns), self._ids.left)
+        if count:
+            self._ids.left -= count  # turns count, too, and have ids of their own
+            self._launcher.launch([turns.take(each) for each in due[:count]])
+        return due[count:]
 
     @property
     def issued(self) -> int | None:
@@ -267,8 +281,16 @@ class ClosedLoop:
         return not self._is_over
 
     @property
-    def cap(self) -> tuple[int, bool]:
-        return 0, False
+    def keeps_user(self) -> bool:
+        """Whether a session keeps its user until its end. Otherwise the user is free after each turn."""
+        return self._turns is None
+
+    def send_turn(self, flight: Flight) -> None:
+        """Send a session's next turn, which is due, or let it wait for a free user."""
+        if self._turns is None:
+            self._launcher.launch([flight])
+        else:
+            self._turns.add(flight)
 
     @property
     def _is_ending(self) -> bool:
@@ -329,7 +351,7 @@ class ClosedLoop:
 
 
 def _reached_server(event: End | Fail) -> bool:
-    return not isinstance(event, Fail) or event.code not in _NO_CONNECTION
+    return not isinstance(event, Fail) or event.code not in NOT_REACHED
 
 
 def _may_be_accepted(flight: Flight, event: End | Fail) -> bool:

@@ -72,7 +72,11 @@ class Pool(Protocol):
 
 
 class Http1Pool:
-    def __init__(self, connector: Connector, decoder: Callable[[], Decoder], on_ended: OnEnded) -> None:
+    def __init__(
+        self, connector: Connector, decoder: Callable[[], Decoder], on_ended: OnEnded, max_requests: int = 0
+    ) -> None:
+        """`max_requests`: the number of requests after which a connection is closed; 0: no limit."""
+        self._max_requests = max_requests or NEVER
         self._connector = connector
         self._new_decoder = decoder
         self._on_ended = on_ended
@@ -161,9 +165,11 @@ class Http1Pool:
             self._countdown.count_down(fail)
 
     def ended(self, connection: Http1Connection, flight: Flight, at: int, event: End | Fail) -> None:
+        if flight.id == _WARMING:
+            connection.responses = 0
         if not connection.transport.is_open:
             self._connections.discard(connection)
-        elif self._reuse:
+        elif self._reuse and connection.responses < self._max_requests:
             self._idle.append(connection)
             if connection.responses > 1:  # the first response says nothing about reuse
                 self._stale_in_a_row = 0

@@ -61,12 +61,16 @@ class StreamCall(msgspec.Struct, gc=False):
 class Http2Connection:
     __slots__ = (
         *("_http2", "_is_closed", "_is_opened", "_limit", "_outbox", "_owner", "_reads", "_reads_when_idle", "_unsent"),
-        *("_most", "_persistent", "_stream", "_was_idle", "calls", "is_closing", "transport"),
+        *("_most", "_persistent", "_requests_left", "_stream", "_was_idle", "calls", "is_closing", "transport"),
     )  # fmt: skip
 
-    def __init__(self, owner: Http2ConnectionOwner, most: int = MANY) -> None:
-        """`most`: how many requests the connection carries at a time, if the server allows as many."""
+    def __init__(self, owner: Http2ConnectionOwner, max_requests: int = 0, most: int = MANY) -> None:
+        """`max_requests`: the number of requests after which the connection takes no more, and closes after their responses.
+
+        `most`: how many requests the connection carries at a time, if the server allows as many.
+        """
         self._owner = owner
+        self._requests_left = max_requests or NEVER
         self._http2 = Http2Client()
         self._outbox = self._http2.outbox
         self._most = most
@@ -101,13 +105,17 @@ class Http2Connection:
     def start(self, flight: Flight, head: bytes, response: StreamResponse) -> None:
         """Queue a request on a stream of its own; `flush` sends it, together with all others in the queue."""
         flight.attempts += 1
+        flight.replica = self.transport.replica
         flight.bytes_out = len(head) + len(flight.data) + 18
         flight.sent = now()
         if not self.calls:
             self._reads_when_idle = self._reads if self._was_idle else -1
         self.calls[self._outbox.request(head, flight.data, True)] = StreamCall(flight, response)
         self._unsent.append(flight)
-        if self._outbox.is_closing and not self.is_closing:  # the stream ids have run out
+        self._requests_left -= 1
+        if (
+            self._outbox.is_closing or not self._requests_left
+        ) and not self.is_closing:  # or the stream ids have run out
             self._start_closing()
 
     def start_on_stream(self, flight: Flight, head: bytes, new_response: Callable[[], StreamResponse]) -> None:
@@ -127,7 +135,8 @@ class Http2Connection:
             self._stream = self._outbox.request(head, data, False)
         self.calls[self._stream] = StreamCall(flight, response)
         self._unsent.append(flight)
-        if self._outbox.is_closing and not self.is_closing:
+        self._requests_left -= 1
+        if (self._outbox.is_closing or not self._requests_left) and not self.is_closing:
             self._start_closing()
 
     def end_stream(self) -> None:

@@ -31,18 +31,20 @@ class Http2Pool:
     def __init__(
         self,
         connector: Connector,
-        head: bytes,
+        heads: tuple[bytes, ...],
         response: Callable[[], StreamResponse],
         on_ended: OnEnded,
         deadline: float = 0,
+        max_requests: int = 0,
         is_persistent: bool = False,
     ) -> None:
-        """`deadline`: seconds from sending a call within which its response must be complete; 0: none.
-
+        """`heads` are the header blocks of each traffic class, or one for all calls. `deadline`: seconds from sending a call
+        within which its response must be complete; 0: none. `max_requests`: calls after which a connection takes no more; 0: no limit.
         `is_persistent`: each connection has one stream, which carries one request at a time; each user has a connection.
         """
+        self._max_requests = max_requests
         self._connector = connector
-        self._head = head
+        self._heads = heads  # without classes, a call's class is -1: the last, and only one
         self._new_response = response
         self._on_ended = on_ended
         self._is_persistent = is_persistent
@@ -102,15 +104,23 @@ class Http2Pool:
                 self._start(connection, flight)
                 return
         self._waiting.append((flight, now()))
-        if not self._opening or (self._is_persistent and len(self._opening) < len(self._waiting)):
+        self._open_missing()
+
+    def _open_missing(self) -> None:
+        """Open as many connections as the waiting requests need, less those that are being opened already."""
+        waiting = len(self._waiting) + len(self._refused)
+        per_connection = 1 if self._is_persistent else self._max_requests
+        needed = -(-waiting // per_connection) if per_connection else min(waiting, 1)
+        for _ in range(needed - len(self._opening)):
             self._open()
 
     def _start(self, connection: Http2Connection, flight: Flight) -> None:
+        head = self._heads[flight.class_]
         if self._is_persistent:
-            connection.start_on_stream(flight, self._head, self._new_response)
+            connection.start_on_stream(flight, head, self._new_response)
             self._by_user[flight.user] = connection
         else:
-            connection.start(flight, self._head, self._new_response())
+            connection.start(flight, head, self._new_response())
         self._unflushed.append(connection)
 
     def flush(self) -> None:
@@ -151,7 +161,7 @@ class Http2Pool:
             connection.transport.close()
 
     def _open(self) -> None:
-        connection = Http2Connection(self, 1 if self._is_persistent else MANY)
+        connection = Http2Connection(self, self._max_requests, 1 if self._is_persistent else MANY)
         connection.transport = self._connector.new_transport(connection)
         self._opening.add(connection)
         self._connector.open(connection.transport)
@@ -169,7 +179,7 @@ class Http2Pool:
             self._idle.append(connection)
             self._retry_refused()
         elif self._refused or self._waiting:
-            self._open_another()
+            self._open_missing()
 
     def ended(
         self, connection: Http2Connection, flight: Flight, at: int, event: End | Fail, response: StreamResponse
@@ -185,7 +195,7 @@ class Http2Pool:
     def refused(self, connection: Http2Connection, flight: Flight) -> None:
         keep_first_attempt(flight)
         self._refused.append((flight, now()))
-        self._connector.loop.call_soon(self._open_another)  # once the connection's own state is settled
+        self._connector.loop.call_soon(self._open_missing)  # once the connection's own state is settled
 
     def has_room_again(self, connection: Http2Connection) -> None:
         self._send_queued(self._waiting, connection, now())
@@ -195,7 +205,7 @@ class Http2Pool:
             self._ready.remove(connection)
             self._closing.add(connection)
             if self._waiting and not self._ready:
-                self._connector.loop.call_soon(self._open_another)
+                self._connector.loop.call_soon(self._open_missing)
 
     def closed(self, connection: Http2Connection, fail: Fail | None) -> None:
         self._closing.discard(connection)
@@ -210,7 +220,7 @@ class Http2Pool:
             if not self._opening and (not self._ready or fail.code == "no_sockets"):
                 self._fail_all(fail)
         elif self._waiting and not self._ready:
-            self._connector.loop.call_soon(self._open_another)
+            self._connector.loop.call_soon(self._open_missing)
 
     def _open_failure(self, fail: Fail) -> Fail:
         """Return why a connection did not open, as the failure of the requests that waited for it. `closed` and `reset` are for
@@ -225,10 +235,6 @@ class Http2Pool:
         return Fail("connect_failed", fail.message or _BEFORE_OPEN[fail.code])
 
     # --- requests that wait for a connection ---
-
-    def _open_another(self) -> None:
-        if (self._refused or self._waiting) and not self._opening:
-            self._open()
 
     def _retry_refused(self) -> None:
         """Send refused requests over the existing connections after all: there will be no new one soon."""

@@ -36,12 +36,16 @@ class Flight(msgspec.Struct, gc=False):
     first_tokens: int = -1
     streamed_tokens: int = -1
     turn: int = -1
+    turns: int = -1
     stage: int = 0
     shard: int = 0
     url: int = 0
+    class_: int = -1
+    replica: int = -1
     status: int = 0
     failure: int = 0
     counted_by: int = 0
+    in_counted_by: int = 0
     attempts: int = 0
     open_loop: int = 1
     # not part of the row
@@ -62,7 +66,7 @@ Ended = tuple[Flight, End | Fail, str | None]
 """A request that ended, how it ended, and the text of its response if that is still needed (no usage reported, or a session)."""
 
 COLUMNS = len(ROW.names or ())
-assert Flight.__struct_fields__[:COLUMNS] == ROW.names
+assert tuple(name.removesuffix("_") for name in Flight.__struct_fields__[:COLUMNS]) == ROW.names  # class_ is `class`
 
 
 def apply_events(flight: Flight, events: Sequence[Event], at: int) -> End | Fail | None:
@@ -105,7 +109,7 @@ def _count_tokens(flight: Flight, usage: Usage) -> None:
     token that ended the response.
     """
     if usage.n_in >= 0:
-        flight.n_in = usage.n_in
+        flight.n_in, flight.in_counted_by = usage.n_in, _BY_SERVER
     flight.cached, flight.reasoning = usage.cached, usage.reasoning
     if usage.n_out < 0:
         return

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.run_state import RunState
-from inferometer.records import CANCELLED, Sample
+from inferometer.records import CANCELLED, COUNTED_BY, Sample
 from inferometer.store.spool import Spool
 from inferometer.types import Fail
+
+_BY_TOKENIZER = COUNTED_BY.index("tokenizer")
 
 
 class Recorder:
@@ -27,6 +29,8 @@ class Recorder:
         """Record requests that ended. When the disk is full, earlier records stay, and few more can be added."""
         state, flights, is_full = self._state, list[Flight](), False
         for flight, event, text in ended:
+            if flight.n_in >= 0 and not flight.in_counted_by:  # known before the request was sent
+                flight.in_counted_by = _BY_TOKENIZER
             if isinstance(event, Fail):
                 state.failed += 1
                 try:
@@ -56,6 +60,10 @@ class Recorder:
         """Store the token counts of `texts`, made after the run."""
         ids = (id for id, _ in self.texts)
         self._spool.set_tokens(dict(zip(ids, counts, strict=True)), counted_by)
+
+    def count_chunks(self) -> None:
+        """Take the number of chunks for that of tokens, for responses whose tokens neither side has counted."""
+        self._spool.count_chunks(COUNTED_BY.index("chunks"))
 
     def _disk_is_full(self) -> None:
         control = self._spool.control

@@ -1,9 +1,10 @@
-"""Makes the requests of a shard: they are encoded before t=0, used in turn, and get an id and an instant when they are due."""
+"""Makes the requests of a shard: they are encoded before t=0, and get an id and an instant when they are due."""
 
 from collections.abc import Sequence
 
 from inferometer.engine.inflight import Flight
 from inferometer.engine.sequences import Sequences
+from inferometer.store.request_file import MappedBytes, in_memory
 from inferometer.types import Calls, Request
 
 NO_USER = -1
@@ -13,53 +14,109 @@ Due = tuple[int, int]
 """A user of a closed loop whose next request is due (open loop: NO_USER), and the instant at which it is due."""
 
 
+class _IdIndex:
+    """Finds the encoded request for an id. The ids are a few ranges, so millions of them take no memory."""
+
+    def __init__(self, ids: Sequence[range]) -> None:
+        self._ranges: list[tuple[range, int, int]] = []  # ids, index of the first one's request, number of requests
+        first = 0
+        for own in ids:
+            self._ranges.append((own, first, len(own)))
+            first += len(own)
+        self._current, self._first, self._count = self._ranges[0]
+        self.following = -1
+        """The id that is found at the index after the last one; -1: not known."""
+        self.step = 1
+        self.last = 0
+        """Index of the last request of the current range."""
+
+    def find(self, id: int) -> int:
+        """Return the index of the request with this id; if there is none, of one in the range that the id would continue."""
+        if id not in self._current:
+            self._select(id)
+        self.step, self.last = self._current.step, self._first + self._count - 1
+        n = self._first + (id - self._current.start) // self.step % self._count
+        self.following = id + self.step if n < self.last else -1
+        return n
+
+    def _select(self, id: int) -> None:
+        """Change to the range that has the id, or else to the last one that starts before it, which then goes on."""
+        having = next((each for each in self._ranges if id in each[0]), None)
+        if having is None:
+            before = [each for each in self._ranges if each[0].start <= id] or self._ranges[:1]
+            ids, first, count = max(before, key=lambda each: each[0].start)
+            end = min((each[0].start for each in self._ranges if each[0].start > id), default=1 << 62)
+            having = range(ids.start, end, ids.step), first, count
+        self._current, self._first, self._count = having
+
+
 class Requests:
     def __init__(self, calls: Calls, shard: int, urls: int) -> None:
-        self._heads = calls.heads
-        self._encoded = list(zip(calls.tails, calls.n_in, calls.n_out, strict=True))
-        self._index = {id: n for n, id in enumerate(calls.ids)}
+        # Without classes, a request's class is -1: the last, and only, heads.
+        self._heads = calls.class_heads or (calls.heads,)
+        self._classes = calls.classes
+        self._tails = calls.tails if isinstance(calls.tails, MappedBytes) else in_memory(calls.tails)
+        self._n_in, self._n_out = calls.n_in, calls.n_out
+        self._index = _IdIndex(calls.ids) if calls.ids else None
         self._period = calls.period or 1 << 62
         self._encode = calls.encode
         self._has_sessions = calls.session is not None
+        self._session_header = calls.session_header
+        self._counts_tokens = calls.counts_tokens
         self._has_checks = calls.check is not None
         self._shard = shard
         self._urls = urls
         self._made = 0
+        self._last = 0  # index of the request that was made last
         self._has_id = calls.decoder is not None  # HTTP/1.1: the id goes between head and tail
         self.sequences = Sequences(calls.sequences) if calls.sequences else None
 
     def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
         """Return the next requests, with these ids."""
-        heads, encoded, urls, sequences = self._heads, self._encoded, self._urls, self.sequences
-        distinct, index, period = len(encoded), self._index, self._period
+        heads, n_in, n_out, urls = self._heads, self._n_in, self._n_out, self._urls
+        tails, offsets, is_plain = self._tails.view, self._tails.offsets, self._has_id and not self._session_header
+        sequences, index, period, n = self.sequences, self._index, self._period, self._last
+        classes = self._classes
         made = []
         for id, (user, intended) in zip(ids, due, strict=True):
             if sequences is not None:
                 n, url = sequences.take((stage, user)), (self._shard + user) % urls
             else:
-                n, url = index.get(id % period, -1) if index else -1, id % urls
-                if n < 0:
-                    n = self._made % distinct
-            self._made += 1
-            tail, n_in, n_out = encoded[n]
+                url, key = id % urls, id % period
+                if index is None:
+                    n = self._made % len(n_in)
+                    self._made += 1
+                elif key == index.following:
+                    n += 1
+                    index.following = key + index.step if n < index.last else -1
+                else:
+                    n = index.find(key)
+            tail, class_ = tails[offsets[n] : offsets[n + 1]], classes[n] if classes else -1
+            head = heads[class_][url]
             flight = Flight(
                 id=id,
                 intended=intended,
-                n_in=n_in,
-                n_want=n_out,
+                n_in=n_in[n],
+                n_want=n_out[n],
+                class_=class_,
                 stage=stage,
                 shard=self._shard,
                 url=url,
                 open_loop=0 if user >= 0 else 1,
                 user=user,
-                data=b"%b%d%b" % (heads[url], id, tail) if self._has_id else tail,
+                data=b"".join((head, b"%d" % id, tail)) if is_plain else self._data(head, id, id, tail),
             )
             if self._has_sessions:
                 flight.session, flight.turn, flight.index = id, 0, n
             elif self._has_checks:
                 flight.index = n
             made.append(flight)
+        self._last = n
         return made
+
+    def prefault(self) -> None:
+        """Prepare the memory of the requests that come next. Call it every few milliseconds, when nothing is due."""
+        self._tails.prefault(self._last)
 
     def make_turn(self, before: Flight, id: int, request: Request) -> Flight:
         """Return the next turn of a session, for the same URL, due its think time after the end of the turn `before`."""
@@ -68,14 +125,23 @@ class Requests:
         return Flight(
             id=id,
             intended=before.done + request.think,
-            n_in=request.n_in or -1,
+            n_in=(request.n_in or -1) if self._counts_tokens else -1,
             n_want=request.n_out,
+            class_=before.class_,
             session=before.session,
+            turns=before.turns,
             turn=before.turn + 1,
             stage=before.stage,
             shard=before.shard,
             url=url,
             open_loop=before.open_loop,
             user=before.user,
-            data=b"%b%d%b" % (self._heads[url], id, tail) if self._has_id else tail,
+            data=self._data(self._heads[before.class_][url], id, before.session, tail),
         )
+
+    def _data(self, head: bytes, id: int, session: int, tail: bytes | memoryview) -> bytes:
+        """Return the bytes to send: HTTP/1.1, with the id and, if there is one, the session's header between head and tail."""
+        if not self._has_id:
+            return bytes(tail)
+        of_session = b"%b%d" % (self._session_header, session) if self._session_header else b""
+        return b"".join((head, b"%d" % id, of_session, tail))

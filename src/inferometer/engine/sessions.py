@@ -1,25 +1,40 @@
 """Sessions: conversations whose next turn is made from the response to the turn before.
 
-A load starts sessions as it would start single requests. A session then stays on its shard, its URL and, in a closed loop, with its
-user until its last turn has ended or a turn has failed. Each later turn is due its think time after the end of the turn before.
+A load starts sessions as it would start single requests. A session then stays on its shard and its URL until its last turn has ended, or
+until a turn has failed and failures are final. Each later turn is due its think time after the end of the turn before. In a closed loop
+a session also stays with its user, unless the load counts requests (due_turns.py).
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.requests import Requests
-from inferometer.types import TURN_STEP, Fail, Session, TurnResponse
+from inferometer.records import CANCELLED, DROPPED
+from inferometer.timing.clock import now
+from inferometer.types import TURN_STEP, Calls, End, Fail, Session, TurnResponse
+from inferometer.wire.failures import NOT_REACHED
 
-Start = Callable[[int], Session]
-"""Starts the session whose first turn is the shard's encoded request with this index."""
+_FINAL = NOT_REACHED | {CANCELLED, DROPPED}
+"""Failures that always end a session: the client did not send the turn, or the server could not be reached."""
+
+
+class Stages(Protocol):
+    """What the stages of the plan say about sessions (course.py)."""
+
+    def may_continue(self, flight: Flight) -> bool: ...
+
+    def keeps_user(self, flight: Flight) -> bool: ...
 
 
 class Sessions:
     """The sessions of a shard that have not ended."""
 
-    def __init__(self, start: Start, requests: Requests, deadlines: Deadlines) -> None:
-        self._start = start
+    def __init__(self, calls: Calls, requests: Requests, deadlines: Deadlines) -> None:
+        assert calls.session is not None
+        self._start = calls.session
+        self._is_failure_final = calls.is_failure_final
         self._requests = requests
         self._deadlines = deadlines
         self._live: dict[int, Session] = {}
@@ -34,37 +49,45 @@ class Sessions:
         self._waiting.clear()
         self._live.clear()
 
-    def follow(
-        self, ended: Sequence[Ended], may_continue: Callable[[Flight], bool], send: Callable[[Flight], None]
-    ) -> list[Ended]:
-        """Schedule the turns that come after these, and return the requests whose sessions are over."""
-        over = []
+    def follow(self, ended: Sequence[Ended], stages: Stages, send: Callable[[Flight], None]) -> list[Ended]:
+        """Schedule the turns that come after these, and return the requests whose users are free."""
+        free = []
         for each in ended:
             self._deadlines.catch_up()  # making a turn may take long
             flight, event, text = each
             following = None
-            if not isinstance(event, Fail) and may_continue(flight):
-                following = self._next(flight, text or "")
+            if self._goes_on(event) and stages.may_continue(flight):
+                following = self._next(flight, text or "", isinstance(event, Fail))
             if following is None:
                 self._live.pop(flight.session, None)
-                over.append(each)
             else:
                 self._schedule(following, send)
-        return over
+            if following is None or not stages.keeps_user(flight):
+                free.append(each)
+        return free
 
-    def _next(self, flight: Flight, text: str) -> Flight | None:
+    def _goes_on(self, event: End | Fail) -> bool:
+        return not isinstance(event, Fail) or not (self._is_failure_final or event.code in _FINAL)
+
+    def _next(self, flight: Flight, text: str, is_failed: bool) -> Flight | None:
         """Return the turn after this one, or None if it was the last."""
         session = self._live.get(flight.session)
         if session is None:
             session = self._live[flight.session] = self._start(flight.index)
-            next(session)  # yields its first turn, which is the one that has just ended
+            first = next(session)  # the turn that has just ended
+            flight.turns = 1 + len(first.later)
+        n_out = flight.n_out if flight.n_out >= 0 else sum(flight.counts) or -1
         try:
-            request = session.send(TurnResponse(text, flight.n_in, flight.n_out))
+            request = session.send(TurnResponse(text, flight.n_in if flight.usage else -1, n_out, is_failed))
         except StopIteration:
             return None
         return self._requests.make_turn(flight, flight.id + TURN_STEP, request)
 
     def _schedule(self, flight: Flight, send: Callable[[Flight], None]) -> None:
+        if flight.intended <= now():
+            send(flight)
+            return
+
         def due() -> None:
             if self._waiting.pop(flight.session, None) is not None:
                 send(flight)

@@ -26,6 +26,7 @@ from inferometer.engine.inflight import Ended, Flight, finish
 from inferometer.engine.reader import Reader, StampClock
 from inferometer.engine.recorder import Recorder
 from inferometer.engine.requests import Requests
+from inferometer.engine.resolver import Address, Resolver
 from inferometer.engine.run_state import RunState
 from inferometer.engine.self_monitor import TICK, SelfMonitor
 from inferometer.engine.sessions import Sessions
@@ -51,7 +52,8 @@ class Task(msgspec.Struct, frozen=True):
     plan: Plan
     calls: Calls
     targets: tuple[Target, ...]
-    addresses: tuple[tuple[int, tuple[object, ...]], ...]
+    addresses: tuple[Address, ...]
+    """The address of each target that the server was reached at."""
     context: ssl.SSLContext | None
     timeouts: Limits
     deadline: float
@@ -64,6 +66,8 @@ class Task(msgspec.Struct, frozen=True):
     kernel_stamps: bool
     awake: Mode
     """How to keep the processor awake (awake.py)."""
+    reuse: int
+    """Requests after which a connection is closed; 0: no limit."""
     spool: Path
     """The folder to record into. The shard's control file must be there."""
     secrets: tuple[str, ...] = ()
@@ -85,11 +89,12 @@ class Shard:
         self.deadlines = Deadlines(loop)
         self._reader = Reader(loop, self._clock, self._settle, self.deadlines.catch_up)
         self.awake = Awake(loop, task.awake, self.deadlines, self._reader.poll, self.state)
-        requests = Requests(task.calls, task.shard, len(task.targets))
+        self._requests = requests = Requests(task.calls, task.shard, len(task.targets))
+        self._resolvers: list[Resolver] = []
         pools = [self._pool(index) for index in range(len(task.targets))]
         self._dispatcher = Dispatcher(pools, requests, self.deadlines, self.awake, self.state, self.recorder)
         self._course = Course(task.plan, self._dispatcher, self._spool.control, self._end_if_idle)
-        self._sessions = Sessions(task.calls.session, requests, self.deadlines) if task.calls.session else None
+        self._sessions = Sessions(task.calls, requests, self.deadlines) if task.calls.session else None
         self._timeouts = Timeouts(task.timeouts, self._dispatcher, self.deadlines, loop)
         self._telemetry = Telemetry(
             self._spool, self.recorder, self._dispatcher, self.state, len(task.plan.stages), loop
@@ -105,13 +110,16 @@ class Shard:
         task = self._task
         target, calls = task.targets[index], task.calls
         context = task.context if target.tls else None
-        connector = Connector(self._loop, target, task.addresses[index], self._reader, context)
+        resolver = Resolver(self._loop, target.host, task.addresses[index], self._spool.replica)
+        self._resolvers.append(resolver)
+        connector = Connector(self._loop, target, resolver, self._reader, context)
         if calls.response is not None:
+            heads = tuple(own[index] for own in calls.class_heads or (calls.heads,))
             return Http2Pool(
-                connector, calls.heads[index], calls.response, self._on_ended, task.deadline, calls.is_persistent
+                connector, heads, calls.response, self._on_ended, task.deadline, task.reuse, calls.is_persistent
             )
         assert calls.decoder is not None
-        return Http1Pool(connector, calls.decoder, self._on_ended)
+        return Http1Pool(connector, calls.decoder, self._on_ended, task.reuse)
 
     # --- the run ---
 
@@ -167,6 +175,7 @@ class Shard:
         elif stop and not self.state.stopping:
             self._stop(now() + int(self._task.grace * NS))
         self._course.obey(self._is_idle)
+        self._requests.prefault()
         if not self._finished.done():
             following = max(due + TICK, now() + TICK // 2)
             self.deadlines.at(following, lambda: self._tick(following))
@@ -198,6 +207,14 @@ class Shard:
     @property
     def has_kernel_stamps(self) -> bool:
         return self._clock.kernel_stamps
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about the run, although nothing failed."""
+        failed = ((each.host, each.failure) for each in self._resolvers if each.failure)
+        return tuple(
+            f"{host} could not be looked up again ({why}): its last known addresses were used" for host, why in failed
+        )
 
     # --- requests that ended ---
 
@@ -252,10 +269,10 @@ class Shard:
         if self._sessions is not None:
             dispatcher.holds_sends = False  # making turns takes long: requests that come due are sent in between
             dispatcher.flush()
-            over = self._sessions.follow(ended, self._course.may_continue, self._send_turn)
-            if len(over) < len(ended):  # a session goes on, so the server can be reached
+            free = self._sessions.follow(ended, self._course, self._send_turn)
+            if len(free) < len(ended):  # a session goes on, so the server can be reached
                 self.state.unreached_since = 0
-            ended = over
+            ended = free
             dispatcher.holds_sends = True
         self._course.freed(ended)
         dispatcher.holds_sends = False
@@ -263,7 +280,7 @@ class Shard:
     def _send_turn(self, flight: Flight) -> None:
         """Send a session's next turn, unless its stage has ended while the user was thinking."""
         if self._course.may_continue(flight):
-            self._dispatcher.release(flight, *self._course.cap_of(flight))
+            self._course.send_turn(flight)
         else:
             self._end_if_idle()
 

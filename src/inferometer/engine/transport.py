@@ -44,10 +44,12 @@ class Transport:
         "connect_started",
         "deliver",
         "error",
+        "is_closed",
         "is_open",
         "is_ready",
         "is_writing",
         "receive",
+        "replica",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reader: Reader, owner: TransportOwner) -> None:
@@ -59,15 +61,17 @@ class Transport:
         self.deliver: Callable[[bytes, int, int], None] = owner.received
         self.error: OSError | None = None  # why reading ended, if the server did not simply close
         self.is_open = False  # there is a socket
+        self.is_closed = False  # the owner closed it, perhaps before there was a socket
         self.is_ready = False  # connected, and the TLS handshake is done
         self.is_writing = False  # waiting for the kernel to accept more
         self.connect_started = 0
+        self.replica = -1  # the number of its address in the records
 
     # --- opening ---
 
     def connect(self, family: int, address: tuple[object, ...]) -> None:
         """Start to connect. Never raises: the owner is notified of success or failure."""
-        self.connect_started = now()
+        self.connect_started = self.connect_started or now()
         try:
             sock = _new_socket(family)
         except OSError as error:
@@ -159,6 +163,7 @@ class Transport:
 
     def close(self) -> None:
         """Close the socket without notifying the owner."""
+        self.is_closed = True
         if self.is_open:
             self.is_open = self.is_ready = False
             self._reader.forget(self._fd)

@@ -1,6 +1,8 @@
 """What every shard is given, and what follows from it for each: its part of the plan, its requests, its connections."""
 
+import math
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import cast
 
@@ -8,20 +10,24 @@ import msgspec
 
 from inferometer import schedule, workload
 from inferometer.config.data import Tensors
+from inferometer.config.loads import Replay
 from inferometer.config.schema import Config
-from inferometer.fleet.sizing import expected_in_flight
+from inferometer.fleet.sizing import expected_in_flight, expected_rate
 from inferometer.probe import reach
 from inferometer.probe.shared_memory import Portion
 from inferometer.records import Probe
 from inferometer.tensors import Tensor
 from inferometer.types import ClosedStage, OpenStage, Plan, Request
+from inferometer.units import NS
 from inferometer.wire.context import SharedRefs
 from inferometer.workload import tensors
 
-MAX_DISTINCT = 20_000
-"""Maximum number of requests made before t=0. A longer run reuses them, and its report says so."""
-_DISTINCT_UNKNOWN = 4_096
-"""The number made for a closed loop that ends by time, since it is not known how many will be sent."""
+_UNKNOWN = 4_096
+"""Requests that a shard makes for a closed stage that ends by time, if it is not known how fast the server responds."""
+_MARGIN = 1.5
+"""If that is known from the probe, it makes this many times as many as it would send at that speed ..."""
+_MOST_ESTIMATED, _MOST_ESTIMATED_BYTES = 100_000, 1 << 30
+"""... but no more than these. A run that sends more uses its requests again, and its report says so."""
 
 _SEQUENCES_PER_USER = 4
 
@@ -39,6 +45,8 @@ class Job(msgspec.Struct, frozen=True):
     """Stages that start only when all shards have finished the stages before."""
     probe: Probe = Probe()
     """What the requests before the run showed."""
+    turns: float = 0.0
+    """Mean number of turns per session; 0: there are no sessions."""
 
 
 class ShardReport(msgspec.Struct, frozen=True):
@@ -50,6 +58,22 @@ class ShardReport(msgspec.Struct, frozen=True):
     awake: str
     given_up: tuple[int, ...] = ()
     """Stages that the shard gave up."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the run, although nothing failed."""
+
+
+def whole_plan(config: Config, e2e_ns: int = 0, turns: float = 0.0) -> Plan:
+    """Return the plan of the run, of all shards together. `e2e_ns` is how long a request takes, by the probe; 0: not known.
+    `turns` is the mean number of turns per session; 0: there are no sessions."""
+    arrivals = workload.arrivals(config.data) if isinstance(config.load, Replay) else None
+    return schedule.plan(config.load, config.seed, e2e_ns, arrivals=arrivals, turns=turns)
+
+
+def check_load(config: Config) -> None:
+    """Raise UserError if the load cannot be planned, before the server is contacted."""
+    schedule.check(config.load)
+    if isinstance(config.load, Replay):
+        whole_plan(config)
 
 
 def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:
@@ -70,30 +94,36 @@ def portions(config: Config, plan: Plan, shards: int, e2e: int) -> Iterator[Port
 
 def first_requests(config: Config, part: Plan, sequences: list[Sequence[int]], shards: int) -> list[Request]:
     """Return the requests to make before t=0 if they are used in turn: those of sequences, or in shared memory."""
+    return workload.build(config.data, config.seed, first_ids(config, part, sequences, shards))
+
+
+def first_ids(config: Config, part: Plan, sequences: list[Sequence[int]], shards: int) -> list[int]:
+    """Return the ids of these requests."""
     in_sequences = [id for sequence in sequences for id in sequence]
-    return workload.build(config.data, config.seed, in_sequences or _ids(part)[: _distinct(config, shards)])
+    own = islice(chain.from_iterable(_own_ids(part, Probe())), _distinct(config, shards))
+    return in_sequences or list(own) or [0]
 
 
-def requests_by_id(config: Config, plan: Plan, part: Plan, shards: int) -> tuple[list[Request], int]:
-    """Return the requests to make before t=0 if each has an id, and so the same content whichever shard sends it and when.
+def ids_to_prepare(config: Config, plan: Plan, part: Plan, shards: int, probe: Probe) -> tuple[tuple[range, ...], int]:
+    """Return the ids of the requests to make before t=0 if each id has its own content, whichever shard sends it and when.
 
     The second result is the number of different requests, after which they repeat; 0: they do not.
     """
-    period = _distinct(config, shards)
-    if period is not None and period <= MAX_DISTINCT:
-        return workload.build(config.data, config.seed, range(period)), period
-    return workload.build(config.data, config.seed, _ids(part, dealt_ids(plan, shards))), 0
+    ids = (*_own_ids(part, probe), *dealt_ids(plan, shards)) or (range(1),)
+    period = workload.distinct(config.data)
+    if period is not None and period <= sum(map(len, ids)):
+        return (range(period),), period
+    return ids, 0
 
 
-def dealt_ids(plan: Plan, shards: int) -> list[int]:
-    """Return the ids that the parent deals out during the run (fleet/dealing.py)."""
+def dealt_ids(plan: Plan, shards: int) -> tuple[range, ...]:
+    """Return the ids that the parent deals out during the run (fleet/dealing.py), to any of the shards."""
     starts = ((stage, schedule.dealt_from(stage, shards)) for stage in plan.stages)
-    return [
-        id
+    return tuple(
+        range(stage.first_id + first, stage.first_id + stage.requests)
         for stage, first in starts
         if first is not None and isinstance(stage, ClosedStage)
-        for id in range(stage.first_id + first, stage.first_id + stage.requests)
-    ]
+    )
 
 
 def _distinct(config: Config, shards: int) -> int | None:
@@ -130,24 +160,30 @@ def sequences_of(config: Config, plan: Plan, shard: int, shards: int) -> list[Se
     return tensors.sequences(config.data, _SEQUENCES_PER_USER * users, shard, shards)
 
 
-def _ids(part: Plan, dealt: Sequence[int] = ()) -> list[int]:
-    """Return the ids of the requests to make before t=0: the first ones of each stage, at most MAX_DISTINCT in total.
-
-    `dealt`: ids that any shard may be given during the run, in addition to its own.
-    """
-    ids: list[int] = []
+def _own_ids(part: Plan, probe: Probe) -> Iterator[range]:
+    """Yield the ids of each stage that are the shard's own from the start."""
     for stage in part.stages:
-        known = len(stage.instants) if isinstance(stage, OpenStage) else (dealt and stage.granted) or stage.requests
-        count = min(known or _DISTINCT_UNKNOWN, MAX_DISTINCT - len(ids))
-        ids += range(stage.first_id, stage.first_id + count * stage.id_step, stage.id_step)
-    ids += dealt[: MAX_DISTINCT - len(ids)]
-    return ids or [0]
+        known = len(stage.instants) if isinstance(stage, OpenStage) else stage.granted or stage.requests
+        count = _estimated(stage, probe) if isinstance(stage, ClosedStage) and not known else known
+        if count:
+            yield range(stage.first_id, stage.first_id + count * stage.id_step, stage.id_step)
 
 
-def prepared_count(plan: Plan, shards: int) -> int:
+def _estimated(stage: ClosedStage, probe: Probe) -> int:
+    """Return how many requests to make for a stage that ends by time, since it is not known how many will be sent."""
+    rate = expected_rate(stage, probe.e2e_ns)
+    wanted = math.ceil(rate * stage.duration / NS * _MARGIN) if rate else _UNKNOWN
+    most = min(_MOST_ESTIMATED, _MOST_ESTIMATED_BYTES // (probe.request_bytes or 1))
+    return max(min(wanted, most), min(stage.concurrency, _UNKNOWN), 1)
+
+
+def prepared_count(config: Config, plan: Plan, shards: int, probe: Probe) -> int:
     """Return how many different requests all shards together make before t=0."""
-    dealt = dealt_ids(plan, shards)
-    return len(set[int]().union(*(_ids(schedule.shard(plan, shard, shards), dealt) for shard in range(shards))))
+    unit = division_unit(config)
+    parts = (schedule.shard(plan, shard, shards, unit) for shard in range(shards))
+    own = sum(len(ids) for part in parts for ids in _own_ids(part, probe))
+    made = own + (0 if unit else sum(map(len, dealt_ids(plan, shards))))
+    return min(workload.distinct(config.data) or made, made)
 
 
 def max_in_flight(stage: OpenStage | ClosedStage) -> int:

@@ -3,7 +3,7 @@
 The rows have the failure `lost`, so that every planned request is accounted for.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from inferometer.records import LOST, ROW, UNKNOWN, Failure
+from inferometer.records import LOST, NAMED, ROW, UNKNOWN, Failure
 from inferometer.store.spool import Control, failures_of, rows_of
 from inferometer.types import TURN_STEP, ClosedStage, OpenStage, Plan
 
@@ -22,11 +22,12 @@ def add_lost_rows(
     plan: Plan,
     ended_early: Container[int] = (),
     granted: Mapping[int, Sequence[range]] = MappingProxyType({}),
+    class_of: Callable[[Sequence[int]], Sequence[int]] | None = None,
 ) -> None:
     """Add the rows that are missing from a dead shard's spool. `plan` is the shard's own part of the plan.
 
     Of stages that `ended_early`, only requests in flight are lost: the others would not have been sent. `granted` are the ids that
-    the parent has dealt out to the shard, by stage.
+    the parent has dealt out to the shard, by stage. `class_of` returns the traffic classes of ids, if there are classes.
     """
     control = Control(folder / f"{shard}.control", create=False)
     recorded = rows_of(folder, shard, control["rows"]) if control["rows"] else np.zeros(0, ROW)
@@ -37,9 +38,11 @@ def add_lost_rows(
         file.write(msgspec.json.encode(Failure(LOST, "")) + b"\n")
     failure = len(failures_of(folder, shard))
     rows = np.zeros(len(missing), ROW)
-    for name in UNKNOWN:
+    for name in (*UNKNOWN, *NAMED):
         rows[name] = -1
     rows["id"] = [id for id, _, _ in missing]
+    if class_of is not None:
+        rows["class"] = class_of(rows["id"].tolist())
     rows["stage"] = [stage for _, stage, _ in missing]
     rows["intended"] = [intended for _, _, intended in missing]
     rows["done"] = np.maximum(rows["intended"], control["heartbeat"])

@@ -2,38 +2,40 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
-from functools import partial
-from itertools import cycle, islice
+from collections.abc import Iterable, Sequence
+from itertools import chain, cycle, islice
 from pathlib import Path
 
 import msgspec
 
-from inferometer import memory, open_files, schedule, workload
+from inferometer import memory, open_files, processors, workload
+from inferometer.apis import APIS
 from inferometer.config import secret
-from inferometer.config.data import Tensors
+from inferometer.config.data import Tensors, class_headers
 from inferometer.config.schema import Config
 from inferometer.engine.shard import Shard, Task
 from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.fleet.job import (
     Job,
     ShardReport,
-    first_requests,
+    first_ids,
+    ids_to_prepare,
     max_in_flight,
-    requests_by_id,
     sequences_of,
     shard_plan,
+    whole_plan,
 )
+from inferometer.fleet.preparing import Progress, Source, Stopped, no_progress, prepare
 from inferometer.fleet.sizing import connections_to_open
-from inferometer.probe import reach
+from inferometer.probe import reach, tokenize
 from inferometer.records import COUNTED_BY
+from inferometer.store.spool import Control
 from inferometer.tensors import Tensor
 from inferometer.timing import loop as event_loop
-from inferometer.types import Request, Session
-from inferometer.wire import calls
-from inferometer.wire.context import CallContext, Sequenced
+from inferometer.types import Calls, Plan
+from inferometer.wire.context import Sequenced
 from inferometer.workload import tensors, tokenizer
-from inferometer.workload.session import converse
+from inferometer.workload.encodings import server as server_tokenizer
 
 
 def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
@@ -44,7 +46,17 @@ def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
 async def _run(job: Job, number: int, spool: Path) -> ShardReport:
     loop = asyncio.get_running_loop()
     config = job.config
-    task = make_task(job, number, spool)
+    control = Control(spool / f"{number}.control", create=False)
+
+    def progress(done: int, total: int) -> None:
+        control["prepared"], control["to_prepare"] = done, total
+        if control["stop"]:
+            raise Stopped
+
+    try:
+        task = make_task(job, number, spool, progress)
+    except Stopped:
+        return ShardReport("", "", "", "")
     try:
         shard = Shard(task, loop)
     except OSError as error:
@@ -58,6 +70,8 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
             counter = tokenizer.load(workload.tokenizer_of(config.data))
             counts = counter.count_batch([text for _, text in texts])
             shard.recorder.save_counts(counts, COUNTED_BY.index("tokenizer"))
+        if APIS[config.server.api].response == "text":
+            shard.recorder.count_chunks()
     finally:
         shard.close_spool()
     return ShardReport(
@@ -66,47 +80,26 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
         type(loop).__module__.partition(".")[0],
         shard.awake.kind,
         tuple(shard.state.given_up),
+        shard.notes,
     )
 
 
 @memory.enough_for("data")
-def make_task(job: Job, shard: int, spool: Path) -> Task:
+def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progress) -> Task:
+    """Make the shard's part of the run. `progress` is called while requests are prepared."""
     config, reached = job.config, job.reached
     config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
-    whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns)
+    provide_tokenizer(config, reached)
+    whole = whole_plan(config, job.probe.e2e_ns, job.turns)
     plan = shard_plan(job, whole, shard)
-    sequences = sequences_of(config, plan, shard, job.shards)
-    sequenced = _sequenced(job, shard, sequences)
-    shared = job.shared[shard] if job.shared else None
-    period, by_id = 0, not sequences and shared is None
-    if by_id:
-        requests, period = requests_by_id(config, whole, plan, job.shards)
-    else:
-        requests = first_requests(config, plan, sequences, job.shards)
-    if shared is not None:
-        requests = _in_rounds(requests, len(shared.outputs))
-    context = msgspec.structs.replace(
-        reach.call_context(config.server, reached, job.tag),
-        sequenced=sequenced,
-        shared=shared,
-        expected=_expected_outputs(config, requests),
-    )
     connections = connections_to_open(config, plan, job.probe, job.shards)
     shares = reached.targets[0].grpc and config.server.stream != "persistent"  # gRPC: requests share connections
     own = 0 if shares else max(map(max_in_flight, plan.stages))
     open_files.raise_file_limit(max(connections, own))
-    encoded = calls.encode(context, requests)
-    if workload.tokenizer_of(config.data) is None:  # another vocabulary would give other counts
-        encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(encoded.n_in), counts_tokens=False)
-    if by_id:
-        encoded = msgspec.structs.replace(encoded, ids=tuple(request.id for request in requests), period=period)
-    if workload.has_sessions(config.data):
-        encode = partial(_encode_turn, context)
-        encoded = msgspec.structs.replace(encoded, session=partial(_session, requests), encode=encode)
     return Task(
         shard=shard,
         plan=plan,
-        calls=encoded,
+        calls=_calls(job, config, whole, plan, shard, spool, progress),
         targets=reached.targets,
         addresses=reached.addresses,
         context=reach.tls_context(config.server) if any(target.tls for target in reached.targets) else None,
@@ -117,32 +110,64 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
         if config.client.warm
         else (),
         grace=config.client.grace,
+        reuse=config.client.reuse,
         kernel_stamps=config.client.stamps == "kernel",
         awake=config.client.awake,
         spool=spool,
-        secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
+        secrets=secret.words(config.server, reached.secrets | _credentials(reached), config.data),
     )
 
 
-def _expected_outputs(config: Config, requests: list[Request]) -> tuple[tuple[Tensor, ...], ...]:
+def provide_tokenizer(config: Config, reached: reach.Reached) -> None:
+    """Make the server's own tokenizer available to workloads in this process, if the data uses it."""
+    if workload.uses_tokenizer(config.data, tokenizer.SERVER):
+        server_tokenizer.provide(tokenize.connect(config.server, reached))
+
+
+def _expected_outputs(config: Config, ids: Iterable[int]) -> tuple[tuple[Tensor, ...], ...]:
     """The outputs that the responses must have, if they are checked."""
     if not isinstance(config.data, Tensors) or not config.data.validate:
         return ()
-    return tensors.expected_outputs(config.data, [request.id for request in requests])
+    return tensors.expected_outputs(config.data, list(ids))
 
 
-def _session(requests: list[Request], index: int) -> Session:
-    return converse(requests[index])
+def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool: Path, progress: Progress) -> Calls:
+    """Prepare the shard's requests: each for its id, unless sequences or shared memory need them in turn."""
+    sequences = sequences_of(config, plan, shard, job.shards)
+    shared = job.shared[shard] if job.shared else None
+    context = msgspec.structs.replace(
+        reach.call_context(config.server, job.reached, job.tag),
+        sequenced=_sequenced(job, shard, sequences),
+        shared=shared,
+        class_headers=class_headers(config.data),
+    )
+    if config.client.reuse == 1 and not job.reached.targets[0].grpc:
+        context = msgspec.structs.replace(context, headers=context.headers | {"Connection": "close"})
+    ranges: tuple[range, ...] = ()
+    period = 0
+    if sequences or shared is not None:
+        first = first_ids(config, plan, sequences, job.shards)
+        ids: Sequence[Sequence[int]] = [first if shared is None else _in_rounds(first, len(shared.outputs))]
+    else:
+        ranges, period = ids_to_prepare(config, whole, plan, job.shards, job.probe)
+        ids = ranges
+    context = msgspec.structs.replace(context, expected=_expected_outputs(config, chain(*ids)))
+    asks_server = workload.uses_tokenizer(config.data, tokenizer.SERVER)  # only this process has a connection for that
+    prepared = prepare(
+        Source(config.data, config.seed, context, config.sessions),
+        ids,
+        spool,
+        shards=job.shards,
+        builders=int(processors.usable()) // job.shards if config.client.processes and not asks_server else 1,
+        size=job.probe.request_bytes or 0,
+        progress=progress,
+    )
+    return msgspec.structs.replace(prepared, ids=ranges, period=period)
 
 
-def _encode_turn(context: CallContext, request: Request) -> bytes:
-    """Encode one request while the run is in progress."""
-    return calls.encode(context, [request]).tails[0]
-
-
-def _in_rounds(requests: list[Request], slots: int) -> list[Request]:
-    """Repeat the requests until they fill whole rounds of the slots, so that each slot is reused as rarely as possible."""
-    return list(islice(cycle(requests), math.ceil(len(requests) / slots) * slots))
+def _in_rounds(ids: list[int], slots: int) -> list[int]:
+    """Repeat the ids until they fill whole rounds of the slots, so that each slot is reused as rarely as possible."""
+    return list(islice(cycle(ids), math.ceil(len(ids) / slots) * slots))
 
 
 def _sequenced(job: Job, shard: int, sequences: list[Sequence[int]]) -> Sequenced:

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer import processors, schedule, workload
-from inferometer.apis import scheme_of
-from inferometer.config.data import Images, Messages, Tensors
+from inferometer.apis import APIS, scheme_of
 from inferometer.config.schema import Config
 from inferometer.records import Probe
 from inferometer.types import ClosedStage, OpenStage, Plan
@@ -21,6 +20,8 @@ _USERS_PER_PROCESS = 512
 
 # CPU seconds of the client, measured on a machine on which `_work` takes _REFERENCE.
 _PER_REQUEST = {"http": 30e-6, "grpc": 80e-6}
+_PER_CONNECTION = 75e-6
+"""For opening and closing a connection, without TLS."""
 _PER_CHUNK = 10e-6
 _PER_BYTE = 0.5e-9
 """Per byte sent or received: copying it, and the kernel's part."""
@@ -45,6 +46,8 @@ def connections_to_open(config: Config, plan: Plan, probe: Probe, shards: int) -
     """Return how many connections one of the shards opens before t=0; `plan` is its part."""
     if config.client.connections != "auto":
         return config.client.connections
+    if config.client.reuse == 1:  # a client without keep-alive connects when it has a request
+        return 0
     limit = max(MAX_OPENED // shards, 1)
     most = max(expected_in_flight(stage, probe.e2e_ns, limit) for stage in plan.stages)
     return min(most, limit) if scheme_of(config.server.urls[0]) == "grpc" else most
@@ -109,6 +112,8 @@ def cpu_per_request(config: Config, probe: Probe, slowness: float) -> float:
     that is more, as with TLS or long JSON. Streams are not measured like that: the probe wakes up for every chunk."""
     chunks, size = _chunks(config, probe), (probe.request_bytes or 0) + (probe.response_bytes or 0)
     per_request = _PER_REQUEST[scheme_of(config.server.urls[0])]
+    if config.client.reuse:
+        per_request += _PER_CONNECTION / config.client.reuse
     by_size = (per_request + chunks * _PER_CHUNK + size * _PER_BYTE) * slowness
     return by_size if chunks or probe.cpu is None else max(by_size, probe.cpu - _WAKE_UP * slowness)
 
@@ -119,7 +124,7 @@ def _chunks(config: Config, probe: Probe) -> float:
         return probe.chunks
     if probe.chunks_per_second and probe.e2e:
         return probe.chunks_per_second * probe.e2e
-    if not config.server.stream or isinstance(config.data, Tensors | Images | Messages):
+    if not config.server.stream or APIS[config.server.api].request != "text":
         return 0
     return workload.mean_output(config.data, config.seed) or _CHUNKS_UNKNOWN
 

@@ -178,6 +178,7 @@ class Supervisor:
             stage=self._stage(),
             stopping=self._stop > 0,
             draining=self._is_draining(),
+            prepared=total("prepared") / max(total("to_prepare"), 1),
             t0=self._t0,
             rows=self._new_rows,
             peeks=self._peeks,

@@ -42,7 +42,7 @@ _CONNECT_S = 60.0
 _CLOSE_S = 5.0
 _COLUMNS = {"rows": (ROW.itemsize, "rows"), "arrivals": (8, "chunks"), "tokens": (2, "chunks")}
 """Files that grow with a number in the control file: bytes per entry, and the name of the number."""
-_LINES = ("failures", "samples")
+_LINES = ("failures", "replicas", "samples")
 _FROM_SHARD = tuple(name for name in CONTROL if name not in FROM_PARENT)
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from inferometer.config.schema import Server
+from inferometer.config.data import class_headers
+from inferometer.config.schema import Config, Server
 from inferometer.config.secret import hide, words
 from inferometer.errors import UserError
 from inferometer.probe import reach, roundtrip
@@ -23,7 +24,7 @@ from inferometer.timing.clock import now
 from inferometer.types import Calls, Event, Fail, Request, Tokens
 from inferometer.units import NS
 from inferometer.wire import calls
-from inferometer.wire.context import SharedRefs
+from inferometer.wire.context import CallContext, SharedRefs
 from inferometer.wire.failures import meaning
 
 REQUESTS = 3
@@ -69,13 +70,16 @@ class _Trial(msgspec.Struct, frozen=True):
 
 
 def estimate(
-    server: Server, reached: Reached, requests: Sequence[Request], tag: str, shared: SharedRefs | None = None
+    config: Config, reached: Reached, requests: Sequence[Request], tag: str, shared: SharedRefs | None = None
 ) -> Probe:
     """Send the requests one after the other. `tag` is the prefix of their X-Request-Ids; `shared`: where their tensors are."""
-    secrets = words(server, reached.secrets)
+    secrets = words(config.server, reached.secrets, config.data)
+    context = msgspec.structs.replace(
+        reach.call_context(config.server, reached, tag), shared=shared, class_headers=class_headers(config.data)
+    )
     trials: list[_Trial] = []
     try:
-        for trial in _trials(server, reached, requests, tag, shared):
+        for trial in _trials(config.server, reached, requests, context):
             trials.append(trial)
     except UserError as error:
         return _summary(trials, len(trials) + 1, hide(error.what, secrets))
@@ -84,10 +88,8 @@ def estimate(
     return _summary(trials, len(trials), hide(failure, secrets))
 
 
-def _trials(
-    server: Server, reached: Reached, requests: Sequence[Request], tag: str, shared: SharedRefs | None
-) -> Iterable[_Trial]:
-    context = msgspec.structs.replace(reach.call_context(server, reached, tag), shared=shared, persistent=False)
+def _trials(server: Server, reached: Reached, requests: Sequence[Request], context: CallContext) -> Iterable[_Trial]:
+    context = msgspec.structs.replace(context, persistent=False)
     encoded = calls.encode(context, requests)
     peers = [
         msgspec.structs.replace(peer, timeout=0.0, connect_timeout=min(peer.connect_timeout or SECONDS, SECONDS))
@@ -111,7 +113,8 @@ def _send(peer: Peer, number: int, encoded: Calls, url: int, seconds: float, ser
                 arrivals.append(at)
                 counts.append(event.n)
 
-    head, tail = encoded.heads[url], encoded.tails[number]
+    head = encoded.head(url, encoded.classes[number] if encoded.classes else -1)
+    tail = encoded.tails[number]
     if encoded.response is not None:
         limit = min(seconds, float(server.deadline) or seconds)
         instants, fail = roundtrip.over_grpc(peer, head, tail, encoded.response(), on_events, limit)

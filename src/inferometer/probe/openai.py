@@ -1,6 +1,7 @@
 """Finding the model of an OpenAI-style server: the first one that /v1/models lists."""
 
 import json
+from typing import NamedTuple
 
 from inferometer.errors import GIVE_KEY, UserError
 from inferometer.probe import query
@@ -12,8 +13,32 @@ _NAME_IT = "name the model with {server.model}, if the server does not list its 
 _CHECK_URL = "check the path of {server.url}; for a tensor server use {server.api} kserve"
 
 
-def first_model(peer: Peer, headers: dict[str, str]) -> str:
-    """The name of the first model that the server lists; raises UserError if there is none."""
+class ListedModel(NamedTuple):
+    name: str
+    context: int = 0
+    """Tokens that prompt and response may have together, if the server says so (`max_model_len`); 0: not known."""
+
+
+def first_model(peer: Peer, headers: dict[str, str]) -> ListedModel:
+    """The first model that the server lists; raises UserError if there is none."""
+    models = _listed(peer, headers)
+    if not models:
+        raise UserError(
+            f"{peer.target.url}: GET {peer.target.prefix + _PATH}: the server does not list any model",
+            f"load one into the server, or {_NAME_IT}",
+        )
+    return models[0]
+
+
+def context_of(peer: Peer, headers: dict[str, str], name: str) -> int:
+    """The context of the model of this name; 0 if the server does not list it."""
+    try:
+        return next((model.context for model in _listed(peer, headers) if model.name == name), 0)
+    except UserError:
+        return 0
+
+
+def _listed(peer: Peer, headers: dict[str, str]) -> list[ListedModel]:
     target = peer.target
     path = target.prefix + _PATH
     reply = query.http(peer, "GET", _PATH, headers)
@@ -26,12 +51,12 @@ def first_model(peer: Peer, headers: dict[str, str]) -> str:
             _CHECK_URL if is_path_wrong else f"{_NAME_IT}; or {_CHECK_URL}",
         )
     try:
-        models = [entry["id"] for entry in json.loads(reply.body)["data"]]
+        return [ListedModel(str(entry["id"]), _context(entry)) for entry in json.loads(reply.body)["data"]]
     except (ValueError, KeyError, TypeError):
         kind = "a web page" if reply.body.lstrip()[:1] == b"<" else "something that is not OpenAI's JSON"
         raise UserError(f"{target.url}: GET {path}: the response is {kind}", f"{_CHECK_URL}; or {_NAME_IT}") from None
-    if not models:
-        raise UserError(
-            f"{target.url}: GET {path}: the server does not list any model", f"load one into the server, or {_NAME_IT}"
-        )
-    return str(models[0])
+
+
+def _context(entry: dict[str, object]) -> int:
+    limit = entry.get("max_model_len")
+    return limit if isinstance(limit, int) and limit > 0 else 0

@@ -31,6 +31,8 @@ class Reached(msgspec.Struct, frozen=True):
     """KServe: the model's inputs, outputs and configuration."""
     descriptors: bytes = b""
     """`api: grpc`: the descriptor set that defines the method."""
+    context: int = 0
+    """Tokens that prompt and response may have together, if the server listed it when the model was looked for; 0: not known."""
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -39,6 +41,7 @@ class _Found(msgspec.Struct, frozen=True):
     model: str = ""
     facts: ModelFacts | None = None
     descriptors: bytes = b""
+    context: int = 0
 
 
 def reach(server: Server, read_timeout: float | None = None) -> Reached:
@@ -65,14 +68,17 @@ def _reach(server: Server, secrets: dict[str, str], read_timeout: float | None) 
         addresses.append(address)
     headers = request_headers(targets[0], server, secrets)
     found = _DISCOVERY[APIS[server.api].discovery](peers, headers, server)
-    return Reached(targets, tuple(addresses), found.model, secrets, found.facts, found.descriptors)
+    return Reached(targets, tuple(addresses), found.model, secrets, found.facts, found.descriptors, found.context)
 
 
 # --- discovery -------------------------------------------------------------------------------------------------------
 
 
 def _discover_openai(peers: list[Peer], headers: dict[str, str], server: Server) -> _Found:
-    return _Found(server.model or openai.first_model(peers[0], headers))
+    if server.model:
+        return _Found(server.model)  # the server need not list its models
+    model = openai.first_model(peers[0], headers)
+    return _Found(model.name, context=model.context)
 
 
 def _discover_kserve(peers: list[Peer], headers: dict[str, str], server: Server) -> _Found:
@@ -123,6 +129,15 @@ def call_context(server: Server, reached: Reached, tag: str) -> CallContext:
         method=server.method or "",
         descriptors=reached.descriptors,
     )
+
+
+def context_of(server: Server, reached: Reached) -> int:
+    """The model's context in tokens, by the server's list of models; 0: not known."""
+    if reached.context or APIS[server.api].discovery != "openai":
+        return reached.context
+    peers, headers = peers_of(server, reached)
+    with hidden(words(server, reached.secrets)):
+        return openai.context_of(peers[0], headers, reached.model)
 
 
 def peers_of(server: Server, reached: "Reached") -> tuple[list[Peer], dict[str, str]]:

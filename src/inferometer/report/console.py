@@ -1,6 +1,7 @@
 """The final report in the terminal: the same bytes for the same run and width, no matter where it is printed."""
 
 import io
+from collections.abc import Callable
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -11,9 +12,10 @@ from inferometer.analysis import settings
 from inferometer.analysis.breakdown import LEAST_EXCESS, PER_REQUEST, WHY_EXCESS, Breakdown
 from inferometer.analysis.summary import Summary
 from inferometer.records import CANCELLED, Run
-from inferometer.report import formatting, tables
+from inferometer.report import formatting, groups, tables
 from inferometer.report.histogram import histograms
 from inferometer.report.latency import latency
+from inferometer.report.sessions import sessions
 from inferometer.report.slo import objectives
 from inferometer.report.stages import describe, stages
 from inferometer.report.verdict import verdict
@@ -72,15 +74,27 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         parts.append(Text.assemble(("where the time went", "bold"), "   not known: ", reason))
     if summary.metrics and any(summary.metrics[name].count for name in TOKENS):
         parts.append(_tokens(summary, width))
+    if summary.sessions is not None:
+        parts.append(sessions(summary.sessions, width))
     if summary.failures:
         parts.append(_failures(summary, width))
-    if summary.stages:
-        parts.append(stages(run, summary, width))
+    parts += _parts_of_the_run(run, summary, width)
+    parts += [Text(formatting.one_line(note, 1000), style="yellow") for note in run.manifest.outcome.notes]
     if explain:
         parts.append(_definitions(summary))
     if summary.slos:
         parts.append(objectives(summary, width))
     return parts
+
+
+def _parts_of_the_run(run: Run, summary: Summary, width: int) -> list[RenderableType]:
+    """A table for each way in which the run is divided: stages, traffic classes, replicas."""
+    by_division: dict[Callable[[Run, Summary, int], RenderableType], object] = {
+        stages: summary.stages,
+        groups.classes: summary.classes,
+        groups.replicas: summary.replicas,
+    }
+    return [table(run, summary, width) for table, rows in by_division.items() if rows]
 
 
 # --- title, verdict, throughput and counts ---------------------------------------------------------------------------
@@ -109,6 +123,8 @@ def _headline(run: Run, summary: Summary, width: int) -> RenderableType:
     if remark := _rates_note(summary):
         grid.add_row("", Text(remark, style="dim"))
     grid.add_row("requests", _flow(_counts(summary), width - 15))
+    for index, note in enumerate(formatting.data_notes(run.manifest)):
+        grid.add_row("" if index else "data", Text(formatting.one_line(note, 300), style="dim"))
     return grid
 
 
@@ -241,7 +257,12 @@ def _tokens(summary: Summary, width: int) -> RenderableType:
 def _token_source(summary: Summary) -> str:
     """Say who counted the output tokens."""
     counted = summary.tokens_counted_by
-    names = {"server": "by the server", "tokenizer": "by the client's tokenizer", "nobody": "by neither side"}
+    names = {
+        "server": "by the server",
+        "tokenizer": "by the client's tokenizer",
+        "chunks": "as chunks, at least one token each",
+        "nobody": "by neither side",
+    }
     if len(counted) == 1:
         only = next(iter(counted))
         return "output tokens were not counted" if only == "nobody" else f"output tokens counted {names[only]}"

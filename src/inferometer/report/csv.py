@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from inferometer.analysis.metrics import METRICS
-from inferometer.records import COUNTED_BY, MISSING, PHASES, TIMES, Run
+from inferometer.records import COUNTED_BY, MISSING, NAMED, PHASES, TIMES, Run
 from inferometer.units import NS
 
 _COPIED = ("id", "stage", "shard", "url")
@@ -25,6 +25,9 @@ def write(run: Run, file: IO[bytes]) -> None:
 def _table(run: Run, part: slice) -> pa.Table:
     rows, phase, failures = run.records.rows[part], run.records.phase[part], run.records.failures
     columns: dict[str, Any] = {name: rows[name] for name in _COPIED}
+    columns |= {name: _or_empty(rows[name], rows[name] < 0) for name in ("session", "turn")}
+    for name, names in NAMED.items():
+        columns[name] = np.array([*getattr(run.records, names), ""])[rows[name]]  # -1 is the last, which is empty
     columns["phase"] = np.array(PHASES)[phase]
     columns["loop"] = np.where(rows["open_loop"] != 0, "open", "closed")
     columns |= {f"{name}_s": _or_empty(rows[name] / NS, rows[name] == MISSING) for name in TIMES}
@@ -34,6 +37,7 @@ def _table(run: Run, part: slice) -> pa.Table:
             columns[f"{metric.name}_s"] = _or_empty(values, np.isnan(values))
     columns |= {name: _or_empty(rows[name], rows[name] < 0) for name in _COUNTS}
     columns["tokens_counted_by"] = np.array(COUNTED_BY)[rows["counted_by"]]
+    columns["input_tokens_counted_by"] = np.array(COUNTED_BY)[rows["in_counted_by"]]
     columns["chunks"] = rows["chunk_count"]
     columns |= {name: rows[name] for name in ("bytes_out", "bytes_in", "status")}
     columns["failure"] = np.array(["", *(failure.code for failure in failures)])[rows["failure"]]

@@ -53,9 +53,10 @@ def one_line(text: str, width: int) -> str:
 def describe_load(stage: StagePlan) -> str:
     """Describe a stage: `poisson, 500 requests/s, for 10 s` or `closed loop, 256 in flight, 2,560 requests`."""
     if stage.open:
-        parts = [f"{stage.type}, {rate(stage.rate)} requests/s"] if stage.rate else [stage.type]
+        parts = [f"{stage.type}, {rate(stage.rate)} {stage.unit}/s"] if stage.rate else [stage.type]
     else:
-        parts = [f"closed loop, {stage.concurrency:,} in flight"]
+        users = "sessions at a time" if stage.unit == "sessions" else "in flight"
+        parts = [f"closed loop, {stage.concurrency:,} {users}"]
     parts.append(_describe_end(stage))
     if stage.open and stage.concurrency:
         parts.append(f"at most {stage.concurrency:,} in flight")
@@ -69,7 +70,7 @@ def _describe_end(stage: StagePlan) -> str:
     if not stage.requests:
         return f"for {format_seconds(stage.duration)}" if stage.duration else ""
     duration = f" {'in' if stage.open else 'or'} {format_seconds(stage.duration)}" if stage.duration else ""
-    return f"{stage.requests:,} requests{duration}"
+    return f"{stage.requests:,} {stage.unit}{duration}"
 
 
 def describe_target(manifest: Manifest) -> str:
@@ -86,3 +87,9 @@ def describe_api(manifest: Manifest) -> str:
     if api.has_method:
         return str(settings.text(manifest, "server", "method"))
     return f"{api.name}, {'streamed' if settings.text(manifest, 'server', 'stream') is not False else 'not streamed'}"
+
+
+def data_notes(manifest: Manifest) -> list[str]:
+    """What a user should know about the data, such as broken rows that were skipped."""
+    notes = manifest.workload.get("notes")
+    return [str(note) for note in notes] if isinstance(notes, list | tuple) else []

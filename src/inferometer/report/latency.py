@@ -36,18 +36,23 @@ def latency(run: Run, summary: Summary, width: int) -> RenderableType:
         _row(table, "lag", summary.metrics["lag"])
     table = fitted(table, width, _OPTIONAL)
     shown = [summary.metrics[name] for name in [*names, *service, "lag"]]
-    notes = [_legend(names, is_open), *_footnotes(shown, [str(column.header).strip() for column in table.columns])]
+    counts_requests = summary.sessions is not None and run.manifest.plan[0].unit == "requests"
+    waiting = "a turn that was due" if counts_requests else "a free user"
+    notes = [
+        _legend(names, is_open, waiting),
+        *_footnotes(shown, [str(column.header).strip() for column in table.columns]),
+    ]
     return Group(table, *(Text(note, style="dim") for note in notes))
 
 
-def _legend(names: list[str], is_open: bool) -> str:
-    """Say from when the rows count: in open loop the intended send time, in closed loop the send."""
+def _legend(names: list[str], is_open: bool, waiting: str) -> str:
+    """Say from when the rows count: in open loop the intended send time, in closed loop the send, for which something waited."""
     if "e2e" not in names:
-        return f"lag: {'from the intended send time to the send' if is_open else 'how long a free user waited for the send'}"
+        return f"lag: {'from the intended send time to the send' if is_open else f'how long {waiting} waited for the send'}"
     which = "ttft and e2e count" if "ttft" in names else "e2e counts"
     if is_open:
         return f"{which} from the intended send time, service from the actual send; lag is the difference"
-    return f"{which} from the send (closed loop); lag: how long a free user waited for it"
+    return f"{which} from the send (closed loop); lag: how long {waiting} waited for it"
 
 
 def _row(table: Table, label: str, found: Distribution, style: str = "") -> None:

@@ -21,7 +21,7 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
-from inferometer.config.loads import Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
+from inferometer.config.loads import Closed, Load, Ramp, Replay, Stages, StageSpec, Steps, stages_of
 from inferometer.records import Snapshot
 from inferometer.report import blocks, formatting
 from inferometer.report.live_figures import WINDOW, History, RecentRate, RecentRows, Rows
@@ -30,6 +30,8 @@ from inferometer.units import NS, format_seconds
 
 _LINE_EVERY = 5.0
 """Seconds between two plain lines."""
+_FIRST_LINE = 2.0
+"""Seconds until the first one: preparing the requests may take longer than that."""
 
 
 class Outline(msgspec.Struct, frozen=True):
@@ -47,6 +49,8 @@ class Outline(msgspec.Struct, frozen=True):
     """Return the planned rate of a stage, at this many nanoseconds after its start; None for a closed loop."""
     processes: int
     spool: Path
+    turns: float = 0.0
+    """Mean number of turns per session; 0: there are no sessions."""
 
 
 class LiveView:
@@ -78,17 +82,19 @@ class LiveView:
         self._total, self._duration = outline.total, outline.duration
         self._recent = RecentRows(outline.spool)
         more = f" and {len(outline.urls) - 1} more" if len(outline.urls) > 1 else ""
-        self._title = f"{outline.urls[0]}{more} · {outline.model} · {describe(outline.load)}"
+        self._title = f"{outline.urls[0]}{more} · {outline.model} · {describe(outline.load, outline.turns > 0)}"
         processes = "1 client process" if outline.processes == 1 else f"{outline.processes} client processes"
         if self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._render)
             self._live.start()
         else:
             self._console.print(f"{self._title} · {processes}", highlight=False, soft_wrap=True)
+            self._last_line = time.monotonic() + _FIRST_LINE - _LINE_EVERY
 
     def progress(self, snapshot: Snapshot) -> None:
         """Take note of how the run stands."""
         sent_before = self._last.sent if self._last is not None else 0
+        has_just_started = snapshot.started and (self._last is None or not self._last.started)
         if snapshot.draining and self._last is not None:
             self._drained += snapshot.elapsed - self._last.elapsed
         self._last = snapshot
@@ -98,9 +104,10 @@ class LiveView:
         if not snapshot.stopping and not (self._total and sent_before >= self._total):
             self._note_rates(snapshot)
         self._history.add(snapshot.elapsed, snapshot.ok, rows)
-        if self._live is None and snapshot.started and at - self._last_line >= _LINE_EVERY:
+        if self._live is None and (has_just_started or at - self._last_line >= _LINE_EVERY):
             self._last_line = at
-            self._console.print(self._line(snapshot), highlight=False, soft_wrap=True)
+            line = self._line(snapshot) if snapshot.started else _preparing(snapshot)
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def over(self) -> None:
         """End the view."""
@@ -116,7 +123,7 @@ class LiveView:
     def _render(self) -> RenderableType:
         snapshot = self._last
         if snapshot is None or not snapshot.started:
-            return self._panel(Text("preparing prompts and connections ...", style="dim"), "dim")
+            return self._panel(Text(_preparing(snapshot), style="dim"), "dim")
         parts: list[RenderableType] = [self._bar(snapshot), "", self._numbers(snapshot), "", self._latencies(snapshot)]
         if self._history.rates:
             parts += ["", self._sparklines()]
@@ -192,9 +199,12 @@ class LiveView:
         spec = self._specs[snapshot.stage]
         started = sum(self._outline.stage_durations[: snapshot.stage])
         target = self._outline.rate_at(spec, int(self._planned_time(snapshot) * NS) - started)
+        counts_sessions = self._outline.turns > 0 and spec.unit == "sessions"
         if target is None:
-            rates = {"target": f"{spec.concurrency} in flight"}  # type: ignore[union-attr]
+            unit = "sessions" if counts_sessions else "in flight"
+            rates = {"target": f"{spec.concurrency} {unit}"}  # type: ignore[union-attr]
         else:
+            target *= self._outline.turns if counts_sessions else 1
             rates = {"target": _rate(target), "offered": _rate(self._offered.per_second)}
         return rates | {"completed": _rate(self._completed.per_second)}
 
@@ -226,17 +236,29 @@ class LiveView:
                 self._failed[known[number - 1].code if number <= len(known) else "?"] += 1
 
 
-def describe(load: Load) -> str:
+def describe(load: Load, has_sessions: bool = False) -> str:
     """Describe the load in a few words."""
     if isinstance(load, Stages):
         return f"{len(load.stages)} stages"
     kind = type(load).__struct_config__.tag
+    unit = "sessions" if has_sessions and load.unit == "sessions" else ""
     if isinstance(load, Closed):
-        return f"closed loop, {load.concurrency} in flight"
+        return f"closed loop, {load.concurrency} {unit or 'in flight'}"
     if isinstance(load, Ramp):
-        return f"{kind} {formatting.rate(load.start)} to {formatting.rate(load.end)}/s"
+        return f"{kind} {formatting.rate(load.start)} to {formatting.rate(load.end)}{unit and ' ' + unit}/s"
+    if isinstance(load, Replay):
+        return "trace"
     rates = load.rates if isinstance(load, Steps) else [load.rate]
-    return f"{kind} {', '.join(formatting.rate(rate) for rate in rates)}/s"
+    shown = ", ".join(rate if isinstance(rate, str) else formatting.rate(rate) for rate in rates)
+    return f"{kind} {shown}{unit and ' ' + unit}/s"
+
+
+def _preparing(snapshot: Snapshot | None) -> str:
+    if snapshot is None or snapshot.stopping:
+        return "starting ..." if snapshot is None else "stopping ..."
+    if snapshot.prepared < 1:
+        return f"preparing requests {snapshot.prepared:.0%} ..."
+    return "preparing connections ..."
 
 
 def _rate(value: float) -> str:

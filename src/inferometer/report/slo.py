@@ -30,7 +30,7 @@ def _table(summary: Summary, width: int) -> Table:
     """One row per objective, with the reason at its end, or below it if there is no room."""
     rows = []
     for result in summary.slos:
-        value = "" if result.value is None else parse(result.slo).amount(result.value)
+        value = "" if result.value is None else parse(result.expression).amount(result.value)
         reason = _where(result, summary) + formatting.one_line(result.reason, 1000)
         rows.append((result, value, reason))
     longest = [

@@ -18,10 +18,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.config.loads import Bursts, Closed, Gamma, Load, Poisson, Ramp, Stages, StageSpec, Steps, stages_of
+from inferometer.config.loads import (
+    Bursts,
+    Closed,
+    Constant,
+    Gamma,
+    Load,
+    Poisson,
+    Ramp,
+    Replay,
+    Stages,
+    StageSpec,
+    Steps,
+    stages_of,
+)
 from inferometer.errors import UserError
 from inferometer.random_numbers import Counters, uniforms
-from inferometer.schedule import process, profile
+from inferometer.schedule import curve, process, profile
 from inferometer.schedule.process import Floats, Gaps, Uniforms
 from inferometer.schedule.profile import Profile
 from inferometer.types import ClosedStage, OpenStage, Plan, Stage
@@ -40,19 +53,29 @@ _OWN_PER_USER = 128
 last until the parent knows the pace of each shard, even if responses take only a millisecond."""
 
 
-def plan(load: Load, seed: int, e2e_estimate_ns: int = 0) -> Plan:
+def plan(
+    load: Load,
+    seed: int,
+    e2e_estimate_ns: int = 0,
+    *,
+    arrivals: NDArray[np.int64] | None = None,
+    turns: float = 0.0,
+) -> Plan:
     """Compute every instant before the first one is due. A stage's instants depend on its spec, the seed and its index.
 
-    `e2e_estimate_ns` is how long a request takes, for `ramp_up: auto`; 0: not known.
+    `e2e_estimate_ns` is how long a request takes, for `ramp_up: auto`; 0: not known. `arrivals` are the instants of a trace, for
+    a load that replays it. `turns` is the mean number of turns per session, for `unit: requests`; 0: there are no sessions.
     """
     stages: list[Stage] = []
     first_id = 0
     for index, spec in enumerate(stages_of(load)):
-        stage = (
-            _closed(spec, first_id, e2e_estimate_ns)
-            if isinstance(spec, Closed)
-            else _open(spec, first_id, partial(_uniforms, seed, index))
-        )
+        stage: Stage
+        if isinstance(spec, Closed):
+            stage = _closed(spec, first_id, e2e_estimate_ns, turns)
+        elif isinstance(spec, Replay):
+            stage = _replay(spec, first_id, arrivals)
+        else:
+            stage = _open(spec, first_id, partial(_uniforms, seed, index), _per_arrival(spec, turns))
         stages.append(stage)
         first_id += _ids(stage)
     if isinstance(load, Stages) and load.drain:
@@ -60,7 +83,15 @@ def plan(load: Load, seed: int, e2e_estimate_ns: int = 0) -> Plan:
     return Plan(tuple(stages))
 
 
-def _closed(spec: Closed, first_id: int, e2e: int) -> ClosedStage:
+def check(load: Load) -> None:
+    """Raise UserError, with its key, for a rate that a formula gives and that is negative or not a number somewhere."""
+    for number, spec in enumerate(stages_of(load)):
+        if isinstance(spec, Constant | Poisson | Gamma) and isinstance(spec.rate, str):
+            section = f"load.stages.{number}" if isinstance(load, Stages) else "load"
+            curve.curve(spec.rate, float(spec.duration), f"{section}.rate")
+
+
+def _closed(spec: Closed, first_id: int, e2e: int, turns: float) -> ClosedStage:
     ramp_up = _auto_ramp_up(spec, e2e) if spec.ramp_up == "auto" else _ns(parse_seconds(spec.ramp_up))
     return ClosedStage(
         concurrency=spec.concurrency,
@@ -70,6 +101,7 @@ def _closed(spec: Closed, first_id: int, e2e: int) -> ClosedStage:
         ramp_is_limit=spec.ramp_up == "auto" and not e2e,
         think=_ns(spec.think),
         first_id=first_id,
+        by_request=turns > 0 and spec.unit == "requests",
     )
 
 
@@ -82,23 +114,31 @@ def _auto_ramp_up(spec: Closed, e2e: int) -> int:
 # --- open stages -----------------------------------------------------------------------------------------------------
 
 
-def _open(spec: StageSpec, first_id: int, random: Uniforms) -> OpenStage:
-    assert not isinstance(spec, Closed)
+def _per_arrival(spec: StageSpec, turns: float) -> float:
+    """What an arrival adds to the number that the rate counts: 1 or, if that is requests and arrivals are sessions, their turns."""
+    return turns if turns and spec.unit == "requests" else 1.0
+
+
+def _open(spec: StageSpec, first_id: int, random: Uniforms, per_arrival: float) -> OpenStage:
+    assert not isinstance(spec, Closed | Replay)
     rates = profile.of(spec)
-    expected = profile.requests(rates, spec.duration) if spec.duration else math.inf
-    process.check_count(min(expected, spec.requests or expected))
-    span = _span(spec, rates)
+    expected = profile.requests(rates, spec.duration) / per_arrival if spec.duration else math.inf
+    wanted = math.ceil(spec.requests / per_arrival)
+    process.check_count(min(expected, wanted or expected))
+    span = _span(spec, rates, wanted * per_arrival)
     gaps = _gaps(spec)
     if gaps is not None and spec.count == "expected":
-        points = _expected_count(gaps, spec.requests, expected, random)
-        instants = np.minimum(_instants(rates, points), max(span - 1, 0))  # the last may round up to the end
+        points = _expected_count(gaps, wanted, expected, random)
+        instants = np.minimum(
+            _instants(rates, points * per_arrival), max(span - 1, 0)
+        )  # the last may round up to the end
     else:
-        most = spec.requests or process.LIMIT
+        most = wanted or process.LIMIT
         points = process.evenly(expected, most) if gaps is None else process.free(gaps, expected, most, random)
-        instants = _instants(rates, points)
+        instants = _instants(rates, points * per_arrival)
         if spec.duration:
             instants = instants[: np.searchsorted(instants, _ns(spec.duration))]
-        if spec.requests and len(instants):  # a random process may need longer for its requests than its rate says
+        if wanted and len(instants):  # a random process may need longer for its requests than its rate says
             span = max(span, int(instants[-1]) + 1)
     return OpenStage(
         instants=instants,
@@ -109,11 +149,36 @@ def _open(spec: StageSpec, first_id: int, random: Uniforms) -> OpenStage:
     )
 
 
-def _span(spec: StageSpec, rates: Profile) -> int:
+def _replay(spec: Replay, first_id: int, arrivals: NDArray[np.int64] | None) -> OpenStage:
+    """The trace's own instants, up to the end that the stage sets. The stage lasts until the request after its last would be due:
+    after the last of the trace, a mean gap later."""
+    if arrivals is None or not len(arrivals):
+        raise UserError(
+            "the trace has no times", "use another load, such as {load.rate} or {load.concurrency}", "load.type"
+        )
+    process.check_count(len(arrivals))
+    last = int(arrivals[-1])
+    ends = [*arrivals.tolist()[spec.requests : spec.requests + 1]] if spec.requests else []
+    ends += [last + max(round(last / max(len(arrivals) - 1, 1)), 1)]
+    if spec.duration:
+        ends.append(_ns(spec.duration))
+    instants = arrivals[: spec.requests or None]
+    instants = instants[: np.searchsorted(instants, _ns(spec.duration))] if spec.duration else instants
+    _check_length(min(ends) / NS)
+    return OpenStage(
+        instants=instants,
+        duration=max(min(ends), int(instants[-1]) + 1),
+        cap=spec.max_concurrency,
+        drop=spec.when_full == "drop",
+        first_id=first_id,
+    )
+
+
+def _span(spec: StageSpec, rates: Profile, requests: float) -> int:
     """Nanoseconds that the stage lasts: its duration, or the time that its requests take at its rate if that is shorter."""
     ends = [float(spec.duration)] if spec.duration else []
-    if spec.requests:
-        ends.append(float(profile.instants(rates, np.array([float(spec.requests)]))[0]))
+    if requests:
+        ends.append(float(profile.instants(rates, np.array([float(requests)]))[0]))
     _check_length(min(ends))
     return _ns(min(ends))
 
@@ -173,7 +238,7 @@ def dealt_from(stage: Stage, shards: int, sequence: int = 0) -> int | None:
     The requests before it belong to the shards from the start: at least one per user, and at most a quarter of all, so that even a
     shard that is several times as slow as the others does not own more than it can send before the others have finished.
     """
-    if shards == 1 or sequence or isinstance(stage, OpenStage) or not stage.requests:
+    if shards == 1 or sequence or isinstance(stage, OpenStage) or not stage.requests or stage.by_request:
         return None
     own = max(stage.concurrency, min(stage.requests // _OWN_SHARE, _OWN_PER_USER * stage.concurrency))
     return own if own < stage.requests else None
@@ -223,11 +288,18 @@ def max_shards(whole: Plan) -> int:
 # --- what a plan adds up to ------------------------------------------------------------------------------------------
 
 
-def total_requests(whole: Plan) -> int | None:
-    """The number of requests, at most, as a stage may also end by time; None if a stage ends by time alone."""
+def total_requests(whole: Plan, turns: float = 0.0) -> int | None:
+    """The number of requests, at most, as a stage may also end by time; None if a stage ends by time alone.
+
+    With sessions of a mean number of `turns`, it is the number to expect."""
     if any(isinstance(stage, ClosedStage) and not stage.requests for stage in whole.stages):
         return None
-    return sum(_ids(stage) for stage in whole.stages)
+    return sum(round(_ids(stage) * requests_per_arrival(stage, turns)) for stage in whole.stages)
+
+
+def requests_per_arrival(stage: Stage, turns: float) -> float:
+    """How many requests belong to each instant of an open stage, or to each of a closed stage's `requests`."""
+    return turns if turns and (isinstance(stage, OpenStage) or not stage.by_request) else 1.0
 
 
 def planned_duration(whole: Plan) -> int | None:
@@ -239,9 +311,22 @@ def planned_duration(whole: Plan) -> int | None:
     return sum(durations) if all(durations) else None
 
 
-def rate_at(spec: StageSpec, t: int) -> float | None:
-    """The planned rate (requests per second) of an open stage, t nanoseconds after its start; None for a closed stage."""
-    return None if isinstance(spec, Closed) else profile.rate(profile.of(spec), t / NS)
+def rate_at(spec: StageSpec, t: int, whole: Plan | None = None) -> float | None:
+    """The planned rate (requests per second) of an open stage, t nanoseconds after its start; None for a closed stage.
+
+    A trace has no rate but its arrivals in `whole`: those within a second around t.
+    """
+    if isinstance(spec, Closed):
+        return None
+    if isinstance(spec, Replay):
+        instants = (
+            next((stage.instants for stage in whole.stages if isinstance(stage, OpenStage)), None) if whole else None
+        )
+        if instants is None:
+            return 0.0
+        first, last = np.searchsorted(instants, (t - NS // 2, t + NS // 2))
+        return float(last - first)
+    return profile.rate(profile.of(spec), t / NS)
 
 
 def _ids(stage: Stage) -> int:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.errors import UserError
+from inferometer.portable_math import exp, log
 from inferometer.random_numbers import Counters
-from inferometer.schedule.portable_math import exp, log
 
 Floats = NDArray[np.float64]
 Uniforms = Callable[[Counters, str], Floats]

@@ -2,7 +2,7 @@
 
 Let u be the points of a process of rate 1 and L(t) the integral of a rate: the number of requests that are due by t. Then
 the points t = L^-1(u) have that rate. Every profile here is a list of segments over which the rate is linear, so that one
-integral and one inverse serve them all.
+integral and one inverse serve them all; except for a rate that a formula gives, which curve.py integrates.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.config.loads import Bursts, Constant, Gamma, Poisson, Ramp, StageSpec, Steps
+from inferometer.schedule import curve
+from inferometer.schedule.curve import Curve
 
 Floats = NDArray[np.float64]
 FOREVER = 1e12
 """Seconds: longer than any run can last."""
 
 
-class Profile(msgspec.Struct, frozen=True):
+class Segments(msgspec.Struct, frozen=True):
     """Segments of `length` seconds over which the rate changes linearly from `first` to `last` (requests per second).
 
     After the last segment the profile starts again (`repeats`) or keeps its last rate.
@@ -30,12 +32,17 @@ class Profile(msgspec.Struct, frozen=True):
     repeats: bool = False
 
 
+Profile = Segments | Curve
+
+
 def of(spec: StageSpec) -> Profile:
     """The rate over time of an open-loop stage."""
     return PROFILES[type(spec)](spec)
 
 
 def _flat(spec: Constant | Poisson | Gamma) -> Profile:
+    if isinstance(spec.rate, str):
+        return curve.curve(spec.rate, float(spec.duration))
     return _segments([(FOREVER, spec.rate, spec.rate)])
 
 
@@ -61,13 +68,15 @@ PROFILES: dict[type, Callable[..., Profile]] = {
 }
 
 
-def _segments(rows: list[tuple[float, float, float]], repeats: bool = False) -> Profile:
+def _segments(rows: list[tuple[float, float, float]], repeats: bool = False) -> Segments:
     length, first, last = np.array([row for row in rows if row[0] > 0], dtype=np.float64).T
-    return Profile(length, first, last, repeats)
+    return Segments(length, first, last, repeats)
 
 
 def rate(profile: Profile, t: float) -> float:
     """The rate at `t` seconds, in requests per second."""
+    if isinstance(profile, Curve):
+        return curve.rate(profile, t)
     ends = np.cumsum(profile.length)
     if profile.repeats:
         t %= ends[-1]
@@ -80,6 +89,8 @@ def rate(profile: Profile, t: float) -> float:
 
 def requests(profile: Profile, t: float) -> float:
     """The number of requests that are due by `t` seconds: the integral of the rate."""
+    if isinstance(profile, Curve):
+        return curve.requests(profile, t)
     starts, total_length = _sums(profile.length)
     masses, total_mass = _sums(_masses(profile))
     whole, t = divmod(t, total_length) if profile.repeats else (0.0, t)
@@ -101,6 +112,8 @@ def instants(profile: Profile, points: Floats) -> Floats:
     which is solved by s = 2m / (first + sqrt(first^2 + 2m (last - first) / length)). Written this way there is no
     cancellation, and for a constant rate the result is exactly m / first.
     """
+    if isinstance(profile, Curve):
+        return curve.instants(profile, points)
     starts, total_length = _sums(profile.length)
     masses, total_mass = _sums(_masses(profile))
     whole, m = np.divmod(points, total_mass) if profile.repeats else (np.zeros(len(points)), points.copy())
@@ -116,7 +129,7 @@ def instants(profile: Profile, points: Floats) -> Floats:
     return whole * total_length + starts[at] + s
 
 
-def _masses(profile: Profile) -> Floats:
+def _masses(profile: Segments) -> Floats:
     return profile.length * (profile.first + profile.last) / 2
 
 

@@ -2,6 +2,7 @@
 draining.
 
 /v1/...    the simulator's OpenAI endpoints
+/tokenize  the simulator's tokenizer, as vLLM offers its own
 /v2/...    KServe v2 with Triton's extensions
 /metrics   Prometheus metrics
 /health    liveness of the server
@@ -98,7 +99,7 @@ class Web:
             self._refuse(connection, request, 401, why, "invalid_api_key", token.CHALLENGE)
         elif self._kserve is not None and (path.startswith(b"/v2/") or path == b"/v2"):
             self._kserve.handle(connection, request)
-        elif self._sim is not None and path.startswith(b"/v1/"):
+        elif self._sim is not None and (path.startswith(b"/v1/") or path == b"/tokenize"):
             self._simulate(self._sim, connection, request)
         else:
             self._page(connection, request)

@@ -14,6 +14,7 @@ from inferometer.errors import UserError
 from inferometer.records import (
     COUNTED_BY,
     MISSING,
+    NAMED,
     NAMES,
     PHASES,
     ROW,
@@ -26,6 +27,7 @@ from inferometer.records import (
     Records,
     Run,
     Sample,
+    class_names,
 )
 from inferometer.series import TimeSeries
 from inferometer.store import arrow
@@ -35,8 +37,15 @@ from inferometer.store.writing import CHUNK_SCHEMA
 
 SCHEMA = 1
 """The newest layout of a run's folder that this version can read."""
-_ADDED = ("session", "turn", "first_content", "first_tokens", "streamed_tokens")
-"""Columns that older runs lack: their requests belong to no session, and the rest is not known."""
+_ADDED = (
+    *("session", "turn", "turns", "first_content", "first_tokens", "streamed_tokens"),
+    *("class", "replica", "in_counted_by"),
+)
+"""Columns that older runs lack: their requests belong to no session and no class, and the rest is not known."""
+_COUNTED_BY = ("counted_by", "in_counted_by")
+"""Columns of words from COUNTED_BY."""
+_WORDS = (*_COUNTED_BY, "failure", *NAMED)
+"""Columns of words, which are indices in ROW."""
 
 
 def read(folder: str | Path) -> Run:
@@ -47,16 +56,17 @@ def read(folder: str | Path) -> Run:
     if not path.is_dir():
         raise UserError(f"{folder}: not a folder", "give the folder of a run, such as runs/LATEST")
     path = path.resolve()
-    return _run(path, lambda: Records(*_requests(path / REQUESTS), _samples(path / SAMPLES)))
+    return _run(path, partial(_records, path))
 
 
 def written(folder: Path, records: Records) -> Run:
     """The run that was just written to `folder`: equal to what `read` returns, without reading all rows again."""
-    return _run(folder.resolve(), lambda: records)
+    return _run(folder.resolve(), lambda _: records)
 
 
-def _run(folder: Path, read_records: Callable[[], Records]) -> Run:
-    manifest, records = _manifest(folder), read_records()
+def _run(folder: Path, read_records: Callable[[Manifest], Records]) -> Run:
+    manifest = _manifest(folder)
+    records = read_records(manifest)
     with arrow.open_parquet(folder / CHUNKS, CHUNK_SCHEMA.names) as file:
         total = file.metadata.num_rows
     chunks, series = partial(_chunks, folder / CHUNKS), partial(_series, folder / SERIES, records.samples)
@@ -88,20 +98,27 @@ def _manifest(folder: Path) -> Manifest:
         raise UserError(f"{path}: not the manifest of a run: {error}", "the file is damaged: run again") from None
 
 
-def _requests(path: Path) -> tuple[Columns, Any, tuple[Failure, ...]]:
-    """Read the rows, their phases and the failures that they refer to."""
+def _records(folder: Path, manifest: Manifest) -> Records:
+    path = folder / REQUESTS
+    classes = class_names(manifest)
     with arrow.open_parquet(path, [name for name in (*NAMES, "message", "phase") if name not in _ADDED]) as file:
         known = [name for name in NAMES if name in file.schema_arrow.names]
         try:
             table = file.read(columns=[*known, "message", "phase"])
-            columns = {name: _numbers(name, table[name]) for name in known if name not in ("counted_by", "failure")}
+            columns = {name: _numbers(name, table[name]) for name in known if name not in _WORDS}
             columns |= {name: np.full(len(table), _unknown(name), ROW[name]) for name in NAMES if name not in known}
-            columns["counted_by"] = _indices(table["counted_by"], COUNTED_BY)
+            columns |= {name: _indices(table[name], COUNTED_BY) for name in _COUNTED_BY if name in known}
             columns["failure"], failures = _failures(table["failure"], table["message"])
+            replicas: tuple[str, ...] = ()
+            if "replica" in known:
+                columns["replica"], replicas = _names(table["replica"])
+            if "class" in known:
+                columns["class"], _ = _names(table["class"], classes)
             phase = _indices(table["phase"], PHASES)
         except (OSError, pa.ArrowException, ValueError, TypeError) as error:
             raise arrow.damaged(path, error) from None
-    return Columns(len(table), columns), phase, failures
+    samples = _samples(folder / SAMPLES)
+    return Records(Columns(len(table), columns), phase, failures, samples, classes, replicas)
 
 
 def _numbers(name: str, column: pa.ChunkedArray) -> NDArray[Any]:
@@ -115,7 +132,7 @@ def _numbers(name: str, column: pa.ChunkedArray) -> NDArray[Any]:
 
 def _unknown(name: str) -> int:
     """The value of a column that stands for a time that is missing or a number that is not known."""
-    return MISSING if name in TIMES else -1
+    return MISSING if name in TIMES else 0 if name in _COUNTED_BY else -1
 
 
 def _indices(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.int8]:
@@ -124,6 +141,19 @@ def _indices(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.int8
     index_of = np.array([words.index(word) for word in encoded.dictionary.to_pylist()], np.int8)
     indices: NDArray[np.int8] = index_of[encoded.indices.to_numpy()]
     return indices
+
+
+def _names(column: pa.ChunkedArray, names: tuple[str, ...] = ()) -> tuple[NDArray[np.int16], tuple[str, ...]]:
+    """Turn names into indices: in `names`, or else in the names that occur, which are then in the order in which they first do."""
+    encoded = arrow.encoded(column)
+    if encoded.null_count == len(encoded):
+        return np.full(len(encoded), -1, np.int16), names
+    indices, words = arrow.filled(encoded.indices, -1), encoded.dictionary.to_pylist()
+    if not names:
+        present, first = np.unique(indices, return_index=True)
+        names = tuple(words[index] for index in present[np.argsort(first)].tolist() if index >= 0)
+    index_of = np.array([*(names.index(word) if word in names else -1 for word in words), -1], np.int16)
+    return index_of[indices], names
 
 
 def _failures(codes: pa.ChunkedArray, messages: pa.ChunkedArray) -> tuple[Any, tuple[Failure, ...]]:

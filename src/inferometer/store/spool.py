@@ -9,6 +9,7 @@ end, to merge them. Space is allocated before it is written, so that a full disk
     SPOOL/0.arrivals  int64 ns            one per chunk; a request's chunks are contiguous
     SPOOL/0.tokens    uint16              one per chunk
     SPOOL/0.failures  JSON lines; rows refer to them by number
+    SPOOL/0.replicas  JSON lines; rows refer to them by number
     SPOOL/0.samples   JSON lines
     SPOOL/0.peek      PEEKS pairs of int64 ns: time to first token and latest gap of some requests still in flight
 """
@@ -64,6 +65,8 @@ CONTROL = (
     "grant_is_last",  # 1: nothing more will be dealt out in this stage
     # written by the shard
     "state",  # an index into STATES
+    "prepared",  # requests that are encoded
+    "to_prepare",  # requests to encode before t=0
     "heartbeat",  # monotonic ns of the last sign of life
     "recorded",  # monotonic ns; all responses that ended before are in the spool
     "rows",
@@ -97,6 +100,8 @@ _FIRST_ROWS = 1 << 14
 _FIRST_CHUNKS = 1 << 18
 _BLOCK = 4_096
 """Rows processed at a time when merging: this many stay in the processor's cache."""
+_MAX_REPLICAS = 30_000
+"""Maximum number of distinct addresses, which is limited by the type of the column. Requests to later ones have none."""
 _MAX_FAILURES = 60_000
 """Maximum number of distinct failures. Later ones are recorded by their code alone, without the message."""
 
@@ -163,7 +168,7 @@ class _Lines:
         self._file = path.open("wb", buffering=0)
         self._size = 0
 
-    def add(self, entry: msgspec.Struct) -> None:
+    def add(self, entry: msgspec.Struct | str) -> None:
         line = msgspec.json.encode(entry) + b"\n"
         if self._file.write(line) != len(line):  # the disk filled up in the middle of the line
             self._file.seek(self._size)
@@ -196,6 +201,8 @@ class Spool:
         self._arrivals = _Column(folder / f"{shard}.arrivals", chunk_room * 8)
         self._tokens = _Column(folder / f"{shard}.tokens", chunk_room * 2)
         self._failures = _Lines(folder / f"{shard}.failures")
+        self._replicas = _Lines(folder / f"{shard}.replicas")
+        self._replica_numbers: dict[str, int] = {}
         self._samples = _Lines(folder / f"{shard}.samples")
         self._peek = _Column(folder / f"{shard}.peek", PEEKS * 16)
         self._known: dict[tuple[str, str], int] = {}
@@ -211,6 +218,16 @@ class Spool:
             self._failures.add(Failure(code, hide(message, self._secrets)))
             number = self._known[code, message] = len(self._known) + 1
             self.control["failures"] = number
+        return number
+
+    def replica(self, address: str) -> int:
+        """Return the value of a row's `replica` column for this address. Raises OSError when the disk is full."""
+        number = self._replica_numbers.get(address)
+        if number is None:
+            if len(self._replica_numbers) >= _MAX_REPLICAS:
+                return -1
+            self._replicas.add(address)
+            number = self._replica_numbers[address] = len(self._replica_numbers)
         return number
 
     def add(self, flights: Sequence[FinishedRequest]) -> None:
@@ -261,6 +278,15 @@ class Spool:
         del view
         self.control["recounted"] = 1
 
+    def count_chunks(self, counted_by: int) -> None:
+        """Set the output tokens of complete responses that were not counted to the number of their chunks."""
+        view = np.frombuffer(self._rows.map, ROW, count=self.rows)
+        rows = np.flatnonzero((view["counted_by"] == 0) & (view["failure"] == 0) & (view["chunk_count"] > 0))
+        view["n_out"][rows], view["counted_by"][rows] = view["chunk_count"][rows], counted_by
+        del view
+        if len(rows):
+            self.control["recounted"] = 1
+
     def sample(self, sample: Sample) -> None:
         self._samples.add(sample)
 
@@ -279,6 +305,7 @@ class Spool:
         self._arrivals.close(self.chunks * 8)
         self._tokens.close(self.chunks * 2)
         self._failures.close()
+        self._replicas.close()
         self._samples.close()
         self._peek.close(0)
 
@@ -305,36 +332,52 @@ def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
     """Merge all shards' records, with times since t=0; the chunks come in pieces."""
     controls = [Control(folder / f"{shard}.control", create=False) for shard in range(shards)]
     rows = Columns.empty(sum(control["rows"] for control in controls))
-    failures, samples = list[Failure](), list[Sample]()
+    failures, replicas, samples = list[Failure](), list[str](), list[Sample]()
     chunks = at = 0
     for shard, control in enumerate(controls):
         for first in range(0, control["rows"], _BLOCK):
             block = rows_of(folder, shard, min(first + _BLOCK, control["rows"]), first)
-            _put(block, rows[at : at + len(block)], control["t0"], chunks, len(failures))
+            _put(block, rows[at : at + len(block)], control["t0"], chunks, len(failures), len(replicas))
             at += len(block)
         failures += failures_of(folder, shard)
+        replicas += _lines(folder / f"{shard}.replicas", str)
         samples += _lines(folder / f"{shard}.samples", Sample)
         chunks += control["chunks"]
     rows = rows[:at]
     rows["failure"][:], used = _distinct(rows["failure"], failures)
-    return Records(rows, np.zeros(at, np.int8), used, tuple(samples)), pieces(folder, shards)
+    replica, addresses = _distinct(rows["replica"] + np.int32(1), replicas)
+    rows["replica"][:] = replica - 1
+    return (
+        Records(rows, np.zeros(at, np.int8), used, tuple(samples), replicas=addresses),
+        pieces(folder, shards),
+    )
 
 
-def _distinct(numbers: NDArray[np.int32], failures: list[Failure]) -> tuple[NDArray[np.int32], tuple[Failure, ...]]:
-    """Return the failure numbers and failures with duplicates (of several shards) and unused ones removed, in order of first use."""
+def _distinct(numbers: NDArray[np.int32], entries: Sequence[T]) -> tuple[NDArray[np.int32], tuple[T, ...]]:
+    """Return the numbers and entries with duplicates (of several shards) and unused ones removed, in order of first use.
+
+    Number n is that of entry n - 1; 0 stands for none.
+    """
     if not numbers.any():
         return numbers, ()
     present, first = np.unique(numbers, return_index=True)
-    used: dict[Failure, int] = {}
-    new_number = np.zeros(len(failures) + 1, np.int32)
+    used: dict[T, int] = {}
+    new_number = np.zeros(len(entries) + 1, np.int32)
     for number in present[np.argsort(first)].tolist():
         if number:
-            new_number[number] = used.setdefault(failures[number - 1], len(used) + 1)
+            new_number[number] = used.setdefault(entries[number - 1], len(used) + 1)
     return new_number[numbers], tuple(used)
 
 
-def _put(block: np.ndarray[tuple[int], np.dtype[np.void]], rows: Columns, t0: int, chunks: int, failures: int) -> None:
-    """Copy a shard's rows into the columns. `chunks` and `failures` are the numbers of those that come before the shard's own."""
+def _put(
+    block: np.ndarray[tuple[int], np.dtype[np.void]],
+    rows: Columns,
+    t0: int,
+    chunks: int,
+    failures: int,
+    replicas: int,
+) -> None:
+    """Copy a shard's rows into the columns. The numbers at the end are of what comes before the shard's own."""
     for name in NAMES:
         rows[name][:] = block[name]
     for name in TIMES:
@@ -344,6 +387,7 @@ def _put(block: np.ndarray[tuple[int], np.dtype[np.void]], rows: Columns, t0: in
         times[never] = MISSING
     rows["chunk_start"][:] += chunks
     rows["failure"][rows["failure"] > 0] += failures
+    rows["replica"][rows["replica"] >= 0] += replicas
 
 
 def peeks_of(folder: Path, shard: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from inferometer.records import (
     COUNTED_BY,
     MISSING,
+    NAMED,
     NAMES,
     PHASES,
     ROW,
@@ -40,7 +41,7 @@ from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, SERIES
 GROUP = 1 << 20
 """Rows per row group: 1 M chunks take 10 MB of memory."""
 
-_NULLABLE = {*TIMES, *UNKNOWN, "failure", "message"}
+_NULLABLE = {*TIMES, *UNKNOWN, *NAMED, "failure", "message"}
 
 CHUNK_SCHEMA = pa.schema(
     [pa.field("arrival", pa.int64(), nullable=False), pa.field("tokens", pa.uint16(), nullable=False)]
@@ -120,7 +121,9 @@ def request_table(records: Records) -> pa.Table:
         elif name == "failure":
             columns["failure"] = _failure_column(values, [failure.code for failure in records.failures])
             columns["message"] = _failure_column(values, [failure.message for failure in records.failures])
-        elif name == "counted_by":
+        elif name in NAMED:
+            columns[name] = arrow.words(np.maximum(values, 0), getattr(records, NAMED[name]), values < 0)
+        elif name in ("counted_by", "in_counted_by"):
             columns[name] = arrow.words(values, COUNTED_BY)
         elif name == "open_loop":
             columns[name] = arrow.booleans(values != 0)

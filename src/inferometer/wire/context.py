@@ -9,6 +9,7 @@ import msgspec
 from inferometer import __version__
 from inferometer.tensors import Tensor
 from inferometer.types import Request
+from inferometer.wire.history import joined
 from inferometer.wire.kserve.http import ShmRef
 from inferometer.wire.target import Target
 
@@ -18,10 +19,15 @@ USER_AGENT = {"User-Agent": f"inferometer/{__version__}"}
 
 
 def prompt_text(request: Request) -> str:
-    """The text of a request; for chat messages, their contents one after the other."""
-    if isinstance(request.payload, str):
-        return request.payload
-    return "\n".join(str(turn.get("content", "")) for turn in request.payload if isinstance(turn, dict))
+    """The text of a request; for chat messages, their contents one after the other (history.py)."""
+    payload = request.payload
+    return payload if isinstance(payload, str) else joined(payload if isinstance(payload, list) else [])
+
+
+def prompt_or_ids(request: Request) -> str | list[int]:
+    """The ids of a prompt's tokens if it is given as such, otherwise its text."""
+    payload: Any = request.payload
+    return payload if isinstance(payload, list) and payload and isinstance(payload[0], int) else prompt_text(request)
 
 
 class Sequenced(msgspec.Struct, frozen=True):
@@ -50,6 +56,11 @@ class SharedRefs(msgspec.Struct, frozen=True):
     outputs: tuple[dict[str, ShmRef], ...]
 
 
+def model_of(context: "CallContext", request: Request) -> str:
+    """The model that a request names."""
+    return request.options.model or context.model
+
+
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that an encoder may need. The names are those of the config's `server` section."""
 
@@ -60,6 +71,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix of every request's X-Request-Id, before its number."""
     headers: dict[str, str] = {}
     """Includes the API key's header: must not be stored."""
+    class_headers: tuple[dict[str, str], ...] = ()
+    """The headers of each traffic class, which override `headers`. Like these, they must not be stored."""
     stream: bool = False
     persistent: bool = False
     """gRPC: a stream carries many requests, one after the other."""
@@ -80,6 +93,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     descriptors: bytes = b""
     """gRPC: the descriptor set that defines the method."""
     sequenced: Sequenced = Sequenced()
+    first_index: int = 0
+    """The index of the first request to encode among all requests of the shard, which is what sequences and shared memory go by."""
     expected: tuple[tuple[Tensor, ...], ...] = ()
     """The outputs that the response to each request must have; empty: responses are not checked."""
     shared: SharedRefs | None = None

@@ -14,16 +14,18 @@ import numpy as np
 from inferometer.errors import UserError
 from inferometer.types import Calls, Event, Fail, Request, Usage
 from inferometer.wire import openai
-from inferometer.wire.context import CallContext, prompt_text
+from inferometer.wire.context import CallContext, model_of, prompt_or_ids
 from inferometer.wire.failures import bounded
 from inferometer.wire.http1 import ResponseDecoder, error_message, not_json
 
 
 def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
     """Encode requests to `/v1/embeddings`, one input each."""
-    heads, tails = openai.post(context, [request_body(context, request) for request in requests])
+    bodies = (request_body(context, request) for request in requests)
+    heads, class_heads, tails = openai.post(context, requests, bodies)
     return Calls(
         heads=heads,
+        class_heads=class_heads,
         tails=tails,
         n_in=tuple(request.n_in or -1 for request in requests),
         n_out=(0,) * len(tails),
@@ -33,8 +35,9 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
 
 
 def request_body(context: CallContext, request: Request) -> bytes:
-    """The JSON to post. The fields of `server.body` override all others."""
-    return msgspec.json.encode({"model": context.model, "input": prompt_text(request)} | context.body)
+    """The JSON to post. The fields of `server.body` override all others, except those that a request has of its own."""
+    body = {"model": model_of(context, request), "input": prompt_or_ids(request)}
+    return msgspec.json.encode(body | context.body | request.options.body)
 
 
 class _Embedding(msgspec.Struct):

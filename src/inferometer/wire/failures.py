@@ -38,6 +38,9 @@ CODES = {
     "lost": "the client process that handled the request died",
 }
 
+NOT_REACHED = frozenset(("connect_refused", "connect_failed", "connect_timeout", "tls"))
+"""The failures of requests that did not reach the server."""
+
 MAX_MESSAGE = 300
 
 

@@ -1,6 +1,6 @@
 """Any method of any gRPC service: a payload is a list of messages, as JSON or as bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from inferometer.types import Calls, Request
 from inferometer.wire import grpc
@@ -19,6 +19,7 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
     streamed = method.server_streaming
     return Calls(
         heads=heads(context, method.path),
+        class_heads=class_heads(context, method.path),
         tails=tails,
         n_in=(-1,) * len(tails),
         n_out=(0,) * len(tails),
@@ -27,12 +28,17 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
     )
 
 
-def heads(context: CallContext, path: str) -> tuple[bytes, ...]:
-    """The header block of a call to `path`, for each target."""
+def class_heads(context: CallContext, path: str) -> tuple[tuple[bytes, ...], ...]:
+    """The header blocks of each traffic class."""
+    return tuple(heads(context, path, own) for own in context.class_headers)
+
+
+def heads(context: CallContext, path: str, own: Mapping[str, str] | None = None) -> tuple[bytes, ...]:
+    """The header block of a call to `path`, for each target. The metadata `own` overrides that of the run."""
     blocks = []
     for target in context.targets:
         credentials = {"authorization": target.credentials} if target.credentials else {}
-        metadata = credentials | USER_AGENT | context.headers
+        metadata = credentials | USER_AGENT | context.headers | dict(own or {})
         blocks.append(
             grpc.header_block(path, target.authority, target.tls, metadata, context.deadline, context.compression)
         )

@@ -66,16 +66,38 @@ def numbered(
     All requests share `headers`; each entry of `bodies` adds its own headers. The X-Request-Id of a request is TAG-ID. The
     tag is unique to the run because some servers use the header as a key and would mix up two runs that both count from 0.
     """
+    return _heads(targets, path, headers, tag), tuple(tail(extra, body) for extra, body in bodies)
+
+
+def tail(headers: Mapping[str, str], body: bytes) -> bytes:
+    """Encode what follows a request's id: the remaining headers, and the body."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return b"\r\n%bContent-Length: %d\r\n\r\n%b" % (lines.encode("latin-1"), len(body), body)
+
+
+def class_heads(
+    targets: Sequence[Target],
+    path: str,
+    headers: Mapping[str, str],
+    tag: str,
+    class_headers: Sequence[Mapping[str, str]],
+) -> tuple[tuple[bytes, ...], ...]:
+    """Encode the heads of each traffic class, whose own headers override those that all requests share."""
+    return tuple(_heads(targets, path, headers, tag, own) for own in class_headers)
+
+
+def _heads(
+    targets: Sequence[Target], path: str, headers: Mapping[str, str], tag: str, own: Mapping[str, str] | None = None
+) -> tuple[bytes, ...]:
+    own = own or {}
+    own_names = {name.lower() for name in own}
     heads = []
     for target in targets:
         credentials = {"Authorization": target.credentials} if target.credentials else {}
-        head = request_head("POST", target.prefix + path, target.authority, credentials | dict(headers))
+        shared = {n: value for n, value in (credentials | dict(headers)).items() if n.lower() not in own_names}
+        head = request_head("POST", target.prefix + path, target.authority, shared | dict(own))
         heads.append(head + f"X-Request-Id: {tag}-".encode())
-    tails = []
-    for extra, body in bodies:
-        lines = "".join(f"{name}: {value}\r\n" for name, value in extra.items())
-        tails.append(b"\r\n%bContent-Length: %d\r\n\r\n%b" % (lines.encode("latin-1"), len(body), body))
-    return tuple(heads), tuple(tails)
+    return tuple(heads)
 
 
 class ResponseDecoder:

@@ -19,10 +19,13 @@ import msgspec
 
 from inferometer.apis import APIS
 from inferometer.types import ONE_REASONING_TOKEN, ONE_TOKEN, Calls, Event, Fail, Request, Tokens, Usage
-from inferometer.wire.context import USER_AGENT, CallContext
+from inferometer.wire.context import USER_AGENT, CallContext, model_of, prompt_text
 from inferometer.wire.failures import bounded
-from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, error_message, not_json, numbered
+from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, class_heads, error_message, not_json, numbered, tail
 from inferometer.wire.sse import EventStream
+
+_LIMITS = {"max_tokens", "max_completion_tokens"}
+"""Fields that limit the response. A request that has one of its own gets no other."""
 
 
 def encode_chat(context: CallContext, requests: Sequence[Request]) -> Calls:
@@ -35,10 +38,21 @@ def encode_completions(context: CallContext, requests: Sequence[Request]) -> Cal
     return _encode(context, requests, [completion_body(context, request) for request in requests])
 
 
+def chat_tail(context: CallContext, request: Request) -> bytes:
+    """Encode one request to `/v1/chat/completions` as a tail of Calls."""
+    return tail(request.options.headers, chat_body(context, request))
+
+
+def completions_tail(context: CallContext, request: Request) -> bytes:
+    """Encode one request to `/v1/completions` as a tail of Calls."""
+    return tail(request.options.headers, completion_body(context, request))
+
+
 def _encode(context: CallContext, requests: Sequence[Request], bodies: Sequence[bytes]) -> Calls:
-    heads, tails = post(context, bodies)
+    heads, class_heads, tails = post(context, requests, bodies)
     return Calls(
         heads=heads,
+        class_heads=class_heads,
         tails=tails,
         n_in=tuple(request.n_in or -1 for request in requests),
         n_out=tuple(request.n_out for request in requests),
@@ -46,40 +60,48 @@ def _encode(context: CallContext, requests: Sequence[Request], bodies: Sequence[
     )
 
 
-def post(context: CallContext, bodies: Iterable[bytes]) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """The heads and tails of POST requests with these JSON bodies to the API's path."""
+def post(
+    context: CallContext, requests: Sequence[Request], bodies: Iterable[bytes]
+) -> tuple[tuple[bytes, ...], tuple[tuple[bytes, ...], ...], tuple[bytes, ...]]:
+    """The heads, the heads of each class, and the tails of POST requests with these JSON bodies to the API's path."""
     fixed = USER_AGENT | {
         "Content-Type": "application/json",
         "Accept": "text/event-stream" if context.stream else "application/json",
     }
-    no_headers: dict[str, str] = {}
-    path = APIS[context.api].path
-    return numbered(
-        context.targets, path, fixed | context.headers, ((no_headers, body) for body in bodies), context.tag
-    )
+    headers, path = fixed | context.headers, APIS[context.api].path
+    own_headers = (request.options.headers for request in requests)
+    heads, tails = numbered(context.targets, path, headers, zip(own_headers, bodies, strict=True), context.tag)
+    return heads, class_heads(context.targets, path, headers, context.tag, context.class_headers), tails
 
 
 def chat_body(context: CallContext, request: Request) -> bytes:
-    """The JSON to post. The fields of `server.body` override all others."""
+    """The JSON to post. The fields of `server.body` override all others, except those that a request has of its own."""
     payload = request.payload
     messages = [{"role": "user", "content": payload}] if isinstance(payload, str) else payload
-    return msgspec.json.encode({"model": context.model, "messages": messages} | _options(context, request))
+    model = model_of(context, request)
+    return msgspec.json.encode({"model": model, "messages": messages} | _options(context, request))
 
 
 def completion_body(context: CallContext, request: Request) -> bytes:
-    """The JSON to post. The fields of `server.body` override all others."""
-    return msgspec.json.encode({"model": context.model, "prompt": request.payload} | _options(context, request))
+    """The JSON to post. The fields of `server.body` override all others, except those that a request has of its own. Messages
+    become one text."""
+    prompt = request.payload
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        prompt = prompt_text(request)
+    model = model_of(context, request)
+    return msgspec.json.encode({"model": model, "prompt": prompt} | _options(context, request))
 
 
 def _options(context: CallContext, request: Request) -> dict[str, object]:
-    options: dict[str, object] = {context.max_tokens_field: request.n_out} if request.n_out else {}
+    has_limit = not request.n_out or _LIMITS & request.options.body.keys()
+    options: dict[str, object] = {} if has_limit else {context.max_tokens_field: request.n_out}
     if context.stream:
         options["stream"] = True
         if context.usage:
             options["stream_options"] = {"include_usage": True}
     if context.ignore_eos:
         options["ignore_eos"] = True
-    return options | context.body
+    return options | context.body | request.options.body
 
 
 def body_decoder(streamed: bool) -> BodyDecoder:

@@ -1,4 +1,4 @@
-"""Generates texts with an exact number of tokens, for any tokenizer, from the built-in corpus.
+"""Generates texts with an exact number of tokens, for any tokenizer, from the built-in corpus or one of the user's own.
 
 A text consists of three parts: a head of a few words that no other prompt starts with, so that the server's prefix cache
 does not speed it up; text of the corpus, starting at some sentence; and words of one token each to reach the exact number:
@@ -9,29 +9,31 @@ does not speed it up; text of the corpus, starting at some sentence; and words o
 The words of the head depend on the id, the seed and the salt of the run (data.salt). Another salt gives other words in the
 same number, so it does not change the length of a prompt. A prompt shorter than the head has fewer words to tell runs apart by.
 
-How many tokens a word adds is measured once for each word of the corpus. The tokens of a prompt are then a sum, and the
-point at which to cut the corpus is found by bisection, for all prompts at once. With a tokenizer whose tokens span words
-the sum is wrong. So prompts for any tokenizer but the built-in one are counted as a whole afterwards, and those of the
-wrong length are generated again, too long, and cut.
+The tokens of the parts are measured once for each tokenizer (material.py). The tokens of a prompt are then a sum, and the
+point at which to cut the corpus is found by bisection, for all prompts at once. With a tokenizer whose tokens span words,
+the sum may be wrong by what happens at the seams; exact_length.py corrects that.
 """
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.errors import UserError
 from inferometer.random_numbers import random_bits, shuffled
+from inferometer.workload import material
 from inferometer.workload import tokenizer as tokenizers
+from inferometer.workload.exact_length import Around, counted, exactly, fit
+from inferometer.workload.material import Material
 from inferometer.workload.tokenizer import Tokenizer
+
+__all__ = ["HEAD", "fit", "random_words", "salt_of", "texts"]
 
 HEAD = 3
 """Number of words in the head."""
-ENOUGH = 64
-"""If the corpus has fewer words of one token than this, heads use longer words as well."""
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_SENTENCES = 24
+"""How many sentences are tried as the start of a text that must end after a certain token."""
+_SEAM = 32
+"""Characters of the corpus that are encoded together with a head to count its tokens."""
 
 
 def texts(
@@ -43,19 +45,21 @@ def texts(
     salt: str = "",
     purpose: str = "",
     continues: bool = False,
+    corpus: str | None = None,
+    around: Around | None = None,
 ) -> list[str]:
     """Generate one text for each key, with this many tokens. The same (seed, key, salt, purpose) gives the same text.
 
     `purpose` tells apart texts with the same keys, such as prefixes and questions. A text that `continues` another starts with a
-    space, and adds its number of tokens to that of any text that ends with a word.
+    space, and adds its number of tokens to that of any text that ends with a word; if the tokenizer's tokens span words
+    (`adds_up` is False), only `fit` makes sure of that. `corpus` is a file; None: the built-in corpus. `around` makes the
+    server's prompt from a text: then the tokens of that prompt count.
     """
     numbers, wanted = np.array(keys, dtype=np.uint64), np.array(lengths, dtype=np.int64)
-    made = _compose(tokenizer, wanted, seed, numbers, salt, purpose, continues)
-    if tokenizer.path.parent != tokenizers.BUILTIN:  # the built-in one's counts add up, see tokenizer.words
-        for i, count in enumerate(_counted(tokenizer, made, continues)):
-            if count != wanted[i]:
-                made[i] = _cut_to_length(tokenizer, int(wanted[i]), seed, numbers[i : i + 1], salt, purpose, continues)
-    return made
+    composing = _Composing(tokenizer, seed, salt, purpose, continues, corpus)
+    if tokenizer.name == tokenizers.BUILTIN_NAME and corpus is None and around is None:
+        return composing.texts(wanted, numbers)  # its counts add up, see tokenizer.words
+    return exactly(tokenizer, composing.texts, wanted, numbers, continues, around)
 
 
 def salt_of(setting: str) -> str:
@@ -63,197 +67,165 @@ def salt_of(setting: str) -> str:
     return "" if setting in ("none", "run") else setting
 
 
-def _counted(tokenizer: Tokenizer, made: list[str], continues: bool) -> list[int]:
-    """The tokens that each text has or, if it continues another, adds."""
-    if not continues:
-        return tokenizer.count_batch(made)
-    alone = tokenizer.count("a")
-    return [count - alone for count in tokenizer.count_batch(f"a{text}" for text in made)]
-
-
-# --- the material for prompts, measured with one tokenizer -----------------------------------------------------------
-
-
-class _Material(msgspec.Struct, frozen=True):
-    text: str
-    """The paragraphs of the corpus, repeated as often as the longest prompt needs."""
-    offsets: NDArray[np.int64]
-    """Where each word starts in the text, including the space before it; and the end of the text."""
-    tokens: NDArray[np.int64]
-    """Number of tokens before each of these offsets."""
-    sentences: NDArray[np.int64]
-    """Indices of the words that start a sentence."""
-    starters: list[str]
-    starter_tokens: NDArray[np.int64]
-    """Words to start a prompt with, and how many tokens each has there."""
-    followers: list[str]
-    follower_tokens: NDArray[np.int64]
-    """Words to continue with, and how many tokens each adds."""
-    singles: list[str]
-    """The followers that add exactly one token; may be empty."""
-
-
-@cache
-def _measured(tokenizer: Tokenizer) -> _Material:
-    """The corpus, without repetition, with the tokens of each of its words."""
-    words = tokenizers.paragraph_words()
-    index = {word: i for i, word in enumerate(dict.fromkeys(words))}
-    plain, added, starts, follows = _counts(tokenizer, list(index))
-    if not added.any():
-        raise UserError(
-            f"tokenizer {tokenizer.name} finds no tokens in English text", "use another data.tokenizer, or leave it out"
-        )
-    order = np.array([index[word] for word in words])
-    ends = np.array([word[-1] in '.?!"' for word in words])
-    starters, starter_tokens = _prefer_single(plain, starts)
-    followers, follower_tokens = _prefer_single(plain, follows)
-    return _Material(
-        text=" " + " ".join(words),
-        offsets=np.concatenate(([0], np.cumsum([len(word) + 1 for word in words]))),
-        tokens=np.concatenate(([0], np.cumsum(added[order]))),
-        sentences=np.concatenate(([0], np.flatnonzero(ends)[:-1] + 1)),
-        starters=starters,
-        starter_tokens=starter_tokens,
-        followers=followers,
-        follower_tokens=follower_tokens,
-        singles=[word for word, count in zip(plain, follows, strict=True) if count == 1],
-    )
-
-
-def _counts(
-    tokenizer: Tokenizer, corpus: list[str]
-) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Plain words; how many tokens each distinct word of the corpus adds after another; and how many the plain words have at
-    the start of a text and add after another word."""
-    chosen = [
-        (word, starts)
-        for word, starts in zip(tokenizers.words(), tokenizers.counts().starts, strict=True)
-        if len(word) > 2
-    ]
-    plain = [word for word, _ in chosen]
-    if tokenizer.path.parent == tokenizers.BUILTIN:
-        builtin = np.array(tokenizers.counts().corpus, np.int64)
-        return plain, builtin, np.array([starts for _, starts in chosen], np.int64), np.ones(len(plain), np.int64)
-    alone = tokenizer.count("a")
-    added = np.maximum(np.array(tokenizer.count_batch(f"a {word}" for word in corpus), np.int64) - alone, 0)
-    follows = np.array(tokenizer.count_batch(f"a {word}" for word in plain), np.int64) - alone
-    return plain, added, np.array(tokenizer.count_batch(plain), np.int64), follows
-
-
-def _prefer_single(words: list[str], counts: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
-    """The words of one token if there are enough of them, otherwise all words; and their numbers of tokens."""
-    keep = counts == 1 if np.count_nonzero(counts == 1) >= ENOUGH else np.ones(len(words), dtype=bool)
-    return [word for word, kept in zip(words, keep, strict=True) if kept], counts[keep]
-
-
-@cache
-def _repeated(tokenizer: Tokenizer, times: int) -> _Material:
-    """The same with the text repeated."""
-    once = _measured(tokenizer)
-    rounds = np.arange(times)[:, None]
-    return msgspec.structs.replace(
-        once,
-        text=once.text * times,
-        offsets=np.append((once.offsets[:-1] + rounds * once.offsets[-1]).ravel(), times * once.offsets[-1]),
-        tokens=np.append((once.tokens[:-1] + rounds * once.tokens[-1]).ravel(), times * once.tokens[-1]),
-    )
-
-
-def _material(tokenizer: Tokenizer, n: int) -> _Material:
-    """Enough text for n tokens to start at any sentence of the first repetition."""
-    return _repeated(tokenizer, 1 + -(-n // max(1, int(_measured(tokenizer).tokens[-1]))))
-
-
 # --- composing prompts -----------------------------------------------------------------------------------------------
 
 
-def _compose(
+class _Composing:
+    """Composes texts for one call of `texts`."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, seed: int, salt: str, purpose: str, continues: bool, corpus: str | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._salt = salt
+        self._purpose = purpose
+        self._continues = continues
+        self._corpus = corpus
+
+    def texts(
+        self, lengths: NDArray[np.int64], keys: NDArray[np.uint64], excess: NDArray[np.int64] | int = 0
+    ) -> list[str]:
+        parts = material.enough(self._tokenizer, int((lengths - excess).max(initial=1)), self._corpus)
+        heads, used = self._heads(parts, lengths, keys)
+        number = self._random("body", keys) % np.uint64(len(parts.sentences))
+        if parts.singles:
+            first = parts.sentences[number]
+            budget = np.maximum(lengths - used - excess, 0)
+            last = np.searchsorted(parts.tokens, parts.tokens[first] + budget, side="right") - 1
+            missing = budget - (parts.tokens[last] - parts.tokens[first])
+        else:
+            first, last = self._exact_slices(parts, heads, used, number, lengths - excess)
+            missing = np.zeros(len(keys), np.int64)
+        text, singles = parts.text, parts.singles
+        bodies = [text[a:b] for a, b in zip(parts.offsets[first].tolist(), parts.offsets[last].tolist(), strict=True)]
+        filling = self._random("filling", keys) % np.uint64(max(1, len(singles)))
+        rows = zip(heads, bodies, filling.tolist(), missing.tolist(), strict=True)
+        return [
+            head + body + "".join(f" {singles[(at + j) % len(singles)]}" for j in range(count)) if count else head + body
+            for head, body, at, count in rows
+        ]  # fmt: skip
+
+    def _exact_slices(
+        self,
+        parts: Material,
+        heads: list[str],
+        used: NDArray[np.int64],
+        number: NDArray[np.uint64],
+        lengths: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where slices start and end that need no filling: from this sentence on, or from a later one if it cannot be cut there."""
+        first, last = np.zeros(len(number), np.int64), np.zeros(len(number), np.int64)
+        pending = np.arange(len(number))
+        for attempt in range(_SENTENCES):
+            start = parts.sentences[(number[pending] + np.uint64(attempt)) % np.uint64(len(parts.sentences))]
+            if not self._tokenizer.adds_up:
+                used[pending] = self._used(parts, [heads[i] for i in pending.tolist()], start)
+            budget = np.maximum(lengths[pending] - used[pending], 0)
+            end = np.searchsorted(parts.tokens, parts.tokens[start] + budget, side="right") - 1
+            first[pending], last[pending] = start, end
+            pending = pending[parts.tokens[end] - parts.tokens[start] != budget]
+            if not len(pending):
+                break
+        return first, last
+
+    def _used(self, parts: Material, heads: list[str], first: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tokens of each head before a sentence, for tokenizers whose tokens span words."""
+        last = np.minimum(np.searchsorted(parts.offsets, parts.offsets[first] + _SEAM), len(parts.offsets) - 1)
+        slices = zip(heads, parts.offsets[first].tolist(), parts.offsets[last].tolist(), strict=True)
+        counts = counted(self._tokenizer, [head + parts.text[a:b] for head, a, b in slices], self._continues)
+        return counts - (parts.tokens[last] - parts.tokens[first])
+
+    def _random(self, what: str, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        return random_bits(self._seed, keys, f"{what} {self._purpose}".strip())
+
+    def _heads(
+        self, parts: Material, lengths: NDArray[np.int64], keys: NDArray[np.uint64]
+    ) -> tuple[list[str], NDArray[np.int64]]:
+        """The first words of each text, and how many tokens they have."""
+        heads, used = [""] * len(keys), np.zeros(len(keys), dtype=np.int64)
+        words = np.minimum(lengths, HEAD)
+        for count in np.unique(words).tolist():
+            of_count = np.flatnonzero(words == count)
+            own, used[of_count] = self._heads_of(parts, count, keys[of_count])
+            for i, head in zip(of_count.tolist(), own, strict=True):
+                heads[i] = head
+        return heads, used
+
+    def _heads_of(self, parts: Material, words: int, keys: NDArray[np.uint64]) -> tuple[list[str], NDArray[np.int64]]:
+        """The same for heads of this many words.
+
+        They are the key, written with words as digits and the least significant digit first. So consecutive requests differ in
+        their first word, and no two requests have the same head until the digits run out (with the built-in tokenizer, after
+        billions of requests). The previous digit is added to each digit, so that the more significant ones vary too. The seed and
+        the salt decide which word stands for which digit.
+        """
+        salt = f"{self._purpose} {self._salt}".strip()
+        digits, digit = [], np.zeros(len(keys), dtype=np.uint64)
+        tokens = np.zeros(len(keys), dtype=np.int64)
+        rest = keys
+        for position in range(words):
+            follows = self._continues or position > 0
+            choices = parts.followers if follows else parts.starters
+            counts = parts.follower_tokens if follows else parts.starter_tokens
+            digit = (rest + digit) % np.uint64(len(choices))
+            rest = rest // np.uint64(len(choices))
+            chosen = shuffled(self._seed, len(choices), f"word {position} {salt}".rstrip())[digit]
+            digits.append([choices[i] for i in chosen.tolist()])
+            tokens += counts[chosen]
+        space = " " if self._continues and words else ""
+        return [space + " ".join(row) for row in zip(*digits, strict=True)] or [""] * len(keys), tokens
+
+
+# --- random words ----------------------------------------------------------------------------------------------------
+
+
+def random_words(
     tokenizer: Tokenizer,
-    lengths: NDArray[np.int64],
+    lengths: Sequence[int] | NDArray[np.int64],
     seed: int,
-    keys: NDArray[np.uint64],
-    salt: str,
-    purpose: str,
-    continues: bool,
+    keys: Sequence[int] | NDArray[np.uint64],
+    *,
+    salt: str = "",
+    around: Around | None = None,
 ) -> list[str]:
-    """Texts whose words have these numbers of tokens in total."""
-    material = _material(tokenizer, int(lengths.max(initial=1)))
-    heads, used = [""] * len(keys), np.zeros(len(keys), dtype=np.int64)
-    words = np.minimum(lengths, HEAD)
-    for count in np.unique(words):
-        of_count = np.flatnonzero(words == count)
-        own, used[of_count] = _heads(material, int(count), seed, keys[of_count], f"{purpose} {salt}".strip(), continues)
-        for i, head in zip(of_count.tolist(), own, strict=True):
-            heads[i] = head
-    budget = np.maximum(lengths - used, 0)
-    first = material.sentences[random_bits(seed, keys, f"body {purpose}".strip()) % np.uint64(len(material.sentences))]
-    last = np.searchsorted(material.tokens, material.tokens[first] + budget, side="right") - 1
-    missing = budget - (material.tokens[last] - material.tokens[first])
-    text, singles = material.text, material.singles
-    bodies = [text[a:b] for a, b in zip(material.offsets[first], material.offsets[last], strict=True)]
-    filling = random_bits(seed, keys, f"filling {purpose}".strip()) % np.uint64(max(1, len(singles)))
-    return [
-        head + body + "".join(f" {singles[(at + j) % len(singles)]}" for j in range(count)) if count and singles else head + body
-        for head, body, at, count in zip(heads, bodies, filling.tolist(), missing.tolist(), strict=True)
-    ]  # fmt: skip
+    """Generate one text of random words for each key, with this many tokens."""
+    numbers, wanted = np.array(keys, dtype=np.uint64), np.array(lengths, dtype=np.int64)
+    composing = _RandomWords(tokenizer, seed, salt)
+    if tokenizer.name == tokenizers.BUILTIN_NAME and around is None:
+        return composing.texts(wanted, numbers)
+    return exactly(tokenizer, composing.texts, wanted, numbers, around=around)
 
 
-def _heads(
-    material: _Material, words: int, seed: int, ids: NDArray[np.uint64], salt: str, continues: bool
-) -> tuple[list[str], NDArray[np.int64]]:
-    """The first words of each text, and how many tokens they have.
+class _RandomWords:
+    """Composes texts of random words, of one token each if there are such words."""
 
-    They are the key, written with words as digits and the least significant digit first. So consecutive requests differ in
-    their first word, and no two requests have the same head until the digits run out (with the built-in tokenizer, after
-    billions of requests). The previous digit is added to each digit, so that the more significant ones vary too. The seed and
-    the salt decide which word stands for which digit.
-    """
-    digits, digit = [], np.zeros(len(ids), dtype=np.uint64)
-    tokens = np.zeros(len(ids), dtype=np.int64)
-    rest = ids
-    for position in range(words):
-        follows = continues or position > 0
-        choices = material.followers if follows else material.starters
-        counts = material.follower_tokens if follows else material.starter_tokens
-        digit = (rest + digit) % np.uint64(len(choices))
-        rest = rest // np.uint64(len(choices))
-        chosen = shuffled(seed, len(choices), f"word {position} {salt}".rstrip())[digit]
-        digits.append([choices[i] for i in chosen.tolist()])
-        tokens += counts[chosen]
-    space = " " if continues and words else ""
-    return [space + " ".join(row) for row in zip(*digits, strict=True)] or [""] * len(ids), tokens
+    def __init__(self, tokenizer: Tokenizer, seed: int, salt: str) -> None:
+        self._parts = material.measured(tokenizer)
+        self._seed = seed
+        self._salt = salt
 
-
-# --- tokenizers whose tokens span words ------------------------------------------------------------------------------
+    def texts(
+        self, lengths: NDArray[np.int64], keys: NDArray[np.uint64], excess: NDArray[np.int64] | int = 0
+    ) -> list[str]:
+        counts = np.maximum(lengths - excess, 1)
+        starters, followers = np.array(self._parts.starters, object), np.array(self._parts.followers, object)
+        made = []
+        for number, numbers in random_rows(self._seed, keys, counts, f"words {self._salt}".strip()):
+            first = starters[int(numbers[0] % np.uint64(len(starters)))]
+            chosen = numbers[1:] % np.uint64(len(followers))
+            taken = len(chosen)
+            if not self._parts.singles:
+                used = self._parts.follower_tokens[chosen].cumsum()
+                taken = int(np.searchsorted(used, counts[number], side="right"))
+            made.append(" ".join([first, *followers[chosen[:taken]].tolist()]))
+        return made
 
 
-def _cut_to_length(
-    tokenizer: Tokenizer, n: int, seed: int, key: NDArray[np.uint64], salt: str, purpose: str, continues: bool
-) -> str:
-    """Generate the same text with more tokens and cut it near the end of its nth, with another ending if necessary."""
-    before = "a" if continues else ""
-    alone = tokenizer.count(before) if before else 0
-    for longer in (2 * n + 16, 8 * n + 64):
-        text = before + _compose(tokenizer, np.array([longer]), seed, key, salt, purpose, continues)[0]
-        ends = tokenizer.ends(text)[alone:]
-        if len(ends) < n:
-            continue
-        nearest = sorted(range(max(0, ends[n - 1] - 12), ends[n - 1] + 12), key=lambda cut: abs(cut - ends[n - 1]))
-        endings = _endings(tokenizer, int(random_bits(seed, key, "ending")[0]))
-        for cuts, ends_with in ((nearest[:1], [""]), (nearest[1:], [""]), *(([cut], endings) for cut in nearest)):
-            tries = [(text[:cut].rstrip() + ending).lstrip() for cut in cuts for ending in ends_with]
-            counts = tokenizer.count_batch(tries)
-            if n + alone in counts:
-                return tries[counts.index(n + alone)].removeprefix(before)
-    raise UserError(
-        f"tokenizer {tokenizer.name} cannot make a prompt of exactly {n} token{'s' * (n > 1)} from the built-in corpus",
-        "change data.input or data.tokenizer, or give your own prompts with data.type: jsonl",
-    )
-
-
-def _endings(tokenizer: Tokenizer, random: int) -> list[str]:
-    """Short endings that add different numbers of tokens to a text."""
-    singles = _measured(tokenizer).singles
-    words = [f" {singles[(random + j) % len(singles)]}" for j in range(min(6, len(singles)))]
-    start = random % len(LETTERS)
-    return [*words, *LETTERS[start:], *LETTERS[:start], "."]
+def random_rows(
+    seed: int, keys: NDArray[np.uint64], counts: NDArray[np.int64], purpose: str
+) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    """Yield, for each key, its index and this many random numbers."""
+    starts = random_bits(seed, keys, purpose)
+    for number, (start, count) in enumerate(zip(starts, counts.tolist(), strict=True)):
+        yield number, random_bits(seed, start + np.arange(count, dtype=np.uint64), "row")

@@ -1,4 +1,4 @@
-"""Counts tokens, with the built-in tokenizer or one from a local folder. Neither needs a network.
+"""Tokenizers: text to tokens and back, from several sources. Special tokens of a file do not count.
 
 The built-in tokenizer is a small byte-level BPE. tools/build_tokenizer.py trained it on the corpus that is shipped with it.
 Its counts for the words of that corpus are shipped too, so that generating prompts with it needs no tokenizer at all: the
@@ -7,84 +7,153 @@ Its counts for the words of that corpus are shipped too, so that generating prom
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from inferometer.errors import UserError
 
-if TYPE_CHECKING:
-    import tokenizers
-
 BUILTIN = Path(__file__).parent / "builtin"
-REMEDY = "give a folder with a tokenizer.json, or the file itself; leave it out to use the built-in tokenizer"
+BUILTIN_NAME = "builtin"
+SERVER = "server"
+TIKTOKEN = "tiktoken:"
+HUB = "hub:"
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w.-]+)?")
+KEY = "data.tokenizer"
+REMEDY = (
+    "give a folder with a tokenizer.json, or the file itself; org/name or hub:name for one from the hub; "
+    "tiktoken:NAME; server; or leave it out to use the built-in tokenizer"
+)
 
 
-class Tokenizer:
-    """Text to tokens and back, without special tokens."""
+class Tokenizer(Protocol):
+    """Text to tokens and back, without special tokens. One implementation per library (encodings/)."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name = name
-        """`builtin`, or the path that the user gave."""
-        self.path = path
-        """Its tokenizer.json."""
+    @property
+    def name(self) -> str:
+        """`builtin`, or what the user gave."""
+        ...
 
-    @cached_property
-    def _inner(self) -> "tokenizers.Tokenizer":
-        return _read(self.path)
+    @property
+    def identity(self) -> bytes:
+        """What makes two tokenizers the same, for the digest: the bytes of the file, not its path."""
+        ...
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
-        return ids
+    @property
+    def folder(self) -> Path | None:
+        """Where the model's other files are, such as its chat template."""
+        ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._inner.decode(list(ids), skip_special_tokens=False)
-        return text
+    @property
+    def adds_up(self) -> bool:
+        """No token spans two words, so that a text that starts with a space and a word always adds the same number of tokens."""
+        ...
 
-    def count(self, text: str) -> int:
-        return len(self._inner.encode(text, add_special_tokens=False))
+    @property
+    def has_ends(self) -> bool:
+        """Whether `ends` is available."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Whether counting is so cheap that thousands of words can be counted."""
+        ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def count(self, text: str) -> int: ...
 
     def count_batch(self, texts: Iterable[str]) -> list[int]:
         """Tokens in each text; several times as fast as counting one by one."""
-        return [len(encoding) for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+        ...
 
     def ends(self, text: str) -> list[int]:
         """Where each token of the text ends, as an offset in characters."""
-        return [end for _, end in self._inner.encode(text, add_special_tokens=False).offsets]
+        ...
+
+    def ordinary_ids(self) -> list[int]:
+        """The ids of tokens that stand for text, ascending: no special tokens."""
+        ...
+
+    def __hash__(self) -> int:
+        """Identity: what was measured with a tokenizer is kept by the object."""
+        ...
+
+
+class Source(NamedTuple):
+    """A kind of name that the user may give, and what loads the tokenizer of such a name."""
+
+    is_meant: Callable[[str], bool]
+    load: Callable[[str], Tokenizer]
+
+
+def _builtin(name: str) -> Tokenizer:
+    from inferometer.workload.encodings.huggingface import HuggingFace  # noqa: PLC0415
+
+    return HuggingFace(BUILTIN_NAME, BUILTIN / "tokenizer.json")
+
+
+def _server(name: str) -> Tokenizer:
+    from inferometer.workload.encodings import server  # noqa: PLC0415
+
+    return server.load()
+
+
+def _tiktoken(name: str) -> Tokenizer:
+    from inferometer.workload.encodings import tiktoken_ranks  # noqa: PLC0415
+
+    return tiktoken_ranks.named(name.partition(":")[2])
+
+
+def _file(name: str) -> Tokenizer:
+    from inferometer.workload.encodings import files  # noqa: PLC0415
+
+    return files.load(name)
+
+
+def _hub(name: str) -> Tokenizer:
+    from inferometer.workload.encodings import hub  # noqa: PLC0415
+
+    return hub.load(name.removeprefix(HUB))
+
+
+SOURCES: dict[str, Source] = {
+    "the built-in tokenizer": Source(lambda name: name == BUILTIN_NAME, _builtin),
+    "the server's own": Source(lambda name: name == SERVER, _server),
+    "an encoding of tiktoken": Source(lambda name: name.startswith(TIKTOKEN), _tiktoken),
+    "a folder or a file": Source(lambda name: Path(name).expanduser().exists(), _file),
+    "a name on the hub": Source(lambda name: name.startswith(HUB) or bool(_HUB_NAME.fullmatch(name)), _hub),
+}
+"""The first that is meant by a name loads it."""
+
+
+def load(name: str | None = None) -> Tokenizer:
+    """Return the tokenizer that the user names; None: the built-in one. Raises UserError when there is none of this name."""
+    return _server(SERVER) if name == SERVER else _load(name or BUILTIN_NAME)
 
 
 @cache
-def load(path: str | None = None) -> Tokenizer:
-    """The built-in tokenizer, or the one in this folder or file."""
-    if path is None:
-        return Tokenizer("builtin", BUILTIN / "tokenizer.json")
-    file = Path(path).expanduser()
-    if file.is_dir():
-        file = file / "tokenizer.json"
-        if not file.exists():
-            raise UserError(f"tokenizer folder {path} has no tokenizer.json", REMEDY)
-    if not file.exists():
-        raise UserError(f"tokenizer {path} does not exist", REMEDY)
-    tokenizer = Tokenizer(path, file)
-    _ = tokenizer._inner  # a file that is not a tokenizer is an error here
-    return tokenizer
+def _load(name: str) -> Tokenizer:
+    source = next((source for source in SOURCES.values() if source.is_meant(name)), None)
+    if source is None:
+        raise UserError(f"tokenizer {name} does not exist{_similar(name)}", REMEDY, key=KEY)
+    return source.load(name)
 
 
-def _read(file: Path) -> "tokenizers.Tokenizer":
-    import tokenizers  # noqa: PLC0415  (slow to import)
-
-    try:
-        inner = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"tokenizer {file} cannot be read: {error.strerror}", REMEDY) from None
-    except Exception as error:  # the library raises bare Exception for anything that is not a tokenizer
-        raise UserError(f"tokenizer {file} is not a tokenizer.json: {str(error)[:200]}", REMEDY) from None
-    inner.no_truncation()
-    inner.no_padding()
-    return inner
+def _similar(name: str) -> str:
+    """What the user may have meant."""
+    close = get_close_matches(name, [BUILTIN_NAME, SERVER], 1) or get_close_matches(
+        name, [path.name for path in Path(name).expanduser().absolute().parent.glob("*")], 1
+    )
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 @cache

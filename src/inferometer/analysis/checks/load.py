@@ -221,7 +221,7 @@ def concurrency(evidence: Evidence) -> Check | None:
         if plan.open or plan.think or not plan.concurrency:
             continue
         own = rows[(rows["stage"] == stage) & (rows["sent"] != MISSING)]
-        if (own["turn"] > 0).any():  # the users of sessions think between turns
+        if plan.unit == "sessions":  # their users think between turns
             continue
         reached = in_flight(own, plan)
         if reached is not None:
@@ -249,7 +249,7 @@ def _why_fewer(rows: Columns, planned: int, errors: tuple[str, ...]) -> tuple[bo
         return False, f"The load was not the planned one: {errors[0].rstrip('.')}. See the check workers."
     if (rows["failure"] > 0).any():
         return False, "After a failure, a user pauses before the next request: see the failures."
-    median = float(np.median(rows["sent"] - rows["intended"])) / NS
+    median = float(np.median(rows["sent"] - rows["intended"] - rows["held"])) / NS
     between = f"the client's own {format_seconds(median)} between requests"
     if planned == 1:
         return True, (

@@ -64,10 +64,14 @@ def _left_by_sequences(evidence: Evidence) -> str | None:
 
 
 def _planned(evidence: Evidence, stages: Sequence[int]) -> tuple[int, int]:
-    """Number of requests that these stages planned, and how many of them were not sent."""
-    planned = sum(evidence.run.manifest.plan[stage].requests for stage in stages)
-    rows = evidence.run.records.rows
-    return planned, planned - int((np.isin(rows["stage"], stages) & (rows["turn"] <= 0)).sum())
+    """Number of requests, or of sessions, that these stages planned, and how many of them were not sent."""
+    plans, rows = evidence.run.manifest.plan, evidence.run.records.rows
+    sent = 0
+    for stage in stages:
+        own = rows["stage"] == stage
+        sent += int((own & (rows["turn"] <= 0) if plans[stage].unit == "sessions" else own).sum())
+    planned = sum(plans[stage].requests for stage in stages)
+    return planned, planned - sent
 
 
 def workers(evidence: Evidence) -> Check:

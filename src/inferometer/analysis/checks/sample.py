@@ -33,6 +33,13 @@ def token_source(evidence: Evidence) -> Check | None:
             f"are missing, and gaps are those between chunks. {_remedy(evidence.run.manifest)}"
         )
         return Check("token_source", "warn", share, 0.0, bad)
+    by_chunks = float(np.count_nonzero(sources == COUNTED_BY.index("chunks")) / len(sources))
+    if by_chunks:
+        bad = (
+            f"Neither side counted the tokens of {by_chunks:.0%} of the responses: their number of chunks stands in, which is too low if a "
+            f"chunk has several tokens. Figures per token leave them out, and gaps are those between chunks. {_remedy(evidence.run.manifest)}"
+        )
+        return Check("token_source", "warn", by_chunks, 0.0, bad)
     by_client = float(np.count_nonzero(sources == COUNTED_BY.index("tokenizer")) / len(sources))
     good = (
         f"data.tokenizer counted the output tokens of {by_client:.0%} of the responses"
@@ -52,7 +59,8 @@ def _remedy(manifest: Manifest) -> str:
 
 def answers(evidence: Evidence) -> Check | None:
     rows = evidence.run.records.rows
-    counted = rows[evidence.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0) & (rows["n_want"] > 0)]
+    is_known = (rows["n_out"] >= 0) & (rows["counted_by"] != COUNTED_BY.index("chunks"))
+    counted = rows[evidence.steady & (rows["failure"] == 0) & is_known & (rows["n_want"] > 0)]
     if not len(counted):
         return None
     share = float(np.count_nonzero(counted["n_out"] < counted["n_want"]) / len(counted))

@@ -93,6 +93,12 @@ class _Embeddings(msgspec.Struct, frozen=True):
     encoding_format: Literal["float", "base64"] = "float"
 
 
+class _Tokenized(msgspec.Struct, frozen=True):
+    prompt: str
+    model: str | None = None
+
+
+_tokenized = msgspec.json.Decoder(_Tokenized)
 _completion = msgspec.json.Decoder(_Completion)
 _chat = msgspec.json.Decoder(_Chat)
 _embeddings = msgspec.json.Decoder(_Embeddings)
@@ -132,6 +138,13 @@ def embeddings(body: bytes, model: str) -> CompletionRequest:
         raise Refusal(400, message, "invalid_input")
     packed = asked.encoding_format == "base64"
     return CompletionRequest(False, False, False, False, 1, texts, ids, asked.dimensions, packed)
+
+
+def tokenized(body: bytes, model: str) -> CompletionRequest:
+    """Parse the body of POST /tokenize: a prompt, whose ids are the response."""
+    request = _decode(_tokenized, body)
+    _check_model(request.model, model)
+    return CompletionRequest(False, False, False, False, 1, (request.prompt,))
 
 
 def _check_model(asked: str | None, served: str) -> None:

@@ -59,6 +59,8 @@ class Simulator:
             parse = _PARSERS.get(request.path)
             if request.path == b"/v1/models":
                 self._list_models(connection, request)
+            elif request.path == b"/tokenize":
+                self._tokenize(connection, request)
             elif parse is None:
                 raise Refusal(404, f"no such path: {request.path.decode('latin-1')}", "not_found")
             elif request.method != b"POST":
@@ -212,6 +214,13 @@ class Simulator:
             "max_model_len": self.settings.max_len,
         }
         self._respond(connection, request, 200, frames.json_bytes({"object": "list", "data": [model]}))
+
+    def _tokenize(self, connection: Connection, request: Request) -> None:
+        if request.method != b"POST":
+            raise _not_allowed(request, b"POST")
+        tokens = self._prompts.ids(openai.tokenized(bytes(request.body), self.settings.model))
+        content = {"count": len(tokens), "max_model_len": self.settings.max_len, "tokens": tokens}
+        self._respond(connection, request, 200, frames.json_bytes(content))
 
     def _refuse(self, connection: Connection, request: Request, refusal: Refusal) -> None:
         body = frames.error_body(refusal.message, refusal.kind, refusal.code)

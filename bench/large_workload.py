@@ -1,0 +1,83 @@
+"""Large workloads: how long preparing the requests of a shard takes, and how much memory it needs, also while they are sent.
+
+    python -m bench large_workload
+
+Each case is a process of its own that builds synthetic prompts of 512 tokens with the built-in tokenizer, encodes them for chat, and
+then makes every request as the pacer does. Targets: 100,000 in 10 s on one core; 1,000,000 below 1 GiB.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from bench.common import Line, show
+from inferometer.config.data import Synthetic
+from inferometer.engine.requests import NO_USER, Requests
+from inferometer.fleet.preparing import Source, prepare
+from inferometer.store.request_file import MappedBytes
+from inferometer.wire.context import CallContext
+from inferometer.wire.target import parse
+
+TOKENS = 512
+HOLD_SECONDS, HOLD_BYTES = 10.0, 1 << 30
+
+
+def main() -> int:
+    cores = len(os.sched_getaffinity(0))
+    lines = []
+    for count, used in ((100_000, 1), (1_000_000, 1), (1_000_000, cores)):
+        case = _in_process(count, used)
+        name = f"{count:,} prompts of {TOKENS} tokens on {used} core{'s' * (used > 1)}"
+        found = f"{case['seconds']:.1f} s ({case['cpu']:.1f} s of CPU), {case['bytes'] / 1e9:.2f} GB"
+        is_judged = count == 100_000  # by the CPU time, because other processes may use the core
+        hold = f"< {HOLD_SECONDS:.0f} s of CPU" if is_judged else ""
+        lines.append(Line(f"prepare {name}", found, hold, case["cpu"] < HOLD_SECONDS if is_judged else None))
+        lines.append(Line("  making each of the requests", f"{case['make'] * 1e6:.2f} us of CPU"))
+        peak = f"{case['peak'] / 2**20:.0f} MiB"
+        lines.append(Line("  peak memory of a process", peak, f"< {HOLD_BYTES >> 30} GiB", case["peak"] < HOLD_BYTES))
+    return show("large_workload", lines)
+
+
+def _in_process(count: int, cores: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.large_workload", str(count), str(cores)]
+    case: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return case
+
+
+def measure(count: int, cores: int) -> dict[str, float]:
+    """Prepare and make this many requests in this process."""
+    if cores == 1:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    context = CallContext(api="chat", model="m", targets=(parse("http://127.0.0.1:1"),), tag="ab")
+    ids = range(count)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        calls = prepare(Source(Synthetic(input=TOKENS), 0, context), [ids], Path(folder), builders=cores)
+    seconds = time.perf_counter() - started
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    requests = Requests(msgspec.structs.replace(calls, ids=(ids,)), 0, 1)
+    started = time.process_time()
+    for id in ids:
+        requests.make(0, [id], [(NO_USER, 0)])
+        if id % 50 == 0:
+            requests.prefault()
+    make = (time.process_time() - started) / count
+    assert isinstance(calls.tails, MappedBytes)
+    return {
+        "seconds": seconds,
+        "cpu": sum(usage.ru_utime + usage.ru_stime for usage in usages),
+        "bytes": calls.tails.offsets[-1],
+        "make": make,
+        "peak": max(usages[1].ru_maxrss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) << 10,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(int(sys.argv[1]), int(sys.argv[2]))))

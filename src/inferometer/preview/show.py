@@ -1,0 +1,103 @@
+"""The figures of a workload as text."""
+
+import io
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from inferometer.preview.overview import Arrivals, Lengths, Overview, Prefixes, Sample
+from inferometer.preview.prefixes import BLOCK
+from inferometer.report import blocks, formatting
+from inferometer.report.tables import table
+from inferometer.units import format_seconds
+
+_BESIDE_BARS = 34
+
+
+def render(overview: Overview, width: int, color: bool) -> str:
+    """Return the text for a terminal of this width."""
+    parts: list[RenderableType] = [_head(overview), "", _table(overview)]
+    for name, lengths in (("input tokens", overview.input), ("output tokens", overview.output)):
+        if lengths is not None and lengths.min < lengths.max:
+            parts += ["", _histogram(name, lengths, width)]
+    if overview.arrivals is not None:
+        parts += ["", _curve(overview.arrivals)]
+    for sample in overview.samples:
+        parts += ["", _sample(sample)]
+    file = io.StringIO()
+    Console(file=file, width=width, force_terminal=color, no_color=not color, highlight=False).print(Group(*parts))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+def _head(overview: Overview) -> RenderableType:
+    grid = Table.grid(padding=(0, 3))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    grid.add_row("data", f"{overview.type}, seed {overview.seed}, digest {overview.digest[:16]}")
+    planned = f"{overview.planned:,} in the load, " if overview.planned else ""
+    different = "every one different" if overview.distinct is None else f"{overview.distinct:,} different ones"
+    grid.add_row("requests", f"{planned}{different}; the figures are of the first {overview.requests:,}")
+    if overview.classes:
+        total = sum(overview.classes.values())
+        parts = (f"{name} {count:,} ({count / total:.1%})" for name, count in overview.classes.items())
+        grid.add_row("classes", ", ".join(parts))
+    if overview.input is not None:
+        grid.add_row("tokens", f"counted by {overview.tokenizer}")
+    grid.add_row("duplicates", _share(overview.duplicates, overview.requests, "prompts were sent before"))
+    if overview.prefixes is not None:
+        grid.add_row("shared prefix", _prefixes(overview.prefixes))
+    for index, note in enumerate(overview.notes):
+        grid.add_row("" if index else "note", note)
+    return grid
+
+
+def _share(count: int, total: int, what: str) -> str:
+    return f"{count:,} of {total:,} {what}" + (f" ({count / total:.1%})" if count else "")
+
+
+def _prefixes(found: Prefixes) -> str:
+    what = f"prompt tokens are in blocks of {BLOCK} that an earlier prompt starts with, too"
+    return f"{_share(found.shared, found.tokens, what)}, in the first {found.requests:,} requests"
+
+
+def _table(overview: Overview) -> RenderableType:
+    columns = ["total", "mean", "min", "p50", "p90", "p99", "max"]
+    made = table("per request", columns)
+    rows = {"input tokens": overview.input, "output tokens": overview.output, "turns": overview.turns}
+    for name, lengths in rows.items():
+        if lengths is not None:
+            cells = (getattr(lengths, column) for column in columns)
+            made.add_row(name, *(formatting.count(round(cell, 1)) for cell in cells))
+    return made if made.rows else Text("no tokens are counted", style="dim")
+
+
+def _histogram(name: str, lengths: Lengths, width: int) -> RenderableType:
+    largest = max(count for _, _, count in lengths.histogram)
+    grid = Table.grid(padding=(0, 1))
+    for justify in ("right", "left", "right", "right", "left"):
+        grid.add_column(justify=justify, no_wrap=True)
+    for low, high, count in lengths.histogram:
+        bar = blocks.bar(count / largest, width - _BESIDE_BARS)
+        grid.add_row(f"{low:,}", "..", f"{high:,}", f"{count:,}" if count else "", Text(bar, style="cyan"))
+    return Group(Text(f"{name}: requests per bin", style="dim"), grid)
+
+
+def _curve(arrivals: Arrivals) -> RenderableType:
+    top = max(arrivals.counts, default=0)
+    rates = f"{sum(arrivals.counts):,} in {format_seconds(arrivals.interval * len(arrivals.counts))}"
+    peak = f"at most {formatting.rate(top / arrivals.interval, 4)}/s" if arrivals.interval else ""
+    title = f"arrivals: {rates}, {peak} over {format_seconds(arrivals.interval)}"
+    return Group(Text(title, style="dim"), Text(blocks.sparkline(arrivals.counts), style="cyan"))
+
+
+def _sample(sample: Sample) -> RenderableType:
+    facts = [f"request {sample.id}"]
+    facts += [f"class {sample.class_}"] if sample.class_ is not None else []
+    facts += [f"{sample.n_in:,} tokens in"] if sample.n_in else []
+    facts += [f"{sample.n_out:,} out"] if sample.n_out else []
+    facts += [f"{sample.turns} turns"] if sample.turns > 1 else []
+    text = f"{sample.head} ... {sample.tail}" if sample.tail else sample.head
+    shown = Text(formatting.one_line(text, len(text)))
+    return Group(Text(", ".join(facts), style="bold"), Padding(shown, (0, 0, 0, 2)))

@@ -1,0 +1,281 @@
+"""Converts datasets into batches for offline engines, and back: `inferometer data convert`.
+
+    openai-batch  input of OpenAI's batch API: {"custom_id": ..., "method": "POST", "url": ..., "body": {...}} per line
+    vllm-batch    the same for `vllm run-batch`, which has no limit on the number of lines
+    batches       a batch per line: {"index": [...], "prompts": [...]}, with "input_ids" and "attention_mask" if padded
+    jsonl         a request per line, as data.type: jsonl reads it
+
+Every format of data.type: jsonl, csv or parquet can be read, and so can batches, and input and output files of the batch APIs.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from inferometer.apis import APIS
+from inferometer.config.data.datasets import Columns, Jsonl, OpenAiBatch, Output
+from inferometer.errors import UserError
+from inferometer.types import Request
+from inferometer.workload import tokenizer as tokenizers
+from inferometer.workload.datasets import build, distinct, notes
+from inferometer.workload.datasets.conversations import Record, response_text, texts
+from inferometer.workload.datasets.files import open_rows
+from inferometer.workload.datasets.rows import Row, Rows
+from inferometer.workload.datasets.selection import select
+
+FORMATS = ("openai-batch", "vllm-batch", "batches", "jsonl")
+OPENAI_LIMIT = 50_000
+"""Maximum number of requests in a file for OpenAI."""
+_BLOCK = 1024
+_LIMITS = ("max_completion_tokens", "max_tokens")
+
+
+class Conversion(msgspec.Struct, frozen=True, kw_only=True):
+    """What to convert to, and how rows are read."""
+
+    to: str
+    columns: Columns = msgspec.field(default_factory=Columns)
+    template: str | None = None
+    tokenizer: str | None = None
+    rows: int = 0
+    output: Output = 0
+    """Tokens to request, for rows that do not say it; 0: no limit."""
+    model: str = ""
+    api: str = "chat"
+    batch: int = 0
+    """Requests per batch, or per file of a batch API; 0: all in one."""
+    pad: Literal["", "left", "right"] = ""
+    pad_id: int = 0
+    sort: bool = False
+    """By the number of tokens, so that the prompts of a batch are about equally long."""
+
+
+class Converted(msgspec.Struct, frozen=True):
+    """What has been written."""
+
+    requests: int
+    files: list[Path]
+    notes: list[str]
+
+
+def convert(source: str, target: str, how: Conversion) -> Converted:
+    """Convert `source` and write the result to `target`; with several files, to `target` with numbers in its name."""
+    kind = _kind_of(source)
+    if how.pad and not how.tokenizer:
+        raise UserError("--pad needs the tokenizer of the model", "give its folder with --tokenizer")
+    if kind in ("batches", "batch-output"):
+        if how.to != "jsonl":
+            raise UserError(
+                f"{source} has {kind.replace('-', ' ')}, which can only be converted to jsonl", "use --to jsonl"
+            )
+        rows = list(_rows_of_batches(source) if kind == "batches" else _rows_of_output(source))
+        return Converted(len(rows), _write(Path(target), [rows]), [])
+    spec = _spec(source, kind, how)
+    noted: list[str] = notes(spec).get("notes", [])
+    lines = _written(spec, how)
+    per_file = how.batch if how.to in ("openai-batch", "vllm-batch") else 0
+    count = distinct(spec)
+    if how.to == "openai-batch" and (per_file or count) > OPENAI_LIMIT:
+        raise UserError(
+            f"a file for OpenAI's batch API has at most {OPENAI_LIMIT:,} requests, and this one would have {per_file or count:,}",
+            "use --batch 50000, which writes several files",
+        )
+    return Converted(count, _write(Path(target), _divided(lines, per_file)), noted)
+
+
+def _spec(source: str, kind: str, how: Conversion) -> Jsonl | OpenAiBatch:
+    if kind == "batch-input":
+        return OpenAiBatch(path=source, model="file", tokenizer=how.tokenizer, rows=how.rows)
+    return Jsonl(
+        path=source,
+        columns=how.columns,
+        template=how.template,
+        output=how.output,
+        tokenizer=how.tokenizer,
+        rows=how.rows,
+    )
+
+
+def _kind_of(source: str) -> str:
+    """What a file contains, by its first row."""
+    rows = open_rows(source, "jsonl")
+    first = rows.take([0])[0] if len(rows) else None
+    keys = first.keys() if isinstance(first, dict) else set()
+    kinds = {"batch-input": {"custom_id", "body"}, "batch-output": {"custom_id", "response"}, "batches": {"index"}}
+    return next((kind for kind, needed in kinds.items() if needed <= keys), "dataset")
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _written(spec: Jsonl | OpenAiBatch, how: Conversion) -> Iterator[Row]:
+    order = _order(spec, how)
+    if how.to == "jsonl":
+        for block in _blocks(order, _BLOCK):
+            yield from map(_jsonl_row, select(spec).records(block))
+    elif how.to == "batches":
+        for block in _blocks(order, how.batch or len(order)):
+            yield _batch_row(block, build(spec, 0, block), how)
+    else:
+        for block in _blocks(order, _BLOCK):
+            for position, request in zip(block, build(spec, 0, block), strict=True):
+                yield _api_row(position, request, how)
+
+
+def _order(spec: Jsonl | OpenAiBatch, how: Conversion) -> list[int]:
+    """The positions of the records in the order in which they are written."""
+    count = distinct(spec)
+    if not how.sort:
+        return list(range(count))
+    lengths = [request.n_in for block in _blocks(range(count), _BLOCK) for request in build(spec, 0, block)]
+    order: list[int] = np.argsort(np.array(lengths), kind="stable").tolist()
+    return order
+
+
+def _blocks(order: Sequence[int], size: int) -> Iterator[list[int]]:
+    return (list(order[start : start + size]) for start in range(0, len(order), max(size, 1)))
+
+
+def _api_row(position: int, request: Request, how: Conversion) -> Row:
+    """A line for a batch API."""
+    body: dict[str, Any] = {"model": how.model or request.options.model} if how.model or request.options.model else {}
+    if how.api == "chat":
+        body["messages"] = _messages(request)
+    else:
+        body["input" if how.api == "embeddings" else "prompt"] = _text(request)
+    body |= request.options.body
+    if request.n_out and how.api != "embeddings" and not body.keys() & set(_LIMITS):
+        body["max_completion_tokens" if how.api == "chat" else "max_tokens"] = request.n_out
+    return {"custom_id": f"request-{position}", "method": "POST", "url": APIS[how.api].path, "body": body}
+
+
+def _messages(request: Request) -> list[Any]:
+    payload: Any = request.payload
+    return payload if isinstance(payload, list) else [{"role": "user", "content": payload}]
+
+
+def _text(request: Request) -> str:
+    payload: Any = request.payload
+    return payload if isinstance(payload, str) else "\n".join(texts(payload))
+
+
+def _batch_row(positions: list[int], requests: list[Request], how: Conversion) -> Row:
+    """A batch: prompts as text, or as messages if any of them has several."""
+    row: Row = {"index": positions}
+    if all(isinstance(request.payload, str) for request in requests):
+        row["prompts"] = [request.payload for request in requests]
+    else:
+        row["messages"] = [_messages(request) for request in requests]
+    if any(request.n_out for request in requests):
+        row["max_tokens"] = [request.n_out for request in requests]
+    return row | (_padded([_text(request) for request in requests], how) if how.pad else {})
+
+
+def _padded(prompts: list[str], how: Conversion) -> Row:
+    """Token ids, padded to the longest prompt of the batch, and which of them are not padding."""
+    encode = tokenizers.load(how.tokenizer).encode
+    ids = [encode(prompt) for prompt in prompts]
+    longest = max(map(len, ids))
+    padding = [longest - len(each) for each in ids]
+    if how.pad == "left":
+        input_ids = [[how.pad_id] * n + each for n, each in zip(padding, ids, strict=True)]
+        mask = [[0] * n + [1] * len(each) for n, each in zip(padding, ids, strict=True)]
+    else:
+        input_ids = [each + [how.pad_id] * n for n, each in zip(padding, ids, strict=True)]
+        mask = [[1] * len(each) + [0] * n for n, each in zip(padding, ids, strict=True)]
+    return {"input_ids": input_ids, "attention_mask": mask}
+
+
+def _jsonl_row(record: Record) -> Row:
+    """A line that gives the same record again."""
+    row: Row = {}
+    first = record.exchanges[0]
+    if record.form == "turns" and not any(each.response for each in record.exchanges):
+        row["turns"] = [texts(each.added)[0] for each in record.exchanges]
+        row |= {"think": first.think / 1e9} if first.think is not None else {}
+    elif record.form == "prompt" and len(first.added) == 1 and isinstance(first.added[0].get("content"), str):
+        row["prompt"] = first.added[0]["content"]
+        row |= {"response": response_text(first.response)} if first.response else {}
+    else:
+        row["messages"] = [message for each in record.exchanges for message in (*each.added, *each.response)]
+    if record.output:
+        row["output"] = record.output
+    body = {name: value for name, value in record.options.body.items() if name not in _LIMITS}
+    return row | ({"body": body} if body else {})
+
+
+def _divided(lines: Iterator[Row], per_file: int) -> Iterator[Iterator[Row]]:
+    """The lines of each file."""
+    if not per_file:
+        yield lines
+        return
+    while block := list(islice(lines, per_file)):
+        yield iter(block)
+
+
+def _write(target: Path, files: Any) -> list[Path]:
+    """Write one file, or several with numbers: out.jsonl, or out-0000.jsonl, out-0001.jsonl ..."""
+    written: list[Path] = []
+    blocks = iter(files)
+    block, following = next(blocks, iter(())), next(blocks, None)
+    is_only = following is None
+    try:
+        while block is not None:
+            path = target if is_only else target.with_name(f"{target.stem}-{len(written):04d}{target.suffix}")
+            with path.open("wb") as file:
+                file.writelines(msgspec.json.encode(row) + b"\n" for row in block)
+            written.append(path)
+            block, following = following, next(blocks, None)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror}", "give another file") from None
+    return written
+
+
+# --- back ------------------------------------------------------------------------------------------------------------
+
+
+def _rows_of_batches(source: str) -> Iterator[Row]:
+    """The requests of batches, in the order that they had before they were sorted."""
+    rows: dict[int, Row] = {}
+    for where, batch in _all(source):
+        name = next((name for name in ("prompts", "messages") if isinstance(batch.get(name), list)), None)
+        index, limits = batch.get("index"), batch.get("max_tokens")
+        if name is None or not isinstance(index, list) or len(batch[name]) != len(index):
+            raise UserError(
+                f"{source}, {where}: expected as many prompts or messages as there are in index", "check the file"
+            )
+        for at, position in enumerate(index):
+            limit = {"output": limits[at]} if isinstance(limits, list) and limits[at] else {}
+            rows[position] = {name.removesuffix("s") if name == "prompts" else name: batch[name][at]} | limit
+    return (rows[position] for position in sorted(rows))
+
+
+def _rows_of_output(source: str) -> Iterator[Row]:
+    """The responses of a batch API."""
+    for _, line in _all(source):
+        response = line.get("response") or {}
+        body = response.get("body") or {}
+        row: Row = {"custom_id": line.get("custom_id")}
+        choice: Row = next(iter(body.get("choices") or ()), {})
+        text = response_text([choice["message"]]) if isinstance(choice.get("message"), dict) else choice.get("text")
+        if text is not None:
+            row["response"] = text
+        tokens = (body.get("usage") or {}).get("completion_tokens")
+        row |= {"output": tokens} if isinstance(tokens, int) else {}
+        row |= {"finish_reason": choice["finish_reason"]} if choice.get("finish_reason") else {}
+        row |= {"error": line["error"]} if line.get("error") else {}
+        yield row
+
+
+def _all(source: str) -> Iterator[tuple[str, Row]]:
+    """All rows of a file, each with where it is."""
+    rows: Rows = open_rows(source, "jsonl")
+    for block in _blocks(range(len(rows)), _BLOCK):
+        for index, row in zip(block, rows.take(block), strict=True):
+            if isinstance(row, ValueError):
+                raise UserError(f"{source}, {rows.where(index)}: {row}", "fix the file")
+            yield rows.where(index), row

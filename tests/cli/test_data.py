@@ -1,0 +1,180 @@
+"""`inferometer data`: what a workload consists of, without a server."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import cli
+
+from inferometer import preview, workload
+from inferometer.config.data import Jsonl
+from inferometer.preview.prefixes import SharedPrefixes
+from inferometer.types import Request, Turn
+
+SYNTHETIC = "data: {type: synthetic, input: 40, output: 7, salt: none}\n"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Any:
+    def write(text: str) -> Path:
+        path = tmp_path / "spec.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def figures(*arguments: str | Path) -> dict[str, Any]:
+    result = cli("data", *arguments, "--json", "-")
+    assert result.status == 0, result.err
+    found: dict[str, Any] = json.loads(result.out)
+    return found
+
+
+def rows(folder: Path, *lines: dict[str, Any]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_samples_lengths_and_duplicates_are_shown(spec: Any) -> None:
+    result = cli("data", spec(SYNTHETIC), "--samples", "2")
+    assert result.status == 0
+    assert "synthetic, seed 0, digest" in result.out
+    assert "every one different; the figures are of the first 1,000" in result.out
+    assert "0 of 1,000 prompts were sent before" in result.out
+    assert "request 1, 40 tokens in, 7 out" in result.out
+    assert "request 2" not in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
+
+
+def test_figures_are_those_of_the_requests(spec: Any, tmp_path: Path) -> None:
+    path = rows(tmp_path, *({"prompt": "word " * n, "output": n} for n in (1, 2, 2, 10)))
+    found = figures(spec(f"data: {{type: jsonl, path: {path}}}"))
+    assert found["requests"] == found["distinct"] == 4
+    assert found["duplicates"] == 1
+    output = found["output"]
+    assert (output["total"], output["min"], output["p50"], output["p99"], output["max"]) == (15, 1, 2, 10, 10)
+    assert sum(count for _, _, count in output["histogram"]) == 4
+    assert output["histogram"][0][0] == 1
+    assert output["histogram"][-1][1] == 10
+    assert found["digest"] == workload.digest(Jsonl(path=str(path)), 0)
+
+
+def test_the_load_gives_the_number_of_requests_and_the_curve_of_arrivals(spec: Any) -> None:
+    path = spec(SYNTHETIC + "load: {type: ramp, start: 0, end: 20, duration: 30s}\n")
+    found = figures(path)
+    assert found["planned"] == found["requests"] == sum(found["arrivals"]["counts"]) == 300
+    assert found["arrivals"]["interval"] == 0.5
+    counts = found["arrivals"]["counts"]
+    assert sum(counts[:30]) < sum(counts[30:])
+    assert "arrivals: 300 in 30 s" in cli("data", path).out
+    assert figures(spec(SYNTHETIC))["arrivals"] is None
+
+
+def test_keys_can_be_set_and_the_number_be_given(spec: Any) -> None:
+    found = figures(spec(SYNTHETIC), "--set", "data.input=9", "--count", "5", "--set", "seed=3")
+    assert (found["requests"], found["input"]["total"], found["seed"]) == (5, 45, 3)
+
+
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(SYNTHETIC))
+    assert figures("-")["type"] == "synthetic"
+
+
+def test_the_workload_is_written_as_jsonl_which_is_read_back(spec: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    path = spec(SYNTHETIC + "load: {type: constant, rate: 100, duration: 21s}\n")
+    assert cli("data", path, "--jsonl", out).status == 0
+    from_config = preview.read({"data": {"type": "synthetic", "input": 40, "output": 7, "salt": "none"}}, (), "")[0]
+    expected = workload.build(from_config.data, 0, range(2100))
+    read_back = workload.build(Jsonl(path=str(out)), 0, range(2100))
+    assert [(each.payload, each.n_in, each.n_out) for each in read_back] == [
+        (each.payload, each.n_in, each.n_out) for each in expected
+    ]
+
+
+def test_messages_and_turns_are_read_back(spec: Any, tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}], "output": 3},
+        {"turns": ["one", "two"], "think": 0.25, "output": 5},
+        {"prompt": "plain", "output": 0},
+    ]
+    path, out = rows(tmp_path, *lines), tmp_path / "out.jsonl"
+    result = cli("data", spec(f"data: {{type: jsonl, path: {path}}}"), "--jsonl", out)
+    assert result.status == 0, result.err
+    assert "2 turns" in result.out
+
+    def built(file: Path) -> list[Request]:
+        return workload.build(Jsonl(path=str(file)), 0, range(3))
+
+    assert built(out) == built(path)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (Request(0, [1, 2, 3], 3, 1), "token ids"),
+        (Request(0, (), 0, 0), "tensors"),
+        (Request(0, [b"x"], 0, 0), "gRPC"),
+        (Request(0, "a", 1, 1, later=(Turn([{"role": "user", "content": "b"}], 1, 2),)), "different numbers"),
+        (Request(0, "a", 1, 1, later=(Turn([], 1, 1, payload="b"),)), "other than the user's"),
+        (
+            Request(0, "a", 1, 1, later=(Turn([{"role": "user", "content": "b"}], 1, 1, response="c"),)),
+            "recorded responses",
+        ),
+    ],
+)
+def test_what_a_line_cannot_express_is_an_error(request_: Request, reason: str) -> None:
+    with pytest.raises(Exception, match=reason):
+        preview.line(request_)
+
+
+def test_shared_prefixes_are_counted_in_whole_blocks() -> None:
+    shared = SharedPrefixes()
+    first = list(range(100))
+    shared.add(first)
+    assert shared.shared == 0
+    shared.add(first[:40] + [7] * 60)  # two blocks and a half
+    assert shared.shared == 32
+    shared.add([5, *first])  # the same blocks elsewhere are not a prefix
+    assert (shared.shared, shared.tokens, shared.requests) == (32, 301, 3)
+
+
+def test_shared_prefixes_of_prompts_are_shown(spec: Any, tmp_path: Path) -> None:
+    system = "the same long instruction again " * 20
+    path = rows(tmp_path, *({"prompt": f"{system} question {n}"} for n in range(10)))
+    found = figures(spec(f"data: {{type: jsonl, path: {path}}}"))["prefixes"]
+    assert 0.7 < found["shared"] / found["tokens"] < 0.9
+    assert found["shared"] % 16 == 0
+
+
+def test_tensors_show_names_and_shapes(spec: Any) -> None:
+    inputs = "inputs: [{name: A, datatype: FP32, shape: [1, 3]}]"
+    assert "A FP32 [1, 3]" in cli("data", spec(f"data: {{type: tensors, {inputs}}}"), "--count", "2").out
+    result = cli("data", spec("data: {type: tensors}"))
+    assert result.status == 2
+    assert "data.inputs: not known without a server" in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {type: synthetic, input: -1}", "data.input"),
+        ("data: {type: nonsense}", "data.type"),
+        ("data: {type: jsonl, path: /nowhere.jsonl}", "/nowhere.jsonl"),
+        ("nothing", "there are no sections"),
+    ],
+)
+def test_bad_input_is_an_error(spec: Any, text: str, message: str) -> None:
+    result = cli("data", spec(text))
+    assert result.status == 2
+    assert message in result.err
+
+
+def test_two_outputs_cannot_both_be_standard_output(spec: Any) -> None:
+    result = cli("data", spec(SYNTHETIC), "--json", "-", "--jsonl", "-")
+    assert result.status == 2
+    assert "standard output" in result.err

@@ -1,0 +1,455 @@
+"""Traces: exact instants, exact lengths, shared prefixes by hash ids, sessions, and errors that name the line."""
+
+import csv
+import gzip
+import json
+from datetime import datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from workload.trace_files import TRACES
+
+from inferometer import schedule, workload
+from inferometer.config import from_mapping
+from inferometer.config.data import Trace
+from inferometer.config.fields import Seconds
+from inferometer.errors import UserError
+from inferometer.fleet.job import whole_plan
+from inferometer.types import OpenStage, Request
+from inferometer.units import NS
+from inferometer.workload import tokenizer, traces
+
+needs_files = pytest.mark.skipif(not TRACES.exists(), reason=f"{TRACES} does not exist")
+AZURE = TRACES / "AzureLLMInferenceTrace_conv.csv"
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def json_lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def plan_of(data: dict[str, Any], **load: Any) -> OpenStage:
+    tree = {"server": {"url": "http://x"}, "data": {"type": "trace"} | data}
+    if load:
+        tree["load"] = {"type": "trace"} | load
+    (stage,) = whole_plan(from_mapping(tree)).stages
+    assert isinstance(stage, OpenStage)
+    return stage
+
+
+# --- arrivals --------------------------------------------------------------------------------------------------------
+
+
+def azure_ns(text: str) -> int:
+    """The time of an Azure timestamp, without any float."""
+    whole, _, fraction = text.partition(".")
+    seconds = (datetime.fromisoformat(whole) - datetime(1970, 1, 1)).total_seconds()
+    return int(seconds) * NS + int(fraction.ljust(9, "0"))
+
+
+@needs_files
+@pytest.mark.parametrize("speed", [1, 60, 0.1, 7.3])
+def test_the_whole_azure_trace_is_planned_at_its_own_instants_and_lengths(speed: float) -> None:
+    with AZURE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    times = [azure_ns(row["TIMESTAMP"]) for row in rows]
+    exact = [Fraction(time - times[0]) / Fraction(str(speed)) for time in times]
+    stage = plan_of({"path": str(AZURE), "speed": speed})
+    assert len(stage.instants) == len(rows) == 19_366
+    assert all(abs(instant - at) <= Fraction(1, 2) for instant, at in zip(stage.instants.tolist(), exact, strict=True))
+    assert stage.duration > stage.instants[-1]
+    lengths = traces._table(Trace(path=str(AZURE)))
+    assert lengths.input.tolist() == [int(row["ContextTokens"]) for row in rows]
+    assert lengths.output.tolist() == [int(row["GeneratedTokens"]) for row in rows]
+
+
+@given(
+    st.lists(st.integers(0, 10**15), min_size=1, max_size=30).map(sorted),
+    st.floats(1e-3, 1e6),
+    st.sampled_from(["s", "ms", "us", "ns"]),
+    st.integers(1, 3),
+)
+def test_instants_are_exact_for_every_unit_and_speed(
+    tmp_path_factory: pytest.TempPathFactory, times: list[int], speed: float, unit: str, loop: int
+) -> None:
+    digits = {"s": 9, "ms": 6, "us": 3, "ns": 0}[unit]
+    texts = [f"{time // 10**digits}.{time % 10**digits:0{digits}d}" if digits else str(time) for time in times]
+    path = write(
+        tmp_path_factory.mktemp("trace"), "trace.csv", "time,input,output\n" + "".join(f"{at},3,2\n" for at in texts)
+    )
+    spec = Trace(path=path, unit=unit, speed=speed, loop=loop)  # type: ignore[arg-type]
+    arrivals = workload.arrivals(spec)
+    assert arrivals is not None
+    span = times[-1] - times[0]
+    length = span + (round(span / (len(times) - 1)) if len(times) > 1 else NS)
+    exact = [Fraction(r * length + time - times[0]) / Fraction(repr(speed)) for r in range(loop) for time in times]
+    assert all(abs(one - other) <= Fraction(1, 2) for one, other in zip(arrivals.tolist(), exact, strict=True))
+    assert np.all(np.diff(arrivals) >= 0)
+
+
+@pytest.mark.parametrize(
+    ("stamps", "gap"),
+    [
+        (("2023-11-16 18:15:46.6805900", "2023-11-16 18:15:50.9951690"), 4_314_579_000),
+        (("2024-05-10 00:00:00.009930+00:00", "2024-05-10 00:00:00.010001+00:00"), 71_000),
+        (("2024-05-10T00:00:00Z", "2024-05-10T02:00:01+02:00"), NS),
+        (("1715299200.000000001", "1715299200.000000003"), 2),
+        (("1.5", "2.50000000049"), NS),
+    ],
+)
+def test_times_are_read_to_the_nanosecond(tmp_path: Path, stamps: tuple[str, str], gap: int) -> None:
+    path = write(tmp_path, "t.csv", f"TIMESTAMP,ContextTokens,GeneratedTokens\n{stamps[0]},5,5\n{stamps[1]},5,5\n")
+    arrivals = workload.arrivals(Trace(path=path))
+    assert arrivals is not None
+    assert arrivals.tolist() == [0, gap]
+
+
+def test_a_window_starts_with_its_first_arrival_and_loops_by_its_length(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.csv", "time,input,output\n" + "".join(f"{100 + t},{t + 1},1\n" for t in range(10)))
+    spec = Trace(path=path, start=Seconds(2.5), end=Seconds(6), loop=2)
+    arrivals = workload.arrivals(spec)
+    assert arrivals is not None
+    assert (arrivals / NS).tolist() == [0, 1, 2, 3.5, 4.5, 5.5]
+    assert [request.n_in for request in workload.build(spec, 0, range(6))] == [4, 5, 6, 4, 5, 6]
+    first, again = workload.build(spec, 0, [0, 3])
+    assert first.payload == again.payload
+
+
+@pytest.mark.parametrize(
+    ("load", "count", "seconds"),
+    [({}, 4, 4.0), ({"requests": 2}, 2, 2.0), ({"duration": "1.5s"}, 2, 1.5), ({"duration": "1m"}, 4, 4.0)],
+)
+def test_a_replay_ends_with_the_trace_or_earlier(tmp_path: Path, load: Any, count: int, seconds: float) -> None:
+    path = write(tmp_path, "t.csv", "time,input,output\n0,1,1\n1,1,1\n2,1,1\n3,1,1\n")
+    stage = plan_of({"path": path}, **(load or {"max_concurrency": 3}))
+    assert (len(stage.instants), stage.duration) == (count, round(seconds * NS))
+
+
+def test_the_planned_rate_of_a_trace_is_that_of_its_arrivals(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.csv", "time,input,output\n0,1,1\n0.1,1,1\n5,1,1\n")
+    config = from_mapping({"server": {"url": "http://x"}, "data": {"type": "trace", "path": path}})
+    plan = whole_plan(config)
+    rates = [schedule.rate_at(config.load, t * NS, plan) for t in (0, 2, 5)]  # type: ignore[arg-type]
+    assert rates == [2, 0, 1]
+
+
+# --- the load section ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "load", "kind"),
+    [
+        ("time,input,output", None, "trace"),
+        ("time,input,output", {"requests": 5}, "trace"),
+        ("time,input,output", {"rate": 5, "requests": 5}, "poisson"),
+        ("input,output", None, "closed"),
+        ("input,output", {"requests": 5}, "closed"),
+    ],
+)
+def test_the_default_load_of_a_trace_is_the_trace_if_it_has_times(
+    tmp_path: Path, header: str, load: dict[str, Any] | None, kind: str
+) -> None:
+    path = write(tmp_path, "t.csv", f"{header}\n{','.join('1' * (header.count(',') + 1))}\n")
+    tree: dict[str, Any] = {"server": {"url": "http://x"}, "data": {"type": "trace", "path": path}}
+    config = from_mapping(tree | ({"load": load} if load else {}))
+    assert type(config.load).__struct_config__.tag == kind
+
+
+def test_a_replay_needs_a_trace_with_times(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.csv", "input,output\n1,1\n")
+    with pytest.raises(UserError, match=r"load.type: the trace has no times"):
+        plan_of({"path": path}, max_concurrency=1)
+    tree: dict[str, Any] = {"server": {"url": "http://x"}, "load": {"type": "trace"}}
+    with pytest.raises(UserError, match=r"load.type: there is no trace"):
+        from_mapping(tree)
+    mix = {"type": "mix", "classes": [{"name": "a", "data": {"type": "trace", "path": path}}]}
+    with pytest.raises(UserError, match=r"load.type: a trace within a mix has no arrivals of its own"):
+        from_mapping(tree | {"data": mix})
+    stages = {"stages": [{"type": "closed", "requests": 1}, {"type": "trace"}]}
+    with pytest.raises(UserError, match=r"load.stages.1.type: a trace cannot be one of several stages"):
+        from_mapping(tree | {"load": stages, "data": {"type": "trace", "path": path}})
+
+
+# --- hash ids --------------------------------------------------------------------------------------------------------
+
+
+def token_blocks(request: Request, block: int) -> list[tuple[int, ...]]:
+    """The prompt's whole blocks of tokens."""
+    assert isinstance(request.payload, str)
+    ids = tokenizer.load().encode(request.payload)
+    assert len(ids) == request.n_in
+    return [tuple(ids[i : i + block]) for i in range(0, len(ids) // block * block, block)]
+
+
+def hits(rows: list[list[Any]]) -> list[int]:
+    """For each row, how many of its first blocks an unlimited prefix cache has from the rows before."""
+    known: set[tuple[Any, ...]] = set()
+    counts = []
+    for row in rows:
+        prefixes = [tuple(row[: n + 1]) for n in range(len(row))]
+        counts.append(sum(prefix in known for prefix in prefixes))
+        known.update(prefixes)
+    return counts
+
+
+@needs_files
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("mooncake_conversation_trace.jsonl", 30),
+        ("mooncake_synthetic_trace.jsonl", 60),
+        ("mooncake_arxiv_trace_first1000.jsonl", 30),
+    ],
+)
+def test_block_reuse_of_mooncake_equals_the_traces(name: str, rows: int) -> None:
+    lines = [json.loads(line) for line in (TRACES / name).read_text(encoding="utf-8").splitlines()[:rows]]
+    spec = Trace(path=str(TRACES / name), rows=rows)
+    requests = workload.build(spec, 0, range(rows))
+    assert [request.n_in for request in requests] == [line["input_length"] for line in lines]
+    whole = [line["hash_ids"][: line["input_length"] // 512] for line in lines]
+    in_trace = hits(whole)
+    assert sum(in_trace) > 0
+    assert hits([token_blocks(request, 512) for request in requests]) == in_trace
+
+
+TREES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=2, max_size=8)
+
+
+@given(TREES, st.sampled_from([16, 64]), st.integers(1, 16), st.integers(0, 5), st.sampled_from(["none", "x"]))
+def test_prompts_share_exactly_the_blocks_whose_ids_they_share(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[list[int]], block: int, rest: int, seed: int, salt: str
+) -> None:
+    # An id stands for all blocks up to its own, as in the published traces.
+    known: dict[tuple[int, ...], int] = {}
+    ids = [[known.setdefault(tuple(path[: n + 1]), len(known)) for n in range(len(path))] for path in paths]
+    rows = [
+        {"timestamp": 0, "input_length": (len(row) - 1) * block + rest, "output_length": 1, "hash_ids": row}
+        for row in ids
+    ]
+    path = write(tmp_path_factory.mktemp("trace"), "t.jsonl", json_lines(rows))
+    spec = Trace(path=path, salt=salt, block=block)
+    requests = workload.build(spec, seed, range(len(rows)))
+    assert hits([token_blocks(request, block) for request in requests]) == hits(
+        [row["hash_ids"][: row["input_length"] // block] for row in rows]  # type: ignore[index, operator]
+    )
+    assert [workload.build(spec, seed, [n])[0].payload for n in range(len(rows))] == [one.payload for one in requests]
+
+
+def test_the_salt_and_the_seed_change_every_block(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.jsonl", json_lines([{"input_length": 48, "output_length": 1, "hash_ids": [7, 8, 9]}]))
+
+    def blocks(seed: int, salt: str) -> list[tuple[int, ...]]:
+        (request,) = workload.build(Trace(path=path, salt=salt, block=16), seed, [0])
+        return token_blocks(request, 16)
+
+    for other in (blocks(0, "b"), blocks(1, "a")):
+        assert not set(blocks(0, "a")) & set(other)
+
+
+def test_tokens_after_the_last_hash_id_are_the_rows_own(tmp_path: Path) -> None:
+    rows = [{"input_length": 40, "output_length": 1, "hash_ids": [1, 2]}] * 2 + [
+        {"input_length": 40, "output_length": 1}
+    ]
+    requests = workload.build(Trace(path=write(tmp_path, "t.jsonl", json_lines(rows)), block=16), 0, range(3))
+    one, other, alone = (tokenizer.load().encode(str(request.payload)) for request in requests)
+    assert len(one) == len(other) == len(alone) == 40
+    assert one[:32] == other[:32]
+    assert one[32:] != other[32:]
+    assert alone[0] != one[0]
+
+
+def test_the_block_size_is_found_by_the_number_of_ids(tmp_path: Path) -> None:
+    rows = [{"input_length": 130, "output_length": 1, "hash_ids": [1, 2, 3]}]
+    path = write(tmp_path, "t.jsonl", json_lines(rows))
+    assert workload.build(Trace(path=path), 0, [0])[0].n_in == 130
+    with pytest.raises(UserError, match=r"data.block: .*line 1: 3 hash ids do not fit 130 tokens in blocks of 512"):
+        workload.build(Trace(path=path, block=512), 0, [0])
+
+
+# --- sessions --------------------------------------------------------------------------------------------------------
+
+
+def test_later_turns_wait_for_their_delay_and_add_their_tokens(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"session_id": "a", "timestamp": 0, "input_length": 30, "output_length": 4, "hash_ids": [1, 2]},
+        {"session_id": "b", "timestamp": 500.5, "input_length": 10, "output_length": 5, "hash_ids": [3]},
+        {"session_id": "a", "delay": 12.5, "input_length": 20, "output_length": 6, "hash_ids": [4, 5]},
+    ]
+    spec = Trace(path=write(tmp_path, "t.jsonl", json_lines(rows)), speed=2)
+    assert workload.has_sessions(spec)
+    assert workload.distinct(spec) == 2
+    arrivals = workload.arrivals(spec)
+    assert arrivals is not None
+    assert arrivals.tolist() == [0, 250_250_000]
+    first, second = workload.build(spec, 0, range(2))
+    (turn,) = first.later
+    assert not second.later
+    assert (turn.think, turn.n_in, turn.n_out, turn.payload) == (6_250_000, 20, 6, None)
+    assert tokenizer.load().count(str(turn.messages[0]["content"])) == 20
+
+
+def test_whole_prompts_of_later_turns_start_with_the_blocks_of_the_turn_before(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"session_id": "a", "input_length": 40, "output_length": 4, "hash_ids": [1, 2, 3]},
+        {"session_id": "a", "delay": 10, "input_length": 64, "output_length": 6, "hash_ids": [1, 2, 4, 5]},
+    ]
+    spec = Trace(path=write(tmp_path, "t.jsonl", json_lines(rows)))
+    (first,) = workload.build(spec, 0, [0])
+    (turn,) = first.later
+    assert workload.arrivals(spec) is None
+    assert turn.n_in == 64
+    one, other = (tokenizer.load().encode(str(text)) for text in (first.payload, turn.payload))
+    assert one[:32] == other[:32]
+    assert len(other) == 64
+
+
+def test_rows_of_a_session_with_times_are_requests_of_their_own_unless_sessions_are_wanted(tmp_path: Path) -> None:
+    text = (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "100.0,s,4,GPT-4,50,10,60,Conversation log\n"
+        "101.0,,1,GPT-4,5,0,5,API log\n"
+        "102.0,,1,GPT-4,7,3,10,API log\n"
+        "110.0,s,2,GPT-4,90,20,110,Conversation log\n"
+        "115.0,s,2,GPT-4,30,20,50,Conversation log\n"
+    )
+    path = write(tmp_path, "t.csv", text)
+    alone = Trace(path=path)
+    assert [request.n_in for request in workload.build(alone, 0, range(4))] == [50, 7, 90, 30]
+    assert traces.notes(alone)["skipped"] == {"rows": 1, "of": 5, "first": f"{path}, line 3"}
+    together = Trace(path=path, sessions=True)
+    first, second = workload.build(together, 0, range(2))
+    assert (first.n_in, second.n_in, len(second.later)) == (50, 7, 0)
+    assert [(turn.n_in, turn.think // NS) for turn in first.later] == [(90 - 50 - 10, 6), (30, 3)]
+    assert [turn.payload is None for turn in first.later] == [True, False]  # the second is shorter than its history
+
+
+def test_chats_of_bailian_are_sessions_by_their_parents(tmp_path: Path) -> None:
+    rows = [
+        {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 20, "output_length": 2, "turn": 1},
+        {"chat_id": 2, "parent_chat_id": -1, "timestamp": 1.0, "input_length": 21, "output_length": 2, "turn": 1},
+        {"chat_id": 3, "parent_chat_id": 1, "timestamp": 2.25, "input_length": 30, "output_length": 2, "turn": 2},
+        {"chat_id": 4, "parent_chat_id": 3, "timestamp": 4.0, "input_length": 40, "output_length": 2, "turn": 3},
+    ]
+    path = write(tmp_path, "t.jsonl", json_lines(rows))
+    arrivals = workload.arrivals(Trace(path=path))
+    assert arrivals is not None
+    assert (arrivals / NS).tolist() == [0, 0.5, 1.75, 3.5]
+    first, second = workload.build(Trace(path=path, sessions=True), 0, range(2))
+    assert [len(first.later), len(second.later)] == [2, 0]
+    assert [turn.think / NS for turn in first.later] == [1.75, 1.75]
+
+
+# --- plain files and errors ------------------------------------------------------------------------------------------
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.tsv", "when\tprompt len\tanswer\n1\t10\t0\n3\t20\t7\n")
+    spec = Trace(path=path, columns={"time": "when", "input": "Prompt len", "output": "answer"})
+    assert [(request.n_in, request.n_out) for request in workload.build(spec, 0, range(2))] == [(10, 1), (20, 7)]
+    with pytest.raises(
+        UserError, match=r"data.columns.input: .*t.tsv has no column 'tokens' \(it has when, prompt len"
+    ):
+        workload.build(Trace(path=path, columns={"input": "tokens"}), 0, [0])
+
+
+def test_a_compressed_trace_is_the_same_trace(tmp_path: Path) -> None:
+    text = "time,input,output\n0,5,5\n1,6,6\n"
+    packed = tmp_path / "t.csv.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    one, other = Trace(path=write(tmp_path, "t.csv", text)), Trace(path=str(packed))
+    assert workload.build(one, 0, range(2)) == workload.build(other, 0, range(2))
+    assert (
+        from_mapping({"server": {"url": "http://x"}, "data": {"type": "trace", "path": str(packed)}}).load is not None
+    )
+
+
+def test_an_unordered_trace_is_an_error_unless_it_is_sorted(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.csv", "time,input,output\n0,1,1\n5,2,1\n3,3,1\n4,4,1\n")
+    with pytest.raises(UserError, match=r"t.csv, line 4: the trace is not in order: this row is 2 s earlier") as raised:
+        workload.arrivals(Trace(path=path))
+    assert raised.value.key == "data.path"
+    assert "data.sort: true" in raised.value.next_step
+    spec = Trace(path=path, sort=True)
+    arrivals = workload.arrivals(spec)
+    assert arrivals is not None
+    assert (arrivals / NS).tolist() == [0, 3, 4, 5]
+    assert [request.n_in for request in workload.build(spec, 0, range(4))] == [1, 3, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("t.csv", "", "t.csv is empty"),
+        ("t.csv", "time,input,output\n", "no rows with tokens"),
+        ("t.csv", "time,input,output\n0,0,0\n", "no rows with tokens"),
+        ("t.csv", "a,b\n1,2\n", "does not have a column with the prompts' lengths; its columns are a, b"),
+        ("t.csv", "time,input,output\n0,5,1\nsoon,5,1\n", "line 3: time is not a time: 'soon'"),
+        ("t.csv", "time,input,output\n0,5,1\n1,many,1\n", "line 3: input is not a number of tokens: 'many'"),
+        ("t.csv", "time,input,output\n0,5,1\n1,2.5,1\n", "line 3: input is not a number of tokens: '2.5'"),
+        ("t.csv", "time,input,output\n0,5,1\n,5,1\n", "line 3: there is no time"),
+        ("t.csv", "time,input,output\n0,5\n", "Expected 3 columns, got 2"),
+        ("t.jsonl", '{"input_length": 5, "output_length": 1}\n{"input', "line 2: not JSON"),
+        ("t.jsonl", '{"input_length": 5, "output_length": 1}\n\n[1]\n', "line 3: not a JSON object"),
+        ("t.jsonl", '{"input_length": 5, "output_length": 1, "hash_ids": ["x"]}', "line 1: hash_ids are not whole numbers"),
+        ("t.json", '{"id": 1, "requests": [],\n "block_size": 64, "hash_id_scope": "local"}', "agentic graphs are not supported yet"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_line(tmp_path: Path, name: str, text: str, error: str) -> None:
+    with pytest.raises(UserError, match=error) as raised:
+        workload.build(Trace(path=write(tmp_path, name, text)), 0, [0])
+    assert raised.value.next_step
+    assert raised.value.key == "data.path"
+
+
+def test_a_missing_file_and_an_empty_window_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data.path: .*nowhere.csv cannot be read: No such file"):
+        workload.build(Trace(path=str(tmp_path / "nowhere.csv")), 0, [0])
+    path = write(tmp_path, "t.csv", "time,input,output\n0,5,1\n10,5,1\n")
+    with pytest.raises(UserError, match=r"data.start: nothing arrives between .* is 10 s long"):
+        workload.build(Trace(path=path, start=Seconds(11)), 0, [0])
+    lengths = write(tmp_path, "l.csv", "input,output\n5,1\n")
+    with pytest.raises(UserError, match=r"data.end: .*l.csv has no times"):
+        workload.build(Trace(path=lengths, end=Seconds(11)), 0, [0])
+    with pytest.raises(UserError, match=r"data.sessions: .*l.csv has no sessions"):
+        workload.build(Trace(path=lengths, sessions=True), 0, [0])
+
+
+# --- other tokenizers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", small_tokenizers.TOKENIZERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_share_their_blocks_with_every_tokenizer(tmp_path: Path, name: str, seed: int) -> None:
+    rows = [
+        {"input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3]},
+        {"input_length": 160, "output_length": 1, "hash_ids": [1, 2, *range(10, 18)]},
+        {"input_length": 41, "output_length": 1, "hash_ids": [1, 2]},
+        {"input_length": 16, "output_length": 1, "hash_ids": [6]},
+        {"input_length": 33, "output_length": 1},
+    ]
+    path = write(tmp_path, "t.jsonl", json_lines(rows))
+    spec = Trace(path=path, block=16, tokenizer=small_tokenizers.saved(name))
+    chosen = tokenizer.load(spec.tokenizer)
+    ids = [chosen.encode(str(request.payload)) for request in workload.build(spec, seed, range(len(rows)))]
+    assert [len(each) for each in ids] == [row["input_length"] for row in rows]
+    assert ids[0][:32] == ids[1][:32] == ids[2][:32]
+    assert ids[0][32:] != ids[1][32:40]
+    assert ids[1][32:41] != ids[2][32:]
+    assert ids[3] != ids[0][:16]
+
+
+def test_the_arrivals_of_a_trace_are_those_of_its_sessions(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.csv", "time,input,output\n0,1,1\n")
+    with pytest.raises(UserError, match=r"load.unit: the arrivals of a trace are those of its sessions"):
+        plan_of({"path": path}, unit="requests")
