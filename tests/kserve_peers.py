@@ -148,9 +148,14 @@ SERVICE = "inference.GRPCInferenceService"
 
 
 @contextlib.contextmanager
-def over_grpc(seen: dict[str, Any] | None = None) -> Iterator[str]:
-    """grpcio's server with the same models; `seen` gets the metadata and the deadline of the last inference."""
-    server = grpc.server(futures.ThreadPoolExecutor(4))
+def over_grpc(
+    seen: dict[str, Any] | None = None, stream_infer: Callable[[Iterator[Any], Any], Iterator[Any]] | None = None
+) -> Iterator[str]:
+    """grpcio's server with the same models; `seen` gets the metadata and the deadline of the last inference.
+
+    `stream_infer` replaces ModelStreamInfer; it yields messages as JSON.
+    """
+    server = grpc.server(futures.ThreadPoolExecutor(4 if stream_infer is None else 128))  # a stream occupies a thread
     schema = protobuf.bundled("kserve")
 
     def handler(name: str, behave: Callable[[Any, Any], Any], stream: bool = False) -> tuple[str, Any]:
@@ -208,7 +213,7 @@ def over_grpc(seen: dict[str, Any] | None = None) -> Iterator[str]:
         handler("ModelConfig", lambda request, _: {"config": config(request.name, {"input"})}),
         handler("RepositoryIndex", lambda *_: {"models": [{"name": name, "state": "READY"} for name in MODELS]}),
         handler("ModelInfer", infer),
-        handler("ModelStreamInfer", stream, stream=True),
+        handler("ModelStreamInfer", stream_infer or stream, stream=True),
     ]
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, dict(handlers)),))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -290,6 +290,17 @@ class StreamResponse(Protocol):
     def text(self) -> str: ...
 
 
+class PersistentResponse(StreamResponse, Protocol):
+    """Decodes the responses on a stream that carries many requests, one after the other."""
+
+    is_usable: bool
+    """Whether the stream can carry another request."""
+
+    def request(self, id: int, message: bytes) -> bytes:
+        """Encode the next request; the events that follow are those of its response."""
+        ...
+
+
 class ResponseCheck(Protocol):
     """Checks the content of responses, after the requests that follow them have been sent."""
 
@@ -322,6 +333,9 @@ class Calls(msgspec.Struct, frozen=True):
     """HTTP/1.1: creates the decoder of a connection."""
     response: Callable[[], StreamResponse] | None = None
     """HTTP/2: creates the decoder of a stream."""
+    is_persistent: bool = False
+    """HTTP/2: a stream carries many requests, one after the other. `response` creates the decoder of a stream, which also encodes
+    the requests on it from their tails (PersistentResponse)."""
     ids: tuple[range, ...] = ()
     """The ids of the requests that the tails are made for, one range after the other. A request with an id that continues a range
     uses the tails of that range again. Empty: all requests use the tails in turn, whatever their ids."""

@@ -126,12 +126,27 @@ def _check_server(server: Server, api: Api) -> None:
     if server.stream and scheme_of(server.urls[0]) not in api.stream_schemes:
         remedy = "use a grpc:// URL, or {server.api} generate" if api.request == "tensors" else "leave it out"
         raise UserError(f"{api.name} cannot be streamed over HTTP", remedy, "server.stream")
+    if server.stream == "persistent":
+        _check_persistent(server, api)
     if server.shared_memory and api.request != "tensors":
         tensor_apis = " or ".join(names(request="tensors"))
         raise UserError(
             f"{api.name} does not send tensors",
             f"leave it out, or use {{server.api}} {tensor_apis}",
             "server.shared_memory",
+        )
+
+
+def _check_persistent(server: Server, api: Api) -> None:
+    if api.request != "tensors" or scheme_of(server.urls[0]) != "grpc":
+        raise UserError(
+            "persistent streams are those of KServe over gRPC",
+            "use a grpc:// URL with {server.api} kserve, or true",
+            "server.stream",
+        )
+    if server.compression != "none":
+        raise UserError(
+            "requests on a persistent stream are not compressed", "leave {server.compression} out", "server.stream"
         )
 
 
@@ -147,6 +162,12 @@ def _check_classes(config: Config, mix: Mix, api: Api) -> None:
             raise UserError(f"{class_.name!r} is the name of another class", "give each class its own", f"{key}.name")
         names.add(class_.name)
         _check_headers(class_.headers, f"{key}.headers")
+        if class_.headers and config.server.stream == "persistent":
+            raise UserError(
+                "requests on a persistent stream share its headers",
+                "leave them out, or {server.stream} true",
+                f"{key}.headers",
+            )
         _check_data(config, class_.data, api, f"{key}.data")
         if (
             class_.model
@@ -155,6 +176,9 @@ def _check_classes(config: Config, mix: Mix, api: Api) -> None:
         ):
             remedy = "leave it out, and measure each model in a run of its own"
             raise UserError(f"with {api.name}, all requests are for one model", remedy, f"{key}.model")
+        if isinstance(class_.data, Tensors) and class_.data.validate:
+            remedy = "leave it out, or measure this class in a run of its own"
+            raise UserError("the responses of classes are not checked", remedy, f"{key}.data.validate")
         if isinstance(class_.data, Tensors) and class_.data.sequence:
             remedy = "leave it out, or measure this class in a run of its own"
             raise UserError("classes cannot have sequences", remedy, f"{key}.data.sequence")

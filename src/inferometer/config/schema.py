@@ -55,9 +55,9 @@ class Server(Section):
         ),
     ] = "auto"
     stream: Annotated[
-        bool | None,
+        bool | Literal["persistent"] | None,
         Meta(
-            description="Stream the response: token by token, with `generate_stream`, or with `ModelStreamInfer`. Default: true for text, false for everything else."
+            description="Stream the response: token by token, with `generate_stream`, or with `ModelStreamInfer`. `persistent`: KServe over gRPC keeps a `ModelStreamInfer` stream open per user and sends one request after the other over it; in open loop, requests go over idle streams. Default: true for text, false for everything else."
         ),
     ] = None
     usage: Annotated[

@@ -2,11 +2,13 @@
 
 The hot path is `received`: the codec splits the bytes into frames, each stream's response interprets its own frames, and all of
 them get the stamp of the bytes they arrived in.
+
+If streams are persistent, the connection has one stream, which stays open between requests and carries one at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -15,10 +17,12 @@ from inferometer.engine.http1_pool import NEVER
 from inferometer.engine.inflight import Flight, apply_events
 from inferometer.engine.transport import Transport
 from inferometer.timing.clock import now
-from inferometer.types import End, Fail, StreamResponse
+from inferometer.types import End, Fail, PersistentResponse, StreamResponse
 from inferometer.wire.failures import bounded
 from inferometer.wire.http2 import Data, GoAway, Headers, Http2Client, Http2Error, Layout, Reset, code_name
 
+MANY = 1 << 62
+"""No limit of our own on the requests of a connection."""
 _MAX_WRITE = 1 << 20
 """Maximum bytes of bodies handed to the kernel in one go."""
 _CATCH_UP_EVERY = 8
@@ -57,16 +61,22 @@ class StreamCall(msgspec.Struct, gc=False):
 class Http2Connection:
     __slots__ = (
         *("_http2", "_is_closed", "_is_opened", "_limit", "_outbox", "_owner", "_reads", "_reads_when_idle", "_unsent"),
-        *("_requests_left", "_was_idle", "calls", "is_closing", "transport"),
+        *("_most", "_persistent", "_requests_left", "_stream", "_was_idle", "calls", "is_closing", "transport"),
     )  # fmt: skip
 
-    def __init__(self, owner: Http2ConnectionOwner, max_requests: int = 0) -> None:
-        """`max_requests`: the number of requests after which the connection takes no more, and closes after their responses."""
+    def __init__(self, owner: Http2ConnectionOwner, max_requests: int = 0, most: int = MANY) -> None:
+        """`max_requests`: the number of requests after which the connection takes no more, and closes after their responses.
+
+        `most`: how many requests the connection carries at a time, if the server allows as many.
+        """
         self._owner = owner
         self._requests_left = max_requests or NEVER
         self._http2 = Http2Client()
         self._outbox = self._http2.outbox
-        self._limit = self._outbox.max_streams
+        self._most = most
+        self._limit = min(self._outbox.max_streams, most)
+        self._stream = 0  # the stream that stays open between requests; 0: there is none
+        self._persistent: PersistentResponse | None = None  # what interprets its frames
         self._reads = 0
         self._reads_when_idle = -1  # the value of `_reads` when the connection was last idle; -1: it never was
         self._was_idle = False  # if so, the server may have closed it without our knowing
@@ -107,6 +117,34 @@ class Http2Connection:
             self._outbox.is_closing or not self._requests_left
         ) and not self.is_closing:  # or the stream ids have run out
             self._start_closing()
+
+    def start_on_stream(self, flight: Flight, head: bytes, new_response: Callable[[], StreamResponse]) -> None:
+        """Queue a request on the stream that stays open, or on a new one if there is none."""
+        if not self._stream:
+            self._persistent = cast(PersistentResponse, new_response())
+        response = self._persistent
+        assert response is not None
+        data = response.request(flight.id, flight.data)
+        flight.attempts += 1
+        flight.bytes_out = len(data) + 9 + (0 if self._stream else len(head) + 9)
+        flight.sent = now()
+        self._reads_when_idle = self._reads if self._was_idle else -1
+        if self._stream:
+            self._outbox.send(self._stream, data, False)
+        else:
+            self._stream = self._outbox.request(head, data, False)
+        self.calls[self._stream] = StreamCall(flight, response)
+        self._unsent.append(flight)
+        self._requests_left -= 1
+        if (self._outbox.is_closing or not self._requests_left) and not self.is_closing:
+            self._start_closing()
+
+    def end_stream(self) -> None:
+        """End the stream that stays open, so that the server does not take it for cancelled."""
+        if self._stream and not self.calls and self.transport.is_ready:
+            self._outbox.send(self._stream, b"", True)
+            self._stream = 0
+            self._flush()
 
     def flush(self) -> None:
         """Send what was queued: it counts as sent now."""
@@ -157,8 +195,9 @@ class Http2Connection:
             fail = Fail("malformed_http2", bounded(broken.message))
             self._close(fail, fail)
             return
-        if self._outbox.max_streams != self._limit:
-            self._limit = self._outbox.max_streams
+        limit = min(self._outbox.max_streams, self._most)
+        if limit != self._limit:
+            self._limit = limit
             if self._is_opened:
                 self._owner.has_room_again(self)
         if not self._is_opened and self._http2.settings_received:
@@ -190,7 +229,9 @@ class Http2Connection:
             if kind is GoAway:  # handled already, by `_start_closing`
                 continue
             call = calls.get(event.stream)  # type: ignore[union-attr]
-            if call is None:  # given up
+            if call is None:  # given up, or the stream that stays open has no request
+                if event.stream == self._stream:  # type: ignore[union-attr]
+                    self._handle_between_requests(event)  # type: ignore[arg-type]
                 continue
             if kind is Reset:
                 self._reset(call, event, at)  # type: ignore[arg-type]
@@ -209,6 +250,16 @@ class Http2Connection:
                 ending = apply_events(flight, decoded, at)
                 if ending is not None:
                     self._response_ended(event, call, at, ending)  # type: ignore[arg-type]
+
+    def _handle_between_requests(self, event: Headers | Data | Reset) -> None:
+        """Handle what arrives on the stream that stays open while it has no request: usually its end."""
+        assert self._persistent is not None
+        if isinstance(event, Reset) or event.end:
+            self._stream = 0
+        elif isinstance(event, Data):
+            self._persistent.data(event.data, False)
+        else:
+            self._persistent.headers(event.headers, False)
 
     def _open(self) -> None:
         """Report the connection as open: the server's settings are here. If the server sent GOAWAY with them, it is not."""
@@ -234,7 +285,9 @@ class Http2Connection:
         self._close(Fail("closed", ""), Fail("cut_short", ""))
 
     def _response_ended(self, event: Headers | Data, call: StreamCall, at: int, ending: End | Fail) -> None:
-        if not event.end:  # a failure that the response's content reports, while the stream is still open
+        if event.end or (self._persistent is not None and not self._persistent.is_usable):
+            self._stream = 0
+        if not event.end and not self._stream:  # a failure that the content reports, while the stream is still open
             self._http2.reset(event.stream)
         self._end(event.stream, call, at, ending)
 
@@ -245,6 +298,8 @@ class Http2Connection:
 
     def _reset(self, call: StreamCall, reset: Reset, at: int) -> None:
         stream = reset.stream
+        if stream == self._stream:
+            self._stream = 0
         if reset.refused and call.flight.attempts == 1 and not call.flight.first_byte:
             del self.calls[stream]
             self._owner.refused(self, call.flight)
@@ -276,6 +331,8 @@ class Http2Connection:
     def _cancel(self, calls: Sequence[tuple[int, StreamCall]], fail: Fail) -> None:
         for stream, call in calls:
             self._http2.reset(stream)
+            if stream == self._stream:
+                self._stream = 0
             self._end(stream, call, now(), fail)
         self._flush()
         if self.is_closing and not self.calls:

@@ -13,7 +13,7 @@ import msgspec
 
 from inferometer.engine.connector import OPENED_AT_ONCE, Connector, Countdown
 from inferometer.engine.http1_pool import NEVER, Connection, OnEnded
-from inferometer.engine.http2_connection import Http2Connection
+from inferometer.engine.http2_connection import MANY, Http2Connection
 from inferometer.engine.inflight import Flight, keep_first_attempt
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, StreamResponse
@@ -36,15 +36,21 @@ class Http2Pool:
         on_ended: OnEnded,
         deadline: float = 0,
         max_requests: int = 0,
+        is_persistent: bool = False,
     ) -> None:
         """`heads` are the header blocks of each traffic class, or one for all calls. `deadline`: seconds from sending a call
         within which its response must be complete; 0: none. `max_requests`: calls after which a connection takes no more; 0: no limit.
+        `is_persistent`: each connection has one stream, which carries one request at a time; each user has a connection.
         """
         self._max_requests = max_requests
         self._connector = connector
         self._heads = heads  # without classes, a call's class is -1: the last, and only one
         self._new_response = response
         self._on_ended = on_ended
+        self._is_persistent = is_persistent
+        self._by_user: dict[
+            int, Http2Connection
+        ] = {}  # persistent streams: the connection that each user sent over last
         self._deadline = int(deadline * NS)
         self._missed_deadline = deadline_passed(deadline)
         self._countdown = Countdown(connector.loop)
@@ -79,6 +85,12 @@ class Http2Pool:
     def _send(self, flight: Flight) -> None:
         """Send the request over an idle connection, over the next one that has room, or over a new one."""
         idle = self._idle
+        if self._is_persistent and flight.user >= 0:
+            own = self._by_user.get(flight.user)
+            if own is not None and own.has_room and own in idle:
+                idle.remove(own)
+                self._start(own, flight)
+                return
         while idle:
             connection = idle.pop()
             if not connection.calls and connection.has_room:
@@ -97,12 +109,18 @@ class Http2Pool:
     def _open_missing(self) -> None:
         """Open as many connections as the waiting requests need, less those that are being opened already."""
         waiting = len(self._waiting) + len(self._refused)
-        needed = -(-waiting // self._max_requests) if self._max_requests else min(waiting, 1)
+        per_connection = 1 if self._is_persistent else self._max_requests
+        needed = -(-waiting // per_connection) if per_connection else min(waiting, 1)
         for _ in range(needed - len(self._opening)):
             self._open()
 
     def _start(self, connection: Http2Connection, flight: Flight) -> None:
-        connection.start(flight, self._heads[flight.class_], self._new_response())
+        head = self._heads[flight.class_]
+        if self._is_persistent:
+            connection.start_on_stream(flight, head, self._new_response)
+            self._by_user[flight.user] = connection
+        else:
+            connection.start(flight, head, self._new_response())
         self._unflushed.append(connection)
 
     def flush(self) -> None:
@@ -139,10 +157,11 @@ class Http2Pool:
 
     def close(self) -> None:
         for connection in (*self._ready, *self._opening, *self._closing):
+            connection.end_stream()
             connection.transport.close()
 
     def _open(self) -> None:
-        connection = Http2Connection(self, self._max_requests)
+        connection = Http2Connection(self, self._max_requests, 1 if self._is_persistent else MANY)
         connection.transport = self._connector.new_transport(connection)
         self._opening.add(connection)
         self._connector.open(connection.transport)

@@ -115,7 +115,9 @@ class Shard:
         connector = Connector(self._loop, target, resolver, self._reader, context)
         if calls.response is not None:
             heads = tuple(own[index] for own in calls.class_heads or (calls.heads,))
-            return Http2Pool(connector, heads, calls.response, self._on_ended, task.deadline, task.reuse)
+            return Http2Pool(
+                connector, heads, calls.response, self._on_ended, task.deadline, task.reuse, calls.is_persistent
+            )
         assert calls.decoder is not None
         return Http1Pool(connector, calls.decoder, self._on_ended, task.reuse)
 

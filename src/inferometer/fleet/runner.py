@@ -93,7 +93,8 @@ def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progres
     whole = whole_plan(config, job.probe.e2e_ns, job.turns)
     plan = shard_plan(job, whole, shard)
     connections = connections_to_open(config, plan, job.probe, job.shards)
-    own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
+    shares = reached.targets[0].grpc and config.server.stream != "persistent"  # gRPC: requests share connections
+    own = 0 if shares else max(map(max_in_flight, plan.stages))
     open_files.raise_file_limit(max(connections, own))
     return Task(
         shard=shard,

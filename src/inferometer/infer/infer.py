@@ -47,7 +47,7 @@ def infer(given: InferFlags, on_text: OnText) -> InferOutcome:
 
 def _may_stream(server: Server) -> bool | None:
     """What discovery is to assume: for tensors it is decided when the model is known (tensors.is_streamed)."""
-    return True if APIS[server.api].response == "tensors" else server.stream
+    return True if APIS[server.api].response == "tensors" or server.stream else server.stream
 
 
 def _request_text(endpoint: Endpoint, given: InferFlags, on_text: OnText) -> InferOutcome:

@@ -89,6 +89,7 @@ def estimate(
 
 
 def _trials(server: Server, reached: Reached, requests: Sequence[Request], context: CallContext) -> Iterable[_Trial]:
+    context = msgspec.structs.replace(context, persistent=False)
     encoded = calls.encode(context, requests)
     peers = [
         msgspec.structs.replace(peer, timeout=0.0, connect_timeout=min(peer.connect_timeout or SECONDS, SECONDS))

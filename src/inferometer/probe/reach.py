@@ -115,6 +115,8 @@ def call_context(server: Server, reached: Reached, tag: str) -> CallContext:
         tag=tag,
         headers=server.headers | reached.secrets,
         stream=bool(server.stream),
+        persistent=server.stream == "persistent",
+        decoupled=reached.facts is not None and reached.facts.config is not None and reached.facts.config.decoupled,
         body=server.body,
         usage=server.usage,
         ignore_eos=server.ignore_eos,

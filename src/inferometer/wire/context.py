@@ -74,6 +74,10 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     class_headers: tuple[dict[str, str], ...] = ()
     """The headers of each traffic class, which override `headers`. Like these, they must not be stored."""
     stream: bool = False
+    persistent: bool = False
+    """gRPC: a stream carries many requests, one after the other."""
+    decoupled: bool = False
+    """KServe: a request may have any number of responses."""
     body: dict[str, Any] = {}
     usage: bool = True
     ignore_eos: bool = False

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
+import msgspec
+
 from inferometer.apis import APIS
 from inferometer.tensors import Tensor
 from inferometer.types import Calls, Decoder, Request, ResponseCheck
@@ -11,7 +13,7 @@ from inferometer.wire import grpc as grpc_wire
 from inferometer.wire import grpc_method
 from inferometer.wire.context import USER_AGENT, CallContext, model_of, prompt_text
 from inferometer.wire.http1 import BodyDecoder, TimedResponseDecoder, class_heads, numbered
-from inferometer.wire.kserve import generate, grpc, http, validation
+from inferometer.wire.kserve import generate, grpc, http, persistent, validation
 from inferometer.wire.kserve.http import CountedResponse, InferOptions
 
 
@@ -35,7 +37,29 @@ def _encode_http(context: CallContext, requests: Sequence[Request]) -> Calls:
     return _tensor_calls(context, heads, own_heads, tails, decoder=partial(_decoder, CountedResponse))
 
 
+def _encode_persistent(context: CallContext, requests: Sequence[Request]) -> Calls:
+    """Encode messages without frames: the stream adds the id of each request (persistent.py)."""
+    final = persistent.FINAL_REQUESTED if context.decoupled else {}
+    tails = tuple(
+        grpc.infer_request(
+            model_of(context, request),
+            context.version,
+            tensors,
+            msgspec.structs.replace(options, parameters=options.parameters | final),
+        )
+        for request, tensors, options in _inferences(context, requests)
+    )
+    # A deadline in the headers would be that of the whole stream.
+    heads = grpc_method.heads(msgspec.structs.replace(context, deadline=0.0), grpc.STREAM_INFER)
+    check = validation.OutputCheck(context.expected, validation.read_stream) if context.expected else None
+    response = partial(persistent.PersistentStream, context.tag, context.decoupled, check is not None)
+    encoded = _tensor_calls(context, heads, (), tails, check, response=response)
+    return msgspec.structs.replace(encoded, is_persistent=True)
+
+
 def _encode_grpc(context: CallContext, requests: Sequence[Request]) -> Calls:
+    if context.persistent:
+        return _encode_persistent(context, requests)
     tails = []
     for request, tensors, options in _inferences(context, requests):
         message = grpc.infer_request(model_of(context, request), context.version, tensors, options)

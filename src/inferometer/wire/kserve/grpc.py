@@ -142,6 +142,13 @@ def stream_response(data: bytes, shm_outputs: Mapping[str, ShmRef] = _NO_SHM) ->
     return _read_response(message.infer_response, shm_outputs)
 
 
+def stream_id(data: bytes) -> str:
+    """The id of the request that a message of ModelStreamInfer responds to, which may be an error; "" if it has none."""
+    if _is_bare(data):
+        return str(_parse("ModelInferResponse", data).id)
+    return str(_parse("ModelStreamInferResponse", data).infer_response.id)
+
+
 def stream_error(data: bytes) -> str:
     """Return the error in a message of ModelStreamInfer, or "". For the hot path, which does not decode responses.
 
