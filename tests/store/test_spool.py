@@ -228,7 +228,7 @@ def test_chunks_are_counted_for_responses_that_nobody_counted(tmp_path: Path) ->
     add(spool, 0, [1, 2, 3], n_out=-1)
     add(spool, 1, [1, 2], n_out=9, counted_by=1)
     add(spool, 2, [], n_out=-1)
-    add(spool, 3, [1], n_out=-1, failure=1)
+    add(spool, 3, [1], n_out=-1, failure=spool.failure("reset", ""))
     spool.count_chunks(3)
     spool.close()
     rows = merge(tmp_path, 1)[0].rows

@@ -2,6 +2,7 @@
 
 from inferometer import workload
 from inferometer.apis import APIS
+from inferometer.config.data import Conversation, Random, SharedPrefix, Synthetic
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
 from inferometer.probe import reach
@@ -19,7 +20,7 @@ def check_context(config: Config, reached: reach.Reached, requests: int | None) 
     """
     data, api = config.data, APIS[config.server.api]
     counts = workload.tokenizer_of(data) is not None
-    is_generated = hasattr(data, "input")
+    is_generated = isinstance(data, Synthetic | Random | SharedPrefix | Conversation)
     if api.request != "text" or not (counts or is_generated):
         return
     request = workload.longest(data, config.seed, requests or _UNKNOWN)
@@ -29,12 +30,13 @@ def check_context(config: Config, reached: reach.Reached, requests: int | None) 
     if not 0 < context < total:
         return
     more = f" and requests {n_out:,} more" if n_out else ""
-    shorter = "lower {data.input} or {data.output}" if is_generated else "use shorter prompts or responses"
+    has_input = hasattr(data, "input")
+    shorter = "lower {data.input} or {data.output}" if has_input else "use shorter prompts or responses"
     remedy = f"{shorter}, or start the server with a larger context"
     if not counts:
         remedy += "; if the model has fewer tokens for the same text, name its tokenizer: {data.tokenizer}"
     raise UserError(
         f"prompt {request.id} has {request.n_in:,} tokens{more}, but the context of the model {reached.model} has only {context:,}",
         remedy,
-        key="data.input" if is_generated else "data",
+        key="data.input" if has_input else "data",
     )
