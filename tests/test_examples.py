@@ -21,7 +21,7 @@ from inferometer.serve.sim.settings import Fixed, Sim
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
-SERVED = ("identity", "sim")
+SERVED = ("identity", "sim", "examples/data/brightness.py")
 
 
 def short_name(path: Path) -> str:
@@ -32,12 +32,15 @@ def short_name(path: Path) -> str:
 def server() -> Iterator[Running]:
     """The server that the examples need, with a simulator that takes less time."""
     quick = Sim(timing=Fixed(ttft=0.005, itl=0.001))
-    with serving(Settings(models=("identity",), sim=quick, http=0, grpc=0)) as running:
+    models = tuple(str(ROOT / name) if "/" in name else name for name in SERVED if name != "sim")
+    with serving(Settings(models=models, sim=quick, http=0, grpc=0)) as running:
         yield running
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=short_name)
 def test_example_runs(path: Path, server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path.stem == "images":
+        pytest.importorskip("PIL", reason="Pillow is not installed")
     monkeypatch.chdir(ROOT)  # paths of data files are relative to the working directory
     tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     url = server.grpc if tree["server"]["url"].startswith("grpc") else server.url
