@@ -246,7 +246,7 @@ def test_sessions_start_from_the_file(tmp_path: Path) -> None:
     calls = prepare(source(data), [range(40)], tmp_path)
     assert calls.session is not None and calls.encode is not None
     session = calls.session(7)
-    assert next(session).payload == [{"role": "user", "content": "hello 7"}]
+    assert next(session).payload == "hello 7"
     second = session.send(TurnResponse("fine", 1, 1))
     assert second.think == NS // 2
     assert b"and then?" in calls.encode(second)
