@@ -11,6 +11,9 @@ from command import cli
 from inferometer import preview, workload
 from inferometer.config.data import Jsonl
 from inferometer.preview.prefixes import SharedPrefixes
+from inferometer.serve.background import serving
+from inferometer.serve.settings import Settings
+from inferometer.serve.sim.settings import Fixed, Sim
 from inferometer.types import Request, Turn
 
 SYNTHETIC = "data: {type: synthetic, input: 40, output: 7, salt: none}\n"
@@ -44,7 +47,7 @@ def test_samples_lengths_and_duplicates_are_shown(spec: Any) -> None:
     assert result.status == 0
     assert "synthetic, seed 0, digest" in result.out
     assert "every one different; the figures are of the first 1,000" in result.out
-    assert "0 of 1,000 prompts were sent before" in result.out
+    assert "0 of 1,000 prompts repeat an earlier one" in result.out
     assert "request 1, 40 tokens in, 7 out" in result.out
     assert "request 2" not in result.out
     assert max(map(len, result.out.splitlines())) <= 100
@@ -151,12 +154,31 @@ def test_shared_prefixes_of_prompts_are_shown(spec: Any, tmp_path: Path) -> None
     assert found["shared"] % 16 == 0
 
 
+def test_the_digest_is_that_of_a_run(spec: Any, tmp_path: Path) -> None:
+    with serving(Settings(sim=Sim(timing=Fixed(ttft=0.001, itl=0)), http=0, grpc=0)) as server:
+        path = spec(
+            f"{SYNTHETIC}server: {{url: '{server.url}'}}\nload: {{type: closed, concurrency: 1, requests: 2}}\n"
+        )
+        cli("run", path, "-q", "--set", f"output={tmp_path}", "--set", "client.processes=0")
+    manifest = json.loads((tmp_path / "LATEST" / "manifest.json").read_text())
+    assert figures(path)["digest"] == manifest["workload"]["digest"]
+
+
+def test_tokens_of_sessions_are_those_that_a_turn_adds(spec: Any) -> None:
+    text = "data: {type: conversation, turns: 3, system: 32, input: 10, output: 5}"
+    found = figures(spec(text), "--count", "4")
+    assert (found["input"]["total"], found["prefixes"]["tokens"]) == (4 * (32 + 3 * 10), 4 * (32 + 10))
+    shown = cli("data", spec(text), "--count", "4").out
+    assert "sessions" in shown and "added tokens" in shown and "turns per session" in shown
+
+
 def test_tensors_show_names_and_shapes(spec: Any) -> None:
     inputs = "inputs: [{name: A, datatype: FP32, shape: [1, 3]}]"
     assert "A FP32 [1, 3]" in cli("data", spec(f"data: {{type: tensors, {inputs}}}"), "--count", "2").out
     result = cli("data", spec("data: {type: tensors}"))
     assert result.status == 2
-    assert "data.inputs: not known without a server" in result.err
+    assert cli("data", spec("data: {type: images, path: x.png}")).err == result.err
+    assert "data.inputs: the model's inputs are not known without a server" in result.err
 
 
 @pytest.mark.parametrize(
@@ -172,6 +194,12 @@ def test_bad_input_is_an_error(spec: Any, text: str, message: str) -> None:
     result = cli("data", spec(text))
     assert result.status == 2
     assert message in result.err
+
+
+def test_a_url_is_an_error() -> None:
+    result = cli("data", "http://127.0.0.1:1")
+    assert result.status == 2
+    assert "is a URL" in result.err
 
 
 def test_two_outputs_cannot_both_be_standard_output(spec: Any) -> None:

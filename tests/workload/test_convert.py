@@ -128,7 +128,7 @@ def test_broken_rows_are_reported(tmp_path: Path) -> None:
     [
         (("--to", "batches", "--pad"), "--pad needs the tokenizer"),
         (("--to", "jsonl", "--columns", "promt=question"), "--columns promt=question: not of the form"),
-        (("--to", "jsonl", "--columns", "prompt=x"), "there is no column 'x'"),
+        (("--to", "jsonl", "--columns", "prompt=x"), "--columns prompt: "),
         (("--to", "jsonl", "--max-tokens", "many"), "--max-tokens many: not a number"),
         (("--to", "openai-batch", "--batch", "50001"), "at most 50,000 requests"),
     ],

@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from inferometer.errors import named
+from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
     from inferometer.preview import Overview
@@ -81,6 +81,10 @@ def command(
     from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
     from inferometer.report.width import columns  # noqa: PLC0415
 
+    if "://" in source:
+        raise UserError(
+            f"{source} is a URL, and this command does not use a server", "give a config file with a data section"
+        )
     check_paths({"--json": json_path, "--jsonl": jsonl_path})
     name = "standard input" if source == "-" else source
     with named(source=name):

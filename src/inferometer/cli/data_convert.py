@@ -7,9 +7,19 @@ import click
 import msgspec
 
 from inferometer.config.data.datasets import Columns
-from inferometer.errors import UserError
+from inferometer.errors import UserError, named
 from inferometer.workload.datasets.convert import FORMATS, Conversion
 from inferometer.workload.datasets.convert import convert as convert_file
+
+_NAMES = {
+    "data.path": "IN",
+    "data.template": "--template",
+    "data.tokenizer": "--tokenizer",
+    "data.rows": "--rows",
+    "data.output": "--max-tokens",
+    **{f"data.columns.{field.name}": f"--columns {field.name}" for field in msgspec.structs.fields(Columns)},
+}
+"""What this command calls the settings of a dataset."""
 
 
 @click.command("convert", context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,13 +95,14 @@ def command(
         pad_id=pad_id,
         sort=sort is not None,
     )
-    done = convert_file(str(source), str(target), how)
+    with named(_NAMES):
+        done = convert_file(str(source), str(target), how)
     where = str(done.files[0]) if len(done.files) == 1 else f"{len(done.files)} files: {done.files[0]} ..."
     click.echo(f"{done.requests:,} request{'s' * (done.requests != 1)} written to {where}")
     for note in done.notes:
         click.echo(f"  {note}", err=True)
-    if to == "openai-batch" and not how.model:
-        click.echo("  the requests name no model unless the rows do: give --model", err=True)
+    if to in ("openai-batch", "vllm-batch") and not how.model:
+        click.echo("  only rows that name a model have one in their requests: give --model", err=True)
 
 
 def _columns(pairs: tuple[str, ...]) -> Columns:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer import schedule, workload
-from inferometer.config.data import Data, Mix, Tensors
+from inferometer.apis import APIS
+from inferometer.config.data import Data, Images, Mix, Tensors
 from inferometer.config.loads import Replay
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
@@ -19,7 +20,7 @@ from inferometer.preview.prefixes import SharedPrefixes
 from inferometer.tensors import Tensor
 from inferometer.types import OpenStage, Plan, Request
 from inferometer.units import NS
-from inferometer.workload import tensors, tokenizer
+from inferometer.workload import images, tensors, tokenizer
 
 _BLOCK = 1_000
 _DEFAULT = 1_000
@@ -111,7 +112,7 @@ def survey(
     `has_load`: the load is the user's, not the default. `count`: how many requests to look at. `on_request` is called with each and
     the name of its class; then all of the workload is looked at, unless `count` says otherwise.
     """
-    spec = _complete(config.data)
+    spec = _complete(workload.completed(config.data, APIS[config.server.api].has_chat_template))
     arrivals = workload.arrivals(spec) if isinstance(config.load, Replay) else None
     plan = schedule.plan(config.load, config.seed, arrivals=arrivals) if has_load or arrivals is not None else None
     planned = schedule.total_requests(plan) if plan is not None else None
@@ -146,13 +147,18 @@ def survey(
 
 def _complete(spec: Data) -> Data:
     """Fill in the shapes of tensors, which otherwise come from the server."""
-    if not isinstance(spec, Tensors):
+    if not isinstance(spec, Tensors | Images):
         return spec
     if not spec.inputs:
         raise UserError(
-            "not known without a server", "list the model's inputs: names, datatypes, shapes", "data.inputs"
+            "the model's inputs are not known without a server",
+            "list them: data.inputs: [{name: X, datatype: FP32, shape: [-1, 3]}]",
+            "data.inputs",
         )
-    return tensors.complete(spec, (), spec.batch if spec.batch > 1 else 0)
+    max_batch = spec.batch if spec.batch > 1 else 0
+    if isinstance(spec, Images):
+        return images.complete(spec, (), max_batch, {})
+    return tensors.complete(spec, (), max_batch)
 
 
 def _requests(spec: Data, seed: int, count: int) -> Iterator[Request]:
@@ -208,28 +214,29 @@ class _Figures:
             return
         if isinstance(payload, list) and isinstance(payload[0], int):  # the ids of the tokens
             found.add(cast("list[int]", payload))
-        else:
-            found.add(tokenizer.load(self._tokenizer).encode(_text(request)))
+        else:  # messages are encoded one by one, as they were when their tokens were counted
+            encoded = tokenizer.load(self._tokenizer).encode_batch(_texts(request))
+            found.add([id for ids in encoded for id in ids])
 
     def prefixes(self) -> Prefixes | None:
         found = self._prefixes
         return Prefixes(found.requests, found.tokens, found.shared) if found.tokens else None
 
 
-def _text(request: Request) -> str:
+def _texts(request: Request) -> list[str]:
+    """The prompt: one text, or one per message."""
     payload = request.payload
     if isinstance(payload, str):
-        return payload
+        return [payload]
     if isinstance(payload, tuple):
-        return ", ".join(
-            f"{each.name} {each.datatype} {list(each.shape)}" for each in payload if isinstance(each, Tensor)
-        )
+        shapes = (f"{each.name} {each.datatype} {list(each.shape)}" for each in payload if isinstance(each, Tensor))
+        return [", ".join(shapes)]
     contents = [each.get("content", each) if isinstance(each, dict) else each for each in payload]
-    return "\n".join(each if isinstance(each, str) else msgspec.json.encode(each).decode() for each in contents)
+    return [each if isinstance(each, str) else msgspec.json.encode(each).decode() for each in contents]
 
 
 def _sample(request: Request, class_: str | None) -> Sample:
-    text = _text(request)
+    text = "\n".join(_texts(request))
     head, tail = (text, "") if len(text) <= 2 * _SHOWN else (text[:_SHOWN], text[-_SHOWN:])
     return Sample(request.id, head, tail, request.n_in, request.n_out, 1 + len(request.later), class_)
 

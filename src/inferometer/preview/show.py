@@ -19,9 +19,10 @@ _BESIDE_BARS = 34
 def render(overview: Overview, width: int, color: bool) -> str:
     """Return the text for a terminal of this width."""
     parts: list[RenderableType] = [_head(overview), "", _table(overview)]
-    for name, lengths in (("input tokens", overview.input), ("output tokens", overview.output)):
+    for name, lengths in _token_rows(overview).items():
         if lengths is not None and lengths.min < lengths.max:
-            parts += ["", _histogram(name, lengths, width)]
+            per = "requests" if overview.turns is None else "turns"
+            parts += ["", _histogram(f"{name}: {per} per bin", lengths, width)]
     if overview.arrivals is not None:
         parts += ["", _curve(overview.arrivals)]
     for sample in overview.samples:
@@ -37,17 +38,18 @@ def _head(overview: Overview) -> RenderableType:
     grid.add_column()
     grid.add_row("data", f"{overview.type}, seed {overview.seed}, digest {overview.digest[:16]}")
     planned = f"{overview.planned:,} in the load, " if overview.planned else ""
-    different = "every one different" if overview.distinct is None else f"{overview.distinct:,} different ones"
-    grid.add_row("requests", f"{planned}{different}; the figures are of the first {overview.requests:,}")
+    different = "every one different" if overview.distinct is None else f"{overview.distinct:,} different"
+    grid.add_row(_unit(overview), f"{planned}{different}; the figures are of the first {overview.requests:,}")
     if overview.classes:
         total = sum(overview.classes.values())
         parts = (f"{name} {count:,} ({count / total:.1%})" for name, count in overview.classes.items())
         grid.add_row("classes", ", ".join(parts))
     if overview.input is not None:
         grid.add_row("tokens", f"counted by {overview.tokenizer}")
-    grid.add_row("duplicates", _share(overview.duplicates, overview.requests, "prompts were sent before"))
+    first = "first prompts" if overview.turns is not None else "prompts"
+    grid.add_row("duplicates", _share(overview.duplicates, overview.requests, f"{first} repeat an earlier one"))
     if overview.prefixes is not None:
-        grid.add_row("shared prefix", _prefixes(overview.prefixes))
+        grid.add_row("shared prefix", f"{_prefixes(overview.prefixes)} {_unit(overview)}")
     for index, note in enumerate(overview.notes):
         grid.add_row("" if index else "note", note)
     return grid
@@ -59,21 +61,31 @@ def _share(count: int, total: int, what: str) -> str:
 
 def _prefixes(found: Prefixes) -> str:
     what = f"prompt tokens are in blocks of {BLOCK} that an earlier prompt starts with, too"
-    return f"{_share(found.shared, found.tokens, what)}, in the first {found.requests:,} requests"
+    return f"{_share(found.shared, found.tokens, what)}, in the first {found.requests:,}"
+
+
+def _unit(overview: Overview) -> str:
+    """What the data consists of."""
+    return "requests" if overview.turns is None else "sessions"
+
+
+def _token_rows(overview: Overview) -> dict[str, Lengths | None]:
+    """The distributions of tokens. Of a session's later turns, only what they add is known before the run."""
+    added = "input tokens" if overview.turns is None else "added tokens"
+    return {added: overview.input, "output tokens": overview.output}
 
 
 def _table(overview: Overview) -> RenderableType:
     columns = ["total", "mean", "min", "p50", "p90", "p99", "max"]
-    made = table("per request", columns)
-    rows = {"input tokens": overview.input, "output tokens": overview.output, "turns": overview.turns}
-    for name, lengths in rows.items():
+    made = table("per request" if overview.turns is None else "per turn", columns)
+    for name, lengths in (_token_rows(overview) | {"turns per session": overview.turns}).items():
         if lengths is not None:
             cells = (getattr(lengths, column) for column in columns)
             made.add_row(name, *(formatting.count(round(cell, 1)) for cell in cells))
     return made if made.rows else Text("no tokens are counted", style="dim")
 
 
-def _histogram(name: str, lengths: Lengths, width: int) -> RenderableType:
+def _histogram(title: str, lengths: Lengths, width: int) -> RenderableType:
     largest = max(count for _, _, count in lengths.histogram)
     grid = Table.grid(padding=(0, 1))
     for justify in ("right", "left", "right", "right", "left"):
@@ -81,7 +93,7 @@ def _histogram(name: str, lengths: Lengths, width: int) -> RenderableType:
     for low, high, count in lengths.histogram:
         bar = blocks.bar(count / largest, width - _BESIDE_BARS)
         grid.add_row(f"{low:,}", "..", f"{high:,}", f"{count:,}" if count else "", Text(bar, style="cyan"))
-    return Group(Text(f"{name}: requests per bin", style="dim"), grid)
+    return Group(Text(title, style="dim"), grid)
 
 
 def _curve(arrivals: Arrivals) -> RenderableType:

@@ -53,7 +53,8 @@ def one_line(text: str, width: int) -> str:
 def describe_load(stage: StagePlan) -> str:
     """Describe a stage: `poisson, 500 requests/s, for 10 s` or `closed loop, 256 in flight, 2,560 requests`."""
     if stage.open:
-        parts = [f"{stage.type}, {rate(stage.rate)} {stage.unit}/s"] if stage.rate else [stage.type]
+        digits = 6 if stage.type in ("constant", "poisson", "gamma") else 4  # the others' is an average
+        parts = [f"{stage.type}, {rate(stage.rate, digits)} {stage.unit}/s"] if stage.rate else [stage.type]
     else:
         users = "sessions at a time" if stage.unit == "sessions" else "in flight"
         parts = [f"closed loop, {stage.concurrency:,} {users}"]

@@ -101,7 +101,9 @@ def readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path} is not a complete gzip file: {error}", "check the file", "data.path") from None
     except OSError as error:
         raise UserError(
-            f"{path} cannot be read: {error.strerror or error}", "give a file of rows", "data.path"
+            f"{path} cannot be read: {error.strerror or error}",
+            "check the path, which is relative to the working directory",
+            "data.path",
         ) from None
 
 

@@ -49,7 +49,8 @@ def _call(spec: PythonCode, path: Path) -> Iterable[Any]:
     module = _import(path)
     function = getattr(module, spec.function, None)
     if not callable(function):
-        own = (name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+        names = (name for name in vars(module) if not name.startswith("_"))
+        own = (name for name in names if getattr(getattr(module, name), "__module__", "") == module.__name__)
         raise UserError(
             f"{path} has no function {spec.function!r}",
             f"define it, or name another with data.function; it has: {', '.join(own) or 'no functions'}",
