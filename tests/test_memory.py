@@ -3,9 +3,10 @@
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from inferometer import memory, tensors, workload
@@ -206,9 +207,15 @@ def run_out_of_memory(*_: object) -> None:
     raise MemoryError
 
 
-@pytest.mark.parametrize(("module", "name"), [(made, "build"), (calls, "encode")])
+def run_out_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a function of tensors as a kind of data run out of memory."""
+    kind: Any = msgspec.structs.replace(workload.KINDS[Tensors], **{name: run_out_of_memory})
+    monkeypatch.setitem(workload.KINDS, Tensors, kind)
+
+
+@pytest.mark.parametrize("is_built", [False, True])
 def test_running_out_of_memory_while_building_requests_is_a_user_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_built: bool
 ) -> None:
     config = from_mapping(
         {
@@ -219,18 +226,21 @@ def test_running_out_of_memory_while_building_requests_is_a_user_error(
     )
     job = Job(config, reach.Reached((parse("grpc://x:1"),), ((2, ("x", 1)),), "m", {}), 1, tmp_path, "0a")
     assert make_task(job, 0, job.spool)
-    monkeypatch.setattr(module, name, run_out_of_memory)
+    if is_built:
+        monkeypatch.setattr(calls, "encode", run_out_of_memory)
+    else:
+        run_out_in("build", monkeypatch)
     with pytest.raises(UserError, match="data: there is not enough memory"):
         make_task(job, 0, job.spool)
 
 
-@pytest.mark.parametrize(("module", "name"), [(made, "build"), (made, "content")])
+@pytest.mark.parametrize("name", ["build", "content"])
 def test_running_out_of_memory_while_computing_the_digest_is_a_user_error(
-    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+    monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     spec = made.complete(Tensors(), [FLOATS], 0)
     assert workload.digest(spec, 0)
-    monkeypatch.setattr(module, name, run_out_of_memory)
+    run_out_in(name, monkeypatch)
     with pytest.raises(UserError, match="data: there is not enough memory"):
         workload.digest(spec, 0)
 

@@ -45,7 +45,7 @@ def tensor_probe(url: str, size: int, **server: Any) -> tuple[Probe, int]:
     }
     config = from_mapping(tree)
     reached = reach.reach(config.server)
-    config = conduct.measuring._completed(config, reached)
+    config = conduct.measuring.completed(config, reached)
     probe = probed(config, reached, "3f9a01bc")
     return probe, sizing.process_count(config, schedule.plan(config.load, config.seed), probe, cores=16)[0]
 

@@ -64,7 +64,8 @@ def test_only_a_window_of_a_large_file_is_in_memory(
     for n, entry in enumerate(entries):
         assert mapped[n] == entry
         mapped.prefault(n)
-        most = max(most, resident(tmp_path))
+        if n % 32 == 0:  # the kernel takes long to count
+            most = max(most, resident(tmp_path))
     assert 8 * MB < most < 64 * MB
     mapped.prefault(0)  # from the start again
     assert mapped[0] == entries[0]
