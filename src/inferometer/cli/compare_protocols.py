@@ -105,8 +105,8 @@ def command(
     Three rounds with two sizes, and a chart
       inferometer compare-protocols --sizes 1kB,1MB --rounds 3 --chart out.svg
     Any model, with random inputs or with images
-      inferometer compare-protocols http://127.0.0.1:8000 --model bert --data '{length: 128}'
-      inferometer compare-protocols http://127.0.0.1:8000 --model resnet --image photos/
+      inferometer compare-protocols URL --model bert --data '{length: 128}'
+      inferometer compare-protocols URL --model resnet --image photos/
 
     URL is the HTTP port of a KServe v2 server, such as Triton. All protocols send the same requests. Every cell of the table is
     an ordinary run with a verdict of its own.
