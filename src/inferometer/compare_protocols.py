@@ -174,7 +174,7 @@ def _data(options: ComparisonOptions, reached: reach.Reached, folder: Path) -> d
     model = reached.facts
     assert model is not None
     if options.data is None and (options.sizes or _has_any_size(model)):
-        triton_client.only_input(model)
+        triton_client.only_input(model, "leave out --sizes to send random inputs, or say what to send with --data")
         sizes = options.sizes or SIZES
         _check_sizes(sizes, model)
         return {size: _payload(folder, size, model) for size in sizes}

@@ -130,10 +130,14 @@ def _with_data(config: Config, options: TritonOptions, facts: ModelFacts) -> Con
     return msgspec.structs.replace(config, data=data)
 
 
-def only_input(facts: ModelFacts) -> str:
-    """The name of the model's only input. Raises UserError when the model does not suit this client."""
+_OTHERS = (
+    "this command measures models with one input and one output of one variable size; use `inferometer run` for others"
+)
+
+
+def only_input(facts: ModelFacts, remedy: str = _OTHERS) -> str:
+    """The name of the model's only input. Raises UserError, with this remedy, when the model has other inputs or outputs."""
     metadata = facts.metadata
-    remedy = "this command measures models with one input and one output of one variable size; use `inferometer run` for others"
     dimensions = 2 if facts.max_batch else 1
     for kind, tensors in (("input", metadata.inputs), ("output", metadata.outputs)):
         if len(tensors) != 1:

@@ -73,9 +73,13 @@ def command(
     """Turn samples into batches for offline engines, and back.
 
     \b
-    inferometer data convert alpaca.csv batch.jsonl --to openai-batch --model m --batch 1000
-    inferometer data convert news.parquet batches.jsonl --to batches --batch 32 --sort length --pad --tokenizer DIR
-    inferometer data convert output.jsonl responses.jsonl --to jsonl
+    Requests for a batch API, 1000 per file
+      inferometer data convert qa.csv out.jsonl --to openai-batch --batch 1000
+    Batches of 32 prompts of about the same length, padded
+      inferometer data convert qa.csv out.jsonl --to batches --batch 32 \\
+        --sort length --pad --tokenizer DIR
+    The responses of a batch API, one per line
+      inferometer data convert output.jsonl responses.jsonl --to jsonl
 
     IN is JSON, JSONL, CSV, TSV, Parquet, Arrow or text, or what this command or a batch API has written.
     """

@@ -132,9 +132,13 @@ def command(
     from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
     is_url = _is_url(source)
-    tree: dict[str, Any] = {"server": {"url": source}} if is_url else read_tree(source)
+    tree: dict[str, Any] = {"server": {"url": source}} if is_url else read_tree(source, or_url=True)
     is_stable = any(setting.startswith("load.stable=") for setting in overrides)
     _set_load(tree, rate, concurrency, duration, requests, is_stable)
+    if prompts and image is not None:
+        raise UserError(
+            "--prompt and --image exclude each other: a request has one or the other", "leave out one of them"
+        )
     _set_data(tree, input_tokens, output_tokens, prompts)
     _set_images(tree, image, scaling, crop)
     if model is not None:

@@ -24,8 +24,8 @@ FindScheme = Callable[[str], str]
 """Completes a URL that has no scheme, such as `localhost:8000`."""
 
 
-def read_tree(path: str) -> dict[str, Any]:
-    """Read the YAML file at `path` as plain dicts and lists; `-` is standard input."""
+def read_tree(path: str, or_url: bool = False) -> dict[str, Any]:
+    """Read the YAML file at `path` as plain dicts and lists; `-` is standard input. `or_url`: a URL would do as well."""
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -34,7 +34,7 @@ def read_tree(path: str) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
             f"{path!r}: {reason}" if not path.isprintable() else f"{path}: {reason}",
-            "give the path of a YAML file, or a URL: http://HOST:PORT, grpc://HOST:PORT",
+            "give the path of a YAML file" + (", or a URL: http://HOST:PORT, grpc://HOST:PORT" if or_url else ""),
         ) from None
     try:
         tree = copied(_parse_yaml(text))

@@ -11,7 +11,7 @@ Output = Annotated[int, Meta(ge=0)] | Literal["reference"] | Distribution
 """Tokens to request per response."""
 
 _TOKENIZER = Meta(
-    description="Folder with the model's `tokenizer.json`, or that file, which counts tokens if the server does not. Default: only the server counts."
+    description="The model's own tokenizer, which counts the tokens of rows, and those of responses if the server does not: a folder or a file, `org/name`, `tiktoken:NAME`, `server` or `builtin`, as for `synthetic`. Default: the built-in one counts rows, and only the server counts responses."
 )
 
 
