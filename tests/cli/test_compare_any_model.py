@@ -55,12 +55,13 @@ def cells(server: Running, model: str, *more: str | Path) -> list[dict[str, Any]
     return found
 
 
+@pytest.mark.slow
 def test_a_model_with_several_inputs_gets_random_ones(server: Running) -> None:
     found = cells(server, "pair")
     assert [(cell["protocol"], cell["size"]) for cell in found] == [(name, 4 * 4 + 8) for name in PROTOCOLS]
 
 
-@pytest.mark.parametrize("how", ["text", "file"])
+@pytest.mark.parametrize("how", ["text", pytest.param("file", marks=pytest.mark.slow)])
 def test_the_data_section_is_that_of_a_run(server: Running, tmp_path: Path, how: str) -> None:
     section = "{batch: 2, length: 100, fill: {A: ones}}"
     path = tmp_path / "bench.yaml"
@@ -70,6 +71,7 @@ def test_the_data_section_is_that_of_a_run(server: Running, tmp_path: Path, how:
     assert len(found) == len(PROTOCOLS)
 
 
+@pytest.mark.slow
 def test_fill_and_shape_have_options(server: Running) -> None:
     found = cells(server, "pair", "--fill", "zeros", "--shape", "input_ids=1,7", "--shape", "A=1,4")
     assert {cell["size"] for cell in found} == {4 * 4 + 8 * 7}
@@ -81,6 +83,7 @@ def test_images_are_compared(server: Running, tmp_path: Path) -> None:
     assert [(cell["protocol"], cell["size"]) for cell in found] == [(name, 4 * 3 * 6 * 5) for name in PROTOCOLS]
 
 
+@pytest.mark.slow
 def test_json_is_left_out_if_it_cannot_carry_the_inputs(server: Running) -> None:
     result = compare(server, "half")
     assert "HTTP JSON was not measured: tensor X: FP16 cannot be sent as JSON" in result.out, result

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import pytest
 from tokenizers import (
     Regex,
     Tokenizer,
@@ -140,12 +141,21 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "unsplit_unigram": unsplit_unigram,
 }
 
+QUICK = ("builtin", "byte_level", "word_piece", "spanning")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ("builtin", *TOKENIZERS)]
+"""The built-in tokenizer and all others, for `parametrize`: `make test` uses only some of them."""
+
+
+@cache
+def _trained(name: str) -> str:
+    return str(TOKENIZERS[name]().to_str())
+
 
 def save(name: str, folder: Path) -> str:
     """Save this tokenizer to a folder and return its path."""
     folder = folder / name
     folder.mkdir()
-    TOKENIZERS[name]().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(_trained(name), encoding="utf-8")
     return str(folder)
 
 

@@ -19,7 +19,7 @@ LLAMA_3 = (
     "{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
 )
 INSTRUCTIONS = "{{ bos_token }}{% for message in messages %}[INST] {{ message['content'] }} [/INST]{% endfor %}"
-NAMES = tuple(small_tokenizers.TOKENIZERS)
+NAMES = small_tokenizers.NAMES[1:]
 
 
 def folder(tmp_path: Path, name: str, template: Any, *, as_file: bool = False) -> str:

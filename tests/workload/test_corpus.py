@@ -12,7 +12,7 @@ from inferometer.errors import UserError
 from inferometer.workload import text
 from inferometer.workload.tokenizer import load
 
-NAMES = ("builtin", *small_tokenizers.TOKENIZERS)
+NAMES = small_tokenizers.NAMES
 GERMAN = "Der Hase saß im Gras. Wer hätte das gedacht? Am Abend, als es dunkelte, ging er nach Hause!\n" * 30
 JAPANESE = "雪が降っている。犬は庭で走り回り、猫はこたつで丸くなる。明日も寒いだろう。" * 20
 

@@ -18,7 +18,7 @@ from inferometer.wire.target import parse
 from inferometer.workload import text
 from inferometer.workload.tokenizer import load
 
-NAMES = ("builtin", *small_tokenizers.TOKENIZERS)
+NAMES = small_tokenizers.NAMES
 SPECIAL = {"word_piece": 4, "unigram": 1, "spanning": 1, "byte_fallback": 259, "regular_expression": 2}
 """The first ids, which are special tokens."""
 

@@ -34,6 +34,7 @@ def test_every_file_is_in_the_table() -> None:
     assert not [name for name in FILES if not (DATA / name).exists()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_file_runs(name: str, sim: str, tmp_path: Path) -> None:
     row = RUNS[name]

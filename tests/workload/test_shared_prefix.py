@@ -51,7 +51,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str | Non
 
 
 @pytest.mark.parametrize("prefix_as", ["system", "text"])
-@pytest.mark.parametrize("name", ["builtin", *small_tokenizers.TOKENIZERS])
+@pytest.mark.parametrize("name", small_tokenizers.NAMES)
 def test_prefix_and_question_have_exactly_their_numbers_of_tokens(
     saved: Callable[[str], str | None], name: str, prefix_as: str
 ) -> None:

@@ -38,7 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str | Non
     return path
 
 
-@pytest.mark.parametrize("name", ["builtin", *small_tokenizers.TOKENIZERS])
+@pytest.mark.parametrize("name", small_tokenizers.NAMES)
 @pytest.mark.parametrize("n", LENGTHS)
 def test_prompts_have_exactly_n_tokens(saved: Callable[[str], str | None], name: str, n: int) -> None:
     tokenizer = load(saved(name))
@@ -58,7 +58,7 @@ def test_a_prompt_may_be_longer_than_the_corpus() -> None:
     assert load().count(prompts(load(), 150_000, 0, [3])[0]) == 150_000
 
 
-@pytest.mark.parametrize("name", ["builtin", *small_tokenizers.TOKENIZERS])
+@pytest.mark.parametrize("name", small_tokenizers.NAMES)
 def test_a_request_does_not_depend_on_the_others_that_are_built(saved: Callable[[str], str | None], name: str) -> None:
     spec = Synthetic(input=40, output=9, tokenizer=saved(name))
     whole = workload.build(spec, 3, range(10))

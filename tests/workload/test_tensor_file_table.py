@@ -85,6 +85,7 @@ def run(folder: Path, url: str, file: str) -> Run:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", table.RUNS)
 def test_a_file_runs(tmp_path: Path, url: str, file: str) -> None:
     found = run(tmp_path, url, file)
