@@ -143,7 +143,7 @@ def test_all_addresses_of_a_name_get_connections(tmp_path: Path, names: Names) -
         run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 4, "requests": 40, "ramp_up": 0})
     assert summary.counts.ok == 40
     assert set(run.records.replicas) == {f"127.0.0.1:{port}", f"127.0.0.2:{port}"}
-    assert min(Counter(run.records.rows["replica"].tolist()).values()) >= 10
+    assert min(Counter(run.records.rows["replica"].tolist()).values()) >= 2  # each has two of the four connections
 
 
 @several_loopback_addresses
