@@ -13,7 +13,7 @@ import pytest
 
 from inferometer import schedule, workload
 from inferometer.config import from_mapping
-from inferometer.config.data import Data, Jsonl, Synthetic
+from inferometer.config.data import Data, Jsonl, Mix, Synthetic, TrafficClass
 from inferometer.engine.requests import NO_USER, Requests
 from inferometer.errors import UserError
 from inferometer.fleet import job as jobs
@@ -250,6 +250,27 @@ def test_sessions_start_from_the_file(tmp_path: Path) -> None:
     second = session.send(TurnResponse("fine", 1, 1))
     assert second.think == NS // 2
     assert b"and then?" in calls.encode(second)
+
+
+def test_requests_without_later_turns_are_not_stored_again(tmp_path: Path) -> None:
+    """Neither those of classes without sessions, nor sessions of one turn."""
+    rows = [{"turns": ["hello", "and then?"]}, {"turns": ["a single turn"]}]
+    classes = [
+        TrafficClass(name="plain", data=Synthetic(input=2000)),
+        TrafficClass(name="talk", data=Jsonl(path=_file(tmp_path, rows))),
+    ]
+    mix = Mix(classes=classes)
+    _, block = preparing.build(source(mix), preparing.Part(0, range(20)))
+    of_class = workload.classes_of(mix, 0, range(20))
+    stored = [(class_, size > 0) for class_, size in zip(of_class, block.sessions.sizes, strict=True)]
+    assert (0, True) not in stored
+    assert {(0, False), (1, False), (1, True)} == set(stored)
+    calls = prepare(source(Jsonl(path=_file(tmp_path, rows))), [range(2)], tmp_path)
+    assert calls.session is not None
+    session = calls.session(1)
+    assert not next(session).later
+    with pytest.raises(StopIteration):
+        session.send(TurnResponse("fine", 1, 1))
 
 
 def test_a_stage_by_time_is_bounded_by_its_users() -> None:

@@ -117,7 +117,8 @@ def build(source: Source, part: Part) -> tuple[Calls, Block]:
         encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(requests))
     if counter in (None, tokenizer.SERVER):  # the server is not to be disturbed while other shards are running
         encoded = msgspec.structs.replace(encoded, counts_tokens=False)
-    sessions = [pickle.dumps(request) for request in requests] if workload.has_sessions(source.data) else []
+    has_sessions = workload.has_sessions(source.data)
+    sessions = [pickle.dumps(request) if request.later else b"" for request in requests] if has_sessions else []
     tails = packed(encoded.tails)
     return encoded, Block(tails, encoded.n_in, encoded.n_out, encoded.classes, packed(sessions))
 
@@ -219,5 +220,6 @@ class _Prepared:
 def _stored_request(requests: MappedBytes, index: int) -> Request:
     """Read the request with this index, with the later turns of its session."""
     requests.prefault(index)
-    request: Request = pickle.loads(requests[index])
+    stored = requests[index]
+    request: Request = pickle.loads(stored) if stored else Request(0, "", 0, 0)  # a session of one turn
     return request
