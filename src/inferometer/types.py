@@ -83,8 +83,11 @@ class TurnResponse(msgspec.Struct, frozen=True):
     n_in: int
     """Tokens by the server's count; -1: not known."""
     n_out: int
+    """The same for the response, with its reasoning."""
     is_failed: bool = False
     """The turn failed: it is dropped from the history."""
+    reasoning: int = 0
+    """Those tokens of the response that are reasoning, which the history does not contain; 0: not known."""
 
 
 Session = Generator[Request, TurnResponse, None]

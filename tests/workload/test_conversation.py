@@ -67,6 +67,17 @@ def test_prompts_never_exceed_the_context_and_keep_the_system_prompt(context: in
     assert (last[0]["content"] if form == "messages" else last).startswith(messages[0]["content"])
 
 
+def test_reasoning_takes_no_room_in_the_context() -> None:
+    """The history does not contain it."""
+    (request,) = workload.build(Conversation(turns=3, input=10, output=100), 0, [0])
+    for reasoning, turns in ((0, 1), (90, 2)):
+        session = converse(request, history("messages"), 140)
+        next(session)
+        second = session.send(TurnResponse("hi", 10, 100, reasoning=reasoning))
+        users = [each for each in msgspec.json.decode(second.payload) if each["role"] == "user"]  # type: ignore[arg-type]
+        assert len(users) == turns
+
+
 @pytest.mark.parametrize(("share", "different"), [(True, 1), (3, 3), (False, 6)])
 def test_system_prompts_are_shared_as_configured(share: bool | int, different: int) -> None:
     spec = Conversation(turns=1, system=12, share_system=share)
