@@ -4,14 +4,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_tokenizers import TOKENIZERS, saved
 
 from inferometer import workload
 from inferometer.config.data import Conversation
 from inferometer.config.fields import Seconds
 from inferometer.types import Request, TurnResponse
-from inferometer.wire.history import history
+from inferometer.wire.history import history, joined
 from inferometer.workload import lengths, tokenizer
 from inferometer.workload.session import converse
 
@@ -29,11 +30,19 @@ def prompts(request: Request, form: str, context: int = 0) -> list[Request]:
             return turns
 
 
-def tokens(payload: Any, form: str) -> int:
+def tokens(payload: Any, form: str, counter: tokenizer.Tokenizer = BUILTIN) -> int:
     if isinstance(payload, msgspec.Raw):
         payload = msgspec.json.decode(payload)
     texts = [message["content"] for message in payload] if isinstance(payload, list) else [payload]
-    return sum(BUILTIN.count_batch(["".join(texts)] if form == "text" else texts))
+    return sum(counter.count_batch(["".join(texts)] if form == "text" else texts))
+
+
+def prompt_tokens(request: Request, form: str, counter: tokenizer.Tokenizer) -> int:
+    """Tokens of a request as it is sent."""
+    payload: Any = request.payload
+    if isinstance(payload, list) and form == "text":
+        payload = joined(payload)
+    return tokens(payload, form, counter)
 
 
 @given(
@@ -51,6 +60,28 @@ def test_every_prompt_has_exactly_its_tokens(
         found = prompts(request, form)
         assert [turn.n_in for turn in found] == [system + sizes[0] + turn * sum(sizes) for turn in range(turns)]
         assert [tokens(turn.payload, form) for turn in found] == [turn.n_in for turn in found]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=8)
+@given(
+    form=st.sampled_from(["messages", "text"]),
+    system=st.sampled_from([0, 1, 40]),
+    sizes=st.tuples(*[st.integers(2, 40)] * 2),
+    seed=st.integers(0, 99),
+)
+def test_prompts_are_exact_with_any_tokenizer(
+    name: str, form: Any, system: int, sizes: tuple[int, int], seed: int
+) -> None:
+    """Also with one whose tokens span words, so that the tokens of texts do not add up."""
+    spec = Conversation(
+        turns=4, system=system, input=sizes[0], output=sizes[1], history="recorded", prompt=form, tokenizer=saved(name)
+    )
+    for request in workload.build(spec, seed, range(3)):
+        turns = prompts(request, form)
+        assert [turn.n_in for turn in turns] == [system + sizes[0] + turn * sum(sizes) for turn in range(4)]
+        counted = [prompt_tokens(turn, form, tokenizer.load(spec.tokenizer)) for turn in turns]
+        assert counted == [turn.n_in for turn in turns]
 
 
 @given(context=st.integers(60, 300), form=st.sampled_from(["messages", "text"]))
