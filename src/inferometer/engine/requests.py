@@ -123,7 +123,8 @@ class Requests:
     def make_turn(self, before: Flight, id: int, request: Request) -> Flight:
         """Return the next turn of a session, for the same URL, due its think time after the end of the turn `before`."""
         assert self._encode is not None
-        tail, url = self._encode(request), before.url
+        payload, url = request.payload, before.url
+        tail = payload if isinstance(payload, bytes) else self._encode(request)
         return Flight(
             id=id,
             intended=before.done + request.think,

@@ -191,9 +191,7 @@ def _fits(start: list[int], whole: list[int], added: int) -> bool:
     return len(whole) == len(start) + added and whole[: len(start)] == start
 
 
-def _fitted(
-    tokenizer: Tokenizer, before: str, start: list[int], part: str, length: int, joints: Sequence[str]
-) -> str:
+def _fitted(tokenizer: Tokenizer, before: str, start: list[int], part: str, length: int, joints: Sequence[str]) -> str:
     """Change how the part starts until no token spans the seam, and cut it after its last token."""
     followers = material.measured(tokenizer).followers
     words = part.split(" ")[1:]  # a continuing text starts with a space
