@@ -54,9 +54,9 @@ class Request(msgspec.Struct, frozen=True):
     """What one request sends, before it is encoded for an API."""
 
     id: int
-    payload: str | Messages | tuple[Tensor, ...] | list[Any] | msgspec.Raw
+    payload: str | Messages | tuple[Tensor, ...] | list[Any] | msgspec.Raw | bytes
     """A prompt, chat messages, tensors, the messages of a gRPC method (JSON or bytes), or the ids of a prompt's tokens. A later
-    turn of a session: the prompt or the messages as JSON (wire/history.py)."""
+    turn of a session: the prompt or the messages as JSON (wire/history.py), or all of its tail, encoded before the run."""
     n_in: int
     """Tokens in the prompt, counted by the workload's tokenizer; 0 if they were not counted."""
     n_out: int
@@ -83,8 +83,11 @@ class TurnResponse(msgspec.Struct, frozen=True):
     n_in: int
     """Tokens by the server's count; -1: not known."""
     n_out: int
+    """The same for the response, with its reasoning."""
     is_failed: bool = False
     """The turn failed: it is dropped from the history."""
+    reasoning: int = 0
+    """Those tokens of the response that are reasoning, which the history does not contain; 0: not known."""
 
 
 Session = Generator[Request, TurnResponse, None]

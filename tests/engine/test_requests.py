@@ -62,3 +62,21 @@ def test_requests_repeat_with_the_period(ids: range) -> None:
 
 def test_without_ids_requests_are_used_in_turn() -> None:
     assert sent(requests(count=3), 50, 7, 1, 0) == [0, 1, 2, 0]
+
+
+def test_only_requests_of_sessions_have_the_session_header() -> None:
+    calls = Calls(
+        heads=(b"id ",),
+        class_heads=((b"a ",), (b"b ",)),
+        tails=(b" x", b" y"),
+        n_in=(1, 1),
+        n_out=(1, 1),
+        classes=(0, 1),
+        decoder=NO_DECODER,
+        session=lambda index: iter(()),  # type: ignore[arg-type,return-value]
+        session_classes=frozenset({1}),
+        session_header=b"\r\nX-Session-ID: t-",
+    )
+    made = Requests(calls, 0, 1).make(0, [0, 1], [(NO_USER, 0)] * 2)
+    assert [flight.data for flight in made] == [b"a 0 x", b"b 1\r\nX-Session-ID: t-1 y"]
+    assert [flight.session for flight in made] == [-1, 1]

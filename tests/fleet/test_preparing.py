@@ -1,6 +1,7 @@
 """Requests that are built, encoded and put into a file before t=0."""
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import pytest
 
 from inferometer import schedule, workload
 from inferometer.config import from_mapping
-from inferometer.config.data import Data, Jsonl, Synthetic
+from inferometer.config.data import Data, Jsonl, Mix, Synthetic, TrafficClass
 from inferometer.engine.requests import NO_USER, Requests
 from inferometer.errors import UserError
 from inferometer.fleet import job as jobs
@@ -22,6 +23,7 @@ from inferometer.fleet.builders import build_blocks
 from inferometer.fleet.job import Job, dealt_ids, ids_to_prepare, prepared_count, shard_plan
 from inferometer.fleet.preparing import Source, Stopped, prepare
 from inferometer.fleet.runner import make_task
+from inferometer.fleet.sizing import Pace
 from inferometer.probe import reach
 from inferometer.records import Probe
 from inferometer.types import ClosedStage, OpenStage, Plan, TurnResponse
@@ -252,9 +254,51 @@ def test_sessions_start_from_the_file(tmp_path: Path) -> None:
     assert b"and then?" in calls.encode(second)
 
 
+def test_requests_without_later_turns_are_not_stored_again(tmp_path: Path) -> None:
+    """Neither those of classes without sessions, nor sessions of one turn."""
+    rows = [{"turns": ["hello", "and then?"]}, {"turns": ["a single turn"]}]
+    classes = [
+        TrafficClass(name="plain", data=Synthetic(input=2000)),
+        TrafficClass(name="talk", data=Jsonl(path=_file(tmp_path, rows))),
+    ]
+    mix = Mix(classes=classes)
+    _, block = preparing.build(source(mix), preparing.Part(0, range(20)))
+    of_class = workload.classes_of(mix, 0, range(20))
+    stored = [(class_, size > 0) for class_, size in zip(of_class, block.sessions.sizes, strict=True)]
+    assert (0, True) not in stored
+    assert {(0, False), (1, False), (1, True)} == set(stored)
+    calls = prepare(source(Jsonl(path=_file(tmp_path, rows))), [range(2)], tmp_path)
+    assert calls.session is not None
+    session = calls.session(1)
+    assert not next(session).later
+    with pytest.raises(StopIteration):
+        session.send(TurnResponse("fine", 1, 1))
+
+
 def test_a_stage_by_time_is_bounded_by_its_users() -> None:
     stage = ClosedStage(concurrency=50, duration=NS)
-    assert jobs._estimated(stage, Probe(e2e=100.0)) == 50
+    assert jobs._estimated(stage, Probe(e2e=100.0), Pace()) == 50
+
+
+@pytest.mark.parametrize(
+    ("unit", "sessions"),
+    [
+        ("sessions", 1.5 * 64 * 60 / (8 * 0.1 + 7 * 2)),
+        ("requests", 1.5 * 64 * 60 / (8 * 0.1)),  # users send the turns of other sessions in the meantime
+    ],
+)
+def test_sessions_are_prepared_by_the_time_that_they_take(tmp_path: Path, unit: str, sessions: float) -> None:
+    data = {"type": "conversation", "turns": 8, "think": "2s"}
+    load = {"type": "closed", "concurrency": 64, "duration": "60s", "unit": unit}
+    job = make_job(tmp_path, 1, load, data=data)
+    whole = schedule.plan(job.config.load, 0, NS // 10, turns=8)
+    assert prepared_count(job.config, whole, 1, Probe(e2e=0.1)) == math.ceil(sessions)
+
+
+def test_the_bytes_of_sessions_bound_how_many_are_prepared() -> None:
+    stage = ClosedStage(concurrency=50, duration=600 * NS)
+    assert jobs._estimated(stage, Probe(e2e=0.1, request_bytes=1 << 20), Pace()) == 1024
+    assert jobs._estimated(stage, Probe(e2e=0.1, request_bytes=1 << 20), Pace(4, 0, 7 << 20)) == 128
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -114,6 +114,21 @@ def test_without_a_probe_the_chunks_of_the_config_decide() -> None:
     assert (count, because) == (2, "1000 users, at most 512 per process; how fast they send is not known")
 
 
+def test_users_who_think_between_turns_need_fewer_processes() -> None:
+    probe, load = Probe(e2e=0.005, chunks=10, request_bytes=500, response_bytes=500), CLOSED | {"concurrency": 200}
+    data = {"type": "conversation", "turns": 5}
+    assert processes(probe, load, data=data) == processes(probe, load)
+    count, because = processes(probe, load, data=data | {"think": "1s"})
+    assert count == 1
+    assert "248 requests/s" in because  # 200 * 5 / (5 * 0.005 + 4 * 1)
+
+
+def test_every_turn_of_an_open_loop_counts() -> None:
+    load = {"type": "constant", "rate": 100, "duration": "10s"}
+    _, because = processes(Probe(e2e=0.01, chunks=10), load, data={"type": "conversation", "turns": 5})
+    assert "500 requests/s" in because
+
+
 def test_there_are_never_more_processes_than_users() -> None:
     busy = Probe(e2e=0.001, chunks=0, request_bytes=6_000_000)
     count, because = processes(busy, CLOSED | {"concurrency": 2}, **TENSORS)

@@ -275,6 +275,31 @@ def test_garbage_gives_a_failure_and_never_an_exception(pieces: list[bytes], str
     assert isinstance(events[-1], End | Fail)
 
 
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+
+
+@pytest.mark.parametrize(
+    ("deltas", "content"),
+    [
+        ([{"reasoning_content": "hm"}, {"content": "a"}, {"content": "b"}], "ab"),
+        ([{"reasoning_content": "hm", "content": "a"}, {"content": "b"}], "ab"),
+        ([{"content": "a"}, {"reasoning": "hm"}, {"content": "b"}], "ab"),
+        ([{"content": [THOUGHT, {"type": "text", "text": "a"}]}, {"content": [{"type": "image"}]}], "a"),
+        ([{"content": "a"}, {"tool_calls": [{"index": 0}]}, {"tool_calls": [{"index": 0}]}], "a"),
+        ([{"function_call": {"name": "f"}}], ""),
+        ([{"refusal": "no"}], "no"),
+    ],
+)
+def test_the_next_turn_contains_neither_reasoning_nor_placeholders(deltas: list[dict[str, Any]], content: str) -> None:
+    streamed = ResponseDecoder(openai.body_decoder(True))
+    list(streamed.feed(http(sse(*({"choices": [{"delta": delta}]} for delta in deltas)))))
+    assert openai.content_of(streamed) == content
+    whole = ResponseDecoder(openai.body_decoder(False))
+    list(whole.feed(http(json.dumps({"choices": [{"message": delta} for delta in deltas]}).encode())))
+    assert openai.content_of(whole) == content
+    assert whole.text == streamed.text
+
+
 # --- requests --------------------------------------------------------------------------------------------------------
 
 

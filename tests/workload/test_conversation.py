@@ -4,14 +4,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_tokenizers import TOKENIZERS, saved
 
 from inferometer import workload
 from inferometer.config.data import Conversation
 from inferometer.config.fields import Seconds
 from inferometer.types import Request, TurnResponse
-from inferometer.wire.history import history
+from inferometer.wire.history import history, joined
 from inferometer.workload import lengths, tokenizer
 from inferometer.workload.session import converse
 
@@ -29,11 +30,19 @@ def prompts(request: Request, form: str, context: int = 0) -> list[Request]:
             return turns
 
 
-def tokens(payload: Any, form: str) -> int:
+def tokens(payload: Any, form: str, counter: tokenizer.Tokenizer = BUILTIN) -> int:
     if isinstance(payload, msgspec.Raw):
         payload = msgspec.json.decode(payload)
     texts = [message["content"] for message in payload] if isinstance(payload, list) else [payload]
-    return sum(BUILTIN.count_batch(["".join(texts)] if form == "text" else texts))
+    return sum(counter.count_batch(["".join(texts)] if form == "text" else texts))
+
+
+def prompt_tokens(request: Request, form: str, counter: tokenizer.Tokenizer) -> int:
+    """Tokens of a request as it is sent."""
+    payload: Any = request.payload
+    if isinstance(payload, list) and form == "text":
+        payload = joined(payload)
+    return tokens(payload, form, counter)
 
 
 @given(
@@ -53,6 +62,28 @@ def test_every_prompt_has_exactly_its_tokens(
         assert [tokens(turn.payload, form) for turn in found] == [turn.n_in for turn in found]
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=8)
+@given(
+    form=st.sampled_from(["messages", "text"]),
+    system=st.sampled_from([0, 1, 40]),
+    sizes=st.tuples(*[st.integers(2, 40)] * 2),
+    seed=st.integers(0, 99),
+)
+def test_prompts_are_exact_with_any_tokenizer(
+    name: str, form: Any, system: int, sizes: tuple[int, int], seed: int
+) -> None:
+    """Also with one whose tokens span words, so that the tokens of texts do not add up."""
+    spec = Conversation(
+        turns=4, system=system, input=sizes[0], output=sizes[1], history="recorded", prompt=form, tokenizer=saved(name)
+    )
+    for request in workload.build(spec, seed, range(3)):
+        turns = prompts(request, form)
+        assert [turn.n_in for turn in turns] == [system + sizes[0] + turn * sum(sizes) for turn in range(4)]
+        counted = [prompt_tokens(turn, form, tokenizer.load(spec.tokenizer)) for turn in turns]
+        assert counted == [turn.n_in for turn in turns]
+
+
 @given(context=st.integers(60, 300), form=st.sampled_from(["messages", "text"]))
 def test_prompts_never_exceed_the_context_and_keep_the_system_prompt(context: int, form: Any) -> None:
     spec = Conversation(turns=8, system=20, input=15, output=10, history="recorded", prompt=form)
@@ -65,6 +96,17 @@ def test_prompts_never_exceed_the_context_and_keep_the_system_prompt(context: in
     messages: Any = request.payload
     last = msgspec.json.decode(found[-1].payload)
     assert (last[0]["content"] if form == "messages" else last).startswith(messages[0]["content"])
+
+
+def test_reasoning_takes_no_room_in_the_context() -> None:
+    """The history does not contain it."""
+    (request,) = workload.build(Conversation(turns=3, input=10, output=100), 0, [0])
+    for reasoning, turns in ((0, 1), (90, 2)):
+        session = converse(request, history("messages"), 140)
+        next(session)
+        second = session.send(TurnResponse("hi", 10, 100, reasoning=reasoning))
+        users = [each for each in msgspec.json.decode(second.payload) if each["role"] == "user"]  # type: ignore[arg-type]
+        assert len(users) == turns
 
 
 @pytest.mark.parametrize(("share", "different"), [(True, 1), (3, 3), (False, 6)])

@@ -75,9 +75,9 @@ class Requests:
     def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
         """Return the next requests, with these ids."""
         heads, n_in, n_out, urls = self._heads, self._n_in, self._n_out, self._urls
-        tails, offsets, is_plain = self._tails.view, self._tails.offsets, self._has_id and not self._session_header
+        tails, offsets, has_id = self._tails.view, self._tails.offsets, self._has_id
         sequences, index, period, n = self.sequences, self._index, self._period, self._last
-        classes = self._classes
+        classes, has_sessions, session_classes = self._classes, self._has_sessions, self._session_classes
         made = []
         for id, (user, intended) in zip(ids, due, strict=True):
             if sequences is not None:
@@ -94,6 +94,7 @@ class Requests:
                     n = index.find(key)
             tail, class_ = tails[offsets[n] : offsets[n + 1]], classes[n] if classes else -1
             head = heads[class_][url]
+            is_session = has_sessions and (session_classes is None or class_ in session_classes)
             flight = Flight(
                 id=id,
                 intended=intended,
@@ -105,9 +106,9 @@ class Requests:
                 url=url,
                 open_loop=0 if user >= 0 else 1,
                 user=user,
-                data=b"".join((head, b"%d" % id, tail)) if is_plain else self._data(head, id, id, tail),
+                data=self._data(head, id, id, tail) if is_session or not has_id else b"".join((head, b"%d" % id, tail)),
             )
-            if self._has_sessions and (self._session_classes is None or class_ in self._session_classes):
+            if is_session:
                 flight.session, flight.turn, flight.index = id, 0, n
             elif self._has_checks:
                 flight.index = n
@@ -122,7 +123,8 @@ class Requests:
     def make_turn(self, before: Flight, id: int, request: Request) -> Flight:
         """Return the next turn of a session, for the same URL, due its think time after the end of the turn `before`."""
         assert self._encode is not None
-        tail, url = self._encode(request), before.url
+        payload, url = request.payload, before.url
+        tail = payload if isinstance(payload, bytes) else self._encode(request)
         return Flight(
             id=id,
             intended=before.done + request.think,

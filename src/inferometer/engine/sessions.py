@@ -80,8 +80,9 @@ class Sessions:
             first = next(session)  # the turn that has just ended
             flight.turns = 1 + len(first.later)
         n_out = flight.n_out if flight.n_out >= 0 else sum(flight.counts) or -1
+        n_in, reasoning = flight.n_in if flight.usage else -1, max(flight.reasoning, 0)
         try:
-            request = session.send(TurnResponse(flight.content, flight.n_in if flight.usage else -1, n_out, is_failed))
+            request = session.send(TurnResponse(flight.content, n_in, n_out, is_failed, reasoning))
         except StopIteration:
             return None
         return self._requests.make_turn(flight, flight.id + TURN_STEP, request)

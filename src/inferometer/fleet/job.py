@@ -12,7 +12,7 @@ from inferometer import schedule, workload
 from inferometer.config.data import Tensors
 from inferometer.config.loads import Replay
 from inferometer.config.schema import Config
-from inferometer.fleet.sizing import expected_in_flight, expected_rate
+from inferometer.fleet.sizing import Pace, expected_in_flight, expected_rate, pace_of
 from inferometer.probe import reach
 from inferometer.probe.shared_memory import Portion
 from inferometer.records import Probe
@@ -100,7 +100,7 @@ def first_requests(config: Config, part: Plan, sequences: list[Sequence[int]], s
 def first_ids(config: Config, part: Plan, sequences: list[Sequence[int]], shards: int) -> list[int]:
     """Return the ids of these requests."""
     in_sequences = [id for sequence in sequences for id in sequence]
-    own = islice(chain.from_iterable(_own_ids(part, Probe())), _distinct(config, shards))
+    own = islice(chain.from_iterable(_own_ids(config, part, Probe())), _distinct(config, shards))
     return in_sequences or list(own) or [0]
 
 
@@ -109,7 +109,7 @@ def ids_to_prepare(config: Config, plan: Plan, part: Plan, shards: int, probe: P
 
     The second result is the number of different requests, after which they repeat; 0: they do not.
     """
-    ids = (*_own_ids(part, probe), *dealt_ids(plan, shards)) or (range(1),)
+    ids = (*_own_ids(config, part, probe), *dealt_ids(plan, shards)) or (range(1),)
     period = workload.distinct(config.data)
     if period is not None and period <= sum(map(len, ids)):
         return (range(period),), period
@@ -160,20 +160,23 @@ def sequences_of(config: Config, plan: Plan, shard: int, shards: int) -> list[Se
     return tensors.sequences(config.data, _SEQUENCES_PER_USER * users, shard, shards)
 
 
-def _own_ids(part: Plan, probe: Probe) -> Iterator[range]:
+def _own_ids(config: Config, part: Plan, probe: Probe) -> Iterator[range]:
     """Yield the ids of each stage that are the shard's own from the start."""
+    pace = None
     for stage in part.stages:
-        known = len(stage.instants) if isinstance(stage, OpenStage) else stage.granted or stage.requests
-        count = _estimated(stage, probe) if isinstance(stage, ClosedStage) and not known else known
+        count = len(stage.instants) if isinstance(stage, OpenStage) else stage.granted or stage.requests
+        if isinstance(stage, ClosedStage) and not count:
+            pace = pace or pace_of(config)
+            count = _estimated(stage, probe, pace)
         if count:
             yield range(stage.first_id, stage.first_id + count * stage.id_step, stage.id_step)
 
 
-def _estimated(stage: ClosedStage, probe: Probe) -> int:
-    """Return how many requests to make for a stage that ends by time, since it is not known how many will be sent."""
-    rate = expected_rate(stage, probe.e2e_ns)
+def _estimated(stage: ClosedStage, probe: Probe, pace: Pace) -> int:
+    """Return how many requests, or sessions, to make for a stage that ends by time, since it is not known how many will be sent."""
+    rate = expected_rate(stage, probe.e2e_ns, pace)
     wanted = math.ceil(rate * stage.duration / NS * _MARGIN) if rate else _UNKNOWN
-    most = min(_MOST_ESTIMATED, _MOST_ESTIMATED_BYTES // (probe.request_bytes or 1))
+    most = min(_MOST_ESTIMATED, int(_MOST_ESTIMATED_BYTES / ((probe.request_bytes or 1) + pace.stored)))
     return max(min(wanted, most), min(stage.concurrency, _UNKNOWN), 1)
 
 
@@ -181,7 +184,7 @@ def prepared_count(config: Config, plan: Plan, shards: int, probe: Probe) -> int
     """Return how many different requests all shards together make before t=0."""
     unit = division_unit(config)
     parts = (schedule.shard(plan, shard, shards, unit) for shard in range(shards))
-    own = sum(len(ids) for part in parts for ids in _own_ids(part, probe))
+    own = sum(len(ids) for part in parts for ids in _own_ids(config, part, probe))
     made = own + (0 if unit else sum(map(len, dealt_ids(plan, shards))))
     return min(workload.distinct(config.data) or made, made)
 

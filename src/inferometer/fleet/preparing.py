@@ -4,13 +4,11 @@ If there is much to build and this machine has cores to spare, other processes b
 request depends on its id alone, so the bytes are the same whoever builds them.
 """
 
-import pickle
 import shutil
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -20,10 +18,10 @@ from inferometer import workload
 from inferometer.config.data import Data
 from inferometer.config.data.sessions import Sessions
 from inferometer.errors import ANOTHER_FOLDER, UserError
-from inferometer.fleet.conversations import with_sessions
+from inferometer.fleet.conversations import encode_sessions, with_sessions
 from inferometer.store.folder import disk_errors
-from inferometer.store.request_file import MappedBytes, Packed, RequestFile, packed
-from inferometer.types import Calls, Request
+from inferometer.store.request_file import Packed, RequestFile, packed
+from inferometer.types import Calls
 from inferometer.units import format_bytes
 from inferometer.wire import calls
 from inferometer.wire.context import CallContext
@@ -69,7 +67,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True, tag=True):
-    """Some encoded requests. The fields are those of Calls, and the pickled requests if they are the first turns of sessions."""
+    """Some encoded requests. The fields are those of Calls, and the later turns if they are the first turns of sessions."""
 
     tails: Packed
     n_in: Sequence[int]
@@ -117,7 +115,8 @@ def build(source: Source, part: Part) -> tuple[Calls, Block]:
         encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(requests))
     if counter in (None, tokenizer.SERVER):  # the server is not to be disturbed while other shards are running
         encoded = msgspec.structs.replace(encoded, counts_tokens=False)
-    sessions = [pickle.dumps(request) for request in requests] if workload.has_sessions(source.data) else []
+    has_sessions = workload.has_sessions(source.data)
+    sessions = encode_sessions(requests, source.sessions, source.context) if has_sessions else []
     tails = packed(encoded.tails)
     return encoded, Block(tails, encoded.n_in, encoded.n_out, encoded.classes, packed(sessions))
 
@@ -207,17 +206,10 @@ class _Prepared:
             first, tails=self._tails.mapped(), n_in=self._n_in, n_out=self._n_out, classes=self._classes
         )
         if len(sessions := self._sessions.mapped()):
-            prepared = with_sessions(prepared, partial(_stored_request, sessions), source.sessions, source.context)
+            prepared = with_sessions(prepared, sessions, source.sessions, source.context)
             return msgspec.structs.replace(prepared, session_classes=workload.session_classes(source.data))
         return prepared
 
     def close(self) -> None:
         self._tails.close()
         self._sessions.close()
-
-
-def _stored_request(requests: MappedBytes, index: int) -> Request:
-    """Read the request with this index, with the later turns of its session."""
-    requests.prefault(index)
-    request: Request = pickle.loads(requests[index])
-    return request

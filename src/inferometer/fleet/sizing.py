@@ -1,8 +1,10 @@
 """How many client processes and connections a load needs, from its plan and from what the probe showed (probe/estimate.py)."""
 
 import math
+import pickle
 import time
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,6 +39,39 @@ idle connection. Over gRPC, where requests share connections, the maximum holds 
 _MIN_OPENED = 4
 _E2E_UNKNOWN = NS // 2
 """The duration of a request that the number of connections is based on if the probe did not find it."""
+
+
+_SESSIONS = 16
+"""Sessions that are built to find out how long users think, and how large sessions are."""
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """What the user of a closed loop does before the next session: the turns of one, on average, with pauses in between."""
+
+    turns: float = 1.0
+    think: float = 0.0
+    """Nanoseconds before each later turn."""
+    stored: float = 0.0
+    """Bytes that are stored for the later turns of a session."""
+
+    def duration(self, stage: ClosedStage, e2e: int) -> float:
+        """Return the nanoseconds of a session whose requests take `e2e` each. If users are shared by sessions, none waits while
+        another thinks."""
+        if stage.by_request:
+            return self.turns * (e2e + stage.think)
+        return self.turns * e2e + (self.turns - 1) * self.think + stage.think
+
+
+def pace_of(config: Config) -> Pace:
+    """Return the pace of the sessions in the data; without sessions, each request is one of its own."""
+    if not workload.has_sessions(config.data):
+        return Pace()
+    count = min(_SESSIONS, workload.distinct(config.data) or _SESSIONS)
+    requests = workload.build(config.data, config.seed, range(count))
+    thinks = [turn.think for request in requests for turn in request.later]
+    stored = sum(len(pickle.dumps(request.later)) for request in requests if request.later)
+    turns = workload.mean_turns(config.data, config.seed)
+    return Pace(turns, sum(thinks) / max(len(thinks), 1), stored / count)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -83,7 +118,8 @@ def process_count(config: Config, plan: Plan, probe: Probe, cores: int | None = 
         return max(1, min(config.client.processes, most)), "set by client.processes"
     cores = cores or max(int(processors.usable()), 1)
     cpu = cpu_per_request(config, probe, slowness())
-    rate = max(expected_rate(stage, probe.e2e_ns) for stage in plan.stages)
+    pace = pace_of(config)
+    rate = max(expected_rate(stage, probe.e2e_ns, pace) * pace.turns for stage in plan.stages)
     users = max(stage.concurrency if isinstance(stage, ClosedStage) else 0 for stage in plan.stages)
     count = min(processes_for(rate, cpu, users, cores), most)
     return count, _because(rate, cpu, users, cores, count)
@@ -98,11 +134,11 @@ def processes_for(rate: float, cpu: float, users: int, cores: int) -> int:
     return max(1, min(wanted, cores - 1))
 
 
-def expected_rate(stage: OpenStage | ClosedStage, e2e: int) -> float:
-    """Return the requests per second to expect: open loop, in the busiest second; closed loop, if the server does not slow down
-    under load (0: not known)."""
+def expected_rate(stage: OpenStage | ClosedStage, e2e: int, pace: Pace) -> float:
+    """Return the sessions per second to expect; without sessions, the requests. Open loop: in the busiest second. Closed loop: if the
+    server does not slow down under load (0: not known)."""
     if isinstance(stage, ClosedStage):
-        return stage.concurrency * NS / (e2e + stage.think) if e2e else 0.0
+        return stage.concurrency * NS / pace.duration(stage, e2e) if e2e else 0.0
     span = min(NS, max(stage.duration, 1))
     return _busiest(stage.instants, span) * NS / span
 

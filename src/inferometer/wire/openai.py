@@ -171,29 +171,50 @@ def _usage(usage: _Usage, is_per_chunk: bool = False, is_stopped: bool = False) 
 
 
 def content_of(response: ResponseDecoder) -> str:
-    """The text of a response without its reasoning, which a client does not send back in the next turn."""
+    """The text of a response that a client sends back in the next turn."""
     body = response.body
     assert isinstance(body, StreamedResponse | UnstreamedResponse)
     return body.content
 
 
-def _content(choice: _Choice, has_reasoning: bool = True) -> str:
-    """The text of a choice; "+" stands for a tool call, whose text is not assembled here."""
+class _Mixed(str):
+    """The text of a chunk that is not the same as its content: it has reasoning, or "+" for a tool call."""
+
+    __slots__ = ("content",)
+    content: str
+
+
+def _text(choice: _Choice) -> str:
+    """The text of a choice; "+" stands for a tool call, whose text is not assembled here. It is _Mixed unless all of it is content."""
     delta = choice.delta or choice.message
     if delta is None:
         return choice.text or ""
     content = delta.content
     if content.__class__ is str and content and delta.reasoning_content is delta.reasoning is delta.refusal is None:
         return content
+    own = whole = content or ""
     if content.__class__ is list:
-        content = "".join(
-            str(part.get("text", "+")) if isinstance(part, dict) else str(part)
-            for part in content or ()
-            if has_reasoning or not isinstance(part, dict) or part.get("type") != "thinking"
-        )
-    reasoning = (delta.reasoning_content or delta.reasoning or "") if has_reasoning else ""
-    text = f"{content or ''}{reasoning}{delta.refusal or ''}"
-    return text or ("+" if delta.tool_calls or delta.function_call else "")
+        own = "".join(_part_text(part, "") for part in content or () if not _is_thinking(part))
+        whole = "".join(_part_text(part, "+") for part in content or ())
+    refusal = delta.refusal or ""
+    text = f"{whole}{delta.reasoning_content or delta.reasoning or ''}{refusal}"
+    mixed = _Mixed(text or ("+" if delta.tool_calls or delta.function_call else ""))
+    mixed.content = f"{own}{refusal}"
+    return mixed
+
+
+def _part_text(part: object, other: str) -> str:
+    """The text of a part of a content; `other` if it is not a text."""
+    return str(part.get("text", other)) if isinstance(part, dict) else str(part)
+
+
+def _is_thinking(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "thinking"
+
+
+def _content(texts: Iterable[str]) -> str:
+    """What a client sends back in the next turn: neither reasoning nor the placeholders of tool calls."""
+    return "".join([text.content if isinstance(text, _Mixed) else text for text in texts])
 
 
 def _is_content(choice: _Choice) -> bool:
@@ -203,7 +224,7 @@ def _is_content(choice: _Choice) -> bool:
         return True
     content = delta.content
     if content.__class__ is list:
-        content = [part for part in content or () if not isinstance(part, dict) or part.get("type") != "thinking"]
+        content = [part for part in content or () if not _is_thinking(part)]
     return bool(content or delta.tool_calls or delta.function_call or delta.refusal)
 
 
@@ -224,7 +245,7 @@ class StreamedResponse:
 
     __slots__ = (
         *("_counted", "_ended", "_finish_reason", "_has_content", "_head", "_is_per_chunk", "_messages", "_stream"),
-        *("_reasoning", "_texts", "_usage"),
+        *("_texts", "_usage"),
     )
 
     def __init__(self) -> None:
@@ -235,7 +256,6 @@ class StreamedResponse:
         self._stream.reset()
         self._texts: list[str] = []
         self._has_content = False  # a chunk has arrived that carries more than reasoning
-        self._reasoning = 0  # texts before that chunk
         self._counted = 0  # tokens so far, by the server's continuous usage
         self._is_per_chunk = True  # the server has reported the tokens of every chunk so far
         self._usage: _Usage | None = None
@@ -250,7 +270,7 @@ class StreamedResponse:
 
     @property
     def content(self) -> str:
-        return "".join(self._texts[self._reasoning :])
+        return _content(self._texts)
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
         data = self._stream.single(piece)
@@ -295,13 +315,12 @@ class StreamedResponse:
             return
         tokens = False
         for choice in response.choices or ():
-            text = choice.text or _content(choice)
+            text = choice.text or _text(choice)
             if text:
                 self._texts.append(text)
                 tokens = True
                 if not self._has_content:
                     self._has_content = _is_content(choice)
-                    self._reasoning = len(self._texts) - self._has_content
             if choice.finish_reason is not None:
                 self._ended = True
                 self._finish_reason = choice.finish_reason
@@ -341,11 +360,11 @@ class UnstreamedResponse:
 
     @property
     def text(self) -> str:
-        return "".join(map(_content, self._choices))
+        return "".join(map(_text, self._choices))
 
     @property
     def content(self) -> str:
-        return "".join(_content(choice, has_reasoning=False) for choice in self._choices)
+        return _content(map(_text, self._choices))
 
     @property
     def _choices(self) -> list[_Choice]:
@@ -367,7 +386,7 @@ class UnstreamedResponse:
         self._response = response
         if response.usage is not None:
             events.append(_usage(response.usage))
-        if any(map(_content, response.choices)):
+        if any(map(_text, response.choices)):
             return None
         return _empty(response.choices[0].finish_reason, response.usage)
 

@@ -5,7 +5,7 @@ messages, each text has its tokens by itself. As one text, each but the first co
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from inferometer.types import Request, Turn
 from inferometer.units import NS
 from inferometer.workload import lengths, text
 from inferometer.workload import tokenizer as tokenizers
+from inferometer.workload.tokenizer import Tokenizer
 
 Keys = NDArray[np.uint64]
 
@@ -29,8 +30,11 @@ def build(spec: Conversation, seed: int, ids: Sequence[int]) -> list[Request]:
     keys = np.concatenate([_keys(id, count) for id, count in zip(ids, counts, strict=True)])
     inputs = lengths.sample(spec.input, seed, keys, "input")
     outputs = lengths.sample(spec.output, seed, keys, "output")
+    systems = _systems(spec, seed, ids)
     users = _texts(spec, seed, keys, inputs, "user")
     responses = _texts(spec, seed, keys, outputs, "response") if spec.history == "recorded" else None
+    if spec.prompt == "text":
+        _fit(tokenizers.load(spec.tokenizer), systems, counts, (users, inputs), (responses, outputs))
     n_in, n_out, think = inputs.tolist(), outputs.tolist(), _think(spec, seed, keys).tolist()
 
     def turn(at: int) -> Turn:
@@ -41,7 +45,7 @@ def build(spec: Conversation, seed: int, ids: Sequence[int]) -> list[Request]:
 
     made = []
     starts = accumulate(counts[:-1], initial=0)
-    for id, system, start, count in zip(ids, _systems(spec, seed, ids), starts, counts, strict=True):
+    for id, system, start, count in zip(ids, systems, starts, counts, strict=True):
         first = [_message("system", system)] if system else []
         first.append(_message("user", users[start]))
         later = tuple(map(turn, range(start + 1, start + count)))
@@ -104,6 +108,37 @@ def _generate(
 ) -> list[str]:
     tokenizer, salt = tokenizers.load(spec.tokenizer), text.salt_of(spec.salt)
     return text.texts(tokenizer, tokens, seed, keys, salt=salt, purpose=purpose, continues=continues)
+
+
+def _fit(
+    tokenizer: Tokenizer,
+    systems: list[str],
+    counts: Sequence[int],
+    users: tuple[list[str], NDArray[np.int64]],
+    responses: tuple[list[str] | None, NDArray[np.int64]],
+) -> None:
+    """Fit each text, in its list, to all the text before it, as far as that is known: live responses are not.
+
+    A text keeps its space, because a history would otherwise start it on a new line (wire/history.py).
+    """
+    if tokenizer.adds_up:
+        return
+    ends = list(accumulate(counts))
+    indexes = [end - count for end, count in zip(ends, counts, strict=True)]
+    before = list(systems)
+    steps = cycle([users, responses]) if responses[0] else iter([users])
+    for texts, sizes in steps:
+        own = [n for n, index in enumerate(indexes) if index < ends[n]]
+        if not own or texts is None:
+            break
+        continued = [n for n in own if before[n]]
+        parts, wanted = [texts[indexes[n]] for n in continued], [int(sizes[indexes[n]]) for n in continued]
+        fitted = text.fit(tokenizer, [before[n] for n in continued], parts, wanted, text.SPACES)
+        for n, part in zip(continued, fitted, strict=True):
+            texts[indexes[n]] = part
+        for n in own:
+            before[n] += texts[indexes[n]]
+            indexes[n] += texts is responses[0]
 
 
 def _systems(spec: Conversation, seed: int, ids: Sequence[int]) -> list[str]:

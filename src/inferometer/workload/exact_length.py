@@ -159,16 +159,22 @@ def impossible(tokenizer: Tokenizer, n: int) -> UserError:
 _VARIANTS = 128
 _JOINTS = (" ", "\n", ". ", ", ", "; ", ": ", " - ", "/", "'", *LETTERS)
 """What a part may start with if the tokenizer's tokens span words."""
+SPACES = (" ", "\n", "\n\n", "  ", " - ", " / ", "\t", " '")
+"""The same for texts that must start with a space."""
 
 
 def fit(
-    tokenizer: Tokenizer, before: Sequence[str], parts: Sequence[str], lengths: Sequence[int] | NDArray[np.int64]
+    tokenizer: Tokenizer,
+    before: Sequence[str],
+    parts: Sequence[str],
+    lengths: Sequence[int] | NDArray[np.int64],
+    joints: Sequence[str] = _JOINTS,
 ) -> list[str]:
     """Return texts like `parts` that each add exactly this many tokens to the text before it, and leave its tokens as they are.
 
     `parts` are texts made with `continues=True`. With a tokenizer that `adds_up` they fit already. Otherwise those that do not
     get another start and another ending. The result depends on the text before, the part and its length alone: prompts
-    that share what comes before also share the tokens.
+    that share what comes before also share the tokens. `joints` are what a part may start with.
     """
     if tokenizer.adds_up:
         return list(parts)
@@ -176,7 +182,7 @@ def fit(
     starts = tokenizer.encode_batch(before)
     rows = zip(before, starts, parts, joined, np.asarray(lengths).tolist(), strict=True)
     return [
-        part if _fits(ids, whole, length) else _fitted(tokenizer, start, ids, part, length)
+        part if _fits(ids, whole, length) else _fitted(tokenizer, start, ids, part, length, joints)
         for start, ids, part, whole, length in rows
     ]
 
@@ -185,7 +191,7 @@ def _fits(start: list[int], whole: list[int], added: int) -> bool:
     return len(whole) == len(start) + added and whole[: len(start)] == start
 
 
-def _fitted(tokenizer: Tokenizer, before: str, start: list[int], part: str, length: int) -> str:
+def _fitted(tokenizer: Tokenizer, before: str, start: list[int], part: str, length: int, joints: Sequence[str]) -> str:
     """Change how the part starts until no token spans the seam, and cut it after its last token."""
     followers = material.measured(tokenizer).followers
     words = part.split(" ")[1:]  # a continuing text starts with a space
@@ -193,7 +199,7 @@ def _fitted(tokenizer: Tokenizer, before: str, start: list[int], part: str, leng
     more = [followers[(random + j) % len(followers)] for j in range(length)]
     for variant in range(_VARIANTS):
         first = words[0] if variant == 0 else followers[(random + variant * 7) % len(followers)]
-        text: str = before + _JOINTS[variant % len(_JOINTS)] + " ".join([first, *words[1:], *more])
+        text: str = before + joints[variant % len(joints)] + " ".join([first, *words[1:], *more])
         for end in ends_up_to(tokenizer, text, len(start) + length)[:1]:
             is_stripped = text[:end] == text[:end].rstrip()
             if end > len(before) and is_stripped and _fits(start, tokenizer.encode(text[:end]), length):

@@ -93,7 +93,7 @@ class _Tokens:
             else:
                 self._sizes[-1] = max(self._sizes[-1] + more, 0)
         if following.response is None:
-            live = response.n_out if response.n_out >= 0 else n_out
+            live = max(response.n_out - response.reasoning, 0) if response.n_out >= 0 else n_out
             self._sizes[-1] += live or _guess(response.text)
             self._counted[-1] = None
         else:

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from inferometer.random_numbers import random_bits, shuffled
 from inferometer.workload import material
 from inferometer.workload import tokenizer as tokenizers
-from inferometer.workload.exact_length import Around, counted, exactly, fit
+from inferometer.workload.exact_length import SPACES, Around, counted, exactly, fit
 from inferometer.workload.material import Material
 from inferometer.workload.tokenizer import Tokenizer
 
-__all__ = ["HEAD", "fit", "random_words", "salt_of", "texts"]
+__all__ = ["HEAD", "SPACES", "fit", "random_words", "salt_of", "texts"]
 
 HEAD = 3
 """Number of words in the head."""

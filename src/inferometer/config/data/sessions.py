@@ -56,7 +56,7 @@ class Sessions(Section):
     context: Annotated[
         int,
         Meta(
-            description="The model's context window in tokens: the oldest turns are dropped when the prompt and the requested response would exceed it. The system prompt and the newest message always stay. 0: no limit.",
+            description="The model's context window in tokens: the oldest turns are dropped when the prompt and the requested response would exceed it. The system prompt and the newest message always stay. Turns of datasets and traces that were recorded with their whole prompt are sent as they are, never shortened. 0: no limit.",
             ge=0,
         ),
     ] = 0
