@@ -154,14 +154,35 @@ def test_shared_prefixes_of_prompts_are_shown(spec: Any, tmp_path: Path) -> None
     assert found["shared"] % 16 == 0
 
 
-def test_the_digest_is_that_of_a_run(spec: Any, tmp_path: Path) -> None:
+SHORT = "input: 20, output: 2"
+KINDS = {
+    "synthetic": f"{{type: synthetic, {SHORT}}}",
+    "random": f"{{type: random, {SHORT}}}",
+    "shared_prefix": "{type: shared_prefix, groups: 2, prompts: 2, prefix: 32, question: 8, output: 2}",
+    "conversation": f"{{type: conversation, turns: 2, system: 8, {SHORT}}}",
+    "mix": f"{{type: mix, classes: [{{name: a, data: {{type: synthetic, {SHORT}}}}}, {{name: b, data: {{type: random, {SHORT}}}}}]}}",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_digest_is_that_of_a_run(spec: Any, tmp_path: Path, kind: str) -> None:
     with serving(Settings(sim=Sim(timing=Fixed(ttft=0.001, itl=0)), http=0, grpc=0)) as server:
         path = spec(
-            f"{SYNTHETIC}server: {{url: '{server.url}'}}\nload: {{type: closed, concurrency: 1, requests: 2}}\n"
+            f"data: {KINDS[kind]}\nserver: {{url: '{server.url}'}}\nload: {{type: closed, concurrency: 1, requests: 2}}\n"
         )
         cli("run", path, "-q", "--set", f"output={tmp_path}", "--set", "client.processes=0")
     manifest = json.loads((tmp_path / "LATEST" / "manifest.json").read_text())
     assert figures(path)["digest"] == manifest["workload"]["digest"]
+
+
+@pytest.mark.parametrize(
+    "load",
+    ["{type: constant, rate: 20, duration: 2s, unit: requests}", "{concurrency: 1, requests: 40, unit: requests}"],
+)
+def test_a_load_in_requests_has_fewer_sessions(spec: Any, load: str) -> None:
+    data = f"data: {KINDS['conversation']}\n"
+    assert figures(spec(f"{data}load: {load}\n"))["planned"] == 20
+    assert figures(spec(data + f"load: {load}\n".replace("unit: requests", "unit: sessions")))["planned"] == 40
 
 
 def test_tokens_of_sessions_are_those_that_a_turn_adds(spec: Any) -> None:

@@ -92,6 +92,21 @@ def test_a_server_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
         measure(tmp_path, url, data={"type": "synthetic", "input": 20, "tokenizer": "server"})
 
 
+def test_the_servers_tokenizer_counts_the_rows_of_a_filtered_dataset(tmp_path: Path, sim: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "word " * n}) + "\n" for n in (2, 20, 200)))
+    data = {"type": "jsonl", "path": str(path), "tokenizer": "server", "min_input": 10, "max_input": 100, "output": 2}
+    run, summary = measure(tmp_path / "runs", sim, server={"model": "sim"}, data=data)
+    assert summary.counts.ok == 6
+    assert run.manifest.workload["filtered"] == 2
+
+
+def test_the_servers_tokenizer_counts_sessions_with_a_context(tmp_path: Path, sim: str) -> None:
+    data = {"type": "conversation", "turns": 2, "input": 20, "output": 2, "tokenizer": "server"}
+    _, summary = measure(tmp_path, sim, server={"model": "sim"}, data=data, sessions={"context": 200})
+    assert not summary.counts.failed
+
+
 # --- the context -----------------------------------------------------------------------------------------------------
 
 

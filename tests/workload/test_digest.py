@@ -6,7 +6,7 @@ from pathlib import Path
 import small_tokenizers
 
 from inferometer import workload
-from inferometer.config.data import Data, Jsonl, Prompts, Synthetic
+from inferometer.config.data import Data, Jsonl, Prompts, Random, Synthetic
 
 
 def test_the_same_workload_has_the_same_digest() -> None:
@@ -52,6 +52,11 @@ def test_the_path_of_a_file_is_not_in_the_digest(tmp_path: Path) -> None:
         (tmp_path / name).write_text('{"prompt": "a"}')
         digests.add(workload.digest(Jsonl(path=str(tmp_path / name)), 0))
     assert len(digests) == 1
+
+
+def test_a_chat_template_that_does_not_change_the_prompts_is_not_in_the_digest() -> None:
+    for kind in (Synthetic, Random):
+        assert len({workload.digest(kind(chat_template=each), 0) for each in ("auto", "ignore")}) == 1
 
 
 def test_number_of_distinct_requests() -> None:

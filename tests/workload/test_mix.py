@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer import workload
-from inferometer.config.data import Data, Mix
+from inferometer.config.data import Conversation, Data, Mix, Synthetic, TrafficClass
 from inferometer.errors import UserError
 from inferometer.types import Request
 from inferometer.workload import mix
@@ -131,3 +131,10 @@ def test_tensors_repeat() -> None:
     distinct = workload.distinct(spec)
     assert distinct is not None and distinct % mix.BLOCK == 0
     assert workload.distinct(mixed({})) is None
+
+
+def test_mean_turns_are_weighed_without_building_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    talks = [("long", Conversation(turns=6), 1.0), ("short", Conversation(turns=2), 2.0), ("one", Synthetic(), 1.0)]
+    spec = Mix([TrafficClass(name, data, weight) for name, data, weight in talks])
+    monkeypatch.setattr(workload, "build", None)
+    assert workload.mean_turns(spec, 0) == (6 + 2 * 2 + 1) / 4

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer import workload
-from inferometer.config.data import Data, Prompts, Synthetic
+from inferometer.config.data import Data, Mix, Prompts, Synthetic, Trace, TrafficClass
 from inferometer.workload import text
 from inferometer.workload.text import HEAD
 from inferometer.workload.tokenizer import load
@@ -90,3 +90,19 @@ def test_probe_requests_have_prompts_of_their_own() -> None:
 def test_probe_requests_are_the_last_of_a_list(given: list[str], used: list[str]) -> None:
     spec: Data = Prompts(prompts=given)
     assert [request.payload for request in workload.probe_requests(spec, 0, 3, "word")] == used
+
+
+def test_probe_requests_of_a_mix_are_not_those_of_the_run() -> None:
+    classes = [TrafficClass("made", Synthetic(input=20)), TrafficClass("listed", Prompts(prompts=list("abcdefgh")))]
+    spec = workload.salted(Mix(classes), "3f9a01bc")
+    probing = workload.probe_requests(spec, 0, 4, "probe 3f9a01bc")
+    assert {request.class_ for request in probing} == {0, 1}
+    run = {str(request.payload) for request in workload.build(spec, 0, range(4))}
+    assert not run & {str(request.payload) for request in probing}
+
+
+def test_probe_requests_of_a_trace_with_prompts_are_its_last(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("time,prompt,output\n" + "".join(f"{n},prompt {n},5\n" for n in range(9)))
+    probing = workload.probe_requests(Trace(path=str(path)), 0, 3, "probe 3f9a01bc")
+    assert [request.payload for request in probing] == ["prompt 6", "prompt 7", "prompt 8"]

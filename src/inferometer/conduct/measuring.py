@@ -43,7 +43,7 @@ from inferometer.tensors import Tensor
 from inferometer.timing.clock import wall_offset
 from inferometer.types import Plan, Request
 from inferometer.wire.context import SharedRefs
-from inferometer.workload import image_tensors, images, tensors
+from inferometer.workload import image_tensors, images, tensors, tokenizer
 
 
 class Show(Protocol):
@@ -65,12 +65,15 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     """
     _check_objectives(config)
     config = msgspec.structs.replace(config, data=workload.pinned(config.data))
-    workload.check(config.data, APIS[config.server.api])
-    _check_sessions(config)
+    needs_server = workload.uses_tokenizer(config.data, tokenizer.SERVER)
+    if not needs_server:
+        _check_data(config)
     check_load(config)
     reached = reach.reach(config.server)
     tag = secrets.token_hex(4)
     provide_tokenizer(config, reached)
+    if needs_server:  # filters by length and sessions count tokens
+        _check_data(config)
     config = completed(config, reached)
     probe = probed(config, reached, tag, show)
     turns = workload.mean_turns(config.data, config.seed) if workload.has_sessions(config.data) else 0.0
@@ -190,6 +193,12 @@ def _check_objectives(config: Config) -> None:
     if isinstance(config.data, Mix):
         for number, class_ in enumerate(config.data.classes):
             parse_all(class_.slos, f"data.classes.{number}.slo")
+
+
+def _check_data(config: Config) -> None:
+    """Check that the data fits the API and the sessions' context. This may count tokens."""
+    workload.check(config.data, APIS[config.server.api])
+    _check_sessions(config)
 
 
 def _check_sessions(config: Config) -> None:

@@ -87,7 +87,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     """How many were looked at."""
     planned: int | None
-    """How many the load sends; None: that depends on the server, or there is no load."""
+    """How many requests or sessions the load sends; None: that depends on the server, or there is no load."""
     distinct: int | None
     """How many different requests there are; None: every request is different."""
     input: Lengths | None
@@ -114,8 +114,10 @@ def survey(
     """
     spec = _complete(workload.completed(config.data, APIS[config.server.api].has_chat_template))
     arrivals = workload.arrivals(spec) if isinstance(config.load, Replay) else None
-    plan = schedule.plan(config.load, config.seed, arrivals=arrivals) if has_load or arrivals is not None else None
-    planned = schedule.total_requests(plan) if plan is not None else None
+    turns = workload.mean_turns(spec, config.seed) if workload.has_sessions(spec) else 0.0
+    has_plan = has_load or arrivals is not None
+    plan = schedule.plan(config.load, config.seed, arrivals=arrivals, turns=turns) if has_plan else None
+    planned = _planned(plan, turns) if plan is not None else None
     distinct = workload.distinct(spec)
     there_are = planned or distinct or _DEFAULT
     number = count or (there_are if on_request else min(there_are, _MOST))
@@ -143,6 +145,12 @@ def survey(
         notes=_notes(spec),
         samples=figures.samples,
     )
+
+
+def _planned(plan: Plan, turns: float) -> int | None:
+    """The number of requests or, if they have turns, of sessions."""
+    requests = schedule.total_requests(plan, turns)
+    return requests if requests is None or not turns else round(requests / turns)
 
 
 def _complete(spec: Data) -> Data:

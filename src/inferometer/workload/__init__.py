@@ -125,13 +125,19 @@ def uses_tokenizer(spec: Data, name: str) -> bool:
 def probe_requests(spec: Data, seed: int, count: int, word: str) -> list[Request]:
     """Build requests like those of the run for the probe before it.
 
-    Generated prompts get a salt of their own, so that they do not fill the server's prefix cache with prompts of the run. Of a
-    list or a file, the last entries are used: a run may not get that far.
+    They must not fill the server's prefix cache with prompts of the run. So generated prompts get a salt of their own; and of a
+    list or a file, the last entries are used: a run may not get that far. Each class of a mix follows the same rule.
     """
-    if salt_of(salted(spec, word, None)):
-        return build(salted(spec, word, None), seed, range(count))
-    last = distinct(spec) or count
-    return build(spec, seed, range(max(last - count, 0), max(last, count)))
+
+    def from_the_end(part: Data, seed: int, numbers: Sequence[int]) -> list[Request]:
+        there_are = distinct(part)
+        first = -len(numbers) % there_are if there_are else 0
+        return build(part, seed, [first + number for number in numbers])
+
+    spec = salted(spec, word, None)
+    if isinstance(spec, Mix):
+        return mix.compose(spec, seed, range(count), from_the_end)
+    return from_the_end(spec, seed, range(count))
 
 
 def arrivals(spec: Data) -> NDArray[np.int64] | None:
@@ -153,6 +159,10 @@ def session_classes(spec: Data) -> frozenset[int] | None:
 
 def mean_turns(spec: Data, seed: int) -> float:
     """Turns per session, on average over some sessions; 1 without sessions."""
+    if isinstance(spec, Mix):
+        means = [mean_turns(each.data, mix.seed_of(each, seed)) for each in spec.classes]
+        weights = [each.weight for each in spec.classes]
+        return sum(mean * weight for mean, weight in zip(means, weights, strict=True)) / sum(weights)
     if not has_sessions(spec):
         return 1.0
     ids = range(min(_TURNS_SAMPLE, distinct(spec) or _TURNS_SAMPLE))
@@ -242,6 +252,8 @@ def digest(spec: Data, seed: int) -> str:
     settings.pop("path", None)
     settings.pop("tokenizer", None)
     settings.pop("corpus", None)
+    if settings.get("chat_template") != "include":  # it does not change prompts, and their counts are in the sample
+        settings.pop("chat_template", None)
     sample = _SAMPLE
     if isinstance(spec, Tensors | Images):
         sample = _TENSOR_SAMPLE

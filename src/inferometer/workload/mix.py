@@ -1,8 +1,8 @@
 """Traffic classes: requests of several kinds in one run, each class with its share of them.
 
 The class of a request depends on (weights, seed, id) alone. Ids are divided into blocks of 64. How many requests of a block
-belong to each class follows from the weights: the counts since the first id are never off by more than the number of classes.
-Which of them they are is random, so that classes do not keep step with users, URLs or client processes.
+belong to each class follows from the weights: at the end of each block, the counts since the first id are off by less than the
+number of classes. Which requests of a block they are is random, so that classes do not keep step with users, URLs or client processes.
 
 The nth request of a class has the content of request n of the class's data, so each class goes through the rows of a file in
 order, as it would alone. The seed of its data depends on its name: two classes with the same data send different requests.
@@ -11,7 +11,7 @@ order, as it would alone. The seed of its data depends on its name: two classes 
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import msgspec
@@ -20,9 +20,13 @@ from numpy.typing import NDArray
 
 from inferometer import workload
 from inferometer.config.data import Images, Mix, Tensors, TrafficClass
+from inferometer.config.data.mix import Unmixed
 from inferometer.errors import UserError
 from inferometer.random_numbers import random_bits
 from inferometer.types import NO_OPTIONS, Request, RequestOptions
+
+BuildClass = Callable[[Unmixed, int, Sequence[int]], list[Request]]
+"""(data, seed, numbers) -> the requests of a class with these numbers, counted from 0 within the class."""
 
 BLOCK = 64
 _MAX_TOTAL = 1 << 20
@@ -30,12 +34,17 @@ _MAX_TOTAL = 1 << 20
 
 
 def build(spec: Mix, seed: int, ids: Sequence[int]) -> list[Request]:
+    return compose(spec, seed, ids, workload.build)
+
+
+def compose(spec: Mix, seed: int, ids: Sequence[int], build_class: BuildClass) -> list[Request]:
+    """Build the requests with these ids; `build_class` builds those of a class from its data."""
     classes, ranks = assign(spec, seed, ids)
     requests: list[Request | None] = [None] * len(ids)
     for index, class_ in enumerate(spec.classes):
         own = np.flatnonzero(classes == index).tolist()
         with _class_named(index, class_):
-            made = workload.build(class_.data, seed_of(class_, seed), ranks[own].tolist()) if own else []
+            made = build_class(class_.data, seed_of(class_, seed), ranks[own].tolist()) if own else []
         options = RequestOptions(model=class_.model or "", body=class_.body)
         for at, request in zip(own, made, strict=True):
             requests[at] = msgspec.structs.replace(
