@@ -193,6 +193,41 @@ def test_a_missing_column_is_named_with_the_nearest(tmp_path: Path) -> None:
         workload.distinct(Jsonl(path=rows, columns=Columns(prompt="qestion")))
 
 
+def test_a_missing_key_of_json_lines_names_its_setting(tmp_path: Path) -> None:
+    rows = jsonl(tmp_path, {"question": "a"}, {"question": "b"})
+    with pytest.raises(UserError) as error:
+        workload.distinct(Jsonl(path=rows, columns=Columns(prompt="qestion")))
+    assert (error.value.key, error.value.remedy) == ("data.columns.prompt", "name a key that the rows have")
+    with pytest.raises(UserError) as error:
+        workload.distinct(Jsonl(path=jsonl(tmp_path, name="empty.jsonl")))
+    assert error.value.key == "data.path"
+    with pytest.raises(UserError, match=r"line 1: it has no prompt") as error:
+        workload.distinct(Jsonl(path=jsonl(tmp_path, {"promt": "a"})))
+    assert "{data.columns}" in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("headers", "what"),
+    [
+        ({"X-A": "€uro"}, "'X-A' is not a valid header"),
+        ({"X-A": "a\r\nEvil: 1"}, "'X-A' is not a valid header"),
+        ({"X A": "a"}, "'X A' is not a valid header"),
+        ({"X-A": 1}, "headers.X-A must be a string, got a number"),
+    ],
+)
+def test_a_row_with_headers_that_cannot_be_sent_is_skipped(tmp_path: Path, headers: Any, what: str) -> None:
+    path = jsonl(tmp_path, {"prompt": "a", "headers": headers}, {"prompt": "b", "headers": {"X-A": "1"}})
+    (request,) = workload.build(Jsonl(path=path), 0, [0])
+    assert (request.payload, request.options.headers) == ("b", {"X-A": "1"})
+    skipped = workload.notes(Jsonl(path=path))["skipped"]
+    assert (skipped["rows"], skipped["first"].startswith(f"line 1: {what}")) == (1, True)
+
+
+def test_a_model_in_the_body_of_a_row_is_that_of_the_request(tmp_path: Path) -> None:
+    options = first(tmp_path, {"prompt": "a", "body": {"model": "m", "top_k": 1}}).options
+    assert (options.model, options.body) == ("m", {"top_k": 1})
+
+
 def test_a_table_without_a_known_column_names_its_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("label,sentence1\na,b\n")
     with pytest.raises(UserError, match=r"no column is known to be a prompt \(the columns: label, sentence1\)"):

@@ -4,15 +4,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from inferometer.config.fields import Count, Seconds, Section
+from inferometer.config.fields import Count, CountingTokenizer, Seconds, Section
 from inferometer.config.lengths import Distribution
 
 Output = Annotated[int, Meta(ge=0)] | Literal["reference"] | Distribution
 """Tokens to request per response."""
-
-_TOKENIZER = Meta(
-    description="Folder with the model's `tokenizer.json`, or that file, which counts tokens if the server does not. Default: only the server counts."
-)
 
 
 class Prompts(Section, tag_field="type", tag="prompts"):
@@ -20,7 +16,7 @@ class Prompts(Section, tag_field="type", tag="prompts"):
 
     prompts: Annotated[list[str], Meta(description="The prompts.", min_length=1)]
     output: Annotated[int, Meta(description="Tokens requested per response; 0 leaves it to the server.", ge=0)] = 128
-    tokenizer: Annotated[str | None, _TOKENIZER] = None
+    tokenizer: CountingTokenizer = None
 
 
 class Columns(Section):
@@ -36,7 +32,7 @@ class Columns(Section):
 class RowsSection(Section, kw_only=True):
     """What all data with rows has."""
 
-    tokenizer: Annotated[str | None, _TOKENIZER] = None
+    tokenizer: CountingTokenizer = None
     rows: Annotated[int, Meta(description="Use only the first rows, this many; 0: all.", ge=0)] = 0
     shuffle: Annotated[bool, Meta(description="Use the rows in random order, which depends on the seed.")] = False
     min_input: Annotated[

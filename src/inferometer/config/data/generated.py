@@ -84,7 +84,7 @@ class SharedPrefix(Section, tag_field="type", tag="shared_prefix"):
     hit: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         Meta(
-            description="Share of all prompt tokens that a server with a prefix cache can take from it, once every prefix has been used and apart from rounding to its blocks. So many requests start with the prefix of their group; the others start with a text of the same length that no other request has. Default: all start with the prefix of their group."
+            description="Share of all prompt tokens that a server with a prefix cache can take from it, once every prefix has been used and apart from rounding to its blocks. As many requests as this takes start with the prefix of their group; the others start with a text of the same length that no other request has. Default: all start with the prefix of their group."
         ),
     ] = None
     prefix_as: Annotated[
@@ -93,16 +93,5 @@ class SharedPrefix(Section, tag_field="type", tag="shared_prefix"):
             description="`system`: prefix and question are the system message and the user message of a chat. `text`: one text. Default: `system` for `server.api: chat`, otherwise `text`."
         ),
     ] = "system"
-    tokenizer: Annotated[
-        str | None,
-        Meta(
-            description="Folder with the model's `tokenizer.json`, or that file. It also counts tokens if the server does not. Default: prompts are made with a built-in tokenizer, and only the server counts."
-        ),
-    ] = None
-    salt: Annotated[
-        str,
-        Meta(
-            description="What the first words of each prompt depend on besides the seed. `run`: every run has its own, so that it does not meet what an earlier run left in the server's prefix cache. `none`: the same seed gives the same prompts. Any other word: the same word gives the same prompts; the manifest records the word of every run.",
-            min_length=1,
-        ),
-    ] = "run"
+    tokenizer: TokenizerName = None
+    salt: Salt = "run"

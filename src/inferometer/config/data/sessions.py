@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from inferometer.config.fields import Count, Seconds, Section
+from inferometer.config.fields import Count, Salt, Seconds, Section, TokenizerName
 from inferometer.config.lengths import Length
 
 
@@ -40,19 +40,8 @@ class Conversation(Section, tag_field="type", tag="conversation"):
             description="What the texts are made for: chat messages, or one text in which each turn continues the one before, with exact token counts in either case. Default: `text` with `server.api: completions`, otherwise `messages`."
         ),
     ] = "messages"
-    tokenizer: Annotated[
-        str | None,
-        Meta(
-            description="Folder with the model's `tokenizer.json`, or that file. It also counts tokens if the server does not. Default: prompts are made with a built-in tokenizer, and only the server counts."
-        ),
-    ] = None
-    salt: Annotated[
-        str,
-        Meta(
-            description="What the first words of each prompt depend on besides the seed. `run`: every run has its own, so that it does not meet what an earlier run left in the server's prefix cache. `none`: the same seed gives the same prompts. Any other word: the same word gives the same prompts; the manifest records the word of every run.",
-            min_length=1,
-        ),
-    ] = "run"
+    tokenizer: TokenizerName = None
+    salt: Salt = "run"
 
 
 class Sessions(Section):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from inferometer.apis import APIS
+from inferometer.apis import APIS, OUTPUT_LIMITS
 from inferometer.config.data.datasets import Columns, Jsonl, OpenAiBatch, Output
 from inferometer.errors import UserError
 from inferometer.types import Request
@@ -31,7 +31,6 @@ FORMATS = ("openai-batch", "vllm-batch", "batches", "jsonl")
 OPENAI_LIMIT = 50_000
 """Maximum number of requests in a file for OpenAI."""
 _BLOCK = 1024
-_LIMITS = ("max_completion_tokens", "max_tokens")
 
 
 class Conversion(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +147,7 @@ def _api_row(position: int, request: Request, how: Conversion) -> Row:
     else:
         body["input" if how.api == "embeddings" else "prompt"] = _text(request)
     body |= request.options.body
-    if request.n_out and how.api != "embeddings" and not body.keys() & set(_LIMITS):
+    if request.n_out and how.api != "embeddings" and not body.keys() & set(OUTPUT_LIMITS):
         body["max_completion_tokens" if how.api == "chat" else "max_tokens"] = request.n_out
     return {"custom_id": f"request-{position}", "method": "POST", "url": APIS[how.api].path, "body": body}
 
@@ -204,7 +203,7 @@ def _jsonl_row(record: Record) -> Row:
         row["messages"] = [message for each in record.exchanges for message in (*each.added, *each.response)]
     if record.output:
         row["output"] = record.output
-    body = {name: value for name, value in record.options.body.items() if name not in _LIMITS}
+    body = {name: value for name, value in record.options.body.items() if name not in OUTPUT_LIMITS}
     return row | ({"body": body} if body else {})
 
 

@@ -127,13 +127,17 @@ class Selection:
                 "change data.min_input, data.max_input, data.min_output or data.max_output",
                 "data",
             )
-        remedy = _remedy(spec, self._rows)
+        remedy, key = _remedy(spec, self._rows), "data.path"
         if not self.skipped:
-            return UserError(f"{spec.path} contains no requests", remedy)
+            return UserError(f"{spec.path} contains no requests", remedy, key)
+        if wrong := _wrong_column(spec, self._rows):
+            remedy, key = wrong
         if self.skipped == 1:
-            return UserError(f"{spec.path}, {self.first_skipped}", remedy)
+            return UserError(f"{spec.path}, {self.first_skipped}", remedy, key)
         return UserError(
-            f"{spec.path}: none of its {self.skipped:,} rows can be used; the first is {self.first_skipped}", remedy
+            f"{spec.path}: none of its {self.skipped:,} rows can be used; the first is {self.first_skipped}",
+            remedy,
+            key,
         )
 
 
@@ -157,7 +161,9 @@ def _remedy(spec: Any, rows: Rows) -> str:
         return f"write each line as {BATCH_FORM}"
     if isinstance(spec, PythonCode):
         return f"yield prompts, or dicts such as {FORM}"
-    return f"write each line as {FORM}" if rows.columns is None else "check the file, or set {data.columns}"
+    if rows.columns is None:
+        return f"write each line as {FORM}, or say with {{data.columns}} which keys it has instead"
+    return "check the file, or set {data.columns}"
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -181,9 +187,7 @@ def _check_columns(spec: Any, rows: Rows) -> None:
     """Check the columns at once if all rows have the same."""
     if rows.columns is None or isinstance(spec, OpenAiBatch):
         return
-    named = [(f"data.columns.{key}", name) for key, name in msgspec.to_builtins(spec.columns).items() if name]
-    named += [("data.template", name) for name in shapes.template_columns(spec.template or "")]
-    for key, name in named:
+    for key, name in _named_columns(spec):
         if name not in rows.columns:
             raise UserError(f"{spec.path}: {shapes.missing(name, rows.columns)}", "name a column of the file", key)
     if not (spec.template or spec.columns.prompt or spec.columns.messages or shapes.has_prompt(rows.columns)):
@@ -192,6 +196,21 @@ def _check_columns(spec: Any, rows: Rows) -> None:
             "name it: {data.columns} {prompt: ...}, or combine several with data.template",
             "data.columns",
         )
+
+
+def _named_columns(spec: Any) -> list[tuple[str, str]]:
+    """The columns that the config names, each after its config key."""
+    named = [(f"data.columns.{key}", name) for key, name in msgspec.to_builtins(spec.columns).items() if name]
+    return named + [("data.template", name) for name in shapes.template_columns(spec.template or "")]
+
+
+def _wrong_column(spec: Any, rows: Rows) -> tuple[str, str] | None:
+    """The remedy and the config key, if the config names a column that the first readable row does not have."""
+    if isinstance(spec, OpenAiBatch):
+        return None
+    row = next((row for row in rows.take(range(min(len(rows), _BLOCK))) if isinstance(row, dict)), {})
+    key = next((key for key, name in _named_columns(spec) if name not in row), None)
+    return ("name a key that the rows have", key) if key and row else None
 
 
 def _grouped(rows: Rows) -> list[list[int]] | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inferometer.config.data.datasets import Columns
+from inferometer.config.fields import is_valid_header
 from inferometer.types import Messages, RequestOptions
 from inferometer.workload.datasets.conversations import (
     Exchange,
@@ -267,11 +268,24 @@ def _tokens(name: str, value: Any) -> int:
 
 
 def _options(row: Row) -> RequestOptions:
+    """The fields of the body and the headers that a row adds to its request. A model in the body is that of the request."""
     options = tool_options(row)
     body, headers = row.get("body"), row.get("headers")
     if not isinstance(body, dict) and not isinstance(headers, dict):
         return options
-    return RequestOptions(
-        headers=headers if isinstance(headers, dict) else {},
-        body=options.body | (body if isinstance(body, dict) else {}),
-    )
+    own = dict(body) if isinstance(body, dict) else {}
+    model = own.pop("model", "")
+    if not isinstance(model, str):
+        raise ValueError(f"body.model must be a string, got {kind_of(model)}")
+    return RequestOptions(model, _headers(headers) if isinstance(headers, dict) else {}, options.body | own)
+
+
+def _headers(headers: dict[str, Any]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not isinstance(value, str):
+            raise ValueError(f"headers.{name} must be a string, got {kind_of(value)}")
+        if not is_valid_header(name, value):
+            raise ValueError(
+                f"{name!r} is not a valid header: its name or value has other than printable ASCII characters"
+            )
+    return headers
