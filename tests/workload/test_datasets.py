@@ -267,6 +267,19 @@ def test_what_is_sent_of_a_conversation(tmp_path: Path) -> None:
     assert not workload.has_sessions(Jsonl(path=jsonl(tmp_path, row)))
 
 
+def test_turns_may_be_objects(tmp_path: Path) -> None:
+    request = first(
+        tmp_path, {"turns": [{"text": "a"}, {"text": "b", "delay": 100}, {"content": "c", "output": 7, "think": 2}]}
+    )
+    assert (request.payload, request.n_out) == ("a", 128)
+    assert [(turn.messages[0]["content"], turn.think, turn.n_out) for turn in request.later] == [
+        ("b", 100_000_000, 128),
+        ("c", 2_000_000_000, 7),
+    ]
+    with pytest.raises(UserError, match=r"turns\.0 has no content, text, messages, prompt \(its keys: image\)"):
+        first(tmp_path, {"turns": [{"image": "x.png"}]})
+
+
 def test_messages_are_sent_up_to_their_last_response(tmp_path: Path) -> None:
     messages = [
         {"role": "user", "content": "a"},

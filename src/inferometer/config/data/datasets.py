@@ -87,7 +87,7 @@ class DatasetSection(RowsSection, kw_only=True):
 
 
 class Jsonl(DatasetSection, tag_field="type", tag="jsonl", kw_only=True):
-    """A file with one JSON object per line: `{"prompt": "..."}`, `{"messages": [...]}`, or `{"turns": [...], "think": 0.5}` for a conversation; with `output` if it varies. Also a JSON array of such objects, and a text file with one prompt per line."""
+    """A file with one JSON object per line: `{"prompt": "..."}`, `{"messages": [...]}`, or `{"turns": [...], "think": 0.5}` for a conversation; with `output` if it varies. Entries of `turns` are texts, or objects such as `{"content": "...", "output": 64, "think": 0.5, "response": "..."}` (`messages` instead of `content` for several; also `text`, and `delay` in milliseconds); `system` is the system prompt, and `"history": "recorded"` puts each `response` into the prompts that follow. `body` has further fields of the request, and `headers` further headers. Also a JSON array of such objects, and a text file with one prompt per line."""
 
     path: Annotated[str, Meta(description="The file. Like every file of rows, it may be compressed by gzip.")]
 

@@ -117,10 +117,10 @@ def _requests(spec: Any, seed: int, positions: list[int], records: list[Record])
     requests = []
     for index, (record, row) in enumerate(zip(records, made, strict=True)):
         counts = [next(inputs) for _ in row]
-        limits = [
-            record.output if record.output is not None else next_reference or int(sampled[turn][index])
-            for turn, next_reference in enumerate(next(references) for _ in row)
-        ]
+        limits = []
+        for turn, (step, reference) in enumerate([(step, next(references)) for step in row]):
+            limit = record.output if step.output is None else step.output
+            limits.append(limit if limit is not None else reference or int(sampled[turn][index]))
         requests.append(_request(record, row, counts, limits))
     return requests
 
@@ -140,9 +140,10 @@ def _counts(counter: tokenizer.Tokenizer, groups: Sequence[Sequence[str]]) -> li
 def _request(record: Record, row: list[Step], counts: list[int], limits: list[int]) -> Request:
     later, total = [], counts[0]
     for step, count, limit in zip(row[1:], counts[1:], limits[1:], strict=True):
-        total += count
+        total = count if step.is_whole else total + count
         n_in = count if step.prompt is None else total
-        later.append(Turn(step.messages, n_in, limit, step.think, payload=step.prompt))
+        payload = None if step.prompt is None else _payload(step.prompt) if step.is_whole else step.prompt
+        later.append(Turn(step.messages, n_in, limit, step.think, payload=payload))
     return Request(0, _payload(row[0].messages), counts[0], limits[0], later=tuple(later), options=record.options)
 
 

@@ -19,7 +19,7 @@ from inferometer.workload.datasets.conversations import (
     Record,
     conversation,
     conversation_of_rows,
-    decoded,
+    number_of_tokens,
     tool_options,
     user,
     users_turns,
@@ -107,7 +107,9 @@ def _record(row: Row, names: dict[str, str], columns: Columns, template: str | N
             exchanges, form = conversation(column, cell(row, column))
             return Record(_with_system(exchanges, system), form, _output(row, names, columns), options)
         if "turns" in names:
-            return Record(_with_system(users_turns(row), system), "turns", _output(row, names, columns), options)
+            exchanges, output = _with_system(users_turns(row), system), _output(row, names, columns)
+            is_recorded = row.get("history") == "recorded"
+            return Record(exchanges, "turns", output, options, is_recorded=is_recorded)
     shape = _shape(row, names, columns, template)
     prompt = _prompt(shape, row, names)
     response = _response(shape, row, names, columns)
@@ -164,9 +166,15 @@ def _prompt(shape: Shape, row: Row, names: dict[str, str]) -> str | list[Any]:
         further = row.get(names.get(name, name))
         if isinstance(further, str) and further.strip():
             text += f"\n\n{further}"
-    if not text:
+    if not text and not _has_own_prompt(row):
         raise ValueError(f"{shape.needs[0]} is empty")
     return text
+
+
+def _has_own_prompt(row: Row) -> bool:
+    """Whether the further fields of the body have a prompt, such as several ones."""
+    body = row.get("body")
+    return isinstance(body, dict) and not body.keys().isdisjoint(("prompt", "input", "messages"))
 
 
 def fill(template: str, row: Row, names: dict[str, str] | None = None) -> str:
@@ -248,23 +256,12 @@ def _answer(value: Any) -> str | None:
 def _output(row: Row, names: dict[str, str], columns: Columns, not_this: str = "") -> int | None:
     """The number of tokens to request. In some datasets, `output` is the response instead."""
     if columns.output is not None:
-        return _tokens(columns.output, cell(row, columns.output))
+        return number_of_tokens(columns.output, cell(row, columns.output))
     for name in _OUTPUTS:
         value = row[names[name]] if name in names and name != not_this else None
         if value is not None and not (name == "output" and isinstance(value, str) and not value.isdecimal()):
-            return _tokens(names[name], value)
+            return number_of_tokens(names[name], value)
     return None
-
-
-def _tokens(name: str, value: Any) -> int:
-    number = decoded(value)
-    if isinstance(number, str) and number.strip().isdecimal():
-        number = int(number)
-    if isinstance(number, float) and number.is_integer():  # a column with nulls, as pandas writes it
-        number = int(number)
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ValueError(f"{name} must be a number of tokens, got {value!r}")
-    return number
 
 
 def _options(row: Row) -> RequestOptions:
