@@ -44,7 +44,7 @@ def build(spec: RowsSection, seed: int, ids: Sequence[int]) -> list[Request]:
     wanted = order[np.asarray(ids, dtype=np.int64) % n]
     positions, inverse = np.unique(wanted, return_inverse=True)
     records = selection.records(positions.tolist())
-    made = _requests(spec, seed, positions.tolist(), records)
+    made = requests_of(spec, seed, positions.tolist(), records)
     return [_with_id(made[row], id) for id, row in zip(ids, inverse.tolist(), strict=True)]
 
 
@@ -105,7 +105,7 @@ def notes(spec: Any) -> dict[str, Any]:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _requests(spec: Any, seed: int, positions: list[int], records: list[Record]) -> list[Request]:
+def requests_of(spec: Any, seed: int, positions: list[int], records: list[Record]) -> list[Request]:
     """One request per record. The lengths of responses depend on the position, so that a row is always sent the same."""
     output = getattr(spec, "output", 0)
     made = [steps(record, spec) for record in records]

@@ -57,6 +57,10 @@ _ROLES = {
 """What ShareGPT's `from` means."""
 
 
+MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+"""Keys of what cannot be sent."""
+
+
 def user(text: str) -> dict[str, object]:
     return {"role": "user", "content": text}
 
@@ -204,6 +208,8 @@ def _turn(name: str, turn: Any, think: int | None) -> Exchange:
         raise ValueError(
             f"{name} has no {', '.join(_TURN_TEXTS)} (its keys: {', '.join(sorted(turn))[:100] or 'none'})"
         )
+    if media := next((name for name in MEDIA if turn.get(name)), None):
+        raise ValueError(f"{name} has {media!r}, which cannot be sent")
     if turn.get("think") is not None:
         think = nanoseconds(f"{name}.think", turn["think"])
     elif turn.get("delay") is not None:

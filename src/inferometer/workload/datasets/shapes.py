@@ -15,6 +15,7 @@ from inferometer.config.data.datasets import Columns
 from inferometer.config.fields import is_valid_header
 from inferometer.types import Messages, RequestOptions
 from inferometer.workload.datasets.conversations import (
+    MEDIA,
     Exchange,
     Record,
     conversation,
@@ -62,7 +63,6 @@ SHAPES = (
 _CONVERSATIONS = ("conversations", "messages", "conversation")
 _OUTPUTS = ("output", "output_length", "output length", "output_tokens", "max_tokens", "max_completion_tokens")
 _SYSTEMS = ("system", "system_prompt")
-_MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 READABLE = "prompt, messages, conversations or turns"
@@ -209,7 +209,7 @@ def missing(column: str, columns: Iterable[str]) -> str:
 
 
 def _refuse_media(row: Row, names: dict[str, str]) -> None:
-    for name in _MEDIA:
+    for name in MEDIA:
         if name in names and row[names[name]]:
             raise ValueError(
                 f"it has a column {names[name]!r}, which cannot be sent; to send the text alone, name its column in data.columns"
