@@ -64,7 +64,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     `start` is the transport that starts the shards; by default they are processes or threads on this machine.
     """
     _check_objectives(config)
-    config = msgspec.structs.replace(config, data=workload.pinned(config.data))
+    config = msgspec.structs.replace(config, data=workload.pinned(config.data, config.seed))
     workload.check(config.data, APIS[config.server.api])
     _check_sessions(config)
     check_load(config)

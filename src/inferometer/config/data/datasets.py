@@ -135,7 +135,7 @@ class OpenAiBatch(RowsSection, tag_field="type", tag="openai-batch", kw_only=Tru
 
 
 class PythonCode(DatasetSection, tag_field="type", tag="python", kw_only=True):
-    """A Python file with a function that generates requests: prompts, lists of messages, or dicts with the keys of a JSONL line and, if needed, `body` with further fields of the request. It must generate the same every time it is called, because each process calls it."""
+    """A Python file with a function that generates requests: prompts, lists of messages, or dicts with the keys of a JSONL line and, if needed, `body` with further fields of the request. It is called once per run, and all processes of the run send what it has generated. If it has an argument `seed`, it gets the seed of the run."""
 
     path: Annotated[str, Meta(description="The file.")]
     function: Annotated[
@@ -144,6 +144,12 @@ class PythonCode(DatasetSection, tag_field="type", tag="python", kw_only=True):
     arguments: Annotated[
         dict[str, Any], Meta(description="Keyword arguments of the function, such as `{seed: 1}`.")
     ] = field(default_factory=dict)
+    generated: Annotated[
+        str,
+        Meta(
+            description="SHA-256 of what the function generated, as a run records it. With it, a run that generates something else is an error."
+        ),
+    ] = ""
     rows: Annotated[Count, Meta(description="How many requests are taken from it; longer runs use them in turn.")] = (
         1000
     )

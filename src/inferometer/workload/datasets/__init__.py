@@ -63,8 +63,10 @@ def has_sessions(spec: RowsSection) -> bool:
     return select(spec).has_turns
 
 
-def pinned(spec: RowsSection) -> RowsSection:
-    """The same data with the commit of a hub's dataset."""
+def pinned(spec: RowsSection, seed: int) -> RowsSection:
+    """The same data with the commit of a hub's dataset, or with what the Python function has generated."""
+    if isinstance(spec, PythonCode):
+        return python_code.pinned(spec, seed)
     return hub.pinned(spec) if isinstance(spec, Hub) else spec
 
 
