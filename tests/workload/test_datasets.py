@@ -18,6 +18,7 @@ from inferometer.config.data import Csv, Jsonl, Parquet, ShareGpt
 from inferometer.config.data.datasets import Columns
 from inferometer.errors import UserError
 from inferometer.types import Request
+from inferometer.workload.datasets import selection
 from inferometer.workload.tokenizer import load
 
 TALK = [
@@ -405,6 +406,36 @@ def test_only_rows_that_were_looked_at_count_as_skipped(tmp_path: Path) -> None:
         "of": 4,
         "first": "line 1: it has no prompt, messages, conversations or turns (its keys: x)",
     }
+
+
+plain_rows = st.one_of(
+    st.fixed_dictionaries({"prompt": st.sampled_from(["", "a"])}, optional={"output": st.sampled_from([0, 5, -1, True])}),
+    st.fixed_dictionaries(
+        {"messages": st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.just("m")}), max_size=3)},
+        optional={"id": st.just(1), "prompt": st.just("p"), "x": st.just(0)},
+    ),
+)  # fmt: skip
+
+
+@given(st.lists(plain_rows, min_size=1, max_size=8), st.integers(0, 5), st.integers(1, 3))
+def test_plain_rows_are_selected_as_all_others(
+    tmp_path_factory: pytest.TempPathFactory, given_rows: list[Any], limit: int, block: int
+) -> None:
+    path = jsonl(tmp_path_factory.getbasetemp(), *given_rows)
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "_BLOCK", block)
+        for is_plain in (True, False):
+            if not is_plain:
+                patch.setattr(selection, "_takes_plain_rows", lambda spec: False)
+            try:
+                made = selection.Selection(Jsonl(path=path, rows=limit))
+            except UserError as error:
+                seen.append(str(error))
+            else:
+                counts = (made.total, made.skipped, made.first_skipped, made.has_turns, made.urls)
+                seen.append((made.records(range(len(made))), counts))
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize(
