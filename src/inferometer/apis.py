@@ -74,6 +74,9 @@ class Api(NamedTuple):
         return DATA_TYPES[self.request]
 
 
+OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens")
+"""Fields of OpenAI's APIs that limit the response."""
+
 _OPENAI_MODELS = "/v1/models"
 _KSERVE_LIVE = "/v2/health/live"
 

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from command import cli
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferometer import preview, workload
 from inferometer.config.data import Jsonl
@@ -14,9 +17,15 @@ from inferometer.preview.prefixes import SharedPrefixes
 from inferometer.serve.background import serving
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.settings import Fixed, Sim
-from inferometer.types import Request, Turn
+from inferometer.types import Request, RequestOptions, Turn, TurnResponse
+from inferometer.wire.history import history
+from inferometer.workload.session import converse
 
 SYNTHETIC = "data: {type: synthetic, input: 40, output: 7, salt: none}\n"
+
+
+def user(text: str) -> dict[str, object]:
+    return {"role": "user", "content": text}
 
 
 @pytest.fixture
@@ -122,17 +131,99 @@ def test_messages_and_turns_are_read_back(spec: Any, tmp_path: Path) -> None:
         (Request(0, [1, 2, 3], 3, 1), "token ids"),
         (Request(0, (), 0, 0), "tensors"),
         (Request(0, [b"x"], 0, 0), "gRPC"),
-        (Request(0, "a", 1, 1, later=(Turn([{"role": "user", "content": "b"}], 1, 2),)), "different numbers"),
-        (Request(0, "a", 1, 1, later=(Turn([], 1, 1, payload="b"),)), "other than the user's"),
         (
-            Request(0, "a", 1, 1, later=(Turn([{"role": "user", "content": "b"}], 1, 1, response="c"),)),
-            "recorded responses",
+            Request(0, "a", 1, 1, later=(Turn([user("b")], 1, 1, response="c"), Turn([user("d")], 1, 1))),
+            "some recorded responses",
         ),
     ],
 )
 def test_what_a_line_cannot_express_is_an_error(request_: Request, reason: str) -> None:
     with pytest.raises(Exception, match=reason):
         preview.line(request_)
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9).filter(str.strip)
+thinks = st.integers(0, 10**10)
+tokens = st.integers(0, 99)
+tools = [{"type": "function", "function": {"name": "f"}}]
+options = st.builds(
+    RequestOptions,
+    model=st.sampled_from(["", "m"]),
+    headers=st.sampled_from([{}, {"X-A": "1"}]),
+    body=st.sampled_from([{}, {"temperature": 0.5, "tools": tools}, {"max_tokens": 3}]),
+)
+messages = st.lists(
+    st.one_of(
+        st.builds(user, words),
+        st.builds(lambda text: {"role": "assistant", "content": text}, words),
+        st.builds(lambda text: {"role": "tool", "tool_call_id": "c", "content": text}, words),
+        st.just({"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}),
+    ),
+    max_size=3,
+).map(lambda more: [{"role": "system", "content": "s"}, user("u"), *more])
+live_turns = st.lists(
+    st.builds(lambda text, out, think: Turn([user(text)], 1, out, think), words, tokens, thinks), max_size=3
+)
+recorded_turns = st.lists(
+    st.builds(
+        lambda text, out, think, response: Turn([user(text)], 1, out, think, response), words, tokens, thinks, words
+    ),
+    max_size=3,
+)
+whole_turns = st.lists(
+    st.builds(lambda out, think, prompt: Turn([], 1, out, think, payload=prompt), tokens, thinks, words | messages), max_size=3
+)  # fmt: skip
+requests = st.builds(
+    lambda payload, out, options, later: Request(0, payload, 1, out, options=options, later=tuple(later)),
+    st.one_of(words, messages),
+    tokens,
+    options,
+    st.one_of(live_turns, recorded_turns, whole_turns),
+)
+
+
+def sent(request: Request) -> list[Any]:
+    """All that the turns of a session send, with live responses that are always the same."""
+    session = converse(request, history("messages"))
+    made, turn = [], next(session)
+    while True:
+        payload = turn.payload if turn.turn < 1 else json.loads(bytes(turn.payload))  # type: ignore[arg-type]
+        prompt = [user(payload)] if isinstance(payload, str) else payload
+        made.append((prompt, turn.n_out, turn.think, turn.options))
+        try:
+            turn = session.send(TurnResponse("live", -1, -1))
+        except StopIteration:
+            return made
+
+
+@given(requests)
+def test_every_request_is_read_back(tmp_path_factory: pytest.TempPathFactory, request_: Request) -> None:
+    path = tmp_path_factory.getbasetemp() / "read_back.jsonl"
+    path.write_bytes(preview.line(request_))
+    (read_back,) = workload.build(Jsonl(path=str(path)), 0, [0])
+    assert sent(read_back) == sent(request_)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{type: conversation, turns: 3, system: 9, input: {type: uniform, min: 2, max: 9}, output: {type: uniform, min: 2, max: 9}, think: 1.5s}",
+        "{type: conversation, turns: 3, system: 9, output: 5, history: recorded, think: 290ms, think_distribution: exponential}",
+        "{type: openai-batch, path: PATH, model: file}",
+    ],
+)
+def test_a_workload_is_the_same_after_it_was_written(spec: Any, tmp_path: Path, text: str) -> None:
+    body = {"model": "m", "messages": [user("hi")], "temperature": 0.5, "tools": tools, "max_tokens": 7}
+    more = {"model": "m", "prompt": [1, 2, 3]}
+    path = rows(tmp_path, *({"custom_id": "1", "url": "/v1/chat/completions", "body": each} for each in (body, more)))
+    out = tmp_path / "out.jsonl"
+    file = spec(f"data: {text.replace('PATH', str(path))}")
+    result = cli("data", file, "--count", "2", "--jsonl", out)
+    assert result.status == 0, result.err
+    data = workload.salted(preview.read(yaml.safe_load(file.read_text()), (), "")[0].data, "none", None)
+    read_back = workload.build(Jsonl(path=str(out)), 0, range(2))
+    for before, after in zip(workload.build(data, 0, range(2)), read_back, strict=True):
+        assert sent(after) == sent(before)
 
 
 def test_shared_prefixes_are_counted_in_whole_blocks() -> None:

@@ -146,6 +146,42 @@ def test_the_input_is_not_overwritten(tmp_path: Path) -> None:
     assert "is the file to convert" in str(result.exception)
 
 
+TALK = [
+    {"from": "human", "value": "One?"},
+    {"from": "gpt", "value": "1."},
+    {"from": "human", "value": "Two?"},
+    {"from": "gpt", "value": "2."},
+]
+
+
+def test_a_recorded_conversation_becomes_one_request_per_turn(tmp_path: Path) -> None:
+    source = json.dumps({"conversations": TALK}) + "\n" + json.dumps({"prompt": "plain"})
+    result = run(tmp_path, to="openai-batch", source=source, name="in.jsonl")
+    assert result.output.startswith("3 requests written to ")
+    written = lines(tmp_path / "out.jsonl")
+    assert [line["custom_id"] for line in written] == ["request-0", "request-1", "request-2"]
+    assert [[message["content"] for message in line["body"]["messages"]] for line in written] == [
+        ["One?"],
+        ["One?", "1.", "Two?"],
+        ["plain"],
+    ]
+    run(tmp_path, "--sort", "length", "--batch", 2, to="batches", source=source, name="in.jsonl")
+    assert [batch["index"] for batch in lines(tmp_path / "out.jsonl")] == [[0, 2], [1]]
+
+
+def test_turns_that_are_lost_are_counted(tmp_path: Path) -> None:
+    source = json.dumps({"turns": ["One?", "Two?"]})
+    result = run(tmp_path, to="vllm-batch", source=source, name="in.jsonl")
+    assert result.output.startswith("1 request written to ")
+    assert "1 conversation lost the turns after the first one without a recorded response" in result.output
+
+
+def test_turns_are_kept_in_jsonl(tmp_path: Path) -> None:
+    row = {"turns": ["a", {"content": "b", "output": 3, "think": 0.5}], "body": {"model": "m"}, "headers": {"X-A": "1"}}
+    run(tmp_path, to="jsonl", source=json.dumps(row), name="in.jsonl")
+    assert lines(tmp_path / "out.jsonl") == [row]
+
+
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
 rows = st.one_of(
     st.fixed_dictionaries({"prompt": words}, optional={"output": st.integers(1, 99), "response": words}),

@@ -1,7 +1,9 @@
 """Requests from OpenAI's batch files, from Python code and from hubs."""
 
 import json
+import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 from typing import Any
@@ -129,10 +131,10 @@ def test_the_digest_is_of_what_the_function_yields(tmp_path: Path) -> None:
         ("def requests(:\n", r"gen\.py, line 1: SyntaxError"),
         ("import sys\nsys.exit(4)", r"gen\.py, line 2: SystemExit: 4"),
         ("def other(): pass", r"has no function 'requests'"),
-        ("def requests(): return 'a'", r"requests returned str"),
-        ("def requests():\n    yield 5", r"requests yielded int as item 0"),
-        ("def requests():\n    yield {'prompt': object()}", r"item 0 of requests cannot be written as JSON"),
-        ("def requests(a): yield a", r"gen\.py: TypeError"),
+        ("def requests(): return 'a'", r"line 1: requests returned str"),
+        ("def requests():\n    yield 5", r"line 2: requests yielded int as item 0"),
+        ("def requests():\n    yield {'prompt': object()}", r"line 2: item 0 of requests cannot be written as JSON"),
+        ("def requests(a): yield a", r"gen\.py, line 1: requests: missing a required argument: 'a'"),
         ("def requests():\n    return iter(())", r"contains no requests"),
     ],
 )
@@ -140,6 +142,46 @@ def test_an_error_in_the_users_code_names_its_line(tmp_path: Path, text: str, wh
     with pytest.raises(UserError, match=what) as error:
         workload.build(code(tmp_path, text), 0, [0])
     assert error.value.remedy
+
+
+RANDOM = "import random\ndef requests():\n    yield from (str(random.random()) for _ in range(5))"
+
+
+def test_a_run_generates_requests_once_for_all_its_processes(tmp_path: Path) -> None:
+    spec = workload.pinned(code(tmp_path, RANDOM), 0)
+    program = "import sys, msgspec; from inferometer import workload; from inferometer.config.data import PythonCode; "
+    program += "spec = msgspec.json.decode(sys.stdin.buffer.read(), type=PythonCode); "
+    program += "print([request.payload for request in workload.build(spec, 0, range(5))], workload.digest(spec, 0))"
+    child = subprocess.run(
+        [sys.executable, "-c", program], input=msgspec.json.encode(spec), capture_output=True, check=True
+    )
+    own = [request.payload for request in workload.build(spec, 0, range(5))]
+    assert child.stdout.decode().strip() == f"{own} {workload.digest(spec, 0)}"
+    assert [
+        request.payload for request in workload.build(workload.pinned(code(tmp_path, RANDOM), 0), 0, range(5))
+    ] != own
+
+
+def test_a_process_that_generates_something_else_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = workload.pinned(code(tmp_path, RANDOM), 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(UserError, match="requests generates something else every time it is called"):
+        workload.build(spec, 0, [0])
+
+
+def test_a_function_that_takes_a_seed_gets_that_of_the_run(tmp_path: Path) -> None:
+    text = "def requests(seed):\n    yield f'seed {seed}'"
+    assert workload.build(workload.pinned(code(tmp_path, text), 7), 7, [0])[0].payload == "seed 7"
+    assert (
+        workload.build(workload.pinned(code(tmp_path, text, arguments={"seed": 3}), 7), 7, [0])[0].payload == "seed 3"
+    )
+
+
+def test_the_line_is_named_for_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code(tmp_path, "def requests():\n    yield 1 / 0")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"gen\.py, line 2: ZeroDivisionError"):
+        workload.build(PythonCode(path="gen.py"), 0, [0])
 
 
 # --- hubs ------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from inferometer.config.data import Csv, Jsonl, Parquet, ShareGpt
 from inferometer.config.data.datasets import Columns
 from inferometer.errors import UserError
 from inferometer.types import Request
+from inferometer.workload.datasets import selection
 from inferometer.workload.tokenizer import load
 
 TALK = [
@@ -193,6 +194,41 @@ def test_a_missing_column_is_named_with_the_nearest(tmp_path: Path) -> None:
         workload.distinct(Jsonl(path=rows, columns=Columns(prompt="qestion")))
 
 
+def test_a_missing_key_of_json_lines_names_its_setting(tmp_path: Path) -> None:
+    rows = jsonl(tmp_path, {"question": "a"}, {"question": "b"})
+    with pytest.raises(UserError) as error:
+        workload.distinct(Jsonl(path=rows, columns=Columns(prompt="qestion")))
+    assert (error.value.key, error.value.remedy) == ("data.columns.prompt", "name a key that the rows have")
+    with pytest.raises(UserError) as error:
+        workload.distinct(Jsonl(path=jsonl(tmp_path, name="empty.jsonl")))
+    assert error.value.key == "data.path"
+    with pytest.raises(UserError, match=r"line 1: it has no prompt") as error:
+        workload.distinct(Jsonl(path=jsonl(tmp_path, {"promt": "a"})))
+    assert "{data.columns}" in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("headers", "what"),
+    [
+        ({"X-A": "€uro"}, "'X-A' is not a valid header"),
+        ({"X-A": "a\r\nEvil: 1"}, "'X-A' is not a valid header"),
+        ({"X A": "a"}, "'X A' is not a valid header"),
+        ({"X-A": 1}, "headers.X-A must be a string, got a number"),
+    ],
+)
+def test_a_row_with_headers_that_cannot_be_sent_is_skipped(tmp_path: Path, headers: Any, what: str) -> None:
+    path = jsonl(tmp_path, {"prompt": "a", "headers": headers}, {"prompt": "b", "headers": {"X-A": "1"}})
+    (request,) = workload.build(Jsonl(path=path), 0, [0])
+    assert (request.payload, request.options.headers) == ("b", {"X-A": "1"})
+    skipped = workload.notes(Jsonl(path=path))["skipped"]
+    assert (skipped["rows"], skipped["first"].startswith(f"line 1: {what}")) == (1, True)
+
+
+def test_a_model_in_the_body_of_a_row_is_that_of_the_request(tmp_path: Path) -> None:
+    options = first(tmp_path, {"prompt": "a", "body": {"model": "m", "top_k": 1}}).options
+    assert (options.model, options.body) == ("m", {"top_k": 1})
+
+
 def test_a_table_without_a_known_column_names_its_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("label,sentence1\na,b\n")
     with pytest.raises(UserError, match=r"no column is known to be a prompt \(the columns: label, sentence1\)"):
@@ -230,6 +266,19 @@ def test_what_is_sent_of_a_conversation(tmp_path: Path) -> None:
     assert recorded.n_in == last.n_in
     assert workload.has_sessions(Jsonl(path=jsonl(tmp_path, row), turns="all"))
     assert not workload.has_sessions(Jsonl(path=jsonl(tmp_path, row)))
+
+
+def test_turns_may_be_objects(tmp_path: Path) -> None:
+    request = first(
+        tmp_path, {"turns": [{"text": "a"}, {"text": "b", "delay": 100}, {"content": "c", "output": 7, "think": 2}]}
+    )
+    assert (request.payload, request.n_out) == ("a", 128)
+    assert [(turn.messages[0]["content"], turn.think, turn.n_out) for turn in request.later] == [
+        ("b", 100_000_000, 128),
+        ("c", 2_000_000_000, 7),
+    ]
+    with pytest.raises(UserError, match=r"turns\.0 has no content, text, messages, prompt \(its keys: image\)"):
+        first(tmp_path, {"turns": [{"image": "x.png"}]})
 
 
 def test_messages_are_sent_up_to_their_last_response(tmp_path: Path) -> None:
@@ -357,6 +406,36 @@ def test_only_rows_that_were_looked_at_count_as_skipped(tmp_path: Path) -> None:
         "of": 4,
         "first": "line 1: it has no prompt, messages, conversations or turns (its keys: x)",
     }
+
+
+plain_rows = st.one_of(
+    st.fixed_dictionaries({"prompt": st.sampled_from(["", "a"])}, optional={"output": st.sampled_from([0, 5, -1, True])}),
+    st.fixed_dictionaries(
+        {"messages": st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.just("m")}), max_size=3)},
+        optional={"id": st.just(1), "prompt": st.just("p"), "x": st.just(0)},
+    ),
+)  # fmt: skip
+
+
+@given(st.lists(plain_rows, min_size=1, max_size=8), st.integers(0, 5), st.integers(1, 3))
+def test_plain_rows_are_selected_as_all_others(
+    tmp_path_factory: pytest.TempPathFactory, given_rows: list[Any], limit: int, block: int
+) -> None:
+    path = jsonl(tmp_path_factory.getbasetemp(), *given_rows)
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "_BLOCK", block)
+        for is_plain in (True, False):
+            if not is_plain:
+                patch.setattr(selection, "_takes_plain_rows", lambda spec: False)
+            try:
+                made = selection.Selection(Jsonl(path=path, rows=limit))
+            except UserError as error:
+                seen.append(str(error))
+            else:
+                counts = (made.total, made.skipped, made.first_skipped, made.has_turns, made.urls)
+                seen.append((made.records(range(len(made))), counts))
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize(

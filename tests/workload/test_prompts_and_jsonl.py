@@ -138,7 +138,9 @@ def test_an_empty_file_is_an_error(tmp_path: Path, content: str) -> None:
 
 
 def test_a_missing_file_or_an_empty_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.path: .*none cannot be read: No such file or directory \(check the path"):
+    with pytest.raises(
+        UserError, match=r"data\.path: .*none cannot be read: No such file or directory \(check the path"
+    ):
         workload.build(Jsonl(path=str(tmp_path / "none")), 0, [0])
     with pytest.raises(UserError, match=r"has no \.parquet and no \.arrow files"):
         workload.build(Jsonl(path=str(tmp_path)), 0, [0])

@@ -76,7 +76,7 @@ def command(
     """
     import msgspec  # noqa: PLC0415
 
-    from inferometer import preview  # noqa: PLC0415
+    from inferometer import preview, workload  # noqa: PLC0415
     from inferometer.config import read_tree  # noqa: PLC0415
     from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
     from inferometer.report.width import columns  # noqa: PLC0415
@@ -89,6 +89,7 @@ def command(
     name = "standard input" if source == "-" else source
     with named(source=name):
         config, has_load = preview.read(read_tree(source), overrides, name)
+        config = msgspec.structs.replace(config, data=workload.pinned(config.data, config.seed))
         survey = partial(preview.survey, config, has_load, samples, count)
         overview = survey() if jsonl_path is None else _write_jsonl(jsonl_path, survey)
     if "-" not in (json_path, jsonl_path):

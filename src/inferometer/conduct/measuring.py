@@ -64,7 +64,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     `start` is the transport that starts the shards; by default they are processes or threads on this machine.
     """
     _check_objectives(config)
-    config = msgspec.structs.replace(config, data=workload.pinned(config.data))
+    config = msgspec.structs.replace(config, data=workload.pinned(config.data, config.seed))
     needs_server = workload.uses_tokenizer(config.data, tokenizer.SERVER)
     if not needs_server:
         _check_data(config)

@@ -5,6 +5,7 @@ from itertools import pairwise
 from inferometer.apis import APIS, Api, names, scheme_of
 from inferometer.config import rate_expression
 from inferometer.config.data import Data, Images, Messages, Mix, SharedPrefix, Tensors, Trace, Unmixed
+from inferometer.config.fields import is_valid_header
 from inferometer.config.lengths import check_lengths
 from inferometer.config.loads import (
     Bursts,
@@ -99,7 +100,7 @@ def _check_replay(config: Config) -> None:
 
 def _check_headers(headers: dict[str, str], key: str) -> None:
     for name, value in headers.items():
-        if not (name + value).isprintable() or not (name + value).isascii() or not name or set(name) & set(": "):
+        if not is_valid_header(name, value):
             raise UserError(f"{name!r} is not a valid header", "use printable ASCII characters for name and value", key)
 
 

@@ -22,10 +22,18 @@ Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 
 
+_TOKENIZERS = "a folder with its `tokenizer.json`, or that file; `org/name` or `hub:NAME` for one from the hub (extra `hub`); `tiktoken:NAME`, a `.tiktoken`, `tekken.json` or SentencePiece `.model` file (extra `tokenizers`); `server` for the server's own `/tokenize`; or `builtin`."
+
 TokenizerName = Annotated[
     str | None,
     Meta(
-        description="The model's own tokenizer: a folder with its `tokenizer.json`, or that file; `org/name` or `hub:NAME` for one from the hub (extra `hub`); `tiktoken:NAME`, a `.tiktoken`, `tekken.json` or SentencePiece `.model` file (extra `tokenizers`); `server` for the server's own `/tokenize`; or `builtin`. It also counts tokens if the server does not. Default: prompts are made with the built-in tokenizer, and only the server counts."
+        description=f"The model's own tokenizer: {_TOKENIZERS} It also counts tokens if the server does not. Default: prompts are made with the built-in tokenizer, and only the server counts."
+    ),
+]
+CountingTokenizer = Annotated[
+    str | None,
+    Meta(
+        description=f"The model's own tokenizer, which counts tokens if the server does not: {_TOKENIZERS} Default: only the server counts, and limits of length are applied to the counts of the built-in tokenizer."
     ),
 ]
 Salt = Annotated[
@@ -47,6 +55,12 @@ PromptAs = Annotated[
         description="How prompts are sent: as text, or as token ids, if the API takes them (completions, embeddings)."
     ),
 ]
+
+
+def is_valid_header(name: str, value: str) -> bool:
+    """Whether a header can be sent: printable ASCII characters, and a name without colons and spaces."""
+    text = name + value
+    return text.isprintable() and text.isascii() and bool(name) and not set(name) & set(": ")
 
 
 class Section(msgspec.Struct, forbid_unknown_fields=True):

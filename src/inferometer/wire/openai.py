@@ -17,15 +17,12 @@ from typing import Any
 
 import msgspec
 
-from inferometer.apis import APIS
+from inferometer.apis import APIS, OUTPUT_LIMITS
 from inferometer.types import ONE_REASONING_TOKEN, ONE_TOKEN, Calls, Event, Fail, Request, Tokens, Usage
 from inferometer.wire.context import USER_AGENT, CallContext, model_of, prompt_text
 from inferometer.wire.failures import bounded
 from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, class_heads, error_message, not_json, numbered, tail
 from inferometer.wire.sse import EventStream
-
-_LIMITS = {"max_tokens", "max_completion_tokens"}
-"""Fields that limit the response. A request that has one of its own gets no other."""
 
 
 def encode_chat(context: CallContext, requests: Sequence[Request]) -> Calls:
@@ -93,7 +90,7 @@ def completion_body(context: CallContext, request: Request) -> bytes:
 
 
 def _options(context: CallContext, request: Request) -> dict[str, object]:
-    has_limit = not request.n_out or _LIMITS & request.options.body.keys()
+    has_limit = not request.n_out or not request.options.body.keys().isdisjoint(OUTPUT_LIMITS)
     options: dict[str, object] = {} if has_limit else {context.max_tokens_field: request.n_out}
     if context.stream:
         options["stream"] = True

@@ -196,9 +196,9 @@ def check(spec: Data, api: Api) -> None:
         KINDS[type(part)].check(part, api)
 
 
-def pinned(spec: Data) -> Data:
+def pinned(spec: Data, seed: int = 0) -> Data:
     """Replace what may change from one process to the next, such as a branch of a dataset on a hub."""
-    return _changed(spec, lambda part: KINDS[type(part)].pinned(part))
+    return _changed(spec, lambda part: KINDS[type(part)].pinned(part, seed))
 
 
 def distinct(spec: Data) -> int | None:
@@ -250,6 +250,7 @@ def digest(spec: Data, seed: int) -> str:
     settings = msgspec.to_builtins(lengths.without_paths(spec), enc_hook=float)  # Seconds
     settings.pop("salt", None)
     settings.pop("path", None)
+    settings.pop("generated", None)
     settings.pop("tokenizer", None)
     settings.pop("corpus", None)
     if settings.get("chat_template") != "include":  # it does not change prompts, and their counts are in the sample

@@ -56,7 +56,7 @@ class Kind(msgspec.Struct, frozen=True):
     """What the manifest says about the data."""
     check: Callable[[Any, Any], None] = lambda spec, api: None
     """Raises UserError if the data is for another API."""
-    pinned: Callable[[Any], Any] = lambda spec: spec
+    pinned: Callable[[Any, int], Any] = lambda spec, seed: spec
     """The same spec without anything that may change from one process to the next."""
 
 

@@ -4,15 +4,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from inferometer.config.fields import Count, Seconds, Section
+from inferometer.config.fields import Count, CountingTokenizer, Seconds, Section
 from inferometer.config.lengths import Distribution
 
 Output = Annotated[int, Meta(ge=0)] | Literal["reference"] | Distribution
 """Tokens to request per response."""
-
-_TOKENIZER = Meta(
-    description="The model's own tokenizer, which counts the tokens of rows, and those of responses if the server does not: a folder or a file, `org/name`, `tiktoken:NAME`, `server` or `builtin`, as for `synthetic`. Default: the built-in one counts rows, and only the server counts responses."
-)
 
 
 class Prompts(Section, tag_field="type", tag="prompts"):
@@ -20,7 +16,7 @@ class Prompts(Section, tag_field="type", tag="prompts"):
 
     prompts: Annotated[list[str], Meta(description="The prompts.", min_length=1)]
     output: Annotated[int, Meta(description="Tokens requested per response; 0 leaves it to the server.", ge=0)] = 128
-    tokenizer: Annotated[str | None, _TOKENIZER] = None
+    tokenizer: CountingTokenizer = None
 
 
 class Columns(Section):
@@ -36,7 +32,7 @@ class Columns(Section):
 class RowsSection(Section, kw_only=True):
     """What all data with rows has."""
 
-    tokenizer: Annotated[str | None, _TOKENIZER] = None
+    tokenizer: CountingTokenizer = None
     rows: Annotated[int, Meta(description="Use only the first rows, this many; 0: all.", ge=0)] = 0
     shuffle: Annotated[bool, Meta(description="Use the rows in random order, which depends on the seed.")] = False
     min_input: Annotated[
@@ -91,7 +87,7 @@ class DatasetSection(RowsSection, kw_only=True):
 
 
 class Jsonl(DatasetSection, tag_field="type", tag="jsonl", kw_only=True):
-    """A file with one JSON object per line: `{"prompt": "..."}`, `{"messages": [...]}`, or `{"turns": [...], "think": 0.5}` for a conversation; with `output` if it varies. Also a JSON array of such objects, and a text file with one prompt per line."""
+    """A file with one JSON object per line: `{"prompt": "..."}`, `{"messages": [...]}`, or `{"turns": [...], "think": 0.5}` for a conversation; with `output` if it varies. Entries of `turns` are texts, or objects such as `{"content": "...", "output": 64, "think": 0.5, "response": "..."}` (`messages` instead of `content` for several; also `text`, and `delay` in milliseconds); `system` is the system prompt, and `"history": "recorded"` puts each `response` into the prompts that follow. `body` has further fields of the request, and `headers` further headers. Also a JSON array of such objects, and a text file with one prompt per line."""
 
     path: Annotated[str, Meta(description="The file. Like every file of rows, it may be compressed by gzip.")]
 
@@ -139,7 +135,7 @@ class OpenAiBatch(RowsSection, tag_field="type", tag="openai-batch", kw_only=Tru
 
 
 class PythonCode(DatasetSection, tag_field="type", tag="python", kw_only=True):
-    """A Python file with a function that generates requests: prompts, lists of messages, or dicts with the keys of a JSONL line and, if needed, `body` with further fields of the request. It must generate the same every time it is called, because each process calls it."""
+    """A Python file with a function that generates requests: prompts, lists of messages, or dicts with the keys of a JSONL line and, if needed, `body` with further fields of the request. It is called once per run, and all processes of the run send what it has generated. If it has an argument `seed`, it gets the seed of the run."""
 
     path: Annotated[str, Meta(description="The file.")]
     function: Annotated[
@@ -148,6 +144,12 @@ class PythonCode(DatasetSection, tag_field="type", tag="python", kw_only=True):
     arguments: Annotated[
         dict[str, Any], Meta(description="Keyword arguments of the function, such as `{seed: 1}`.")
     ] = field(default_factory=dict)
+    generated: Annotated[
+        str,
+        Meta(
+            description="SHA-256 of what the function generated, as a run records it. With it, a run that generates something else is an error."
+        ),
+    ] = ""
     rows: Annotated[Count, Meta(description="How many requests are taken from it; longer runs use them in turn.")] = (
         1000
     )

@@ -84,7 +84,7 @@ class SharedPrefix(Section, tag_field="type", tag="shared_prefix"):
     hit: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         Meta(
-            description="Share of all prompt tokens that a server with a prefix cache can take from it, once every prefix has been used and apart from rounding to its blocks. As many requests as that takes start with the prefix of their group; the others start with a text of the same length that no other request has. Default: all start with the prefix of their group."
+            description="Share of all prompt tokens that a server with a prefix cache can take from it, once every prefix has been used and apart from rounding to its blocks. As many requests as this takes start with the prefix of their group; the others start with a text of the same length that no other request has. Default: all start with the prefix of their group."
         ),
     ] = None
     prefix_as: Annotated[

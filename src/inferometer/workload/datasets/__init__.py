@@ -44,7 +44,7 @@ def build(spec: RowsSection, seed: int, ids: Sequence[int]) -> list[Request]:
     wanted = order[np.asarray(ids, dtype=np.int64) % n]
     positions, inverse = np.unique(wanted, return_inverse=True)
     records = selection.records(positions.tolist())
-    made = _requests(spec, seed, positions.tolist(), records)
+    made = requests_of(spec, seed, positions.tolist(), records)
     return [_with_id(made[row], id) for id, row in zip(ids, inverse.tolist(), strict=True)]
 
 
@@ -63,8 +63,10 @@ def has_sessions(spec: RowsSection) -> bool:
     return select(spec).has_turns
 
 
-def pinned(spec: RowsSection) -> RowsSection:
-    """The same data with the commit of a hub's dataset."""
+def pinned(spec: RowsSection, seed: int) -> RowsSection:
+    """The same data with the commit of a hub's dataset, or with what the Python function has generated."""
+    if isinstance(spec, PythonCode):
+        return python_code.pinned(spec, seed)
     return hub.pinned(spec) if isinstance(spec, Hub) else spec
 
 
@@ -105,7 +107,7 @@ def notes(spec: Any) -> dict[str, Any]:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _requests(spec: Any, seed: int, positions: list[int], records: list[Record]) -> list[Request]:
+def requests_of(spec: Any, seed: int, positions: list[int], records: list[Record]) -> list[Request]:
     """One request per record. The lengths of responses depend on the position, so that a row is always sent the same."""
     output = getattr(spec, "output", 0)
     made = [steps(record, spec) for record in records]
@@ -117,10 +119,10 @@ def _requests(spec: Any, seed: int, positions: list[int], records: list[Record])
     requests = []
     for index, (record, row) in enumerate(zip(records, made, strict=True)):
         counts = [next(inputs) for _ in row]
-        limits = [
-            record.output if record.output is not None else next_reference or int(sampled[turn][index])
-            for turn, next_reference in enumerate(next(references) for _ in row)
-        ]
+        limits = []
+        for turn, (step, reference) in enumerate([(step, next(references)) for step in row]):
+            limit = record.output if step.output is None else step.output
+            limits.append(limit if limit is not None else reference or int(sampled[turn][index]))
         requests.append(_request(record, row, counts, limits))
     return requests
 
@@ -140,9 +142,10 @@ def _counts(counter: tokenizer.Tokenizer, groups: Sequence[Sequence[str]]) -> li
 def _request(record: Record, row: list[Step], counts: list[int], limits: list[int]) -> Request:
     later, total = [], counts[0]
     for step, count, limit in zip(row[1:], counts[1:], limits[1:], strict=True):
-        total += count
+        total = count if step.is_whole else total + count
         n_in = count if step.prompt is None else total
-        later.append(Turn(step.messages, n_in, limit, step.think, payload=step.prompt))
+        payload = None if step.prompt is None else _payload(step.prompt) if step.is_whole else step.prompt
+        later.append(Turn(step.messages, n_in, limit, step.think, payload=payload))
     return Request(0, _payload(row[0].messages), counts[0], limits[0], later=tuple(later), options=record.options)
 
 

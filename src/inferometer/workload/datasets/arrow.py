@@ -43,6 +43,9 @@ class ArrowRows:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def raw(self, indices: range) -> None:
+        """None: the rows are not JSON."""
+
     def take(self, indices: Sequence[int]) -> list[Row | ValueError]:
         wanted = np.asarray(indices, dtype=np.int64)
         numbers = np.searchsorted(self._starts, wanted, side="right") - 1

@@ -7,13 +7,13 @@
 from collections.abc import Callable
 from typing import Any
 
+from inferometer.apis import OUTPUT_LIMITS
 from inferometer.types import Messages, RequestOptions
 from inferometer.workload.datasets.conversations import Exchange, Record, user
 from inferometer.workload.datasets.rows import Row, kind_of
 
 URLS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
 """The key of the body that has the prompt, and the URL that it is for."""
-_LIMITS = ("max_completion_tokens", "max_tokens")
 _DECIDED_ELSEWHERE = ("model", "stream", "stream_options")
 """Fields that the `server` section decides about."""
 
@@ -33,7 +33,7 @@ def _record(row: Row, model: str) -> Record:
         raise ValueError(f"method must be POST, got {method!r}")
     if not isinstance(url, str):
         raise ValueError(f"url must be a path such as {URLS[key]}, got {kind_of(url)}")
-    limit = next((body[name] for name in _LIMITS if isinstance(body.get(name), int)), 0)
+    limit = next((body[name] for name in OUTPUT_LIMITS if isinstance(body.get(name), int)), 0)
     rest = {name: value for name, value in body.items() if name not in _DECIDED_ELSEWHERE and name != key}
     if isinstance(body[key], list) and key != "messages":  # token ids, or several prompts: neither is a text
         rest[key] = body[key]

@@ -3,6 +3,8 @@
 {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}    ShareGPT
 {"messages": [{"role": "user", "content": "..."}, ...]}                                     OpenAI
 {"turns": ["...", "..."], "think": 0.5}                                                     the user's turns alone
+{"turns": [{"content": "...", "output": 64, "think": 0.5, "response": "..."}]}              turns that differ
+{"turns": [{"text": "...", "delay": 100}]}                                                  AIPerf, with milliseconds
 {"conversation_id": "a", "turn": 1, "role": "user", "content": "..."}                       one row per message
 """
 
@@ -27,6 +29,10 @@ class Exchange(msgspec.Struct, frozen=True):
     """The recorded response; empty if there is none."""
     think: int | None = None
     """Nanoseconds between the end of the turn before and this one; None: the row does not say it."""
+    output: int | None = None
+    """Tokens to request in this turn; None: as many as the record says."""
+    is_whole: bool = False
+    """The messages are the whole prompt of the turn, which does not continue that of the turn before."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -39,6 +45,8 @@ class Record(msgspec.Struct, frozen=True):
     options: RequestOptions = NO_OPTIONS
     url: str = ""
     """The path that the request is for; empty: any."""
+    is_recorded: bool = False
+    """Later prompts contain the recorded responses, whatever the config says."""
 
 
 _ROLES = {
@@ -47,6 +55,10 @@ _ROLES = {
     "function_call": "function_call", "observation": "tool", "tool": "tool", "function_response": "tool",
 }  # fmt: skip
 """What ShareGPT's `from` means."""
+
+
+MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+"""Keys of what cannot be sent."""
 
 
 def user(text: str) -> dict[str, object]:
@@ -175,13 +187,62 @@ def exchanges(messages: Messages) -> tuple[Exchange, ...]:
 def users_turns(row: Row) -> tuple[Exchange, ...]:
     """The exchanges of a row with the user's turns, and perhaps with reference responses to them."""
     turns, references = decoded(row["turns"]), row.get("reference")
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise ValueError("turns must be a list of strings")
-    think = nanoseconds("think", row["think"]) if "think" in row else None
-    if not isinstance(references, list) or len(references) != len(turns):
-        return tuple(Exchange([user(turn)], think=think) for turn in turns)
-    pairs = zip(turns, references, strict=True)
-    return tuple(Exchange([user(turn)], [{"role": "assistant", "content": str(text)}], think) for turn, text in pairs)
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str | dict) and turn for turn in turns):
+        raise ValueError("turns must be a list of strings or objects")
+    think = nanoseconds("think", row["think"]) if row.get("think") is not None else None
+    made = [_turn(f"turns.{number}", turn, think) for number, turn in enumerate(turns)]
+    if isinstance(references, list) and len(references) == len(turns):
+        made = [
+            msgspec.structs.replace(each, response=[_assistant(str(text))])
+            for each, text in zip(made, references, strict=True)
+        ]
+    return tuple(made)
+
+
+def _turn(name: str, turn: Any, think: int | None) -> Exchange:
+    """One entry of `turns`: the user's text, or an object."""
+    if isinstance(turn, str):
+        return Exchange([user(turn)], think=think)
+    key = next((key for key in _TURN_TEXTS if turn.get(key) is not None), None)
+    if key is None:
+        raise ValueError(
+            f"{name} has no {', '.join(_TURN_TEXTS)} (its keys: {', '.join(sorted(turn))[:100] or 'none'})"
+        )
+    if media := next((name for name in MEDIA if turn.get(name)), None):
+        raise ValueError(f"{name} has {media!r}, which cannot be sent")
+    if turn.get("think") is not None:
+        think = nanoseconds(f"{name}.think", turn["think"])
+    elif turn.get("delay") is not None:
+        think = nanoseconds(f"{name}.delay", turn["delay"], _MS)
+    output = next((key for key in _TURN_OUTPUTS if turn.get(key) is not None), None)
+    return Exchange(
+        _turn_messages(f"{name}.{key}", turn[key], str(turn.get("role") or "user")),
+        _turn_messages(f"{name}.response", turn["response"], "assistant") if turn.get("response") is not None else [],
+        think,
+        number_of_tokens(f"{name}.{output}", turn[output]) if output else None,
+        key == "prompt",
+    )
+
+
+_TURN_TEXTS = ("content", "text", "messages", "prompt")
+"""What a turn adds: its text, or several messages; `prompt`: the whole prompt."""
+_TURN_OUTPUTS = ("output", "output_length", "max_tokens")
+_MS = NS // 1000
+
+
+def _turn_messages(name: str, value: Any, role: str) -> Messages:
+    if isinstance(value, str) and value:
+        return [{"role": role, "content": value}]
+    if not isinstance(value, list) or not value:
+        raise ValueError(
+            f"{name} must be a text or a list of messages, got {'nothing' if not value else kind_of(value)}"
+        )
+    _check_messages(name, value)
+    return value
+
+
+def _assistant(text: str) -> dict[str, object]:
+    return {"role": "assistant", "content": text}
 
 
 def conversation_of_rows(rows: Sequence[Row]) -> Record:
@@ -208,10 +269,22 @@ def conversation_of_rows(rows: Sequence[Row]) -> Record:
     return Record(tuple(divided), "turns", None, tool_options({"tools": tools}))
 
 
-def nanoseconds(name: str, seconds: object) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
-        raise ValueError(f"{name} must be a number of seconds, got {seconds!r}")
-    return int(seconds * NS)
+def nanoseconds(name: str, time: object, unit: int = NS) -> int:
+    """A time of a row, in seconds or in another unit with this number of nanoseconds."""
+    if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time * unit < 1e9 * NS:
+        raise ValueError(f"{name} must be a number of {'seconds' if unit == NS else 'milliseconds'}, got {time!r}")
+    return round(time * unit)
+
+
+def number_of_tokens(name: str, value: Any) -> int:
+    number = decoded(value)
+    if isinstance(number, str) and number.strip().isdecimal():
+        number = int(number)
+    if isinstance(number, float) and number.is_integer():  # a column with nulls, as pandas writes it
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ValueError(f"{name} must be a number of tokens, got {value!r}")
+    return number
 
 
 def tool_options(row: Row) -> RequestOptions:

@@ -16,13 +16,14 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from inferometer.apis import APIS
+from inferometer.apis import APIS, OUTPUT_LIMITS
 from inferometer.config.data.datasets import Columns, Jsonl, OpenAiBatch, Output
 from inferometer.errors import UserError
 from inferometer.types import Request
+from inferometer.units import NS
 from inferometer.workload import tokenizer as tokenizers
-from inferometer.workload.datasets import build, distinct, notes
-from inferometer.workload.datasets.conversations import Record, response_text, texts
+from inferometer.workload.datasets import distinct, notes, requests_of
+from inferometer.workload.datasets.conversations import Exchange, Record, response_text, texts, user
 from inferometer.workload.datasets.files import open_rows
 from inferometer.workload.datasets.rows import Row, Rows
 from inferometer.workload.datasets.selection import select
@@ -31,7 +32,6 @@ FORMATS = ("openai-batch", "vllm-batch", "batches", "jsonl")
 OPENAI_LIMIT = 50_000
 """Maximum number of requests in a file for OpenAI."""
 _BLOCK = 1024
-_LIMITS = ("max_completion_tokens", "max_tokens")
 
 
 class Conversion(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,8 @@ def convert(source: str, target: str, how: Conversion) -> Converted:
         return Converted(len(rows), _write(Path(target), [rows]), [])
     spec = _spec(source, kind, how)
     noted: list[str] = notes(spec).get("notes", [])
-    lines = _written(spec, how)
+    tally = _Tally()
+    lines = _written(spec, how, tally)
     per_file = how.batch if how.to in ("openai-batch", "vllm-batch") else 0
     count = distinct(spec)
     if how.to == "openai-batch" and (per_file or count) > OPENAI_LIMIT:
@@ -84,7 +85,13 @@ def convert(source: str, target: str, how: Conversion) -> Converted:
             f"a file for OpenAI's batch API has at most {OPENAI_LIMIT:,} requests, and this one would have {per_file or count:,}",
             "use --batch 50000, which writes several files",
         )
-    return Converted(count, _write(Path(target), _divided(lines, per_file)), noted)
+    written = _write(Path(target), _divided(lines, per_file))
+    if tally.cut:
+        noted = [
+            *noted,
+            f"{tally.cut:,} conversation{'s' * (tally.cut != 1)} lost the turns after the first one without a recorded response",
+        ]
+    return Converted(tally.requests, written, noted)
 
 
 def _spec(source: str, kind: str, how: Conversion) -> Jsonl | OpenAiBatch:
@@ -112,28 +119,73 @@ def _kind_of(source: str) -> str:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _written(spec: Jsonl | OpenAiBatch, how: Conversion) -> Iterator[Row]:
-    order = _order(spec, how)
+class _Tally(msgspec.Struct):
+    """Counts what is written."""
+
+    requests: int = 0
+    cut: int = 0
+    """Conversations with turns that could not be written, because the response before them is not known."""
+
+
+def _written(spec: Jsonl | OpenAiBatch, how: Conversion, tally: _Tally) -> Iterator[Row]:
     if how.to == "jsonl":
-        for block in _blocks(order, _BLOCK):
+        for block in _blocks(range(distinct(spec)), _BLOCK):
+            tally.requests += len(block)
             yield from map(_jsonl_row, select(spec).records(block))
-    elif how.to == "batches":
-        for block in _blocks(order, how.batch or len(order)):
-            yield _batch_row(block, build(spec, 0, block), how)
-    else:
-        for block in _blocks(order, _BLOCK):
-            for position, request in zip(block, build(spec, 0, block), strict=True):
-                yield _api_row(position, request, how)
+        return
+    requests = (
+        _sorted(spec, tally)
+        if how.sort
+        else enumerate(request for _, request in _single(spec, range(distinct(spec)), tally))
+    )
+    if how.to == "batches":
+        while batch := list(islice(requests, how.batch or None)):
+            tally.requests += len(batch)
+            yield _batch_row([number for number, _ in batch], [request for _, request in batch], how)
+        return
+    for number, request in requests:
+        tally.requests += 1
+        if how.to == "openai-batch" and not how.batch and tally.requests > OPENAI_LIMIT:
+            raise UserError(
+                f"a file for OpenAI's batch API has at most {OPENAI_LIMIT:,} requests, and this one has more turns",
+                "use --batch 50000, which writes several files",
+            )
+        yield _api_row(number, request, how)
 
 
-def _order(spec: Jsonl | OpenAiBatch, how: Conversion) -> list[int]:
-    """The positions of the records in the order in which they are written."""
-    count = distinct(spec)
-    if not how.sort:
-        return list(range(count))
-    lengths = [request.n_in for block in _blocks(range(count), _BLOCK) for request in build(spec, 0, block)]
-    order: list[int] = np.argsort(np.array(lengths), kind="stable").tolist()
-    return order
+def _single(
+    spec: Jsonl | OpenAiBatch, positions: Sequence[int], tally: _Tally
+) -> Iterator[tuple[tuple[int, int], Request]]:
+    """The requests at these positions, each by itself and with its position and turn. A conversation becomes one request per turn, with the recorded responses
+    before it, as far as there are any; OpenAI's messages are one request, up to their last response."""
+    for block in _blocks(positions, _BLOCK):
+        records = [_with_all_turns(record) for record in select(spec).records(block)]
+        for position, request in zip(block, requests_of(spec, 0, block, records), strict=True):
+            yield (position, 0), msgspec.structs.replace(request, later=())
+            for number, turn in enumerate(request.later, 1):
+                if turn.payload is None:
+                    tally.cut += 1
+                    break
+                yield (position, number), Request(0, turn.payload, turn.n_in, turn.n_out, options=request.options)
+
+
+def _with_all_turns(record: Record) -> Record:
+    if record.form not in ("sharegpt", "turns"):
+        return record
+    return msgspec.structs.replace(record, form="turns", is_recorded=True)
+
+
+def _sorted(spec: Jsonl | OpenAiBatch, tally: _Tally) -> Iterator[tuple[int, Request]]:
+    """The requests by their number of tokens, each with its number in the file. They are made twice instead of kept."""
+    names: list[tuple[int, int]] = []
+    lengths: list[int] = []
+    for name, request in _single(spec, range(distinct(spec)), tally):
+        names.append(name)
+        lengths.append(request.n_in)
+    for block in _blocks(np.argsort(np.array(lengths), kind="stable").tolist(), _BLOCK):
+        positions = sorted({names[number][0] for number in block})
+        requests = dict(_single(spec, positions, _Tally()))
+        yield from ((number, requests[names[number]]) for number in block)
 
 
 def _blocks(order: Sequence[int], size: int) -> Iterator[list[int]]:
@@ -148,7 +200,7 @@ def _api_row(position: int, request: Request, how: Conversion) -> Row:
     else:
         body["input" if how.api == "embeddings" else "prompt"] = _text(request)
     body |= request.options.body
-    if request.n_out and how.api != "embeddings" and not body.keys() & set(_LIMITS):
+    if request.n_out and how.api != "embeddings" and not body.keys() & set(OUTPUT_LIMITS):
         body["max_completion_tokens" if how.api == "chat" else "max_tokens"] = request.n_out
     return {"custom_id": f"request-{position}", "method": "POST", "url": APIS[how.api].path, "body": body}
 
@@ -194,9 +246,9 @@ def _jsonl_row(record: Record) -> Row:
     """A line that gives the same record again."""
     row: Row = {}
     first = record.exchanges[0]
-    if record.form == "turns" and not any(each.response for each in record.exchanges):
-        row["turns"] = [texts(each.added)[0] for each in record.exchanges]
-        row |= {"think": first.think / 1e9} if first.think is not None else {}
+    if record.form == "turns":
+        row["turns"] = [_turn(each) for each in record.exchanges]
+        row |= {"history": "recorded"} if record.is_recorded else {}
     elif record.form == "prompt" and len(first.added) == 1 and isinstance(first.added[0].get("content"), str):
         row["prompt"] = first.added[0]["content"]
         row |= {"response": response_text(first.response)} if first.response else {}
@@ -204,8 +256,23 @@ def _jsonl_row(record: Record) -> Row:
         row["messages"] = [message for each in record.exchanges for message in (*each.added, *each.response)]
     if record.output:
         row["output"] = record.output
-    body = {name: value for name, value in record.options.body.items() if name not in _LIMITS}
+    body = {name: value for name, value in record.options.body.items() if name not in OUTPUT_LIMITS}
+    body |= {"model": record.options.model} if record.options.model else {}
+    row |= {"headers": record.options.headers} if record.options.headers else {}
     return row | ({"body": body} if body else {})
+
+
+def _turn(exchange: Exchange) -> str | Row:
+    """The user's text if there is nothing else, otherwise an object."""
+    text = exchange.added[0].get("content")
+    is_text = len(exchange.added) == 1 and exchange.added[0] == user(str(text))
+    turn: Row = {
+        "prompt" if exchange.is_whole else "content" if is_text else "messages": text if is_text else exchange.added
+    }
+    turn |= {"response": exchange.response} if exchange.response else {}
+    turn |= {"output": exchange.output} if exchange.output is not None else {}
+    turn |= {"think": exchange.think / NS} if exchange.think is not None else {}
+    return str(text) if turn.keys() == {"content"} else turn
 
 
 def _divided(lines: Iterator[Row], per_file: int) -> Iterator[Iterator[Row]]:
@@ -230,6 +297,9 @@ def _write(target: Path, files: Any) -> list[Path]:
                 file.writelines(msgspec.json.encode(row) + b"\n" for row in block)
             written.append(path)
             block, following = following, next(blocks, None)
+    except UserError:
+        path.unlink(missing_ok=True)
+        raise
     except OSError as error:
         raise UserError(f"{target} cannot be written: {error.strerror}", "give another file") from None
     return written

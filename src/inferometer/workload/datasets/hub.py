@@ -49,7 +49,7 @@ def _cache() -> Path:
 
 def _library(spec: Hub) -> Any:
     try:
-        import datasets  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional, and slow to import
+        import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415 - optional, and slow to import
     except ImportError:
         raise UserError(
             f"the dataset {spec.path} needs the library `datasets`", "pip install 'inferometer[hub]'", "data.type"
@@ -58,7 +58,7 @@ def _library(spec: Hub) -> Any:
 
 
 def _commit(spec: Hub) -> str:
-    from huggingface_hub import HfApi  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - comes with datasets
+    from huggingface_hub import HfApi  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415 - comes with datasets
 
     try:
         return str(HfApi().dataset_info(spec.path, revision=spec.revision).sha)

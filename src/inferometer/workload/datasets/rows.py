@@ -35,6 +35,10 @@ class Rows(Protocol):
         """The rows with these indices."""
         ...
 
+    def raw(self, indices: range) -> Sequence[Any] | None:
+        """The JSON of these rows, before it is decoded; None: they are not JSON."""
+        ...
+
     def where(self, index: int) -> str:
         """Where a row is in its file: `line 5`."""
         ...
@@ -62,6 +66,12 @@ class LineRows:
     def take(self, indices: Sequence[int]) -> list[Row | ValueError]:
         starts, ends = self._starts[indices].tolist(), self._ends[indices].tolist()
         return [self._row(self._data[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+    def raw(self, indices: range) -> Sequence[Any] | None:
+        if self._decode is not json_row:
+            return None
+        starts, ends = self._starts[indices].tolist(), self._ends[indices].tolist()
+        return [self._data[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def _row(self, line: bytes) -> Row | ValueError:
         try:
@@ -92,6 +102,9 @@ class JsonRows:
 
     def take(self, indices: Sequence[int]) -> list[Row | ValueError]:
         return [self._row(self._entries[index]) for index in indices]
+
+    def raw(self, indices: range) -> Sequence[Any] | None:
+        return self._entries[indices.start : indices.stop]
 
     def _row(self, entry: msgspec.Raw) -> Row | ValueError:
         try:

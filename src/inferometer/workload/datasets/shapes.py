@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inferometer.config.data.datasets import Columns
+from inferometer.config.fields import is_valid_header
 from inferometer.types import Messages, RequestOptions
 from inferometer.workload.datasets.conversations import (
+    MEDIA,
     Exchange,
     Record,
     conversation,
     conversation_of_rows,
-    decoded,
+    number_of_tokens,
     tool_options,
     user,
     users_turns,
@@ -61,7 +63,6 @@ SHAPES = (
 _CONVERSATIONS = ("conversations", "messages", "conversation")
 _OUTPUTS = ("output", "output_length", "output length", "output_tokens", "max_tokens", "max_completion_tokens")
 _SYSTEMS = ("system", "system_prompt")
-_MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 READABLE = "prompt, messages, conversations or turns"
@@ -106,7 +107,9 @@ def _record(row: Row, names: dict[str, str], columns: Columns, template: str | N
             exchanges, form = conversation(column, cell(row, column))
             return Record(_with_system(exchanges, system), form, _output(row, names, columns), options)
         if "turns" in names:
-            return Record(_with_system(users_turns(row), system), "turns", _output(row, names, columns), options)
+            exchanges, output = _with_system(users_turns(row), system), _output(row, names, columns)
+            is_recorded = row.get("history") == "recorded"
+            return Record(exchanges, "turns", output, options, is_recorded=is_recorded)
     shape = _shape(row, names, columns, template)
     prompt = _prompt(shape, row, names)
     response = _response(shape, row, names, columns)
@@ -163,9 +166,15 @@ def _prompt(shape: Shape, row: Row, names: dict[str, str]) -> str | list[Any]:
         further = row.get(names.get(name, name))
         if isinstance(further, str) and further.strip():
             text += f"\n\n{further}"
-    if not text:
+    if not text and not _has_own_prompt(row):
         raise ValueError(f"{shape.needs[0]} is empty")
     return text
+
+
+def _has_own_prompt(row: Row) -> bool:
+    """Whether the further fields of the body have a prompt, such as several ones."""
+    body = row.get("body")
+    return isinstance(body, dict) and not body.keys().isdisjoint(("prompt", "input", "messages"))
 
 
 def fill(template: str, row: Row, names: dict[str, str] | None = None) -> str:
@@ -200,7 +209,7 @@ def missing(column: str, columns: Iterable[str]) -> str:
 
 
 def _refuse_media(row: Row, names: dict[str, str]) -> None:
-    for name in _MEDIA:
+    for name in MEDIA:
         if name in names and row[names[name]]:
             raise ValueError(
                 f"it has a column {names[name]!r}, which cannot be sent; to send the text alone, name its column in data.columns"
@@ -247,31 +256,33 @@ def _answer(value: Any) -> str | None:
 def _output(row: Row, names: dict[str, str], columns: Columns, not_this: str = "") -> int | None:
     """The number of tokens to request. In some datasets, `output` is the response instead."""
     if columns.output is not None:
-        return _tokens(columns.output, cell(row, columns.output))
+        return number_of_tokens(columns.output, cell(row, columns.output))
     for name in _OUTPUTS:
         value = row[names[name]] if name in names and name != not_this else None
         if value is not None and not (name == "output" and isinstance(value, str) and not value.isdecimal()):
-            return _tokens(names[name], value)
+            return number_of_tokens(names[name], value)
     return None
 
 
-def _tokens(name: str, value: Any) -> int:
-    number = decoded(value)
-    if isinstance(number, str) and number.strip().isdecimal():
-        number = int(number)
-    if isinstance(number, float) and number.is_integer():  # a column with nulls, as pandas writes it
-        number = int(number)
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ValueError(f"{name} must be a number of tokens, got {value!r}")
-    return number
-
-
 def _options(row: Row) -> RequestOptions:
+    """The fields of the body and the headers that a row adds to its request. A model in the body is that of the request."""
     options = tool_options(row)
     body, headers = row.get("body"), row.get("headers")
     if not isinstance(body, dict) and not isinstance(headers, dict):
         return options
-    return RequestOptions(
-        headers=headers if isinstance(headers, dict) else {},
-        body=options.body | (body if isinstance(body, dict) else {}),
-    )
+    own = dict(body) if isinstance(body, dict) else {}
+    model = own.pop("model", "")
+    if not isinstance(model, str):
+        raise ValueError(f"body.model must be a string, got {kind_of(model)}")
+    return RequestOptions(model, _headers(headers) if isinstance(headers, dict) else {}, options.body | own)
+
+
+def _headers(headers: dict[str, Any]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not isinstance(value, str):
+            raise ValueError(f"headers.{name} must be a string, got {kind_of(value)}")
+        if not is_valid_header(name, value):
+            raise ValueError(
+                f"{name!r} is not a valid header: its name or value has other than printable ASCII characters"
+            )
+    return headers
