@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import small_tokenizers
@@ -23,6 +24,7 @@ from inferometer.errors import UserError
 from inferometer.fleet.job import whole_plan
 from inferometer.types import OpenStage, Request
 from inferometer.units import NS
+from inferometer.wire.history import history
 from inferometer.workload import tokenizer, traces
 
 needs_files = pytest.mark.skipif(not TRACES.exists(), reason=f"{TRACES} does not exist")
@@ -297,6 +299,33 @@ def test_later_turns_wait_for_their_delay_and_add_their_tokens(tmp_path: Path) -
     assert not second.later
     assert (turn.think, turn.n_in, turn.n_out, turn.payload) == (6_250_000, 20, 6, None)
     assert tokenizer.load().count(str(turn.messages[0]["content"])) == 20
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_turns_of_a_session_add_their_tokens_over_every_api(tmp_path: Path, api: str) -> None:
+    for has_ids in (True, False):
+        rows = [
+            {"session_id": "a", "input_length": 30, "output_length": 4},
+            {"session_id": "a", "delay": 12.5, "input_length": 20, "output_length": 6},
+            {"session_id": "a", "delay": 12.5, "input_length": 25, "output_length": 6},
+        ]
+        data = {
+            "type": "trace",
+            "path": write(
+                tmp_path, "t.jsonl", json_lines([row | {"hash_ids": [n] * has_ids} for n, row in enumerate(rows)])
+            ),
+        }
+        config = from_mapping({"server": {"url": "http://x", "api": api}, "data": data, "load": {"requests": 1}})
+        (request,) = workload.build(config.data, 0, [0])
+        sent = history("text" if api == "completions" else "messages")
+        sent.begin(str(request.payload))
+        for turn in request.later:
+            sent.respond(" the server's response", is_live=True)
+            sent.add(turn.messages)
+        payload = msgspec.json.decode(sent.json())
+        texts = [payload] if isinstance(payload, str) else [message["content"] for message in payload]
+        count = tokenizer.load().count
+        assert sum(map(count, texts)) == 30 + 20 + 25 + 2 * count(" the server's response")
 
 
 def test_whole_prompts_of_later_turns_start_with_the_blocks_of_the_turn_before(tmp_path: Path) -> None:
