@@ -17,7 +17,7 @@ class Trace(Section, tag_field="type", tag="trace"):
     format: Annotated[
         FormatName,
         Meta(
-            description="`azure` (2023 and 2024), `burstgpt`, `mooncake` (also its sessions with delays), `bailian`, `vidur` (and Splitwise), `tracelab`; `csv` and `jsonl`: a plain file of times and lengths, "
+            description="`azure` (2023 and 2024), `burstgpt`, `mooncake` (also its sessions with delays), `bailian`, `vidur` (and Splitwise), `tracelab`, `aiperf` (sessions with `turns`); `csv` and `jsonl`: a plain file of times and lengths, "
             "with `columns`. `auto`: by the names of the columns."
         ),
     ] = "auto"

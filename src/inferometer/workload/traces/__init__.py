@@ -1,6 +1,7 @@
 """Requests of the lengths that a trace has, and the instants at which they arrived.
 
     files.py    CSV and JSON lines as columns of text
+    values.py   the text of a column as numbers
     table.py    the columns of every format as one table: lengths, sessions, times
     blocks.py   prompts from hash ids, block by block
 
@@ -55,20 +56,20 @@ def distinct(spec: Trace) -> int:
 
 
 def notes(spec: Trace) -> dict[str, Any]:
-    """What a user should know about the rows: how many are left out because they have no tokens, such as failed requests."""
+    """What a user should know about the rows: how many are left out, because they are broken or have no tokens."""
     table = _table(spec)
     if not table.first_skipped:
         return {}
     skipped = {"rows": table.total - len(table.number), "of": table.total, "first": table.first_skipped}
-    line = f"{skipped['rows']:,} of {table.total:,} rows were skipped, because they have no tokens; the first is {table.first_skipped}"
+    line = f"{skipped['rows']:,} of {table.total:,} rows were skipped; the first is {table.first_skipped}"
     return {"skipped": skipped, "notes": [line]}
 
 
 def content(spec: Trace) -> bytes:
-    """The content of the file."""
+    """A hash of the content of the file."""
     from inferometer.workload.traces import files  # noqa: PLC0415  (pyarrow is slow to import)
 
-    return files.read_bytes(spec.path)
+    return files.digest(spec.path)
 
 
 # --- arrivals --------------------------------------------------------------------------------------------------------
@@ -156,7 +157,8 @@ def _turn(spec: Trace, table: "TraceTable", before: int, turn: int, prompt: str)
     added = _added(table, before, turn)
     n_out = _output(spec, table, turn)
     if added or table.prompts is not None:
-        return Turn([{"role": "user", "content": prompt}], max(added, 0), n_out, think)
+        n_in = added if table.prompts is None else tokenizers.load(spec.tokenizer).count(prompt)
+        return Turn([{"role": "user", "content": prompt}], n_in, n_out, think)
     return Turn([], int(table.input[turn]), n_out, think, payload=prompt)
 
 
