@@ -3,15 +3,18 @@
 import csv
 import gzip
 import json
+import subprocess
+import sys
 from datetime import datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import small_tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from workload.trace_files import TRACES
 
@@ -23,6 +26,7 @@ from inferometer.errors import UserError
 from inferometer.fleet.job import whole_plan
 from inferometer.types import OpenStage, Request
 from inferometer.units import NS
+from inferometer.wire.history import history
 from inferometer.workload import tokenizer, traces
 
 needs_files = pytest.mark.skipif(not TRACES.exists(), reason=f"{TRACES} does not exist")
@@ -299,6 +303,33 @@ def test_later_turns_wait_for_their_delay_and_add_their_tokens(tmp_path: Path) -
     assert tokenizer.load().count(str(turn.messages[0]["content"])) == 20
 
 
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_turns_of_a_session_add_their_tokens_over_every_api(tmp_path: Path, api: str) -> None:
+    for has_ids in (True, False):
+        rows = [
+            {"session_id": "a", "input_length": 30, "output_length": 4},
+            {"session_id": "a", "delay": 12.5, "input_length": 20, "output_length": 6},
+            {"session_id": "a", "delay": 12.5, "input_length": 25, "output_length": 6},
+        ]
+        data = {
+            "type": "trace",
+            "path": write(
+                tmp_path, "t.jsonl", json_lines([row | {"hash_ids": [n] * has_ids} for n, row in enumerate(rows)])
+            ),
+        }
+        config = from_mapping({"server": {"url": "http://x", "api": api}, "data": data, "load": {"requests": 1}})
+        (request,) = workload.build(config.data, 0, [0])
+        sent = history("text" if api == "completions" else "messages")
+        sent.begin(str(request.payload))
+        for turn in request.later:
+            sent.respond(" the server's response", is_live=True)
+            sent.add(turn.messages)
+        payload = msgspec.json.decode(sent.json())
+        texts = [payload] if isinstance(payload, str) else [message["content"] for message in payload]
+        count = tokenizer.load().count
+        assert sum(map(count, texts)) == 30 + 20 + 25 + 2 * count(" the server's response")
+
+
 def test_whole_prompts_of_later_turns_start_with_the_blocks_of_the_turn_before(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"session_id": "a", "input_length": 40, "output_length": 4, "hash_ids": [1, 2, 3]},
@@ -326,7 +357,7 @@ def test_rows_of_a_session_with_times_are_requests_of_their_own_unless_sessions_
     path = write(tmp_path, "t.csv", text)
     alone = Trace(path=path)
     assert [request.n_in for request in workload.build(alone, 0, range(4))] == [50, 7, 90, 30]
-    assert traces.notes(alone)["skipped"] == {"rows": 1, "of": 5, "first": f"{path}, line 3"}
+    assert traces.notes(alone)["skipped"] == {"rows": 1, "of": 5, "first": f"{path}, line 3: there are no tokens"}
     together = Trace(path=path, sessions=True)
     first, second = workload.build(together, 0, range(2))
     assert (first.n_in, second.n_in, len(second.later)) == (50, 7, 0)
@@ -392,17 +423,13 @@ def test_an_unordered_trace_is_an_error_unless_it_is_sorted(tmp_path: Path) -> N
     [
         ("t.csv", "", "t.csv is empty"),
         ("t.csv", "time,input,output\n", "no rows with tokens"),
-        ("t.csv", "time,input,output\n0,0,0\n", "no rows with tokens"),
+        ("t.csv", "time,input,output\n0,0,0\n", "line 2: there are no tokens"),
         ("t.csv", "a,b\n1,2\n", "does not have a column with the prompts' lengths; its columns are a, b"),
-        ("t.csv", "time,input,output\n0,5,1\nsoon,5,1\n", "line 3: time is not a time: 'soon'"),
-        ("t.csv", "time,input,output\n0,5,1\n1,many,1\n", "line 3: input is not a number of tokens: 'many'"),
-        ("t.csv", "time,input,output\n0,5,1\n1,2.5,1\n", "line 3: input is not a number of tokens: '2.5'"),
-        ("t.csv", "time,input,output\n0,5,1\n,5,1\n", "line 3: there is no time"),
-        ("t.csv", "time,input,output\n0,5\n", "Expected 3 columns, got 2"),
-        ("t.jsonl", '{"input_length": 5, "output_length": 1}\n{"input', "line 2: not JSON"),
-        ("t.jsonl", '{"input_length": 5, "output_length": 1}\n\n[1]\n', "line 3: not a JSON object"),
+        ("t.csv", "time,input,output\n0,0,0\n0,x,0\n", "none of its 2 rows can be used; the first is .*line 2: there are no tokens"),
+        ("t.jsonl", '{"input\n[1]', "none of its 2 rows can be used; the first is .*line 1: not JSON"),
         ("t.jsonl", '{"input_length": 5, "output_length": 1, "hash_ids": ["x"]}', "line 1: hash_ids are not whole numbers"),
         ("t.json", '{"id": 1, "requests": [],\n "block_size": 64, "hash_id_scope": "local"}', "agentic graphs are not supported yet"),
+        ("t.jsonl", '{"session_id": "a", "turns": [{"text": "Hi", "spawns": ["b"]}]}', "agentic graphs are not supported yet"),
     ],
 )  # fmt: skip
 def test_errors_name_the_line(tmp_path: Path, name: str, text: str, error: str) -> None:
@@ -410,6 +437,131 @@ def test_errors_name_the_line(tmp_path: Path, name: str, text: str, error: str) 
         workload.build(Trace(path=write(tmp_path, name, text)), 0, [0])
     assert raised.value.next_step
     assert raised.value.key == "data.path"
+
+
+IDS = '{"input_length": 600, "output_length": 1, "hash_ids": '
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("t.csv", "time,input,output\n0,5,1\nsoon,5,1\n", "line 3: time is not a time: 'soon'"),
+        ("t.csv", "time,input,output\n2024-05-10 00:00:00,5,1\n2024-15-10 00:00:00,5,1\n", "line 3: time is not a time: '2024-15-10 00:00:00'"),
+        ("t.csv", "time,input,output\n0,5,1\n1,many,1\n", "line 3: input is not a number of tokens: 'many'"),
+        ("t.csv", "time,input,output\n0,5,1\n1,2.5,1\n", "line 3: input is not a number of tokens: '2.5'"),
+        ("t.csv", "time,input,output\n0,5,1\n,5,1\n", "line 3: there is no time"),
+        ("t.csv", "time,input,output\n0,5\n1,5,1\n", "line 2: there are 2 columns instead of 3"),
+        ("t.jsonl", '{"input_length": 5, "output_length": 1}\n{"input', "line 2: not JSON; write one JSON object per line"),
+        ("t.jsonl", '{"input_length": 5, "output_length": 1}\n\n[1]\n', "line 3: not a JSON object"),
+        ("t.jsonl", '{"time": 0, "input": [1, 2], "output": 3}\n{"time": 0, "input": 5, "output": 3}', "line 1: input is a list"),
+        ("t.jsonl", f"{IDS}[1, 2]}}\n{IDS}[1, -2]}}", "line 2: hash_ids are not whole numbers"),
+        ("t.jsonl", f"{IDS}[1, 2]}}\n{IDS}[1, 2]}}\n{IDS}[1]}}\n{IDS}[1, 2, 3, 4]}}", "line 4: 4 hash ids do not fit 600 tokens in blocks of 512"),
+    ],
+)  # fmt: skip
+def test_broken_rows_are_skipped_and_counted(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    path = write(tmp_path, name, text)
+    spec = Trace(path=path)
+    count = workload.distinct(spec)
+    assert count
+    assert len(workload.build(spec, 0, range(count))) == count
+    noted = workload.notes(spec)
+    assert noted["skipped"] == {"rows": 1, "of": count + 1, "first": f"{path}, {reason}"}
+    assert noted["notes"] == [f"1 of {count + 1} rows were skipped; the first is {path}, {reason}"]
+
+
+def test_a_column_that_sessions_need_may_be_missing(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.csv", "chat_id,timestamp,input_length,output_length\n1,0,5,1\n")
+    with pytest.raises(UserError, match=r"data.sessions: .*t.csv has no sessions"):
+        workload.build(Trace(path=path, format="bailian", sessions=True), 0, [0])
+
+
+NAMES = ["time", "timestamp", "input", "input_length", "output", "output_length", "session_id", "delay", "hash_ids",
+         "prompt", "chat_id", "parent_chat_id", "turns", "text", "ContextTokens", "GeneratedTokens"]  # fmt: skip
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 40), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3),
+    st.sampled_from(["2024-05-10", "1e5", "1e-40", "2024-05-10T00:00:00Z", "2024-05-10 00:00:00", "nan"]),
+    st.lists(st.one_of(st.integers(-1, 5), st.floats(), st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), max_size=2)), max_size=3),
+    st.dictionaries(st.sampled_from(NAMES), st.integers(), max_size=1),
+)  # fmt: skip
+ROWS = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6), min_size=1, max_size=4)
+
+
+@given(
+    rows=ROWS,
+    as_csv=st.booleans(),
+    kind=st.sampled_from(["auto", "bailian", "mooncake", "aiperf", "azure", "csv", "tracelab"]),
+    sessions=st.sampled_from(["auto", True, False]),
+    sort=st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_malformed_trace_is_never_an_internal_error(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], as_csv: bool, kind: Any, sessions: Any, sort: bool
+) -> None:  # fmt: skip
+    text = json_lines(rows)
+    if as_csv:
+        lines = [list(rows[0]), *(row.values() for row in rows)]
+        text = "".join(",".join(map(str, line)) + "\n" for line in lines)
+    path = tmp_path_factory.mktemp("trace") / "t.txt"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    spec = Trace(path=str(path), format=kind, sessions=sessions, sort=sort)
+    try:
+        table = traces._table(spec)
+        workload.arrivals(spec)
+        workload.notes(spec)
+        if max(table.input) < 1000:
+            workload.build(spec, 0, range(2))
+    except UserError as error:
+        assert error.next_step  # noqa: PT017
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_large_trace_takes_little_memory(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"t.{kind}"
+    ids = list(range(20))
+    with path.open("w", encoding="utf-8") as file:
+        file.write("time,input,output\n" * (kind == "csv"))
+        for n in range(100_000):
+            row = {"timestamp": n, "input_length": 10_000, "output_length": 9, "hash_ids": ids}
+            file.write(f"{json.dumps(row)}\n" if kind == "jsonl" else f"{n}.25,10000,9\n")
+    script = (
+        "import resource, sys; from inferometer import workload; from inferometer.config.data import Trace\n"
+        "from inferometer.workload.traces import table\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak(); assert workload.distinct(Trace(path=sys.argv[1])) == 100_000; print(peak() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 80 << 10  # KiB; the hash ids alone are 16 MB
+
+
+def test_sessions_of_aiperf_have_their_turns_in_one_row(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"session_id": "a", "turns": [{"text": "Hello there", "delay": 0}, {"text": "And now?", "delay": 100}]},
+        {"turns": [{"texts": ["Good morning"]}, {"text": "What else?"}, {"text": "Thanks"}]},
+        {"session_id": "c", "turns": [{"image": "a.png"}]},
+    ]
+    spec = Trace(path=write(tmp_path, "t.jsonl", json_lines(rows)), output=16)
+    first, second = workload.build(spec, 0, range(2))
+    assert workload.distinct(spec) == 2
+    assert workload.arrivals(spec) is None
+    assert (first.payload, second.payload, first.n_out) == ("Hello there", "Good morning", 16)
+    count = tokenizer.load().count
+    assert first.n_in == count("Hello there")
+    assert [(turn.messages, turn.n_in, turn.think) for turn in first.later] == [
+        ([{"role": "user", "content": "And now?"}], count("And now?"), 100_000_000)
+    ]
+    assert [turn.messages[0]["content"] for turn in second.later] == ["What else?", "Thanks"]
+    assert workload.notes(spec)["skipped"]["first"].endswith("line 3: a turn does not have a text")
+
+
+def test_sessions_of_aiperf_with_times_are_replayed_at_them(tmp_path: Path) -> None:
+    rows = [
+        {"session_id": n, "turns": [{"text": "Hi", "timestamp": at}, {"text": "Ho", "timestamp": at + 300}]}
+        for n, at in enumerate((1000, 1500))
+    ]
+    stage = plan_of({"path": write(tmp_path, "t.jsonl", json_lines(rows))})
+    assert stage.instants.tolist() == [0, 500_000_000]
+    (request,) = workload.build(Trace(path=str(tmp_path / "t.jsonl")), 0, [0])
+    assert [turn.think for turn in request.later] == [300_000_000]
 
 
 def test_a_missing_file_and_an_empty_window_are_errors(tmp_path: Path) -> None:

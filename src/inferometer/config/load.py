@@ -175,12 +175,12 @@ def _data_type(data: dict[str, Any], api: Api) -> str:
 
 
 def _set_prompt_form(data: dict[str, Any], api: Api) -> None:
-    """Let prefixes and the turns of conversations be what the API takes: messages, or one text."""
+    """Let prefixes and the turns of sessions be what the API takes: messages, or one text."""
     classes = data.get("classes")
     for each in classes if isinstance(classes, list) else ():
         if isinstance(each, dict) and isinstance(each.get("data"), dict):
             _set_prompt_form(each["data"], api)
-    if data.get("type") == "conversation":
+    if data.get("type") in ("conversation", "trace"):
         data.setdefault("prompt", api.history or "messages")
     elif data.get("type") == "shared_prefix":
         data.setdefault("prefix_as", "system" if api.history == "messages" else "text")

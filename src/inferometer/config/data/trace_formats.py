@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-FormatName = Literal["auto", "azure", "burstgpt", "mooncake", "bailian", "vidur", "tracelab", "csv", "jsonl"]
+FormatName = Literal["auto", "azure", "burstgpt", "mooncake", "bailian", "vidur", "tracelab", "aiperf", "csv", "jsonl"]
 ColumnName = Literal["time", "input", "output", "prompt", "session", "delay", "hash_ids"]
 """Columns that a plain CSV or JSONL file may have."""
 
@@ -24,6 +24,8 @@ class Format(msgspec.Struct, frozen=True):
     """Tokens per hash id; 0: there are no hash ids."""
     turns: Literal["whole", "added"] = "whole"
     """What the length of a session's later turn counts: its whole prompt, or what it adds."""
+    has_turns: bool = False
+    """A row has all turns of a session."""
     drops_empty: bool = False
     """A row without output tokens is a request that failed, and is left out."""
 
@@ -72,6 +74,22 @@ FORMATS: dict[str, Format] = {
         columns={"time": ("arrived_at",), "input": ("num_prefill_tokens",), "output": ("num_decode_tokens",)},
         recognised_by=frozenset({"num_prefill_tokens", "num_decode_tokens"}),
     ),
+    "aiperf": Format(
+        columns={
+            "time": ("timestamp",),
+            "input": ("input_length",),
+            "output": ("output_length", "max_tokens"),
+            "prompt": ("text",),
+            "session": ("session_id",),
+            "delay": ("delay",),
+            "hash_ids": ("hash_ids",),
+        },
+        recognised_by=frozenset({"turns"}),
+        unit="ms",
+        block=512,
+        turns="added",
+        has_turns=True,
+    ),
     "mooncake": Format(
         columns={
             "time": ("timestamp",),
@@ -106,8 +124,8 @@ GRAPHS = (
     ({"requests", "block_size", "hash_id_scope"}, "a trace of an agent (WEKA)"),
     ({"event", "timestamp"}, "a log of request events (Dynamo)"),
     ({"round_index", "timing_events"}, "a trace of an agent's rounds (TraceLab)"),
-    ({"session_id", "turns"}, "a graph of sessions (AIPerf)"),
     ({"session_id", "spawns"}, "a graph of sessions (AIPerf)"),
+    ({"session_id", "orchestrator"}, "a graph of sessions (AIPerf)"),
 )
 """Keys of files whose requests depend on one another in more ways than the turns of a session do."""
 
@@ -121,12 +139,19 @@ def has_times(path: str, columns: Mapping[str, str]) -> bool:
         if line.startswith(b"\x1f\x8b"):
             with gzip.open(Path(path).expanduser()) as unpacked:
                 line = unpacked.readline()
-        names = list(msgspec.json.decode(line)) if line.lstrip().startswith(b"{") else split_header(line)[0]
+        names = _keys(msgspec.json.decode(line)) if line.lstrip().startswith(b"{") else split_header(line)[0]
     except (OSError, EOFError, ValueError, TypeError):
         return True
     known = FORMATS.get("" if columns else format_of(names) or "", PLAIN)
     given = {name.lower() for name in names}
     return "time" in columns or any(choice.lower() in given for choice in known.columns["time"])
+
+
+def _keys(row: dict[str, object]) -> list[str]:
+    """The keys of a row, and those of its first turn."""
+    turns = row.get("turns")
+    first = turns[0] if isinstance(turns, list) and turns else None
+    return [*row, *(first if isinstance(first, dict) else ())]
 
 
 def split_header(line: bytes) -> tuple[list[str], str]:
@@ -142,7 +167,11 @@ def format_of(names: Iterable[str]) -> str | None:
     return next((name for name, known in FORMATS.items() if known.recognised_by <= given), None)
 
 
-def graph_of(names: Iterable[str]) -> str | None:
-    """What a file with these keys is if its requests form a graph; None: they do not."""
-    given = set(names)
+def graph_of(row: Mapping[str, object]) -> str | None:
+    """What a file with this row is if its requests form a graph; None: they do not."""
+    turns = row.get("turns")
+    for turn in turns if isinstance(turns, list) else ():
+        if isinstance(turn, dict) and turn.keys() & {"messages", "spawns", "forks"}:
+            return "a graph of sessions (AIPerf)"
+    given = row.keys()
     return next((what for keys, what in GRAPHS if keys <= given), None)

@@ -17,7 +17,7 @@ class Trace(Section, tag_field="type", tag="trace"):
     format: Annotated[
         FormatName,
         Meta(
-            description="`azure` (2023 and 2024), `burstgpt`, `mooncake` (also its sessions with delays), `bailian`, `vidur` (and Splitwise), `tracelab`; `csv` and `jsonl`: a plain file of times and lengths, "
+            description="`azure` (2023 and 2024), `burstgpt`, `mooncake` (also its sessions with delays), `bailian`, `vidur` (and Splitwise), `tracelab`, `aiperf` (sessions with `turns`); `csv` and `jsonl`: a plain file of times and lengths, "
             "with `columns`. `auto`: by the names of the columns."
         ),
     ] = "auto"
@@ -70,6 +70,12 @@ class Trace(Section, tag_field="type", tag="trace"):
             description="What the length and the hash ids of a later turn count: `whole`: the whole prompt; `added`: what it adds to the turns before. `auto`: by the format; by the hash ids if there are any."
         ),
     ] = "auto"
+    prompt: Annotated[
+        Literal["messages", "text"],
+        Meta(
+            description="What the turns of a session are for the API. `messages`: the text of each turn has its tokens by itself. `text`: each text continues the one before it. Default: what the API takes."
+        ),
+    ] = "messages"
     block: Annotated[
         int,
         Meta(

@@ -1,6 +1,7 @@
 """Requests of the lengths that a trace has, and the instants at which they arrived.
 
     files.py    CSV and JSON lines as columns of text
+    values.py   the text of a column as numbers
     table.py    the columns of every format as one table: lengths, sessions, times
     blocks.py   prompts from hash ids, block by block
 
@@ -29,12 +30,14 @@ from inferometer.workload.traces import blocks
 if TYPE_CHECKING:
     from inferometer.workload.traces.table import TraceTable
 
+_NO_IDS = np.zeros(0, np.uint64)
+
 
 def build(spec: Trace, seed: int, ids: Sequence[int]) -> list[Request]:
     table = _table(spec)
     starts = [int(table.first[id % len(table.first)]) for id in ids]
-    wanted = _wanted(table, starts)
-    made = dict(zip(wanted, _prompts(spec, table, seed, list(wanted.items())), strict=True))
+    wanted = _wanted(spec, table, starts)
+    made = dict(zip(wanted, _prompts(spec, table, seed, wanted), strict=True))
     return [_request(spec, table, id, start, made) for id, start in zip(ids, starts, strict=True)]
 
 
@@ -53,20 +56,20 @@ def distinct(spec: Trace) -> int:
 
 
 def notes(spec: Trace) -> dict[str, Any]:
-    """What a user should know about the rows: how many are left out because they have no tokens, such as failed requests."""
+    """What a user should know about the rows: how many are left out, because they are broken or have no tokens."""
     table = _table(spec)
     if not table.first_skipped:
         return {}
     skipped = {"rows": table.total - len(table.number), "of": table.total, "first": table.first_skipped}
-    line = f"{skipped['rows']:,} of {table.total:,} rows were skipped, because they have no tokens; the first is {table.first_skipped}"
+    line = f"{skipped['rows']:,} of {table.total:,} rows were skipped; the first is {table.first_skipped}"
     return {"skipped": skipped, "notes": [line]}
 
 
 def content(spec: Trace) -> bytes:
-    """The content of the file."""
+    """A hash of the content of the file."""
     from inferometer.workload.traces import files  # noqa: PLC0415  (pyarrow is slow to import)
 
-    return files.read_bytes(spec.path)
+    return files.digest(spec.path)
 
 
 # --- arrivals --------------------------------------------------------------------------------------------------------
@@ -101,18 +104,18 @@ def _scaled(times: NDArray[np.int64], speed: float) -> NDArray[np.int64]:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _wanted(table: "TraceTable", starts: Iterable[int]) -> dict[int, int]:
-    """The rows whose text is needed, and how many tokens of it.
+def _wanted(spec: Trace, table: "TraceTable", starts: Iterable[int]) -> dict[int, tuple[int, bool]]:
+    """The rows whose text is needed, how many tokens of it, and whether it continues the text of the turns before.
 
     A later turn of a session without hash ids that is longer than the turn before it and the response to that adds the difference.
     """
-    wanted: dict[int, int] = {}
+    wanted: dict[int, tuple[int, bool]] = {}
     for start in starts:
-        wanted[start] = int(table.input[start])
+        wanted[start] = int(table.input[start]), False
         before = start
         for turn in table.later.get(start, ()):
             added = _added(table, before, turn)
-            wanted[turn] = added or int(table.input[turn])
+            wanted[turn] = added or int(table.input[turn]), bool(added) and spec.prompt == "text"
             before = turn
     return wanted
 
@@ -126,16 +129,16 @@ def _added(table: "TraceTable", before: int, turn: int) -> int:
     return max(0, int(table.input[turn] - table.input[before] - max(table.output[before], 1)))
 
 
-def _prompts(spec: Trace, table: "TraceTable", seed: int, wanted: list[tuple[int, int]]) -> list[str]:
+def _prompts(spec: Trace, table: "TraceTable", seed: int, wanted: dict[int, tuple[int, bool]]) -> list[str]:
     if table.prompts is not None:
-        return [table.prompts[row] for row, _ in wanted]
-    salt = text.salt_of(spec.salt)
-    if (known := table.hash_ids) is not None:
-        rows = [(known.of(row), tokens, int(table.number[row])) for row, tokens in wanted]
-        return blocks.prompts(spec.tokenizer, seed, salt, known.block, rows)
-    keys = table.number[[row for row, _ in wanted]].astype(np.uint64)
-    lengths = [tokens for _, tokens in wanted]
-    return text.texts(tokenizers.load(spec.tokenizer), lengths, seed, keys, salt=salt)
+        return [table.prompts[row] for row in wanted]
+    known = table.hash_ids
+    block = known.block if known is not None else 1
+    rows = [
+        blocks.Row(known.of(row) if known is not None else _NO_IDS, tokens, int(table.number[row]), continues)
+        for row, (tokens, continues) in wanted.items()
+    ]
+    return blocks.prompts(spec.tokenizer, seed, text.salt_of(spec.salt), block, rows)
 
 
 def _request(spec: Trace, table: "TraceTable", id: int, start: int, made: dict[int, str]) -> Request:
@@ -154,7 +157,8 @@ def _turn(spec: Trace, table: "TraceTable", before: int, turn: int, prompt: str)
     added = _added(table, before, turn)
     n_out = _output(spec, table, turn)
     if added or table.prompts is not None:
-        return Turn([{"role": "user", "content": prompt}], max(added, 0), n_out, think)
+        n_in = added if table.prompts is None else tokenizers.load(spec.tokenizer).count(prompt)
+        return Turn([{"role": "user", "content": prompt}], n_in, n_out, think)
     return Turn([], int(table.input[turn]), n_out, think, payload=prompt)
 
 

@@ -8,6 +8,7 @@ The last block of a prompt is cut to the tokens that are left.
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,21 +25,32 @@ _Key = tuple[int, int, bool]
 """Hash id, tokens, and whether it starts a prompt."""
 
 
+class Row(NamedTuple):
+    """What a prompt is made from."""
+
+    ids: NDArray[np.uint64]
+    tokens: int
+    key: int
+    """A key of its own, for tokens that no id covers."""
+    continues: bool
+    """Whether the prompt continues the text of the turns before."""
+
+
 def prompts(
     tokenizer: str | None,
     seed: int,
     salt: str,
     block: int,
-    rows: Sequence[tuple[NDArray[np.uint64], int, int]],
+    rows: Sequence[Row],
 ) -> list[str]:
-    """One prompt for each row of hash ids, tokens, and a key of its own for tokens that no id covers."""
+    """One prompt for each row."""
     blocks = _block_texts(tokenizer, seed, salt, block)
     made: list[str] = []
-    group: list[tuple[NDArray[np.uint64], int, int]] = []
+    group: list[Row] = []
     size = 0
     for row in rows:
         group.append(row)
-        size += row[1]
+        size += row.tokens
         if size >= _AT_ONCE:
             made += blocks.prompts(group)
             group, size = [], 0
@@ -62,13 +74,13 @@ class _BlockTexts:
         self._seams: OrderedDict[tuple[str, str], str] = OrderedDict()
         """What follows a text in place of a part that does not fit there."""
 
-    def prompts(self, rows: Sequence[tuple[NDArray[np.uint64], int, int]]) -> list[str]:
-        keys = [self._keys(ids, tokens) for ids, tokens, _ in rows]
+    def prompts(self, rows: Sequence[Row]) -> list[str]:
+        keys = [self._keys(row) for row in rows]
         self._make(dict.fromkeys(key for row in keys for key in row))
         rests = self._rests(rows)
         parts = [[self._text(key) for key in row] + [rest] * bool(rest) for row, rest in zip(keys, rests, strict=True)]
         if not self._tokenizer.adds_up:
-            sizes = [self._sizes(row, tokens) for row, (_, tokens, _) in zip(keys, rows, strict=True)]
+            sizes = [self._sizes(own, row.tokens) for own, row in zip(keys, rows, strict=True)]
             parts = [self._fitted(each, own) for each, own in zip(parts, sizes, strict=True)]
         made = ["".join(each) for each in parts]
         while len(self._texts) * self._block > _KEPT_TOKENS:
@@ -92,9 +104,10 @@ class _BlockTexts:
             self._seams.popitem(last=False)
         return fitted
 
-    def _keys(self, ids: NDArray[np.uint64], tokens: int) -> list[_Key]:
-        sizes = (min(self._block, tokens - start) for start in range(0, len(ids) * self._block, self._block))
-        return [(id, size, not n) for n, (id, size) in enumerate(zip(ids.tolist(), sizes, strict=True))]
+    def _keys(self, row: Row) -> list[_Key]:
+        sizes = (min(self._block, row.tokens - start) for start in range(0, len(row.ids) * self._block, self._block))
+        numbered = enumerate(zip(row.ids.tolist(), sizes, strict=True))
+        return [(id, size, n == 0 and not row.continues) for n, (id, size) in numbered]
 
     def _text(self, key: _Key) -> str:
         self._texts.move_to_end(key)
@@ -108,13 +121,14 @@ class _BlockTexts:
                 ids, sizes = np.array([key[0] for key in keys], np.uint64), [key[1] for key in keys]
                 self._texts.update(zip(keys, self._generate(ids, sizes, "block", not starts), strict=True))
 
-    def _rests(self, rows: Sequence[tuple[NDArray[np.uint64], int, int]]) -> list[str]:
+    def _rests(self, rows: Sequence[Row]) -> list[str]:
         """The tokens after the last block, which no other prompt has."""
-        sizes = np.array([max(tokens - len(ids) * self._block, 0) for ids, tokens, _ in rows], np.int64)
-        own = np.array([key for _, _, key in rows], np.uint64)
+        sizes = np.array([max(row.tokens - len(row.ids) * self._block, 0) for row in rows], np.int64)
+        own = np.array([row.key for row in rows], np.uint64)
+        follows = np.array([len(row.ids) > 0 or row.continues for row in rows], bool)
         rests = [""] * len(rows)
         for continues in (True, False):
-            chosen = np.flatnonzero((sizes > 0) & (np.array([len(ids) > 0 for ids, _, _ in rows]) == continues))
+            chosen = np.flatnonzero((sizes > 0) & (follows == continues))
             if len(chosen):
                 made = self._generate(own[chosen], sizes[chosen], "trace", continues)
                 for index, rest in zip(chosen.tolist(), made, strict=True):

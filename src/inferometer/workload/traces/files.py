@@ -1,12 +1,18 @@
 """Reads a trace file, CSV or JSON lines, into columns of text: how a value is written decides what it means exactly.
 
-Files may be compressed with gzip. Blank lines are ignored.
+Files may be compressed with gzip. Blank lines are ignored. A file is read in blocks, and only the columns that are asked for are
+kept, because a trace may have millions of rows. Rows that cannot be read are left out, and counted.
 """
 
 import gzip
-from collections.abc import Callable, Iterator
-from decimal import Decimal
+import hashlib
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -18,194 +24,265 @@ from numpy.typing import NDArray
 from inferometer.config.data.trace_formats import graph_of, split_header
 from inferometer.errors import UserError
 
-KINDS = "an Azure, BurstGPT, Mooncake, Bailian, Vidur or TraceLab trace, or a CSV or JSONL file with times and lengths"
-_UNIT_DIGITS = {"s": 9, "ms": 6, "us": 3, "ns": 0}
-"""Decimal places of a time in this unit that are nanoseconds."""
+KINDS = "an Azure, BurstGPT, Mooncake, Bailian, Vidur, TraceLab or AIPerf trace, or a CSV or JSONL file with times and lengths"
+_BLOCK = 4096
+"""Rows of JSON that are kept as objects at a time."""
 
 
 class RawColumns(msgspec.Struct, frozen=True):
     """The columns of a file by name: each value as text, or None."""
 
     path: str
-    columns: dict[str, "pa.Array | pa.ChunkedArray"]
-    lists: dict[str, list[object]]
-    """JSON lines: the columns whose values are lists."""
+    names: list[str]
+    """The names of all columns of the file."""
+    columns: dict[str, "pa.ChunkedArray"]
+    """The wanted ones."""
+    hash_ids: tuple[NDArray[np.uint64], NDArray[np.int64]] | None
+    """JSON lines: the hash ids of all rows one after the other, and where those of each row start, and those of the last end."""
     lines: NDArray[np.int64] | None
     """The line of each row; None: row 0 is on line 2, and so on."""
     count: int
-
-    @property
-    def names(self) -> list[str]:
-        return [*self.columns, *self.lists]
+    lost: int = 0
+    """Rows that cannot be read."""
+    first_lost: str = ""
+    """Where the first of them is, and why it cannot be read."""
 
     def where(self, row: int) -> str:
         return f"{self.path}, line {row + 2 if self.lines is None else self.lines[row]}"
 
 
-def read_bytes(path: str) -> bytes:
+class Wanted(msgspec.Struct, frozen=True):
+    """Names of columns to keep, in lower case."""
+
+    texts: frozenset[str]
+    hash_ids: str
+
+
+def digest(path: str) -> bytes:
+    """A hash of the content of the file."""
     try:
-        return Path(path).expanduser().read_bytes()
+        with Path(path).expanduser().open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}", f"give {KINDS}", "data.path") from None
+        raise _unreadable(path, error) from None
 
 
-def read(path: str, most: int = 0) -> RawColumns:
+def read(path: str, wanted: Wanted, most: int = 0) -> RawColumns:
     """Read at most `most` rows (0: all)."""
-    data = read_bytes(path)
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError) as error:
-            raise UserError(f"{path} is not a complete gzip file: {error}", "download it again", "data.path") from None
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    if not data.strip():
-        raise UserError(f"{path} is empty", f"give {KINDS}", "data.path")
-    return _read_json(path, data, most) if data.lstrip()[:1] in b"{[" else _read_csv(path, data, most)
+    try:
+        with _opened(path) as file:
+            lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            first = next(lines, None)
+            if first is None or not (start := first[1].removeprefix(b"\xef\xbb\xbf").strip()):
+                raise UserError(f"{path} is empty", f"give {KINDS}", "data.path")
+            if start[:1] not in b"{[":
+                return _read_csv(path, file, first[0], start, wanted, most)
+            return _JsonRows(path, wanted, most).read(_with_first((first[0], start), lines))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} is not a complete gzip file: {error}", "download it again", "data.path") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+@contextmanager
+def _opened(path: str) -> Iterator["IO[bytes] | gzip.GzipFile"]:
+    with Path(path).expanduser().open("rb") as file:
+        if file.peek(2)[:2] == b"\x1f\x8b":
+            with gzip.open(file) as unpacked:
+                yield unpacked
+        else:
+            yield file
+
+
+def _unreadable(path: str, error: OSError) -> UserError:
+    return UserError(f"{path} cannot be read: {error.strerror or error}", f"give {KINDS}", "data.path")
+
+
+def _with_first(first: tuple[int, bytes], others: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    yield first
+    yield from others
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------
 
 
-def _read_csv(path: str, data: bytes, most: int) -> RawColumns:
-    names, delimiter = split_header(data.partition(b"\n")[0])
+def _read_csv(
+    path: str, file: "IO[bytes] | gzip.GzipFile", line: int, header: bytes, wanted: Wanted, most: int
+) -> RawColumns:
+    """Read what follows the header, which is on this line."""
+    names, delimiter = split_header(header)
+    unique = [name if names.index(name) == i else f"{name} ({i + 1})" for i, name in enumerate(names)]
+    chosen = [name for name in unique if name.lower() in wanted.texts]
+    broken: list[tuple[int, str]] = []
+
+    def skip(row: "pyarrow.csv.InvalidRow") -> str:
+        number = 0 if row.number is None else row.number
+        broken.append((number, f"there are {row.actual_columns} columns instead of {row.expected_columns}"))
+        return "skip"
+
+    batches: list[pa.RecordBatch] = []
+    schema = pa.schema([(name, pa.string()) for name in chosen])
     try:
-        table = pyarrow.csv.read_csv(
-            pa.BufferReader(data),
-            read_options=pyarrow.csv.ReadOptions(column_names=names, skip_rows=1),
-            parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter),
+        reader = pyarrow.csv.open_csv(
+            pa.PythonFile(file, "r"),
+            read_options=pyarrow.csv.ReadOptions(column_names=unique, use_threads=False),  # numbers of broken rows
+            parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, invalid_row_handler=skip),
             convert_options=pyarrow.csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
+                column_types=dict.fromkeys(unique, pa.string()),
+                strings_can_be_null=True,
+                null_values=[""],
+                include_columns=chosen or unique[:1],
             ),
         )
+        count = 0
+        for batch in reader:
+            batches.append(batch.select(chosen))
+            count += batch.num_rows
+            if most and count >= most:
+                break
     except pa.ArrowInvalid as error:
-        raise UserError(f"{path}: {str(error).splitlines()[0][:200]}", f"give {KINDS}", "data.path") from None
-    if most:
-        table = table.slice(0, most)
-    columns = {name: pc.utf8_trim_whitespace(table.column(name)) for name in dict.fromkeys(names)}
-    return RawColumns(path, columns, {}, None, table.num_rows)
+        if "Empty CSV file" not in str(error):
+            raise UserError(f"{path}: {str(error).splitlines()[0][:200]}", f"give {KINDS}", "data.path") from None
+        count = 0
+    table = pa.Table.from_batches(batches, schema)
+    if most and count > most:
+        table, count = table.slice(0, most), most
+    columns = {name: pc.utf8_trim_whitespace(table.column(name)) for name in chosen}
+    broken = [(row, reason) for row, reason in broken if not most or row <= count + len(broken)]
+    first = f"{path}, line {line + broken[0][0]}: {broken[0][1]}" if broken else ""
+    return RawColumns(path, names, columns, None, _csv_lines(line, count, broken), count, len(broken), first)
+
+
+def _csv_lines(header: int, count: int, broken: list[tuple[int, str]]) -> NDArray[np.int64]:
+    """The line of each row that was read. Rows are counted from 1."""
+    numbers = np.arange(1, count + len(broken) + 1)
+    is_read = ~np.isin(numbers, [row for row, _ in broken])
+    return header + numbers[is_read][:count]
 
 
 # --- JSON lines ------------------------------------------------------------------------------------------------------
 
 
-def _read_json(path: str, data: bytes, most: int) -> RawColumns:
-    rows, lines = [], []
-    decoder = msgspec.json.Decoder(float_hook=Decimal)
-    for number, text in _lines(data):
+class _BrokenRowError(ValueError):
+    """A row that cannot be used; its text is the reason."""
+
+
+class _JsonRows:
+    """Collects rows in compact form."""
+
+    def __init__(self, path: str, wanted: Wanted, most: int) -> None:
+        self._path = path
+        self._wanted = wanted
+        self._most = most
+        self._kinds: dict[str, str] = {}
+        """For the name of each column, whether it is a text, the hash ids, or not wanted (empty)."""
+        self._pending: list[dict[str, Any]] = []
+        self._parts: list[tuple[int, dict[str, pa.Array]]] = []
+        self._ids, self._starts, self._lines = array("Q"), array("q", [0]), array("q")
+
+    def read(self, lines: Iterator[tuple[int, bytes]]) -> RawColumns:
+        decoder = msgspec.json.Decoder(float_hook=str)
+        lost, first_lost = 0, ""
+        for number, text in lines:
+            try:
+                self._add(number, self._rows(number, text, decoder))
+            except _BrokenRowError as error:
+                lost += 1
+                first_lost = first_lost or f"{self._path}, line {number}: {error}"
+            if self._most and len(self._lines) >= self._most:
+                break
+        self._flush()
+        texts = [name for name, kind in self._kinds.items() if kind == "text"]
+        columns = {
+            name: pa.chunked_array([part.get(name, pa.nulls(n, pa.string())) for n, part in self._parts], pa.string())
+            for name in texts
+        }
+        ids = (np.array(self._ids, np.uint64), np.array(self._starts, np.int64)) if len(self._ids) else None
+        names = list(self._kinds)
+        return RawColumns(
+            self._path, names, columns, ids, np.array(self._lines, np.int64), len(self._lines), lost, first_lost
+        )
+
+    def _rows(self, number: int, text: bytes, decoder: "msgspec.json.Decoder[Any]") -> list[dict[str, Any]]:
+        """The rows of a line: one, or the turns of a session."""
         try:
             row = decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            _check_document(path, data)
-            raise UserError(f"{path}, line {number}: not JSON", "write one JSON object per line", "data.path") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            if not self._lines:
+                _check_document(self._path)
+            raise _BrokenRowError("not JSON; write one JSON object per line") from None
         if not isinstance(row, dict):
-            raise UserError(f"{path}, line {number}: not a JSON object", f"give {KINDS}", "data.path")
-        _check_graph(path, row)
-        rows.append(row)
-        lines.append(number)
-        if most and len(rows) == most:
-            break
-    names = dict.fromkeys(name for row in rows for name in row)
-    lists = {
-        name: [row.get(name) for row in rows] for name in names if any(isinstance(row.get(name), list) for row in rows)
-    }
-    columns = {
-        name: pa.array([_text(row.get(name)) for row in rows], pa.string()) for name in names if name not in lists
-    }
-    return RawColumns(path, columns, lists, np.array(lines, np.int64), len(rows))
+            raise _BrokenRowError("not a JSON object")
+        if what := graph_of(row):
+            raise _graph(self._path, what)
+        return _turns(row, number) if isinstance(row.get("turns"), list) else [row]
+
+    def _add(self, line: int, rows: list[dict[str, Any]]) -> None:
+        hash_ids = [self._checked(row) for row in rows]
+        room = self._most - len(self._lines) if self._most else None
+        for row, ids in islice(zip(rows, hash_ids, strict=True), room):
+            self._pending.append(row)
+            self._ids.extend(ids)
+            self._starts.append(len(self._ids))
+            self._lines.append(line)
+        if len(self._pending) >= _BLOCK:
+            self._flush()
+
+    def _checked(self, row: dict[str, Any]) -> "array[int]":
+        """Take the hash ids out of a row; raises _BrokenRowError if it has a value that is neither a number nor a text."""
+        hash_ids = array("Q")
+        for name, value in row.items():
+            kind = self._kinds.get(name)
+            if kind is None:
+                lower = name.lower()
+                kind = "ids" if lower == self._wanted.hash_ids else "text" if lower in self._wanted.texts else ""
+                self._kinds[name] = kind
+            if kind == "text" and isinstance(value, list | dict):
+                raise _BrokenRowError(f"{name} is {'a list' if isinstance(value, list) else 'an object'}")
+            if kind == "ids" and value is not None:
+                try:
+                    hash_ids = array("Q", value)
+                except (TypeError, ValueError, OverflowError):
+                    raise _BrokenRowError("hash_ids are not whole numbers") from None
+        return hash_ids
+
+    def _flush(self) -> None:
+        names = [name for name, kind in self._kinds.items() if kind == "text"]
+        part = {name: pa.array([_text(row.get(name)) for row in self._pending], pa.string()) for name in names}
+        self._parts.append((len(self._pending), part))
+        self._pending = []
 
 
-def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    return ((number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip())
+def _turns(session: dict[str, Any], line: int) -> list[dict[str, Any]]:
+    """The turns of a session that is written in one row (AIPerf) as rows."""
+    label = session.get("session_id")
+    rows = []
+    for turn in session["turns"]:
+        if not isinstance(turn, dict):
+            raise _BrokenRowError("a turn is not a JSON object")
+        texts = turn.get("texts")
+        if isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):
+            turn = turn | {"text": texts[0]}  # noqa: PLW2901
+        if not isinstance(turn.get("text"), str) and "input_length" not in turn:
+            raise _BrokenRowError("a turn does not have a text")
+        rows.append({"turns": None, "session_id": f"line {line}" if label is None else label} | turn)
+    return rows
 
 
 def _text(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else str(value)
 
 
-def _check_document(path: str, data: bytes) -> None:
+def _check_document(path: str) -> None:
     """Say what a JSON document over several lines is, if it is one."""
-    try:
-        document = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return
-    if isinstance(document, dict):
-        _check_graph(path, document)
-
-
-def _check_graph(path: str, row: dict[str, object]) -> None:
-    if what := graph_of(row):
-        raise UserError(f"{path} is {what}: agentic graphs are not supported yet", f"give {KINDS}", "data.path")
-
-
-# --- values ----------------------------------------------------------------------------------------------------------
-
-
-def tokens(raw: RawColumns, name: str) -> NDArray[np.int64]:
-    """The numbers of tokens in a column; -1: none is given."""
-    column = raw.columns[name]
-    numbers = _converted(raw, name, column, lambda values: pc.cast(values, pa.float64()), "a number of tokens")
-    counts = np.asarray(pc.fill_null(numbers, -1.0), dtype=np.float64)
-    wrong = np.flatnonzero((counts != np.rint(counts)) | (counts < -1) | (counts > 2**40))
-    if len(wrong):
-        raise _wrong(raw, name, int(wrong[0]), "a number of tokens")
-    return counts.astype(np.int64)
-
-
-def nanoseconds(raw: RawColumns, name: str, unit: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The times or durations in a column, exactly, and which rows have one: numbers in this unit, or dates."""
-    column, digits = raw.columns[name], _UNIT_DIGITS[unit]
-
-    def convert(values: "pa.Array") -> "pa.Array":
-        for attempt in (_number(digits), _local_date, _zoned_date):
-            try:
-                return attempt(values)
-            except pa.ArrowInvalid as error:
-                last = error
-        raise last
-
-    times = _converted(raw, name, column, convert, "a time")
-    given = np.asarray(pc.is_valid(times), dtype=bool)
-    return np.asarray(pc.fill_null(times, 0), dtype=np.int64), given
-
-
-def _number(digits: int) -> Callable[["pa.Array"], "pa.Array"]:
-    def convert(values: "pa.Array") -> "pa.Array":
+    with _opened(path) as file:
         try:
-            exact = pc.cast(values, pa.decimal128(20, digits))
-        except pa.ArrowInvalid as error:
-            if "data loss" not in str(error):
-                raise
-            exact = pc.cast(pc.round(pc.cast(values, pa.decimal256(60, 30)), digits), pa.decimal128(20, digits))
-        scaled = pc.multiply(exact, pa.scalar(Decimal(10) ** digits, pa.decimal128(10, 0)))
-        return pc.cast(scaled, pa.int64())
-
-    return convert
+            document = msgspec.json.decode(file.read())
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+    if isinstance(document, dict) and (what := graph_of(document)):
+        raise _graph(path, what)
 
 
-def _local_date(values: "pa.Array") -> "pa.Array":
-    return pc.cast(pc.cast(values, pa.timestamp("ns")), pa.int64())
-
-
-def _zoned_date(values: "pa.Array") -> "pa.Array":
-    return pc.cast(pc.cast(values, pa.timestamp("ns", tz="UTC")), pa.int64())
-
-
-def _converted(
-    raw: RawColumns, name: str, column: "pa.Array", convert: Callable[["pa.Array"], "pa.Array"], expected: str
-) -> "pa.Array":
-    try:
-        return convert(column)
-    except pa.ArrowInvalid:
-        for row in range(raw.count):
-            try:
-                convert(column.slice(row, 1))
-            except pa.ArrowInvalid:
-                raise _wrong(raw, name, row, expected) from None
-        raise
-
-
-def _wrong(raw: RawColumns, name: str, row: int, expected: str) -> UserError:
-    value = str(raw.columns[name][row].as_py())
-    return UserError(
-        f"{raw.where(row)}: {name} is not {expected}: {value[:40]!r}", "fix the row, or remove it", "data.path"
-    )
+def _graph(path: str, what: str) -> UserError:
+    return UserError(f"{path} is {what}: agentic graphs are not supported yet", f"give {KINDS}", "data.path")

@@ -2,14 +2,17 @@
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from inferometer.config.data import Trace
 from inferometer.config.data.trace_formats import FORMATS, PLAIN, Format, format_of
 from inferometer.errors import UserError
 from inferometer.units import NS
-from inferometer.workload.traces import files
+from inferometer.workload.traces import files, values
 from inferometer.workload.traces.files import RawColumns
+from inferometer.workload.traces.values import Faults
 
 Integers = NDArray[np.int64]
 _BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -17,15 +20,16 @@ _BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class HashIds(msgspec.Struct, frozen=True):
-    """The hash ids of all rows, one after the other: those of row i are ids[starts[i] : starts[i + 1]]."""
+    """The hash ids of all rows of the file, one after the other: those of row i are ids[starts[i] : ends[i]]."""
 
     ids: NDArray[np.uint64]
     starts: Integers
+    ends: Integers
     block: int
     """Tokens that each id stands for."""
 
     def of(self, row: int) -> NDArray[np.uint64]:
-        return self.ids[self.starts[row] : self.starts[row + 1]]
+        return self.ids[self.starts[row] : self.ends[row]]
 
 
 class TraceTable(msgspec.Struct, frozen=True):
@@ -51,30 +55,35 @@ class TraceTable(msgspec.Struct, frozen=True):
     prompts: list[str] | None
     """The texts of the prompts, if the file has them."""
     total: int
-    """Rows that were read."""
+    """Rows of the file, or those that were read."""
     first_skipped: str
-    """Where the first row is that is left out because it has no tokens; empty: none is."""
+    """Where the first row is that is left out, and why, such as a failed request without tokens; empty: none is."""
 
 
 def read(spec: Trace) -> TraceTable:
     """Read a trace; raises UserError that names the line at fault."""
-    raw = files.read(spec.path, spec.rows)
+    raw = files.read(spec.path, _wanted(spec), spec.rows)
+    if not raw.count:
+        raise _unusable(spec, raw.lost, raw.first_lost)
     known, names = _columns(spec, raw)
     unit = known.unit if spec.unit == "auto" else spec.unit
-    lengths, outputs, prompts = _lengths(names, raw)
-    is_kept = (lengths > 0) | (np.array([bool(text) for text in prompts]) if prompts else False)
+    faults = Faults(raw)
+    lengths, outputs, prompts = _lengths(names, raw, faults)
+    clock = _clock(names, raw, unit, faults)
+    is_empty = lengths <= 0
+    if prompts is not None:
+        is_empty &= ~np.array([bool(text) for text in prompts], bool)
     if known.drops_empty:
-        is_kept &= outputs != 0
-    rows = np.flatnonzero(is_kept)
-    if not len(rows):
-        raise UserError(f"{spec.path} has no rows with tokens", f"give {files.KINDS}", "data.path")
-    times, has_time = _nanoseconds(names.get("time"), raw, unit)
-    if spec.sort and has_time[rows].all():
-        rows = rows[np.argsort(times[rows], kind="stable")]
-    first, later = _sessions(spec, names, raw, rows)
-    think = _think(names, raw, unit, rows, later, times)
-    hash_ids = _hash_ids(spec, known, names, raw, rows, lengths)
-    first, time = _window(spec, raw, rows, first, times if has_time[rows[first]].any() else None, has_time)
+        is_empty |= outputs == 0
+    faults.add(is_empty & ~faults.rows, lambda row: "there are no tokens")
+    block = _block(spec, known, raw, lengths, faults) if raw.hash_ids is not None and prompts is None else 0
+    rows, first, later = _timed_sessions(spec, known, names, raw, clock, faults)
+    think = _think(rows, later, clock)
+    hash_ids = None
+    if block and raw.hash_ids is not None:
+        ids, starts = raw.hash_ids
+        hash_ids = HashIds(ids, starts[rows], starts[rows + 1], block)
+    first, time = _window(spec, raw, rows, first, clock)
     return TraceTable(
         number=rows,
         input=lengths[rows],
@@ -86,12 +95,28 @@ def read(spec: Trace) -> TraceTable:
         is_whole=_is_whole(spec, known, hash_ids, later),
         hash_ids=hash_ids,
         prompts=[prompts[row] or "" for row in rows.tolist()] if prompts else None,
-        total=raw.count,
-        first_skipped="" if is_kept.all() else raw.where(int(np.argmin(is_kept))),
+        total=raw.count + raw.lost,
+        first_skipped=raw.first_lost or faults.first,
     )
 
 
+def _unusable(spec: Trace, count: int, first: str) -> UserError:
+    if not count:
+        return UserError(f"{spec.path} has no rows with tokens", f"give {files.KINDS}", "data.path")
+    what = first if count == 1 else f"{spec.path}: none of its {count:,} rows can be used; the first is {first}"
+    return UserError(what, f"fix the rows, or give {files.KINDS}", "data.path")
+
+
 # --- columns ---------------------------------------------------------------------------------------------------------
+
+
+def _wanted(spec: Trace) -> files.Wanted:
+    """The columns that some format has, or that are named by the user."""
+    formats = (*FORMATS.values(), PLAIN)
+    names = {choice.lower() for known in formats for choices in known.columns.values() for choice in choices}
+    texts = names | {name.lower() for name in spec.columns.values()}
+    hash_ids = spec.columns.get("hash_ids", "hash_ids").lower()
+    return files.Wanted(frozenset(texts - {hash_ids, "hash_ids"}), hash_ids)
 
 
 def _columns(spec: Trace, raw: RawColumns) -> tuple[Format, dict[str, str]]:
@@ -117,117 +142,145 @@ def _columns(spec: Trace, raw: RawColumns) -> tuple[Format, dict[str, str]]:
     return known, names
 
 
-def _lengths(names: dict[str, str], raw: RawColumns) -> tuple[Integers, Integers, list[str | None] | None]:
+def _lengths(
+    names: dict[str, str], raw: RawColumns, faults: Faults
+) -> tuple[Integers, Integers, list[str | None] | None]:
     """Tokens of the prompts and of the responses, and the texts of the prompts if there are any; -1: not given."""
     unknown = np.full(raw.count, -1, np.int64)
     prompts = raw.columns[names["prompt"]].to_pylist() if "prompt" in names else None
-    lengths = files.tokens(raw, names["input"]) if "input" in names and not prompts else unknown
+    lengths = values.tokens(raw, names["input"], faults) if "input" in names and not prompts else unknown
     if "prefix" in names:
-        lengths = np.where(lengths > 0, lengths + np.maximum(files.tokens(raw, names["prefix"]), 0), lengths)
-    return lengths, files.tokens(raw, names["output"]) if "output" in names else unknown, prompts
+        prefixes = values.tokens(raw, names["prefix"], faults)
+        lengths = np.where(lengths > 0, lengths + np.maximum(prefixes, 0), lengths)
+    return lengths, values.tokens(raw, names["output"], faults) if "output" in names else unknown, prompts
 
 
-def _nanoseconds(name: str | None, raw: RawColumns, unit: str) -> tuple[Integers, NDArray[np.bool_]]:
-    """A column of times or durations, and which rows have one."""
-    if name is None:
-        return np.zeros(raw.count, np.int64), np.zeros(raw.count, bool)
-    return files.nanoseconds(raw, name, unit)
+class _Clock(msgspec.Struct, frozen=True):
+    """The times and durations of all rows, in nanoseconds."""
+
+    times: Integers
+    has_time: NDArray[np.bool_]
+    delay: Integers
+    """From the turn before to this one; with `after`, from this one to the next."""
+    after: Integers
+    elapsed: Integers
+    """How long the request took."""
+    has_delays: bool
 
 
-def _hash_ids(
-    spec: Trace, known: Format, names: dict[str, str], raw: RawColumns, rows: Integers, lengths: Integers
-) -> HashIds | None:
-    lists = raw.lists.get(names.get("hash_ids", ""))
-    if lists is None:
-        return None
-    ids: list[NDArray[np.uint64]] = []
-    for row in rows.tolist():
-        try:
-            ids.append(np.array(lists[row] or [], dtype=np.uint64))
-        except (ValueError, TypeError, OverflowError):
-            raise UserError(
-                f"{raw.where(row)}: hash_ids are not whole numbers", "fix the row, or remove it", "data.path"
-            ) from None
-    counts = np.array([len(each) for each in ids], np.int64)
-    block = _block(spec, known, raw, rows, lengths[rows], counts)
-    return HashIds(np.concatenate(ids), np.concatenate(([0], np.cumsum(counts))), block)
+def _clock(names: dict[str, str], raw: RawColumns, unit: str, faults: Faults) -> _Clock:
+    def column(key: str) -> tuple[Integers, NDArray[np.bool_]]:
+        if key not in names:
+            return np.zeros(raw.count, np.int64), np.zeros(raw.count, bool)
+        return values.nanoseconds(raw, names[key], unit, faults)
+
+    times, has_time = column("time")
+    delay, after, elapsed = (column(key)[0] for key in ("delay", "delay_after", "elapsed"))
+    return _Clock(times, has_time, delay, after, elapsed, "delay" in names or "delay_after" in names)
 
 
-def _block(spec: Trace, known: Format, raw: RawColumns, rows: Integers, lengths: Integers, counts: Integers) -> int:
-    """Tokens per hash id, so that every row has an id for each whole block, and at most one for a part of a block."""
-    block = spec.block or known.block
-    for size in (block,) if spec.block else (block, *_BLOCKS):
-        wrong = (counts > 0) & ((counts < lengths // size) | (counts > -(-lengths // size)))
-        if not wrong.any():
-            return size
-        if size == block:
-            row = int(np.flatnonzero(wrong)[0])
-    raise UserError(
-        f"{raw.where(int(rows[row]))}: {counts[row]} hash ids do not fit {lengths[row]} tokens in blocks of {block}",
-        "set it to the number of tokens per hash id",
-        "data.block",
-    )
+def _block(spec: Trace, known: Format, raw: RawColumns, lengths: Integers, faults: Faults) -> int:
+    """Tokens per hash id, so that every row has an id for each whole block, and at most one for a part of a block. Rows for
+    which that is not so are broken, unless they are the most."""
+    assert raw.hash_ids is not None
+    counts = np.diff(raw.hash_ids[1])
+    given = (counts > 0) & ~faults.rows
+    block = spec.block or known.block or PLAIN.block
+    sizes = (block,) if spec.block else (block, *_BLOCKS)
+    wrong = [given & ((counts < lengths // size) | (counts > -(-lengths // size))) for size in sizes]
+    best = int(np.argmin([each.sum() for each in wrong]))
+
+    def reason(row: int, size: int) -> str:
+        return f"{counts[row]} hash ids do not fit {lengths[row]} tokens in blocks of {size}"
+
+    if 2 * wrong[best].sum() > given.sum():
+        row = int(np.argmax(wrong[0]))
+        raise UserError(
+            f"{raw.where(row)}: {reason(row, block)}", "set it to the number of tokens per hash id", "data.block"
+        )
+    faults.add(wrong[best], lambda row: reason(row, sizes[best]))
+    return sizes[best]
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------
 
 
-def _sessions(
-    spec: Trace, names: dict[str, str], raw: RawColumns, rows: Integers
-) -> tuple[Integers, dict[int, tuple[int, ...]]]:
-    """The rows that start something, and the later turns of those that start a session; as indices of `rows`."""
-    has_delays = "delay" in names or "delay_after" in names
-    labels = _labels(names, raw) if (has_delays if spec.sessions == "auto" else spec.sessions) else None
+Sessions = tuple[Integers, dict[int, tuple[int, ...]]]
+"""The rows that start something, and the later turns of those that start a session; as indices of the rows that are used."""
+
+
+def _timed_sessions(
+    spec: Trace, known: Format, names: dict[str, str], raw: RawColumns, clock: _Clock, faults: Faults
+) -> tuple[Integers, Integers, dict[int, tuple[int, ...]]]:
+    """The rows that are used, in order, and their sessions. If the trace has times, whatever starts without one is broken."""
+    labels = _labels(spec, known, names, raw, clock)
+    for _ in range(2):
+        rows = np.flatnonzero(~faults.rows)
+        if not len(rows):
+            raise _unusable(spec, raw.count + raw.lost, raw.first_lost or faults.first)
+        if spec.sort and clock.has_time[rows].all():
+            rows = rows[np.argsort(clock.times[rows], kind="stable")]
+        first, later = _sessions(labels, rows)
+        has_time = clock.has_time[rows[first]]
+        if has_time.all() or not has_time.any():
+            break
+        untimed = np.zeros(raw.count, bool)
+        for start in first[~has_time].tolist():
+            untimed[rows[[start, *later.get(start, ())]]] = True
+        faults.add(untimed, lambda row: "there is no time")
+    return rows, first, later
+
+
+def _sessions(labels: Integers | None, rows: Integers) -> Sessions:
     if labels is None:
-        if spec.sessions is True:
-            raise UserError(f"{spec.path} has no sessions", "leave it out", "data.sessions")
         return np.arange(len(rows)), {}
-    turns: dict[object, list[int]] = {}
-    for index, row in enumerate(rows.tolist()):
-        label = labels[row]
-        turns.setdefault(label if label is not None else ("alone", row), []).append(index)
-    groups = list(turns.values())
-    first = np.array([group[0] for group in groups], np.int64)
-    return first, {group[0]: tuple(group[1:]) for group in groups if len(group) > 1}
+    own = labels[rows]
+    order = np.argsort(own, kind="stable")
+    bounds = np.flatnonzero(np.diff(own[order])) + 1
+    starts = np.concatenate(([0], bounds))
+    sizes = np.diff(np.concatenate((starts, [len(rows)])))
+    later = {
+        int(order[start]): tuple(order[start + 1 : start + size].tolist())
+        for start, size in zip(starts[sizes > 1].tolist(), sizes[sizes > 1].tolist(), strict=True)
+    }
+    return np.sort(order[starts]), later
 
 
-def _labels(names: dict[str, str], raw: RawColumns) -> list[object] | None:
-    """Which session each row belongs to; None in the list: none."""
-    if "session" in names:
-        labels: list[object] = raw.columns[names["session"]].to_pylist()
-        return labels
-    if "chat" not in names:
+def _labels(spec: Trace, known: Format, names: dict[str, str], raw: RawColumns, clock: _Clock) -> Integers | None:
+    """A number for the session of each row; None: rows are not the turns of sessions."""
+    is_wanted = known.has_turns or clock.has_delays if spec.sessions == "auto" else spec.sessions
+    if not is_wanted:
         return None
-    chats, parents = (raw.columns[names[key]].to_pylist() for key in ("chat", "parent"))
-    roots: dict[object, object] = {}
-    for chat, parent in zip(chats, parents, strict=True):
-        roots[chat] = roots.get(parent, chat)
-    return [roots[chat] for chat in chats]
+    alone = np.arange(raw.count, dtype=np.int64)  # rows without a session have one of their own
+    if "session" in names:
+        codes = pc.dictionary_encode(raw.columns[names["session"]]).combine_chunks()
+        return np.asarray(pc.if_else(pc.is_valid(codes), codes.indices.cast(pa.int64()), pa.array(-1 - alone)))
+    if "chat" in names and "parent" in names:
+        chats, parents = (raw.columns[names[key]].to_pylist() for key in ("chat", "parent"))
+        roots: dict[object, int] = {}
+        labels = alone.copy()
+        for row, (chat, parent) in enumerate(zip(chats, parents, strict=True)):
+            labels[row] = roots[chat] = roots.get(parent, row)
+        return labels
+    if spec.sessions is True:
+        raise UserError(f"{spec.path} has no sessions", "leave it out", "data.sessions")
+    return None
 
 
-def _think(
-    names: dict[str, str],
-    raw: RawColumns,
-    unit: str,
-    rows: Integers,
-    later: dict[int, tuple[int, ...]],
-    times: Integers,
-) -> Integers:
+def _think(rows: Integers, later: dict[int, tuple[int, ...]], clock: _Clock) -> Integers:
     """How long each later turn waits after the turn before: as recorded, or the time between their arrivals, less the duration
     of the turn before if the trace has it."""
     think = np.zeros(len(rows), np.int64)
     if not later:
         return think
-    delay, _ = _nanoseconds(names.get("delay"), raw, unit)
-    after, _ = _nanoseconds(names.get("delay_after"), raw, unit)
-    elapsed, _ = _nanoseconds(names.get("elapsed"), raw, unit)
-    has_delays = "delay" in names or "delay_after" in names
-    for start, turns in later.items():
-        for before, turn in zip((start, *turns), turns, strict=False):
-            row, row_before = rows[turn], rows[before]
-            gap = times[row] - times[row_before] - elapsed[row_before]
-            think[turn] = max(0, delay[row] + after[row_before] if has_delays else gap)
-    return think
+    turns = np.array([turn for each in later.values() for turn in each], np.int64)
+    before = np.array([turn for start, each in later.items() for turn in (start, *each[:-1])], np.int64)
+    row, row_before = rows[turns], rows[before]
+    if clock.has_delays:
+        think[turns] = clock.delay[row] + clock.after[row_before]
+    else:
+        think[turns] = clock.times[row] - clock.times[row_before] - clock.elapsed[row_before]
+    return np.maximum(think, 0)
 
 
 def _is_whole(spec: Trace, known: Format, hash_ids: HashIds | None, later: dict[int, tuple[int, ...]]) -> bool:
@@ -250,19 +303,15 @@ def _window(
     raw: RawColumns,
     rows: Integers,
     first: Integers,
-    times: Integers | None,
-    has_time: NDArray[np.bool_],
+    clock: _Clock,
 ) -> tuple[Integers, Integers | None]:
     """Those of `first` that arrive within the window, and when; raises UserError if they are not in order."""
-    if times is None:
+    starts = rows[first]
+    if not clock.has_time[starts].any():
         if spec.start or spec.end:
             raise UserError(f"{spec.path} has no times", "leave it out", "data.start" if spec.start else "data.end")
         return first, None
-    starts = rows[first]
-    if not has_time[starts].all():
-        missing = int(starts[np.flatnonzero(~has_time[starts])[0]])
-        raise UserError(f"{raw.where(missing)}: there is no time", "fix the row, or remove it", "data.path")
-    arrivals = times[starts]
+    arrivals = clock.times[starts]
     if spec.sort:
         order = np.argsort(arrivals, kind="stable")
         first, arrivals = first[order], arrivals[order]
@@ -274,7 +323,7 @@ def _window(
             "fix the file, or sort it with {data.sort}: true",
             "data.path",
         )
-    begin, end = (arrivals[0] + round(float(bound) * NS) for bound in (spec.start, spec.end))
+    begin, end = (int(arrivals[0]) + round(float(bound) * NS) for bound in (spec.start, spec.end))
     inside = (arrivals >= begin) & ((arrivals < end) if spec.end else True)
     if not inside.any():
         length = (arrivals[-1] - arrivals[0]) / NS
