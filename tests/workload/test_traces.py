@@ -511,7 +511,7 @@ def test_a_malformed_trace_is_never_an_internal_error(
         if max(table.input) < 1000:
             workload.build(spec, 0, range(2))
     except UserError as error:
-        assert error.next_step  # noqa: PT017
+        assert error.next_step
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
