@@ -45,7 +45,7 @@ def tensor_probe(url: str, size: int, **server: Any) -> tuple[Probe, int]:
     }
     config = from_mapping(tree)
     reached = reach.reach(config.server)
-    config = conduct.measuring._completed(config, reached)
+    config = conduct.measuring.completed(config, reached)
     probe = probed(config, reached, "3f9a01bc")
     return probe, sizing.process_count(config, schedule.plan(config.load, config.seed), probe, cores=16)[0]
 
@@ -118,7 +118,7 @@ def test_all_processes_use_the_salt_that_the_manifest_records(tmp_path: Path, ap
 
     def script(client: Client) -> None:
         while request := client.request():
-            if "-probe-" not in request[1].get("x-request-id", ""):
+            if request[2] and "-probe-" not in request[1].get("x-request-id", ""):
                 seen.append(request[2])
             client.send(http_response())
 
