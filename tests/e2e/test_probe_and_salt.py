@@ -118,7 +118,7 @@ def test_all_processes_use_the_salt_that_the_manifest_records(tmp_path: Path, ap
 
     def script(client: Client) -> None:
         while request := client.request():
-            if "-probe-" not in request[1].get("x-request-id", ""):
+            if request[2] and "-probe-" not in request[1].get("x-request-id", ""):
                 seen.append(request[2])
             client.send(http_response())
 

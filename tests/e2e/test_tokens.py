@@ -138,3 +138,53 @@ def test_embeddings_have_no_output_that_must_fit(tmp_path: Path, short: str) -> 
     data = {"type": "synthetic", "input": 1_800, "output": 1000}
     _, summary = measure(tmp_path, short, server={"model": "sim", "api": "embeddings"}, data=data)
     assert summary.counts.ok == 6
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[str]:
+    """The URL of a simulator with a context shorter than that of any real model."""
+    with running(simulator(timing=Fixed(ttft=0.001, itl=0.0001), max_len=200)) as url:
+        yield url
+
+
+CONVERSATION = {"type": "conversation", "turns": 4, "system": 16, "input": 20, "output": 40}
+TOO_LONG: dict[str, tuple[dict[str, Any], str]] = {
+    "synthetic": ({"type": "synthetic", "input": 300, "output": 3}, r"data\.input: prompt 0 has 300 tokens"),
+    "shared_prefix": (
+        {"type": "shared_prefix", "groups": 2, "prefix": 180, "question": 20, "output": 3},
+        r"data: prompt 0 has 200 tokens",
+    ),
+    "conversation": (CONVERSATION, r"turn 4 of session 0 has 216 tokens and requests 40 .* set sessions\.context"),
+    "recorded": (CONVERSATION | {"history": "recorded"}, r"turn 4 of session 0 has 216 tokens and requests 40"),
+    "mix": (
+        {
+            "type": "mix",
+            "classes": [
+                {"name": "short", "data": {"type": "synthetic", "input": 20, "output": 3}},
+                {"name": "long", "data": {"type": "synthetic", "input": 300, "output": 3}},
+            ],
+        },
+        r"data\.classes\.1\.data\.input: prompt 0 has 300 tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TOO_LONG)
+def test_every_generated_kind_is_checked_against_the_context(tmp_path: Path, tiny: str, kind: str) -> None:
+    data, message = TOO_LONG[kind]
+    with pytest.raises(UserError, match=message):
+        measure(tmp_path, tiny, server={"model": "sim"}, data=data)
+
+
+def test_a_trace_is_checked_beyond_its_first_rows(tmp_path: Path, tiny: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("time,input,output\n" + "".join(f"{n / 1000},{300 if n == 400 else 20},3\n" for n in range(500)))
+    with pytest.raises(UserError, match=r"prompt 400 has 300 tokens"):
+        measure(
+            tmp_path, tiny, server={"model": "sim"}, data={"type": "trace", "path": str(path)}, load={"type": "trace"}
+        )
+
+
+def test_sessions_that_drop_their_oldest_turns_fit(tmp_path: Path, tiny: str) -> None:
+    _, summary = measure(tmp_path, tiny, server={"model": "sim"}, data=CONVERSATION, sessions={"context": 200})
+    assert not summary.counts.failed

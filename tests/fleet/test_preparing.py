@@ -4,13 +4,16 @@ import json
 import math
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from inferometer import schedule, workload
 from inferometer.config import from_mapping
@@ -72,9 +75,26 @@ def _file(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
 def _workloads(folder: Path) -> dict[str, dict[str, Any]]:
     """Each kind of data, as sections of the config."""
     rows = [{"prompt": f"number {n}", "output": n} for n in range(30)]
-    np.save(folder / "a.npy", np.arange(15, dtype=np.int32).reshape(5, 1, 3))
+    (folder / "trace.csv").write_text("time,input,output\n" + "".join(f"{n},{5 + n},{1 + n}\n" for n in range(40)))
+    (folder / "rows.csv").write_text("prompt,output\n" + "".join(f"number {n},{n}\n" for n in range(1, 31)))
+    parquet.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
     return {
         "synthetic": {"data": {"type": "synthetic", "input": 12}},
+        "random words": {"data": {"type": "random", "input": 12}},
+        "shared_prefix": {"data": {"type": "shared_prefix", "groups": 3, "prompts": 4, "prefix": 16, "question": 6}},
+        "conversation": {"data": {"type": "conversation", "turns": 2, "system": 4, "input": 6, "output": 3}},
+        "trace": {"data": {"type": "trace", "path": str(folder / "trace.csv")}},
+        "csv": {"data": {"type": "csv", "path": str(folder / "rows.csv"), "shuffle": True}},
+        "parquet": {"data": {"type": "parquet", "path": str(folder / "rows.parquet")}},
+        "mix": {
+            "data": {
+                "type": "mix",
+                "classes": [
+                    {"name": "made", "weight": 2, "data": {"type": "synthetic", "input": 12}},
+                    {"name": "rows", "data": {"type": "csv", "path": str(folder / "rows.csv")}},
+                ],
+            }
+        },
         "prompts": {"data": {"type": "prompts", "prompts": ["a", "b", "c"]}},
         "jsonl": {"data": {"type": "jsonl", "path": _file(folder, rows)}},
         "zeros": TENSORS | {"data": {"type": "tensors", "fill": "zeros", "inputs": ONE_INPUT}},
@@ -82,7 +102,8 @@ def _workloads(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-KINDS = list(_workloads(Path("/tmp")))
+with tempfile.TemporaryDirectory() as _folder:
+    KINDS = list(_workloads(Path(_folder)))
 
 
 def sent(job: Job) -> dict[int, bytes]:

@@ -402,3 +402,34 @@ def test_bars(share: float, text: str) -> None:
 )
 def test_sparklines(values: list[float | None], text: str) -> None:
     assert blocks.sparkline(values) == text
+
+
+def with_sessions() -> Run:
+    """Two stages with different loads, of sessions of two turns."""
+    rows, chunks = made.open_rows()
+    rows["stage"] = rows["id"] >= 400
+    rows["session"], rows["turn"], rows["turns"] = rows["id"] // 2 * 2, rows["id"] % 2, 2
+    plan = (STAGES[0], msgspec.structs.replace(STAGES[1], rate=50.0))
+    return made.run(rows, chunks, plan=plan)
+
+
+def test_stages_have_a_row_each_in_the_table_of_sessions() -> None:
+    run = with_sessions()
+    summary = summarise(run)
+    assert summary.sessions is None
+    lines = console.render(run, summary).splitlines()
+    start = next(index for index, line in enumerate(lines) if line.split()[:1] == ["sessions"])
+    counts = [(stage.name, stage.sessions.ok) for stage in summary.stages if stage.sessions]
+    assert [name for name, _ in counts] == [stage.name for stage in run.manifest.plan]
+    for line, (name, ok) in zip(lines[start + 1 :], counts, strict=False):
+        assert name in line and f" {ok:,} " in line
+
+
+@pytest.mark.parametrize(
+    ("by", "said"), [(0, ""), (1, ""), (2, "; input tokens counted by the client's tokenizer")], ids=str
+)
+def test_the_report_says_who_counted_input_tokens_if_it_was_not_who_counted_the_output(by: int, said: str) -> None:
+    rows, chunks = made.closed_rows()
+    rows["counted_by"], rows["in_counted_by"] = 1, by
+    run = made.run(rows, chunks)
+    assert f"output tokens counted by the server{said}\n" in console.render(run, summarise(run))

@@ -69,6 +69,7 @@ class Summary(msgspec.Struct, frozen=True):
     """None if there are several stages."""
     failures: tuple[FailureCount, ...]
     tokens_counted_by: dict[str, int]
+    """Who counted the output tokens, for how many requests."""
     started: str
     inferometer: str
     definitions: dict[str, str]
@@ -85,6 +86,8 @@ class Summary(msgspec.Struct, frozen=True):
     """The traffic classes, in the order of the config; empty if there are none."""
     replicas: tuple[Group, ...] = ()
     """The replicas, by address; empty if there is only one."""
+    input_tokens_counted_by: dict[str, int] = {}
+    """Who counted the input tokens, for how many requests."""
 
 
 def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
@@ -119,7 +122,6 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         metrics = distributions(run, everything, itl_of_all(run, gaps), as_inf)
         talks = sessions.summarise(run, everything)
     parts = split(run, steady & good)
-    sources = np.bincount(rows["counted_by"][steady & good], minlength=len(COUNTED_BY)).tolist()
     return Summary(
         schema=2,
         verdict=verdict(checks),
@@ -132,7 +134,7 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         stages=tuple(msgspec.structs.replace(s, quotable=_quotable(checks, s.stage)) for s in stages if several),
         window=window,
         failures=tuple(count_failures(run, steady)),
-        tokens_counted_by={name: count for name, count in zip(COUNTED_BY, sources, strict=True) if count},
+        tokens_counted_by=_sources(rows["counted_by"][steady & good]),
         started=run.manifest.started,
         inferometer=run.manifest.inferometer,
         definitions=_definitions(checks, isinstance(parts, Breakdown), any(stage.sessions for stage in stages)),
@@ -141,8 +143,15 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         sessions=talks,
         classes=classes.whole,
         replicas=replicas.whole,
+        input_tokens_counted_by=_sources(rows["in_counted_by"][steady & good]),
         **_split(parts),
     )
+
+
+def _sources(counted_by: NDArray[np.int8]) -> dict[str, int]:
+    """For how many requests each of COUNTED_BY counted."""
+    counts = np.bincount(counted_by, minlength=len(COUNTED_BY)).tolist()
+    return {name: count for name, count in zip(COUNTED_BY, counts, strict=True) if count}
 
 
 def _stage(

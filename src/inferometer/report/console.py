@@ -15,7 +15,7 @@ from inferometer.records import CANCELLED, Run
 from inferometer.report import formatting, groups, tables
 from inferometer.report.histogram import histograms
 from inferometer.report.latency import latency
-from inferometer.report.sessions import sessions
+from inferometer.report.sessions import sessions, sessions_by_stage
 from inferometer.report.slo import objectives
 from inferometer.report.stages import describe, stages
 from inferometer.report.verdict import verdict
@@ -76,6 +76,8 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         parts.append(_tokens(summary, width))
     if summary.sessions is not None:
         parts.append(sessions(summary.sessions, width))
+    elif by_stage := {stage.name: stage.sessions for stage in summary.stages if stage.sessions is not None}:
+        parts.append(sessions_by_stage(by_stage, width))
     if summary.failures:
         parts.append(_failures(summary, width))
     parts += _parts_of_the_run(run, summary, width)
@@ -254,19 +256,27 @@ def _tokens(summary: Summary, width: int) -> RenderableType:
     return Group(shown, Text(_token_source(summary), style="dim"))
 
 
+_COUNTED = {
+    "server": "by the server",
+    "tokenizer": "by the client's tokenizer",
+    "chunks": "as chunks, at least one token each",
+    "nobody": "by neither side",
+}
+
+
 def _token_source(summary: Summary) -> str:
-    """Say who counted the output tokens."""
-    counted = summary.tokens_counted_by
-    names = {
-        "server": "by the server",
-        "tokenizer": "by the client's tokenizer",
-        "chunks": "as chunks, at least one token each",
-        "nobody": "by neither side",
-    }
-    if len(counted) == 1:
-        only = next(iter(counted))
-        return "output tokens were not counted" if only == "nobody" else f"output tokens counted {names[only]}"
-    return "output tokens counted " + ", ".join(f"{names[who]}: {count:,}" for who, count in counted.items())
+    """Say who counted the output tokens, and the input tokens if it was somebody else."""
+    output, input = summary.tokens_counted_by, summary.input_tokens_counted_by
+    text = _counted("output tokens", output)
+    is_known = summary.metrics["input_tokens"].count and any(who != "nobody" for who in input)
+    return f"{text}; {_counted('input tokens', input)}" if is_known and input != output else text
+
+
+def _counted(what: str, by: dict[str, int]) -> str:
+    if len(by) == 1:
+        only = next(iter(by))
+        return f"{what} were not counted" if only == "nobody" else f"{what} counted {_COUNTED[only]}"
+    return f"{what} counted " + ", ".join(f"{_COUNTED[who]}: {count:,}" for who, count in by.items())
 
 
 def _failures(summary: Summary, width: int) -> RenderableType:

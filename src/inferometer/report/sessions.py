@@ -1,5 +1,7 @@
 """The table of sessions: their length, tokens and cache hits, and the time to first token by turn."""
 
+from collections.abc import Mapping
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -21,6 +23,8 @@ _MOST_TURNS = 8
 _OPTIONAL = ("p99.9", "p90", "p95", "mean")
 """Columns that a narrow table leaves out, the first of them first."""
 
+_OPTIONAL_BY_STAGE = ("cached, %", "cut off", "ttft last", "duration p99")
+
 
 def sessions(found: SessionSummary, width: int) -> RenderableType:
     table = tables.table("sessions", list(tables.COLUMNS.values()))
@@ -35,13 +39,34 @@ def sessions(found: SessionSummary, width: int) -> RenderableType:
     return Group(fitted(table, width, _OPTIONAL), Text(counts, style="dim"))
 
 
+def sessions_by_stage(found: Mapping[str, SessionSummary], width: int) -> RenderableType:
+    """One row per stage, by its name. The other figures are in summary.json."""
+    columns = ["ok", "failed", "cut off", "turns", "duration p50", "duration p99", "cached, %", "ttft 1st", "ttft last"]
+    table = tables.table("sessions", columns)
+    for name, each in found.items():
+        turns = list(each.ttft_by_turn.values())
+        table.add_row(
+            formatting.one_line(name, 24),
+            *(f"{count:,} " for count in (each.ok, each.failed, each.cut)),
+            _cell(each.metrics["turns"], "mean"),
+            _cell(each.metrics["duration"], "p50"),
+            _cell(each.metrics["duration"], "p99"),
+            _cell(each.metrics["cached_share"], "mean", 100.0),
+            *(_cell(turn, "p50", 1e3) for turn in (turns[:1] + turns[-1:])),
+        )
+    note = "durations in s; ttft: p50 of the first and of the last turn, in ms; turns and cached: means"
+    return Group(fitted(table, width, _OPTIONAL_BY_STAGE), Text(note, style="dim"))
+
+
 def _shown(turns: list[str]) -> list[str]:
     return turns if len(turns) <= _MOST_TURNS else [*turns[: _MOST_TURNS - 1], turns[-1]]
 
 
 def _cells(found: Distribution, scale: float) -> list[str]:
-    values = ((name, found.value(name)) for name in tables.COLUMNS)
-    return [
-        formatting.count(None if value is None else value * scale) + (tables.MARK if name in found.unsupported else " ")
-        for name, value in values
-    ]
+    return [_cell(found, column, scale) for column in tables.COLUMNS]
+
+
+def _cell(found: Distribution, column: str, scale: float = 1.0) -> str:
+    value = found.value(column)
+    mark = tables.MARK if column in found.unsupported else " "
+    return formatting.count(None if value is None else value * scale) + mark

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from inferometer import memory
 from inferometer.apis import Api
-from inferometer.config.data import Data, Images, Mix, Random, Synthetic, Tensors, Trace
+from inferometer.config.data import Conversation, Data, Images, Mix, Random, SharedPrefix, Synthetic, Tensors, Trace
 from inferometer.types import Messages as ChatMessages
 from inferometer.types import Request
 from inferometer.workload import chat_template, kinds, lengths, mix, number_files, tensors, tokenizer, traces
@@ -42,6 +42,8 @@ _TURNS_SAMPLE = 4096
 """Sessions whose mean number of turns stands for that of all."""
 _LENGTHS = 8192
 """Generated prompts whose lengths are compared with the model's context."""
+_MOST_TOKENS = 4_000_000
+"""Tokens of these prompts, at most: they take less than a second."""
 _PLAIN = {"tokenizer": None, "chat_template": "ignore", "corpus": None, "prompt_as": "text", "of": "words"}
 """Settings of generated prompts that do not change their lengths, with the values that take the least time."""
 _TENSOR_SAMPLE = 4
@@ -217,19 +219,28 @@ def mean_output(spec: Data, seed: int) -> float:
     return sum(request.n_out for request in requests) / len(requests)
 
 
-def longest(spec: Data, seed: int, count: int) -> Request:
-    """The request with the most tokens, of the first `count`. Only some are looked at, if there are many."""
-    if isinstance(spec, Synthetic | Random):  # their lengths do not depend on the tokenizer
+def longest(spec: Data, seed: int, count: int, size: Callable[[Request], int]) -> Request:
+    """The largest request of the first `count`. Only some are looked at, if there are many."""
+    if has_given_lengths(spec):  # they do not depend on the tokenizer
         plain: Data = msgspec.structs.replace(spec, **{name: _PLAIN[name] for name in _PLAIN if hasattr(spec, name)})
-        last = min(count, _LENGTHS)
+        last = min(count, _LENGTHS, distinct(spec) or _LENGTHS)
     else:
         plain, last = spec, min(count, _SAMPLE, distinct(spec) or _SAMPLE)
-    id, most = 0, -1
+    id, most, tokens = 0, -1, 0
     for start in range(0, last, _SAMPLE):
         for request in build(plain, seed, range(start, min(start + _SAMPLE, last))):
-            if request.n_in + request.n_out > most:
-                id, most = request.id, request.n_in + request.n_out
+            total = size(request)
+            tokens += total
+            if total > most:
+                id, most = request.id, total
+        if tokens > _MOST_TOKENS:
+            break
     return build(spec, seed, [id])[0]
+
+
+def has_given_lengths(spec: Data) -> bool:
+    """Whether prompts are generated with numbers of tokens that the spec or a trace gives, rather than read from a file."""
+    return isinstance(spec, Synthetic | Random | SharedPrefix | Conversation | Trace)
 
 
 @memory.enough_for("data")

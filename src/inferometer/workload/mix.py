@@ -43,7 +43,7 @@ def compose(spec: Mix, seed: int, ids: Sequence[int], build_class: BuildClass) -
     requests: list[Request | None] = [None] * len(ids)
     for index, class_ in enumerate(spec.classes):
         own = np.flatnonzero(classes == index).tolist()
-        with _class_named(index, class_):
+        with class_named(index, class_):
             made = build_class(class_.data, seed_of(class_, seed), ranks[own].tolist()) if own else []
         options = RequestOptions(model=class_.model or "", body=class_.body)
         for at, request in zip(own, made, strict=True):
@@ -83,17 +83,17 @@ def has_sessions(spec: Mix) -> bool:
 
 
 def _distinct(index: int, class_: TrafficClass) -> int | None:
-    with _class_named(index, class_):
+    with class_named(index, class_):
         return workload.distinct(class_.data)
 
 
 def _has_sessions(index: int, class_: TrafficClass) -> bool:
-    with _class_named(index, class_):
+    with class_named(index, class_):
         return workload.has_sessions(class_.data)
 
 
 @contextlib.contextmanager
-def _class_named(index: int, class_: TrafficClass) -> Iterator[None]:
+def class_named(index: int, class_: TrafficClass) -> Iterator[None]:
     """Let errors of the block, which are about the data of a class, say which class it is."""
     try:
         yield
