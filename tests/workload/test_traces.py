@@ -27,7 +27,8 @@ from inferometer.fleet.job import whole_plan
 from inferometer.types import OpenStage, Request
 from inferometer.units import NS
 from inferometer.wire.history import history
-from inferometer.workload import tokenizer, traces
+from inferometer.workload import text, tokenizer, traces
+from inferometer.workload.traces import blocks
 
 needs_files = pytest.mark.skipif(not TRACES.exists(), reason=f"{TRACES} does not exist")
 AZURE = TRACES / "AzureLLMInferenceTrace_conv.csv"
@@ -227,6 +228,24 @@ def test_block_reuse_of_mooncake_equals_the_traces(name: str, rows: int) -> None
     assert hits([token_blocks(request, 512) for request in requests]) == in_trace
 
 
+@needs_files
+@pytest.mark.parametrize(
+    "name",
+    ["mooncake_conversation_trace.jsonl", "mooncake_synthetic_trace.jsonl", "mooncake_arxiv_trace_first1000.jsonl"],
+)
+def test_blocks_of_a_thousand_rows_of_mooncake_are_reused_as_in_the_trace(name: str) -> None:
+    lines = [json.loads(line) for line in (TRACES / name).read_text(encoding="utf-8").splitlines()[:1000]]
+    table = traces._table(Trace(path=str(TRACES / name), rows=1000))
+    assert table.hash_ids is not None
+    made = blocks._block_texts(None, 0, "", table.hash_ids.block)
+    rows = [blocks.Row(table.hash_ids.of(n), int(table.input[n]), n, continues=False) for n in range(len(lines))]
+    keys = [made._keys(row) for row in rows]  # a block's text is a function of its key
+    whole = [line["input_length"] // 512 for line in lines]
+    in_trace = hits([line["hash_ids"][:count] for line, count in zip(lines, whole, strict=True)])
+    assert sum(in_trace) > 1000
+    assert hits([row[:count] for row, count in zip(keys, whole, strict=True)]) == in_trace
+
+
 TREES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=2, max_size=8)
 
 
@@ -340,7 +359,7 @@ def test_whole_prompts_of_later_turns_start_with_the_blocks_of_the_turn_before(t
     (turn,) = first.later
     assert workload.arrivals(spec) is None
     assert turn.n_in == 64
-    one, other = (tokenizer.load().encode(str(text)) for text in (first.payload, turn.payload))
+    one, other = (tokenizer.load().encode(str(each)) for each in (first.payload, turn.payload))
     assert one[:32] == other[:32]
     assert len(other) == 64
 
@@ -605,3 +624,23 @@ def test_the_arrivals_of_a_trace_are_those_of_its_sessions(tmp_path: Path) -> No
     path = write(tmp_path, "t.csv", "time,input,output\n0,1,1\n")
     with pytest.raises(UserError, match=r"load.unit: the arrivals of a trace are those of its sessions"):
         plan_of({"path": path}, unit="requests")
+
+
+BEFORE = (
+    " prototypes cancel hire Not every violin plays its music lesson, because records are sensible. Both "
+    "the solemn and the soft music lessons were recorded, when they had composed a guitar. The house love"
+    "s the aunt, which miss"
+)
+PART = (
+    " hunts edit formula Henrik washed the current and dived the underwater bays a generation ago. Betwee"
+    "n Lima and Valparaiso lie fifty dollars of tropical bays. Without the submarine, the young woman wou"
+    "ld have s"
+)
+
+
+def test_a_block_fits_although_most_tokens_end_with_a_space() -> None:
+    chosen = tokenizer.load(small_tokenizers.saved("spanning"))
+    (fitted,) = text.fit(chosen, [BEFORE], [PART], [64])
+    start, whole = chosen.encode(BEFORE), chosen.encode(BEFORE + fitted)
+    assert whole[: len(start)] == start
+    assert len(whole) == len(start) + 64

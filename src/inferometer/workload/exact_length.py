@@ -200,8 +200,17 @@ def _fitted(tokenizer: Tokenizer, before: str, start: list[int], part: str, leng
     for variant in range(_VARIANTS):
         first = words[0] if variant == 0 else followers[(random + variant * 7) % len(followers)]
         text: str = before + joints[variant % len(joints)] + " ".join([first, *words[1:], *more])
-        for end in ends_up_to(tokenizer, text, len(start) + length)[:1]:
-            is_stripped = text[:end] == text[:end].rstrip()
-            if end > len(before) and is_stripped and _fits(start, tokenizer.encode(text[:end]), length):
-                return text[len(before) : end]
-    raise impossible(tokenizer, length)
+        ends = [end for end in ends_up_to(tokenizer, text, len(start) + length) if end > len(before)]
+        if not ends or tokenizer.encode(text[: ends[0]])[: len(start)] != start:
+            continue
+        # A token may end with the space before the next word, which a later part would join: other endings then reach the length.
+        for cuts, ends_with in ((ends[:1], [""]), (ends, _endings(tokenizer, random))):
+            tries = [text[:end].rstrip() + ending for end in cuts for ending in ends_with]
+            for made, ids in zip(tries, tokenizer.encode_batch(tries), strict=True):
+                if len(made) > len(before) and _fits(start, ids, length):
+                    return made[len(before) :]
+    raise UserError(
+        f"tokenizer {tokenizer.name} cannot continue a prompt by exactly {length} token{'s' * (length > 1)}: its tokens span words",
+        "use another data.tokenizer, or leave it out",
+        key="data.tokenizer",
+    )
