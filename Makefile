@@ -3,7 +3,7 @@
 VENV := .venv
 BIN = $(VENV)/bin
 PYTHON := python3
-PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n 3 --dist worksteal
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Container images often set this. Without bytecode, every process that a test starts compiles the package again.

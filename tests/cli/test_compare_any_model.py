@@ -77,6 +77,7 @@ def test_fill_and_shape_have_options(server: Running) -> None:
     assert {cell["size"] for cell in found} == {4 * 4 + 8 * 7}
 
 
+@pytest.mark.slow
 def test_images_are_compared(server: Running, tmp_path: Path) -> None:
     Image.new("RGB", (9, 7), (1, 2, 3)).save(tmp_path / "a.png")
     found = cells(server, "pixels", "--image", tmp_path, "--scaling", "imagenet")

@@ -34,6 +34,7 @@ def run_trace(folder: Path, url: str, name: str, data: dict[str, Any], load: dic
     return run, summary, Trace(**{key: value for key, value in section.items() if key != "type"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.relative_to(TRACES).as_posix() for path in TRACES.rglob("*.*")))
 def test_every_trace_file_runs_or_gives_its_error(tmp_path: Path, fast: str, name: str) -> None:
     expected = FILES[name]

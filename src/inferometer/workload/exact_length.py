@@ -199,13 +199,16 @@ def _fitted(tokenizer: Tokenizer, before: str, start: list[int], part: str, leng
     more = [followers[(random + j) % len(followers)] for j in range(length)]
     for variant in range(_VARIANTS):
         first = words[0] if variant == 0 else followers[(random + variant * 7) % len(followers)]
-        text: str = before + joints[variant % len(joints)] + " ".join([first, *words[1:], *more])
+        joint = joints[variant % len(joints)]
+        text: str = before + joint + " ".join([first, *words[1:], *more])
         ends = [end for end in ends_up_to(tokenizer, text, len(start) + length) if end > len(before)]
         if not ends or tokenizer.encode(text[: ends[0]])[: len(start)] != start:
             continue
         # A token may end with the space before the next word, which a later part would join: other endings then reach the length.
         for cuts, ends_with in ((ends[:1], [""]), (ends, _endings(tokenizer, random))):
-            tries = [text[:end].rstrip() + ending for end in cuts for ending in ends_with]
+            stems = [text[:end].rstrip() for end in cuts]
+            stems = [stem if len(stem) > len(before) else before + joint for stem in stems]  # a part keeps its start
+            tries = [stem + ending for stem in stems for ending in ends_with]
             for made, ids in zip(tries, tokenizer.encode_batch(tries), strict=True):
                 if len(made) > len(before) and _fits(start, ids, length):
                     return made[len(before) :]
