@@ -200,7 +200,10 @@ def test_a_server_that_writes_in_pairs_every_4_ms_is_not_blamed_on_the_client(sh
     assert check(found, "merged_chunks").value == pytest.approx(32 / 63, abs=0.01)
 
 
-@pytest.mark.parametrize(("length", "every"), [(7, 0.05), (15, 0.1), (40, 0.05)])
+@pytest.mark.parametrize(
+    ("length", "every"),
+    [(7, 0.05), pytest.param(15, 0.1, marks=pytest.mark.slow), pytest.param(40, 0.05, marks=pytest.mark.slow)],
+)
 def test_a_client_that_merges_chunks_2_ms_apart_is_invalid(length: int, every: float) -> None:
     truth = short_gaps()
     seconds = truth[0]["done"].max() / SECOND

@@ -28,6 +28,9 @@ def answering(heard: list[Sent], respond: Callable[[int], bytes]) -> Callable[[C
 
     def serve(client: Client) -> None:
         while request := client.request():
+            if not request[2]:  # the question before the run how long the model's context is
+                client.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                continue
             heard.append((request[1], json.loads(request[2])))
             client.send(respond(len(heard)))
 

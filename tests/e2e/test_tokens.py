@@ -71,6 +71,7 @@ def _tokenizing(field: str) -> Any:
     return script
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["prompt", "content"], ids=["vLLM", "llama.cpp"])
 def test_servers_take_the_text_in_different_fields(tmp_path: Path, field: str) -> None:
     with scripted(_tokenizing(field)) as url:

@@ -30,7 +30,7 @@ from inferometer.store.spool import Control
 
 PROCESSES: dict[str, StartShard] = {"local": LocalProcess, "tcp": TcpShard}
 TRANSPORTS: dict[str, StartShard] = PROCESSES | {"thread": LocalThread}
-EITHER = pytest.mark.parametrize("transport", PROCESSES)
+EITHER = pytest.mark.parametrize("transport", ["local", pytest.param("tcp", marks=pytest.mark.slow)])
 EVERY = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
