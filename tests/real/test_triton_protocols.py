@@ -58,7 +58,12 @@ def test_gRPC_alone(triton: Triton) -> None:  # noqa: N802
     assert "http was not measured" in result.out and "HTTP JSON" not in result.out
 
 
-def test_unsuitable_models(triton: Triton) -> None:
+def test_a_model_with_two_inputs(triton: Triton) -> None:
     urls = (triton.http, "--grpc", triton.grpc)
-    assert_one_line(cli("compare-protocols", *urls, "--model", "add_sub"), "expecting 1 input")
+    result = cli("compare-protocols", *urls, "--model", "add_sub", "--requests", "20", "-q")
+    assert result.status in (0, 1) and all(name in result.out for name in ("gRPC unary", "gRPC stream", "HTTP JSON"))
+
+
+def test_an_unknown_model(triton: Triton) -> None:
+    urls = (triton.http, "--grpc", triton.grpc)
     assert_one_line(cli("compare-protocols", *urls, "--model", "identiti"), "did you mean identity?")
