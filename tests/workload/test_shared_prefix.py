@@ -35,16 +35,8 @@ def starts(requests: list[Request], n: int) -> Counter[tuple[int, ...]]:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str | None]:
-    folder = tmp_path_factory.mktemp("tokenizers")
-    paths: dict[str, str | None] = {"builtin": None}
-
-    def path(name: str) -> str | None:
-        if name not in paths:
-            paths[name] = small_tokenizers.save(name, folder)
-        return paths[name]
-
-    return path
+def saved() -> Callable[[str], str | None]:
+    return small_tokenizers.saved
 
 
 # --- exact lengths -------------------------------------------------------------------------------------------------------

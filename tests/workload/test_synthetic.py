@@ -26,16 +26,8 @@ LENGTHS = (1, 2, 3, 5, 17, 64, 256, 1000)
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str | None]:
-    folder = tmp_path_factory.mktemp("tokenizers")
-    paths: dict[str, str | None] = {"builtin": None}
-
-    def path(name: str) -> str | None:
-        if name not in paths:
-            paths[name] = small_tokenizers.save(name, folder)
-        return paths[name]
-
-    return path
+def saved() -> Callable[[str], str | None]:
+    return small_tokenizers.saved
 
 
 @pytest.mark.parametrize("name", small_tokenizers.NAMES)
