@@ -88,6 +88,16 @@ def test_bodies_may_be_chunked_or_end_with_the_connection_or_follow_early_hints(
     assert are_in_order(reply)
 
 
+def test_ctrl_c_in_the_middle_of_a_response_is_not_a_malformed_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with scripted(sends(http_response(b"{}"))) as url:
+        monkeypatch.setattr(query._HttpResponse, "on_body", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            query.http(peer(url), "GET", "/", {})
+
+
 def test_big_bodies_over_http() -> None:
     def script(client: Client) -> None:
         if request := client.request():

@@ -94,6 +94,8 @@ class _HttpResponse:
             self._start += data[:_SHOWN]
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None  # raised by a callback, such as KeyboardInterrupt
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             if not self._is_complete:
                 shown = bounded(self._start[:_SHOWN].decode("latin-1"))

@@ -139,6 +139,8 @@ class ResponseDecoder:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             events.append(Fail("malformed_http", "the server switched protocols"))
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None  # raised by a callback, such as KeyboardInterrupt
         except httptools.HttpParserError as error:
             details = f"{error}; the response starts with {self._head[:60]!r}"
             other_protocol = HTTP2 if is_http2(self._head) else TLS if is_tls(self._head) else ""
