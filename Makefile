@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # The folders whose tests start no server and no client process.
-QUICK := analysis config schedule wire store report workload timing observe infer
+QUICK := analysis config schedule wire store report workload timing observe infer server_metrics publish
 
 .PHONY: help setup backends demo test test-all test-extra test-quick lint graph docs bench clean
 
@@ -21,7 +21,7 @@ help:
 	@echo "make test-extra  run only the slow tests and those that need more than 'make setup' installs"
 	@echo "make test-quick  run only the tests that start no servers"
 	@echo "make lint        check style (ruff) and types (mypy)"
-	@echo "make backends    install PyTorch, ONNX Runtime, transformers, datasets and tokenizers, for the models and tests that need them"
+	@echo "make backends    install what the extras need (PyTorch, transformers, OpenTelemetry ...), for the models and tests that need them"
 	@echo "make graph       print which folder of the package imports which"
 	@echo "make docs        regenerate docs/reference/config.md and docs/reference/metrics.md from the code"
 	@echo "make bench       run the benchmarks behind the claims (needs wrk and a C compiler)"
@@ -35,7 +35,7 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard src/inferomete
 	touch $@
 
 backends: setup
-	$(BIN)/python -m pip install --quiet torch==2.13.0 datasets onnx onnxruntime pillow safetensors sentencepiece tiktoken transformers
+	$(BIN)/python -m pip install --quiet torch==2.13.0 datasets nvidia-ml-py onnx onnxruntime opentelemetry-exporter-otlp-proto-grpc opentelemetry-exporter-otlp-proto-http opentelemetry-sdk pillow safetensors sentencepiece tiktoken transformers
 
 demo: setup
 	@$(BIN)/python tools/demo.py

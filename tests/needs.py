@@ -6,6 +6,7 @@ A test that is marked with a need is skipped, with the reason, if the need is mi
 
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 
 BACKENDS = {
@@ -14,6 +15,8 @@ BACKENDS = {
     "transformers": ("torch", "transformers", "safetensors"),
     "tokenizers": ("tiktoken", "sentencepiece"),
     "hub": ("datasets",),
+    "otlp": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc", "opentelemetry.exporter.otlp.proto.http"),
+    "nvml": ("pynvml",),
 }
 """Markers and the Python packages that they stand for (`make backends`)."""
 
@@ -24,15 +27,29 @@ REAL = {
     "mlserver": "mlserver",
     "perf_analyzer": "perf_analyzer",
     "transformers_server": "transformers",
+    "vllm": "vllm",
 }
 """Markers and the servers and clients by other people that they stand for (tools/real_servers/install.sh)."""
+
+
+PROGRAMS = {"prometheus": ("prometheus", "promtool")}
+"""Markers and the programs that they stand for (Debian's packages of the same name)."""
 
 
 def missing(need: str) -> str | None:
     """Why a test with this marker cannot run here; None if it can, or if the marker is not a need."""
     if need in BACKENDS:
-        absent = [package for package in BACKENDS[need] if importlib.util.find_spec(package) is None]
+        absent = [package for package in BACKENDS[need] if not _is_installed(package)]
         return f"{' and '.join(absent)} not installed: make backends" if absent else None
+    if need in PROGRAMS and not all(map(shutil.which, PROGRAMS[need])):
+        return f"{' and '.join(PROGRAMS[need])} not found: apt-get install {need}"
     if need in REAL and not (INSTALLED / REAL[need] / "installed.txt").exists():
         return f"{INSTALLED / REAL[need]} does not exist: tools/real_servers/install.sh {REAL[need]}"
     return None
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package that it is part of
+        return False

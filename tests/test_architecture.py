@@ -6,7 +6,7 @@ import pytest
 from import_graph import PACKAGE, folder_of, graph, home_of, imports, layers
 
 FOUNDATION = {
-    "apis", "config", "errors", "memory", "open_files", "portable_math", "processors", "random_numbers", "records", "series", "tensors", "timing", "types", "units",
+    "apis", "config", "errors", "memory", "open_files", "portable_math", "processors", "random_numbers", "records", "series", "server_metrics", "tensors", "timing", "types", "units",
 }  # fmt: skip
 """What every folder may use."""
 
@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "portable_math": set(),
     "random_numbers": set(),
     "series": set(),
+    "server_metrics": {"errors", "series", "units"},
     "timing": set(),
     "units": set(),
     "config": {"apis", "errors", "units"},
@@ -36,11 +37,24 @@ MAY_IMPORT = {
     "engine": FOUNDATION | {"wire", "store"},
     "fleet": FOUNDATION | {"workload", "schedule", "wire", "probe", "engine", "store"},
     "observe": FOUNDATION | {"wire", "probe", "analysis", "store"},
+    "publish": FOUNDATION | {"observe", "store"},
     "report": FOUNDATION | {"analysis", "store"},
     "manifest": FOUNDATION | {"wire", "probe", "workload"},
     # where the folders meet
     "conduct": FOUNDATION
-    | {"workload", "schedule", "wire", "probe", "fleet", "observe", "analysis", "report", "store", "manifest"},
+    | {
+        "workload",
+        "schedule",
+        "wire",
+        "probe",
+        "fleet",
+        "observe",
+        "publish",
+        "analysis",
+        "report",
+        "store",
+        "manifest",
+    },
     # commands
     "calibrate": FOUNDATION | {"conduct", "analysis"},
     "triton_client": FOUNDATION | {"probe", "conduct", "analysis"},

@@ -14,7 +14,7 @@ from inferometer.config.data import Images, Tensors
 from inferometer.config.fields import RampUp, Seconds, Window
 from inferometer.config.loads import Constant, Gamma, Poisson, StageSpec, stages_of
 from inferometer.config.schema import Config
-from inferometer.config.secret import REMOVED, is_secret
+from inferometer.config.secret import REMOVED, is_secret, without_password
 from inferometer.probe.kserve import ModelFacts
 from inferometer.records import StagePlan
 from inferometer.types import ClosedStage, OpenStage, Plan
@@ -34,6 +34,11 @@ def redacted(config: Config, model: str) -> dict[str, object]:
     server["headers"] = dict.fromkeys(server["headers"], REMOVED)
     server["body"] = _without_secrets(server["body"])
     server["parameters"] = _without_secrets(server["parameters"])
+    if isinstance(tree["observe"]["prometheus"], list):
+        tree["observe"]["prometheus"] = [without_password(url) for url in tree["observe"]["prometheus"]]
+    for section in (tree["observe"]["promql"], tree["export"]["otlp"]):
+        if section is not None:
+            section |= {"url": without_password(section["url"]), "headers": dict.fromkeys(section["headers"], REMOVED)}
     for class_ in tree["data"].get("classes", ()):
         class_["headers"] = dict.fromkeys(class_["headers"], REMOVED)
         class_["body"] = _without_secrets(class_["body"])

@@ -239,6 +239,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The next stage starts when the requests in flight have ended."""
     prepared: float = 1.0
     """Before t=0: the share of the requests that are encoded."""
+    observed: dict[str, float] = {}
+    """The latest figures of observers, by the names of server_metrics/vocabulary.py."""
 
 
 # --- a run: its records, and the circumstances under which they were taken -------------------------------------------
@@ -370,7 +372,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     no_statistics: tuple[str, ...] = ()
     """For each stage, why there are no statistics; empty if there are."""
     observer_errors: dict[str, str] = {}
-    """Why an observer's series are missing or incomplete, by the observer's name."""
+    """Why an observer's series are missing or incomplete, by the observer's name or by what they are about."""
+    observer_cpu: dict[str, float] = {}
+    """CPU seconds that each observer took, by its name."""
     outcome: Outcome = Outcome()
 
 

@@ -13,6 +13,7 @@ from waiting import until
 from inferometer import store
 from inferometer.conduct import observers
 from inferometer.observe import observer
+from inferometer.observe.observer import Observer
 from inferometer.report import console
 from inferometer.series import SeriesRow, TimeSeries
 from inferometer.serve.background import serving
@@ -45,7 +46,7 @@ def test_a_run_has_series_of_the_client_and_of_the_server(tmp_path: Path) -> Non
     assert sum(stage.inferences for stage in run.manifest.statistics if stage) == len(run.records.rows)
 
 
-class Broken:
+class Broken(Observer):
     def __init__(self, method: str) -> None:
         self._method = method
 
@@ -74,8 +75,8 @@ def test_observers_that_fail_or_hang_cost_a_line_and_not_the_run(
     tmp_path: Path, sim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observer.Observers.end, "__defaults__", (0.05,))
-    makers = {"broken": lambda *_: Broken("start"), "hanging": lambda *_: Hanging("end"), "absent": lambda *_: None}
-    monkeypatch.setattr(observers, "OBSERVERS", makers)
+    made = {"broken": Broken("start"), "hanging": Hanging("end")}
+    monkeypatch.setattr(observers, "OBSERVERS", (lambda _: made, lambda _: {}))
     load = {"type": "closed", "concurrency": 1, "requests": 5}
     run, summary = measure(tmp_path, sim, server={"model": "sim"}, load=load)
     assert summary.counts.ok == 5

@@ -9,7 +9,7 @@ from inferometer.observe.observer import Observer, Observers
 from inferometer.series import SeriesRow
 
 
-class Counting:
+class Counting(Observer):
     """Records each call; waits in `mark` for `go`."""
 
     def __init__(self, go: threading.Event | None = None) -> None:
@@ -29,6 +29,21 @@ class Counting:
     def end(self) -> Sequence[SeriesRow]:
         self.calls.append("end")
         return [SeriesRow("test", "calls", {}, 5, len(self.calls))]
+
+
+class Sampling(Counting):
+    interval = 0.01
+
+    def sample(self) -> None:
+        self.calls.append("sample")
+        if self.calls.count("sample") == 3:
+            self.marked.set()
+
+    def problems(self) -> dict[str, str]:
+        return {"calls": "some are missing"}
+
+    def now(self) -> dict[str, float]:
+        return {"running": 2.0}
 
 
 class Hanging(Counting):
@@ -64,6 +79,19 @@ class Failing(Counting):
     def _raise(self, method: str) -> None:
         if method == self._method:
             raise self._error
+
+
+def test_an_observer_samples_at_its_interval_between_start_and_end() -> None:
+    observer = Sampling()
+    with Observers({"sampling": observer}) as observers:
+        observers.start()
+        assert observer.marked.wait(10)
+        assert observers.now() == {"running": 2.0}
+        observers.end()
+    assert observer.calls[0] == "start" and observer.calls[-1] == "end"
+    assert set(observer.calls[1:-1]) == {"sample"}
+    assert observers.errors == {"calls": "some are missing"}
+    assert observers.cpu_seconds["sampling"] > 0
 
 
 def test_an_observer_is_started_marked_and_ended_in_this_order() -> None:

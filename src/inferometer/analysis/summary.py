@@ -18,6 +18,8 @@ from inferometer.analysis.groups import Group, Groups, by_class, by_replica
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.overload import Overload, overload
 from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.resources import ResourceUse, resource_uses
+from inferometer.analysis.server_view import ServerView, server_views
 from inferometer.analysis.sessions import SessionSummary
 from inferometer.analysis.slo import Goodput, SloResult
 from inferometer.analysis.slo_expression import Slo, parse_all
@@ -50,6 +52,10 @@ class StageSummary(msgspec.Struct, frozen=True):
     """The traffic classes; empty if there are none."""
     replicas: tuple[Group, ...] = ()
     """The replicas, by address; empty if there is only one."""
+    server: ServerView | None = None
+    """What the server's own metrics say; None if none were read."""
+    resources: ResourceUse | None = None
+    """None if no use of resources was recorded."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -88,6 +94,10 @@ class Summary(msgspec.Struct, frozen=True):
     """The replicas, by address; empty if there is only one."""
     input_tokens_counted_by: dict[str, int] = {}
     """Who counted the input tokens, for how many requests."""
+    server: ServerView | None = None
+    """What the server's own metrics say; None if none were read."""
+    resources: ResourceUse | None = None
+    """None if no use of resources was recorded."""
 
 
 def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
@@ -104,6 +114,7 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     spans = measured_spans(run, settled, overloads)
     classes = by_class(run, spans, overloads, as_inf, own_slos=slos is None)
     replicas = by_replica(run, spans, overloads, as_inf)
+    seen, used = server_views(run, spans), resource_uses(run, spans)
     each = rates(run, spans)
     gaps = gather(run, steady & good)
     itl = itl_by_stage(run, gaps)
@@ -116,6 +127,10 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     checks = examine(evidence)
     stages = tuple(_judged(run, *pair, objectives) for pair in zip(stages, evidence.stages, strict=True))
     stages = tuple(_with_groups(stage, classes, replicas) for stage in stages)
+    stages = tuple(
+        msgspec.structs.replace(stage, server=seen.stages[stage.stage], resources=used.stages[stage.stage])
+        for stage in stages
+    )
     window, total_rates = together(each)
     metrics, talks = (stages[0].metrics, stages[0].sessions) if not several else ({}, None)
     if several and _same_load(plans):
@@ -144,6 +159,8 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         classes=classes.whole,
         replicas=replicas.whole,
         input_tokens_counted_by=_sources(rows["in_counted_by"][steady & good]),
+        server=seen.whole,
+        resources=used.whole,
         **_split(parts),
     )
 

@@ -11,7 +11,13 @@ from inferometer.apis import scheme_of
 from inferometer.cli.options import export_options, image_options, slo_options
 from inferometer.errors import UserError, named
 
-_NAMES = {"output": "--set output=DIR (`output` in the file)", "server.model": "--model NAME"}
+_NAMES = {
+    "output": "--set output=DIR (`output` in the file)",
+    "server.model": "--model NAME",
+    "observe.prometheus": "--observe",
+    "export.metrics_port": "--metrics-port",
+    "export.otlp.url": "--otlp",
+}
 _IMAGE_NAMES = {"data.path": "--image", "data.scaling": "--scaling", "data.crop": "--crop"}
 """Settings that have a flag of their own, and those that have one with --image."""
 _HOST = re.compile(r"(localhost|\[[0-9a-fA-F:]+\]|[\w.-]+(?=:\d)|[\w.-]+(?=/v1/?$))(:\d+)?(/[^?#]*)?")
@@ -77,6 +83,20 @@ def _number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, 
 @image_options
 @slo_options
 @export_options
+@click.option(
+    "--observe",
+    "observed",
+    multiple=True,
+    metavar="URL",
+    help="Scrape this Prometheus endpoint during the run, instead of the server's own /metrics. Can be repeated, for replicas.",
+)
+@click.option(
+    "--metrics-port",
+    type=int,
+    metavar="N",
+    help="Offer live figures to Prometheus at http://127.0.0.1:N/metrics during the run.",
+)
+@click.option("--otlp", metavar="URL", help="Send metrics, and a span per request, to this OpenTelemetry receiver.")
 @click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
 @click.option("--explain", is_flag=True, help="Add the definition of every metric and check to the report.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress during the run.")
@@ -97,6 +117,9 @@ def command(
     slos: tuple[str, ...],
     allow_undecided: bool,
     exports: dict[str, str],
+    observed: tuple[str, ...],
+    metrics_port: int | None,
+    otlp: str | None,
     histogram: bool,
     explain: bool,
     quiet: bool,
@@ -141,6 +164,7 @@ def command(
         )
     _set_data(tree, input_tokens, output_tokens, prompts)
     _set_images(tree, image, scaling, crop)
+    _set_observed(tree, observed, metrics_port, otlp)
     if model is not None:
         _section(tree, "server")["model"] = model
     origin = "command line" if is_url else source
@@ -230,6 +254,16 @@ def _set_data(
     for name, value in (("input", input_tokens), ("output", output_tokens)):
         if value is not None:
             _section(tree, "data")[name] = value
+
+
+def _set_observed(tree: dict[str, Any], observed: tuple[str, ...], metrics_port: int | None, otlp: str | None) -> None:
+    """Put the options for what is observed and exported over the file's."""
+    if observed:
+        _section(tree, "observe")["prometheus"] = list(observed)
+    if metrics_port is not None:
+        _section(tree, "export")["metrics_port"] = metrics_port
+    if otlp is not None:
+        _section(_section(tree, "export"), "otlp")["url"] = otlp
 
 
 def _set_images(tree: dict[str, Any], path: str | None, scaling: str | None, crop: str | None) -> None:

@@ -21,7 +21,7 @@ from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spoo
 from inferometer.config.check import check_streams
 from inferometer.config.data import Images, Mix, Tensors
 from inferometer.config.schema import Config
-from inferometer.config.secret import hidden, hide, words
+from inferometer.config.secret import hidden, hide, observe_words, words
 from inferometer.errors import UserError
 from inferometer.fleet.control import StartShard
 from inferometer.fleet.job import Job, check_load, longest_sequence, portions, prepared_count, shard_plan, whole_plan
@@ -132,7 +132,7 @@ def _measure(
             draft_file = held.enter_context(drafts.begin(job.spool / DRAFT, draft))
         if show:
             show.planned(_outline(job, plan))
-        observers = observers_of(config, reached)
+        observers = observers_of(job)
         watching = held.enter_context(Observers(observers))
         watching.start()
         supervisor = Supervisor(job, start, plan)
@@ -143,7 +143,7 @@ def _measure(
                     supervisor.end_stage(stable)
                 watching.mark(snapshot.stage)
                 if show:
-                    show.progress(snapshot)
+                    show.progress(msgspec.structs.replace(snapshot, observed=watching.now()))
             observed = watching.end()
     except BaseException:
         discard_if_empty(folder, shards)
@@ -164,9 +164,8 @@ def _measure(
             job.spool, lost, own, ended_early, granted, partial(workload.classes_of, config.data, config.seed)
         )
     finished = _finished(draft.manifest, supervisor)
-    finished = with_observations(
-        finished, observers, watching.errors, words(config.server, reached.secrets, config.data)
-    )
+    secrets = words(config.server, reached.secrets, config.data) + observe_words(config)
+    finished = with_observations(finished, observers, watching, secrets)
     spool_series(job.spool, observed, supervisor.t0)
     drafts.end(draft_file, Draft(finished, shards))
     return save(folder, from_spool(folder, finished, shards))

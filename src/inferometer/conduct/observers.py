@@ -1,14 +1,14 @@
 """What is observed beside a run, and where that is stored."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from inferometer.config.schema import Config
 from inferometer.config.secret import hide
-from inferometer.observe.observer import Observer
+from inferometer.fleet.job import Job
+from inferometer.observe.observer import Observer, Observers
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach
 from inferometer.records import Manifest
@@ -19,30 +19,64 @@ _STATISTICS_TIMEOUT = 2.0
 """Seconds to connect for a server's statistics, and to wait for each piece of them."""
 
 
-def observers_of(config: Config, reached: reach.Reached) -> dict[str, Observer]:
-    """Make the observers that this run needs, by name."""
-    return {name: observer for name, make in OBSERVERS.items() if (observer := make(config, reached))}
+def observers_of(job: Job) -> dict[str, Observer]:
+    """Make the observers that this run needs, by name. Raises UserError when the config asks for one that cannot be made."""
+    return {name: observer for make in OBSERVERS for name, observer in make(job).items()}
 
 
-def _kserve_statistics(config: Config, reached: reach.Reached) -> Observer | None:
+def _kserve_statistics(job: Job) -> Mapping[str, Observer]:
     """Make the observer that reads the statistics of a KServe server."""
+    config, reached = job.config, job.reached
     if reached.facts is None:
-        return None
+        return {}
     peers, headers = reach.peers_of(config.server, reached)
     limits = {"connect_timeout": _STATISTICS_TIMEOUT, "timeout": _STATISTICS_TIMEOUT}
     peers = [msgspec.structs.replace(peer, **limits) for peer in peers]
-    return StatisticsWatch(peers, headers, reached.model, config.server.version or "")
+    return {"kserve": StatisticsWatch(peers, headers, reached.model, config.server.version or "")}
 
 
-OBSERVERS: dict[str, Callable[[Config, reach.Reached], Observer | None]] = {"kserve": _kserve_statistics}
-"""What makes an observer for a run, or None when there is nothing to observe. A new observer is one row."""
+def _scrapes(job: Job) -> Mapping[str, Observer]:
+    """Make an observer for each Prometheus endpoint."""
+    return {}
+
+
+def _promql(job: Job) -> Mapping[str, Observer]:
+    """Make the observer that reads from a Prometheus server."""
+    return {}
+
+
+def _resources(job: Job) -> Mapping[str, Observer]:
+    """Make the observers of this machine, of processes and of GPUs."""
+    return {}
+
+
+def _live_metrics(job: Job) -> Mapping[str, Observer]:
+    """Make the live Prometheus endpoint."""
+    return {}
+
+
+def _otlp(job: Job) -> Mapping[str, Observer]:
+    """Make the sender of metrics and spans."""
+    return {}
+
+
+OBSERVERS: tuple[Callable[[Job], Mapping[str, Observer]], ...] = (
+    _kserve_statistics,
+    _scrapes,
+    _promql,
+    _resources,
+    _live_metrics,
+    _otlp,
+)
+"""What makes the observers of a run, by name; none if there is nothing to observe."""
 
 
 def with_observations(
-    head: Manifest, observers: dict[str, Observer], errors: dict[str, str], secrets: tuple[str, ...]
+    head: Manifest, observers: Mapping[str, Observer], watching: Observers, secrets: tuple[str, ...]
 ) -> Manifest:
-    """Add the statistics of each stage to the manifest, and why observers failed."""
-    head = msgspec.structs.replace(head, observer_errors={name: hide(why, secrets) for name, why in errors.items()})
+    """Add the statistics of each stage to the manifest, why observations are missing, and what observing has cost."""
+    errors = {hide(name, secrets): hide(why, secrets) for name, why in watching.errors.items()}
+    head = msgspec.structs.replace(head, observer_errors=errors, observer_cpu=watching.cpu_seconds)
     watch = observers.get("kserve")
     if not isinstance(watch, StatisticsWatch):
         return head

@@ -11,6 +11,7 @@ from inferometer.config.data import Data, Synthetic
 from inferometer.config.data.sessions import Sessions
 from inferometer.config.fields import Seconds, Section, Window
 from inferometer.config.loads import Closed, Load
+from inferometer.config.observe import Export, Observe
 
 # --- server ----------------------------------------------------------------------------------------------------------
 
@@ -286,6 +287,10 @@ class Config(Section):
     limits: Annotated[Limits, Meta(description="Above which limits a run is INVALID or has warnings.")] = field(
         default_factory=Limits
     )
+    observe: Annotated[
+        Observe, Meta(description="What to record beside the requests: the server's metrics, and the use of resources.")
+    ] = field(default_factory=Observe)
+    export: Annotated[Export, Meta(description="Live figures for other tools.")] = field(default_factory=Export)
     slo: Annotated[
         str | list[str],
         Meta(

@@ -2,13 +2,13 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from inferometer.config.data import Data, Mix
-from inferometer.config.schema import Server
+from inferometer.config.schema import Config, Server
 from inferometer.errors import UserError
 
 REMOVED = "(removed)"
@@ -22,20 +22,53 @@ def is_secret(name: object) -> bool:
     return bool(_NAME.search(str(name)))
 
 
+def observe_words(config: Config) -> tuple[str, ...]:
+    """The secrets in the settings of `observe` and `export`, but for tokens that are read from a file or the environment."""
+    promql, otlp = config.observe.promql, config.export.otlp
+    sections = [section for section in (promql, otlp) if section is not None]
+    found = _in_headers(header for section in sections for header in section.headers.items())
+    scraped = [] if config.observe.prometheus == "auto" else config.observe.prometheus
+    found += _passwords([*scraped, *(section.url for section in sections)])
+    return _longest_first(found)
+
+
+def without_password(url: str) -> str:
+    """The URL without a user and password, and without its query, which may contain a token."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return REMOVED
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
 def words(server: Server, headers: dict[str, str], data: Data | None = None) -> tuple[str, ...]:
     """The secrets of the config that a server might echo; `headers` are those of the API key. `data` may have traffic classes."""
     secrets = [value.rpartition(" ")[2] for value in headers.values()]
     classes = data.classes if isinstance(data, Mix) else []
-    for name, value in chain(server.headers.items(), *(class_.headers.items() for class_ in classes)):
-        secrets += [
-            part for part in (value, value.rpartition(" ")[2]) if len(part) >= _SHORTEST_PLAIN or is_secret(name)
-        ]
-    for url in server.urls:
-        try:
-            secrets.append(unquote(urlsplit(url).password or ""))
-        except ValueError:
-            continue
+    secrets += _in_headers(chain(server.headers.items(), *(class_.headers.items() for class_ in classes)))
+    secrets += _passwords(server.urls)
     secrets += _in_body(server.body) + _in_body(server.parameters) + _in_body([class_.body for class_ in classes])
+    return _longest_first(secrets)
+
+
+def _in_headers(headers: Iterable[tuple[str, str]]) -> list[str]:
+    return [
+        part
+        for name, value in headers
+        for part in (value, value.rpartition(" ")[2])
+        if len(part) >= _SHORTEST_PLAIN or is_secret(name)
+    ]
+
+
+def _passwords(urls: Iterable[str]) -> list[str]:
+    found = []
+    for url in urls:
+        with contextlib.suppress(ValueError):
+            found.append(unquote(urlsplit(url).password or ""))
+    return found
+
+
+def _longest_first(secrets: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({word for word in secrets if len(word) >= _SHORTEST}, key=len, reverse=True))
 
 

@@ -1,10 +1,9 @@
 """The seam for observers, and the threads that keep them from holding up a run.
 
 An observer records something beside the run: a server's statistics, its metrics, a machine's GPUs. Its methods are called when
-the run starts, when a stage begins and when the run has ended, and it returns rows for `series.parquet`. An observer that
-samples more often than that does so in a thread of its own.
+the run starts, when a stage begins, every `interval` seconds and when the run has ended, and it returns rows for `series.parquet`.
 
-Observers are called in threads. One that raises or hangs costs its own rows and a line in the manifest, never the run. One that
+Each observer is called in a thread of its own. One that raises or hangs costs its own rows and a line in the manifest, never the run. One that
 is still busy when several stages begin sees only the latest of them, so a jump in the stage's number means that it missed the
 stages in between.
 """
@@ -25,16 +24,36 @@ END_TIMEOUT = 10.0
 
 
 class Observer(Protocol):
-    """Records something beside a run. All methods are called in one thread, never in parallel."""
+    """Records something beside a run. All methods but `now` are called in one thread, never in parallel. Inherit from this class: what
+    an observer has no use for, it leaves out."""
+
+    interval: float = 0.0
+    """Seconds between two calls of `sample`; 0: it is not called."""
 
     def start(self) -> None:
         """Prepare, and take the values from before the first request."""
+        return
 
     def mark(self, stage: int) -> None:
         """Take the values at the start of a stage (the first stage, 0, is not announced)."""
+        return
+
+    def sample(self) -> None:
+        """Take the current values. A call that takes longer than the interval delays the next one; none are made up for."""
+        return
 
     def end(self) -> Sequence[SeriesRow]:
         """Take the values from after the last request, and return all rows, their times by CLOCK_MONOTONIC."""
+        return ()
+
+    def problems(self) -> Mapping[str, str]:
+        """Return what is missing from the rows, and why: the reason by what it is about. Called after `end`."""
+        return {}
+
+    def now(self) -> Mapping[str, float]:
+        """Return the latest figures for the live view, by the names of server_metrics/vocabulary.py. Called in the main thread at any
+        time, so it must return at once."""
+        return {}
 
 
 class Observers:
@@ -43,7 +62,9 @@ class Observers:
     def __init__(self, observers: Mapping[str, Observer]) -> None:
         self._threads = {name: _ObserverThread(observer) for name, observer in observers.items()}
         self.errors: dict[str, str] = {}
-        """Why an observer's rows are missing, by its name; complete after `end`."""
+        """Why an observer's rows are missing or incomplete, by its name or by what they are about; complete after `end`."""
+        self.cpu_seconds: dict[str, float] = {}
+        """CPU time of each observer's thread; complete after `end`."""
 
     def __enter__(self) -> "Observers":
         return self
@@ -68,6 +89,10 @@ class Observers:
         for thread in self._threads.values():
             thread.tell(stage=stage)
 
+    def now(self) -> dict[str, float]:
+        """Return the latest figures of all observers, for the live view."""
+        return {name: value for thread in self._threads.values() for name, value in thread.observer.now().items()}
+
     def end(self, timeout: float = END_TIMEOUT) -> tuple[SeriesRow, ...]:
         """End all observers at once and return the rows of those that end within `timeout`."""
         deadline = time.monotonic() + timeout
@@ -79,6 +104,9 @@ class Observers:
             rows += thread.rows if ended else ()
             if error := thread.error if ended else f"did not end within {timeout:g} s":
                 self.errors[name] = error
+            if ended:
+                self.errors |= thread.observer.problems()
+                self.cpu_seconds[name] = thread.cpu_seconds
         return tuple(rows)
 
 
@@ -86,13 +114,14 @@ class _ObserverThread:
     """One observer and its thread."""
 
     def __init__(self, observer: Observer) -> None:
-        self._observer = observer
+        self.observer = observer
         self._changed = threading.Condition()
         self._stage = 0
         self._ending = False
         self.ready, self.ended = threading.Event(), threading.Event()
         self.rows: tuple[SeriesRow, ...] = ()
         self.error = ""
+        self.cpu_seconds = 0.0
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="observer", daemon=True).start()
@@ -105,28 +134,35 @@ class _ObserverThread:
 
     def _run(self) -> None:
         try:
-            self._observer.start()
+            self.observer.start()
             self.ready.set()
             self._follow_stages()
-            self.rows = tuple(self._observer.end())
+            self.rows = tuple(self.observer.end())
         except UserError as error:
             self.error = error.what
         except Exception as error:  # whatever it was, it must not cost the run
             self.error = f"{type(error).__name__}: {error}"
         finally:
+            self.cpu_seconds = time.thread_time()
             self.ready.set()
             self.ended.set()
 
     def _follow_stages(self) -> None:
-        """Announce stages until the end. If the run ends while a stage is still to be announced, that stage is skipped:
-        its values would be those of the end.
+        """Announce stages, and sample in between, until the end. If the run ends while a stage is still to be announced, that stage is
+        skipped: its values would be those of the end.
         """
         marked = 0
+        interval = self.observer.interval
+        due = time.monotonic() + interval
         while True:
             with self._changed:
-                while not self._ending and self._stage == marked:
-                    self._changed.wait()
+                while not self._ending and self._stage == marked and not (interval and time.monotonic() >= due):
+                    self._changed.wait(max(due - time.monotonic(), 0) if interval else None)
                 if self._ending:
                     return
-                marked = self._stage
-            self._observer.mark(marked)
+                has_new_stage, marked = self._stage > marked, self._stage
+            if has_new_stage:
+                self.observer.mark(marked)
+            else:
+                self.observer.sample()
+                due = max(due + interval, time.monotonic())

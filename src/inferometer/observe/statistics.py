@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from inferometer.errors import UserError
+from inferometer.observe.observer import Observer
 from inferometer.probe import kserve
 from inferometer.probe.connect import Peer
 from inferometer.records import Spent, StageStatistics
@@ -51,7 +52,7 @@ class _Mark(NamedTuple):
     readings: list[_Reading] | str
 
 
-class StatisticsWatch:
+class StatisticsWatch(Observer):
     """Reads a model's statistics at the start, whenever a stage begins, and at the end."""
 
     def __init__(self, peers: list[Peer], headers: Mapping[str, str], model: str, version: str) -> None:

@@ -15,6 +15,8 @@ from inferometer.records import CANCELLED, Run
 from inferometer.report import formatting, groups, tables
 from inferometer.report.histogram import histograms
 from inferometer.report.latency import latency
+from inferometer.report.resources import resources
+from inferometer.report.server import server
 from inferometer.report.sessions import sessions, sessions_by_stage
 from inferometer.report.slo import objectives
 from inferometer.report.stages import describe, stages
@@ -90,13 +92,15 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
 
 
 def _parts_of_the_run(run: Run, summary: Summary, width: int) -> list[RenderableType]:
-    """A table for each way in which the run is divided: stages, traffic classes, replicas."""
-    by_division: dict[Callable[[Run, Summary, int], RenderableType], object] = {
+    """A table for each way in which the run is divided (stages, traffic classes, replicas), and for what was observed beside it."""
+    by_part: dict[Callable[[Run, Summary, int], RenderableType], object] = {
         stages: summary.stages,
         groups.classes: summary.classes,
         groups.replicas: summary.replicas,
+        server: summary.server,
+        resources: summary.resources,
     }
-    return [table(run, summary, width) for table, rows in by_division.items() if rows]
+    return [table(run, summary, width) for table, rows in by_part.items() if rows]
 
 
 # --- title, verdict, throughput and counts ---------------------------------------------------------------------------

@@ -1,0 +1,93 @@
+"""The sections `observe`, what to record beside a run, and `export`, where to send live figures."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from inferometer.config.fields import Seconds, Section
+
+
+class PromQL(Section):
+    url: Annotated[
+        str, Meta(description="Base URL of the Prometheus server, or of a managed one: `http://127.0.0.1:9090`.")
+    ]
+    match: Annotated[
+        str,
+        Meta(description='Labels of the series to read, as in PromQL: `job="vllm", namespace="prod"`.'),
+    ] = ""
+    queries: Annotated[
+        dict[str, str],
+        Meta(description="PromQL expressions to evaluate over the run, by the name of the series that they become."),
+    ] = field(default_factory=dict)
+    headers: Annotated[dict[str, str], Meta(description="Additional request headers. Their values are not stored.")] = (
+        field(default_factory=dict)
+    )
+    token_env: Annotated[
+        str | None, Meta(description="Environment variable that holds a bearer token. The token is not stored.")
+    ] = None
+    token_file: Annotated[str | None, Meta(description="File that holds a bearer token. The token is not stored.")] = (
+        None
+    )
+
+
+class Observe(Section):
+    prometheus: Annotated[
+        Literal["auto"] | list[str],
+        Meta(
+            description="Prometheus endpoints to scrape during the run; without a path, `/metrics` is added. `auto`: the endpoint of each measured server, if it has one. `[]`: none."
+        ),
+    ] = "auto"
+    promql: Annotated[
+        PromQL | None,
+        Meta(description="A Prometheus server to read the measured server's metrics from, after the run."),
+    ] = None
+    processes: Annotated[
+        list[int | str],
+        Meta(
+            description="Server processes on this machine whose CPU, memory and I/O to record with those of their children: process ids, or names."
+        ),
+    ] = field(default_factory=list)
+    host: Annotated[bool, Meta(description="Record CPU, memory, network and disk use of this machine.")] = True
+    gpu: Annotated[
+        Literal["auto"] | bool,
+        Meta(
+            description="Record the NVIDIA GPUs of this machine. `auto`: if there are any and the extra `gpu` is installed. true: it is an error if there are none."
+        ),
+    ] = "auto"
+    interval: Annotated[Seconds, Meta(description="Time between two samples, of everything above.")] = Seconds(1)
+
+
+class Otlp(Section):
+    url: Annotated[
+        str,
+        Meta(
+            description="OTLP receiver: `http://127.0.0.1:4318` for HTTP, `grpc://127.0.0.1:4317` for gRPC (`https://`, `grpcs://` with TLS)."
+        ),
+    ]
+    spans: Annotated[bool, Meta(description="Send one span per request.")] = True
+    metrics: Annotated[bool, Meta(description="Send the metrics of `--metrics-port`.")] = True
+    traceparent: Annotated[
+        bool,
+        Meta(
+            description="Send each request with a `traceparent` header, so that the server's spans belong to the request's span."
+        ),
+    ] = False
+    headers: Annotated[
+        dict[str, str], Meta(description="Additional headers (gRPC: metadata). Their values are not stored.")
+    ] = field(default_factory=dict)
+    timeout: Annotated[
+        Seconds,
+        Meta(
+            description="For one message to the receiver, and for all that are left after the run. What is not sent by then is counted as lost."
+        ),
+    ] = Seconds(5)
+
+
+class Export(Section):
+    metrics_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        Meta(
+            description="Port of a live Prometheus endpoint, http://127.0.0.1:PORT/metrics, during the run. 0: a free port."
+        ),
+    ] = None
+    otlp: Annotated[Otlp | None, Meta(description="OpenTelemetry: where to send metrics and spans.")] = None
