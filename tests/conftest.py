@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import settings
-from needs import BACKENDS, REAL, missing
+from needs import BACKENDS, PROGRAMS, REAL, missing
 
 from inferometer import conduct
 from inferometer.config import Config
@@ -33,7 +33,7 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 @pytest.hookimpl(tryfirst=True)  # before the tests are selected by -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests whose needs are missing, and mark all that have one as `extra`."""
-    reasons = {need: missing(need) for need in (*BACKENDS, *REAL)}
+    reasons = {need: missing(need) for need in (*BACKENDS, *REAL, *PROGRAMS)}
     for item in items:
         for need in reasons.keys() & {mark.name for mark in item.iter_markers()}:
             item.add_marker("extra")
