@@ -106,6 +106,16 @@ def test_run_is_described_whatever_its_names_contain(tmp_path: Path) -> None:
     assert info.labels["model"] == INFO.model and info.labels["url"] == INFO.url
 
 
+def test_reference_page_lists_every_metric(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "live-metrics.md").read_text(encoding="utf-8")
+    table = [[cell.strip("` ") for cell in line.split("|")] for line in text.splitlines() if line.startswith("| `")]
+    listed = {name: (kind, labels.replace("`", "")) for _, name, kind, labels, *_ in table}
+    assert listed == {
+        family.name + "_total" * (family.kind == "counter"): (family.kind, ", ".join(family.label_names))
+        for family in families_of(tmp_path).read()
+    }
+
+
 @pytest.mark.prometheus
 @pytest.mark.parametrize("has_started", [False, True])
 def test_promtool_accepts_the_page(tmp_path: Path, has_started: bool) -> None:

@@ -57,9 +57,8 @@ class LiveFamilies:
         """Count what has been recorded since the last call. Call it when a stage begins, which determines the target rate, and
         often enough that not much accumulates."""
         self.counts.update()
-        progress = self.counts.progress()
-        if progress.stage != self._stage:
-            self._stage, self._stage_began = progress.stage, progress.elapsed
+        if self.counts.stage != self._stage:
+            self._stage, self._stage_began = self.counts.stage, self.counts.elapsed
 
     def read(self) -> Iterator[Family]:
         """Yield all metrics as of the last update; the gauges are those of now."""
