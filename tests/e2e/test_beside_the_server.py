@@ -62,7 +62,18 @@ def test_stages_are_compared_each_and_together(tmp_path: Path, sim: str) -> None
 def test_a_server_that_queues_is_a_note_and_a_later_report_is_the_same(tmp_path: Path) -> None:
     timing = Batch(max_batch=2)
     with running(simulator(timing=timing)) as url:
-        arguments = ("--api", "completions", "--concurrency", "12", "--requests", "60", "--input", "20", "--output", "20")
+        arguments = (
+            "--api",
+            "completions",
+            "--concurrency",
+            "12",
+            "--requests",
+            "60",
+            "--input",
+            "20",
+            "--output",
+            "20",
+        )
         live = cli("run", url, *arguments, "--model", "sim", "--output-dir", tmp_path)
     assert "the server queued: " in live.out and "its capacity was reached" in live.out
     (folder,) = (each for each in tmp_path.iterdir() if each.is_dir() and not each.is_symlink())
