@@ -3,4 +3,7 @@
 observer.py     the Observer protocol, and the threads that drive observers
 statistics.py   an observer that reads the statistics of a KServe server
 settling.py     whether the current stage is stable
+host.py         an observer of this machine: CPU, memory, network, disk
+processes.py    an observer of server processes and their children (found by process_names.py)
+gpu.py          an observer of NVIDIA GPUs
 """
