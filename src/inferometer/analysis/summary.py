@@ -114,8 +114,9 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     spans = measured_spans(run, settled, overloads)
     classes = by_class(run, spans, overloads, as_inf, own_slos=slos is None)
     replicas = by_replica(run, spans, overloads, as_inf)
-    seen, used = server_views(run, spans), resource_uses(run, spans)
+    seen = server_views(run, spans)
     each = rates(run, spans)
+    used = resource_uses(run, spans, [throughput for _, throughput in each])
     gaps = gather(run, steady & good)
     itl = itl_by_stage(run, gaps)
     stages = tuple(

@@ -8,8 +8,10 @@ import msgspec
 
 from inferometer.config.secret import hide
 from inferometer.fleet.job import Job
-from inferometer.observe import metrics_endpoints
+from inferometer.observe import gpu, metrics_endpoints, process_names
+from inferometer.observe.host import HostWatch
 from inferometer.observe.observer import Observer, Observers
+from inferometer.observe.processes import ProcessWatch
 from inferometer.observe.scrape import Scrape
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach
@@ -65,7 +67,14 @@ def _promql(job: Job) -> Mapping[str, Observer]:
 
 def _resources(job: Job) -> Mapping[str, Observer]:
     """Make the observers of this machine, of processes and of GPUs."""
-    return {}
+    observe = job.config.observe
+    interval = float(observe.interval)
+    made: dict[str, Observer] = {"host": HostWatch(interval)} if observe.host else {}
+    if observe.processes:
+        made["processes"] = ProcessWatch(process_names.find(observe.processes), interval)
+    if (nvml := gpu.open_nvml(observe.gpu)) is not None:
+        made["gpu"] = gpu.GpuWatch(nvml, interval)
+    return made
 
 
 def _live_metrics(job: Job) -> Mapping[str, Observer]:

@@ -25,6 +25,7 @@ from inferometer.errors import UserError
 from inferometer.units import format_seconds
 
 _SHORTEST_WINDOW = 0.01
+_SHORTEST_INTERVAL = 0.01
 
 
 def check(config: Config) -> None:
@@ -35,6 +36,8 @@ def check(config: Config) -> None:
     _check_headers(config.server.headers, "server.headers")
     if config.sessions.header:
         _check_headers({config.sessions.header: ""}, "sessions.header")
+    if config.observe.interval < _SHORTEST_INTERVAL:
+        raise UserError("the interval is too short", "give 10ms or more, such as 1s", "observe.interval")
     api = _check_url(config.server)
     _check_server(config.server, api)
     if isinstance(config.data, Mix):

@@ -5,4 +5,7 @@ statistics.py   an observer that reads the statistics of a KServe server
 scrape.py       an observer that scrapes a Prometheus endpoint
 metrics_endpoints.py   which endpoints those are
 settling.py     whether the current stage is stable
+host.py         an observer of this machine: CPU, memory, network, disk
+processes.py    an observer of server processes and their children (found by process_names.py)
+gpu.py          an observer of NVIDIA GPUs
 """

@@ -125,10 +125,10 @@ def _headline(run: Run, summary: Summary, width: int) -> RenderableType:
     grid.add_column(style="bold")
     for index, parts in enumerate(_rates(run, summary)):
         if parts:
-            grid.add_row("" if index else "throughput", _flow(parts, width - 15))
+            grid.add_row("" if index else "throughput", tables.flow(parts, width - 15))
     if remark := _rates_note(summary):
         grid.add_row("", Text(remark, style="dim"))
-    grid.add_row("requests", _flow(_counts(summary), width - 15))
+    grid.add_row("requests", tables.flow(_counts(summary), width - 15))
     for index, note in enumerate(formatting.data_notes(run.manifest)):
         grid.add_row("" if index else "data", Text(formatting.one_line(note, 300), style="dim"))
     return grid
@@ -181,16 +181,6 @@ def _counts(summary: Summary) -> list[Text]:
         _number(f"{counts.dropped:,}", "dropped", "red" if counts.dropped else ""),
         *(Text(remark, style="dim") for remark, number in remarks.items() if number),
     ]
-
-
-def _flow(parts: list[Text], room: int) -> Text:
-    """Put the parts one after the other, with line breaks only between them."""
-    gap, lines = Text("   "), [Text()]
-    for part in parts:
-        if lines[-1] and lines[-1].cell_len + gap.cell_len + part.cell_len > room:
-            lines.append(Text())
-        lines[-1] = Text.assemble(lines[-1], gap, part) if lines[-1] else part
-    return Text("\n").join(lines)
 
 
 def _number(value: str, unit: str, style: str = "") -> Text:

@@ -1,12 +1,199 @@
-"""The section of the report about the use of resources."""
+"""The section of the report about the use of resources: this machine, server processes, GPUs and energy."""
 
-from rich.console import RenderableType
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from inferometer.analysis.resources import EnergyUse, GpuUse, ResourceUse
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
+from inferometer.report import formatting, tables
+from inferometer.report.width import fitted
+from inferometer.units import format_bytes
+
+_LABEL = 18
+"""Columns of the labels on the left, with the space behind them."""
+_ENOUGH = 1 << 20
+"""Bytes per second of network and disk from which on they are worth showing."""
+_OPTIONAL_PROCESSES = ("threads", "disk read/s", "written/s")
+_OPTIONAL_GPUS = ("temperature", "clock", "power max", "memory max")
+_OPTIONAL_STAGES = ("memory", "CPU max", "J per token", "GPU", "power")
+"""Columns that a narrow table leaves out, the first of them first."""
 
 
 def resources(run: Run, summary: Summary, width: int) -> RenderableType:
     """CPU, memory, GPUs and energy. The summary must have the use of resources."""
-    return Text("")
+    use = summary.resources
+    assert use is not None
+    head, tail = _lines(), _lines()
+    parts = list(_host(use)) if use.host is not None else []
+    if use.observing_share is not None:
+        parts.append(Text(f"observing took {_cost(use.observing_share)} of a core", style="dim"))
+    if parts:
+        head.add_row("this machine" if use.is_servers_machine else "client machine", tables.flow(parts, width - _LABEL))
+    if use.energy is not None:
+        tail.add_row("energy", tables.flow(list(_energy(use.energy, use.span)), width - _LABEL))
+    for note in use.notes:
+        tail.add_row("", Text(note, style="yellow"))
+    shown: dict[RenderableType, object] = {
+        head: head.rows,
+        _by_stage(summary, width): summary.stages,
+        _processes(use, width): use.processes,
+        _gpus(use, width): use.gpus,
+        tail: tail.rows,
+    }
+    return Group(*(part for part, rows in shown.items() if rows))
+
+
+def _lines() -> Table:
+    """Lines with a label on the left."""
+    lines = Table.grid(padding=(0, 3))
+    lines.add_column(style="bold", min_width=_LABEL - 3, no_wrap=True)
+    lines.add_column()
+    return lines
+
+
+# --- this machine ----------------------------------------------------------------------------------------------------
+
+
+def _host(use: ResourceUse) -> Iterator[Text]:
+    host = use.host
+    assert host is not None
+    if host.cpu is None:
+        yield Text(f"CPU not known: {use.missing.get('host.cpu', 'it was not recorded')}", style="dim")
+        return
+    highest = f" (max {_percent(host.cpu_max)})" if host.cpu_max is not None else ""
+    cores = f" of {host.cpus:,} cores" if host.cpus else ""
+    if host.cpus and host.usable_cpus and host.usable_cpus < host.cpus:
+        cores += f", {host.usable_cpus:.3g} usable"
+    yield _figure("CPU", _percent(host.cpu), f"{highest}{cores}")
+    if host.memory_max is not None and host.memory_total:
+        yield _figure("memory", format_bytes(host.memory_max), f" of {format_bytes(host.memory_total)}")
+    network = max(host.network_received or 0.0, host.network_sent or 0.0)
+    for name, rate in {"network": network, "loopback": host.loopback or 0.0}.items():
+        if rate >= _ENOUGH:
+            yield _figure(name, f"{format_bytes(rate)}/s")
+    if (disk := (host.disk_read or 0.0) + (host.disk_written or 0.0)) >= _ENOUGH:
+        yield _figure("disk", f"{format_bytes(disk)}/s")
+
+
+def _figure(name: str, value: str, rest: str = "") -> Text:
+    return Text.assemble((f"{name} ", "dim"), (value, "bold"), (rest, "dim"))
+
+
+def _cost(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.1 else _percent(share)
+
+
+# --- processes and GPUs ----------------------------------------------------------------------------------------------
+
+
+def _processes(use: ResourceUse, width: int) -> Table:
+    columns = ["CPU cores", "CPU max", "memory max", "processes", "threads", "disk read/s", "written/s"]
+    table = tables.table("server processes", columns)
+    for given, each in use.processes.items():
+        label = given if given == each.name or not each.name else f"{given} {each.name}"
+        table.add_row(
+            formatting.one_line(label, 24),
+            *(f"{formatting.number(value)} " for value in (each.cpu, each.cpu_max)),
+            f"{_bytes(each.memory_max)} ",
+            *(f"{formatting.count(value)} " for value in (each.processes_max, each.threads_max)),
+            *(f"{_bytes(value)} " for value in (each.disk_read, each.disk_written)),
+        )
+    return fitted(table, width, _OPTIONAL_PROCESSES)
+
+
+def _gpus(use: ResourceUse, width: int) -> RenderableType:
+    columns = ["use", "memory max", "power", "power max", "temperature", "clock", "energy"]
+    table = tables.table("GPUs", columns)
+    for index, gpu in use.gpus.items():
+        table.add_row(
+            formatting.one_line(f"{index} {gpu.name.removeprefix('NVIDIA ')}", 24),
+            f"{_percent(gpu.use)} ",
+            f"{_bytes(gpu.memory_max)} ",
+            *(f"{_with_unit(value, 'W')} " for value in (gpu.power, gpu.power_max)),
+            f"{_with_unit(gpu.temperature_max, '°C')} ",
+            f"{_with_unit(gpu.clock, 'MHz')} ",
+            f"{_joules(gpu.energy)} ",
+        )
+    notes = [f"GPU {index}: clocks were lowered: {_throttled(gpu)}" for index, gpu in use.gpus.items() if gpu.throttled]
+    return Group(fitted(table, width, _OPTIONAL_GPUS), *(Text(note, style="dim") for note in notes))
+
+
+def _throttled(gpu: GpuUse) -> str:
+    return ", ".join(f"{name} in {_percent(share)} of the samples" for name, share in gpu.throttled.items())
+
+
+def _energy(energy: EnergyUse, span: float) -> Iterator[Text]:
+    if energy.joules is None:
+        yield Text(f"not known: {energy.reason}", style="dim")
+        return
+    yield Text.assemble((_joules(energy.joules), "bold"), (f" of all GPUs in {formatting.number(span)} s", "dim"))
+    for value, what in ((energy.per_request, "per request"), (energy.per_output_token, "per output token")):
+        if value is not None:
+            yield Text.assemble((_joules(value), "bold"), " ", (what, "dim"))
+    if energy.reason:
+        yield Text(f"not known per request: {energy.reason}", style="dim")
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+def _by_stage(summary: Summary, width: int) -> RenderableType:
+    """One row per stage: the CPU of the machine and of each process, the use and energy of all GPUs."""
+    stages = {stage.name: stage.resources for stage in summary.stages if stage.resources is not None}
+    uses = list(stages.values())
+    if not uses:
+        return Group()
+    named = [given for given in uses[0].processes][:3]
+    columns = ["CPU", "CPU max", "memory"] if uses[0].host is not None else []
+    columns += [f"{formatting.one_line(uses[0].processes[given].name or given, 12)} cores" for given in named]
+    columns += ["GPU", "power", "energy", "J per request", "J per token"] if uses[0].gpus else []
+    if not columns:
+        return Group()
+    table = tables.table("resources", columns)
+    for name, use in stages.items():
+        table.add_row(formatting.one_line(name, 24), *(f"{cell} " for cell in _stage_cells(use, named)))
+    return fitted(table, width, _OPTIONAL_STAGES)
+
+
+def _stage_cells(use: ResourceUse, named: list[str]) -> Iterator[str]:
+    if use.host is not None:
+        yield _percent(use.host.cpu)
+        yield _percent(use.host.cpu_max)
+        yield _bytes(use.host.memory_max)
+    for given in named:
+        yield formatting.number(use.processes[given].cpu) if given in use.processes else "-"
+    if use.gpus and use.energy is not None:
+        used = [gpu.use for gpu in use.gpus.values() if gpu.use is not None]
+        power = [gpu.power for gpu in use.gpus.values()]
+        yield _percent(sum(used) / len(used) if used else None)
+        yield _with_unit(None if None in power else sum(each or 0.0 for each in power), "W")
+        yield _joules(use.energy.joules)
+        yield formatting.number(use.energy.per_request)
+        yield formatting.number(use.energy.per_output_token)
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def _bytes(value: float | None) -> str:
+    return "-" if value is None else format_bytes(value)
+
+
+def _with_unit(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:,.0f} {unit}"
+
+
+def _joules(value: float | None) -> str:
+    """Three significant digits, with a suitable unit."""
+    for unit, scale in (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0)):
+        if value is not None and value >= 0.9995 * scale:
+            return f"{value / scale:.3g} {unit}"
+    return "-" if value is None else f"{1e3 * value:.3g} mJ"

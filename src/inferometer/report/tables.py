@@ -1,6 +1,9 @@
 """What the tables of the report have in common: their columns, their cells, and the footnotes to them."""
 
+from collections.abc import Sequence
+
 from rich.table import Table
+from rich.text import Text
 
 from inferometer.report.width import bare
 
@@ -15,3 +18,13 @@ def table(title: str, columns: list[str]) -> Table:
     for column in columns:
         made.add_column(f"{column} ", justify="right", no_wrap=True, min_width=8)
     return made
+
+
+def flow(parts: Sequence[Text], room: int) -> Text:
+    """Put the parts one after the other, with line breaks only between them."""
+    gap, lines = Text("   "), [Text()]
+    for part in parts:
+        if lines[-1] and lines[-1].cell_len + gap.cell_len + part.cell_len > room:
+            lines.append(Text())
+        lines[-1] = Text.assemble(lines[-1], gap, part) if lines[-1] else part
+    return Text("\n").join(lines)
