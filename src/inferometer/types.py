@@ -322,6 +322,7 @@ class Calls(msgspec.Struct, frozen=True):
     HTTP/1.1 (`decoder`): request n is heads[url] + its id + tails[n]: the request line and the headers up to the value of
     the id header, then the id, then the remaining headers and the body.
     HTTP/2 (`response`): heads[url] is the header block, tails[n] the body.
+    With `trace_header`, one more header is added to each request when it is made.
     """
 
     heads: tuple[bytes, ...]
@@ -365,6 +366,9 @@ class Calls(msgspec.Struct, frozen=True):
     """The heads for each traffic class, which has headers of its own; empty: `heads` are those of all requests."""
     session_header: bytes = b""
     """HTTP/1.1: what comes between a request's id and its tail, followed by the session's id: the start of a header. Empty: none."""
+    trace_header: Callable[[int], bytes] | None = None
+    """Returns the header with the trace of the request that has this id (wire/traceparent.py): HTTP/1.1: it follows the id; HTTP/2: the
+    header block. None: no such header is sent."""
     is_failure_final: bool = True
     """A turn that fails ends its session. False: the next turn is sent without it."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from inferometer.config.secret import hide
+from inferometer.errors import UserError
 from inferometer.fleet.job import Job
 from inferometer.observe import gpu, metrics_endpoints, process_names
 from inferometer.observe.host import HostWatch
@@ -95,7 +96,19 @@ def live_url(observers: Mapping[str, Observer]) -> str:
 
 def _otlp(job: Job) -> Mapping[str, Observer]:
     """Make the sender of metrics and spans."""
-    return {}
+    if job.config.export.otlp is None:
+        return {}
+    try:
+        from inferometer.conduct.otlp import otlp_export  # noqa: PLC0415 - it needs an extra
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        raise UserError(
+            "sending to OpenTelemetry needs a package that is not installed",
+            "pip install 'inferometer[otlp]'",
+            "export.otlp",
+        ) from None
+    return {"otlp": otlp_export(job, job.config.export.otlp)}
 
 
 OBSERVERS: tuple[Callable[[Job], Mapping[str, Observer]], ...] = (

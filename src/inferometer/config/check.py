@@ -38,6 +38,7 @@ def check(config: Config) -> None:
         _check_headers({config.sessions.header: ""}, "sessions.header")
     if config.observe.interval < _SHORTEST_INTERVAL:
         raise UserError("the interval is too short", "give 10ms or more, such as 1s", "observe.interval")
+    _check_otlp(config)
     api = _check_url(config.server)
     _check_server(config.server, api)
     if isinstance(config.data, Mix):
@@ -105,6 +106,31 @@ def _check_headers(headers: dict[str, str], key: str) -> None:
     for name, value in headers.items():
         if not is_valid_header(name, value):
             raise UserError(f"{name!r} is not a valid header", "use printable ASCII characters for name and value", key)
+
+
+def _check_otlp(config: Config) -> None:
+    """Check the headers for the receiver of spans, and that each request can have one `traceparent`."""
+    otlp = config.export.otlp
+    if otlp is None:
+        return
+    _check_headers(otlp.headers, "export.otlp.headers")
+    if not otlp.traceparent:
+        return
+    if config.server.stream == "persistent":
+        raise UserError(
+            "requests on a persistent stream share its headers",
+            "leave it out, or set {server.stream} to true",
+            "export.otlp.traceparent",
+        )
+    classes = config.data.classes if isinstance(config.data, Mix) else []
+    own = {f"data.classes.{number}.headers": class_.headers for number, class_ in enumerate(classes)}
+    for key, headers in ({"server.headers": config.server.headers} | own).items():
+        if any(name.lower() == "traceparent" for name in headers):
+            raise UserError(
+                "has a traceparent, and each request already gets its own",
+                "leave it out, or {export.otlp.traceparent}",
+                key,
+            )
 
 
 def _check_url(server: Server) -> Api:

@@ -69,7 +69,7 @@ class Otlp(Section):
     traceparent: Annotated[
         bool,
         Meta(
-            description="Send each request with a `traceparent` header, so that the server's spans belong to the request's span."
+            description="Send each request with a `traceparent` header, so that the server's spans belong to the request's span. Not with `server.stream: persistent`."
         ),
     ] = False
     headers: Annotated[
@@ -78,7 +78,7 @@ class Otlp(Section):
     timeout: Annotated[
         Seconds,
         Meta(
-            description="For one message to the receiver, and for all that are left after the run. What is not sent by then is counted as lost."
+            description="For one message to the receiver, and (9 s at most) for all that are left after the run. Spans that are not sent by then are counted as lost."
         ),
     ] = Seconds(5)
 

@@ -37,14 +37,17 @@ class Http2Pool:
         deadline: float = 0,
         max_requests: int = 0,
         is_persistent: bool = False,
+        trace_header: Callable[[int], bytes] | None = None,
     ) -> None:
         """`heads` are the header blocks of each traffic class, or one for all calls. `deadline`: seconds from sending a call
         within which its response must be complete; 0: none. `max_requests`: calls after which a connection takes no more; 0: no limit.
         `is_persistent`: each connection has one stream, which carries one request at a time; each user has a connection.
+        `trace_header`: returns what follows a call's header block, from the request's id.
         """
         self._max_requests = max_requests
         self._connector = connector
         self._heads = heads  # without classes, a call's class is -1: the last, and only one
+        self._trace_header = trace_header
         self._new_response = response
         self._on_ended = on_ended
         self._is_persistent = is_persistent
@@ -116,6 +119,8 @@ class Http2Pool:
 
     def _start(self, connection: Http2Connection, flight: Flight) -> None:
         head = self._heads[flight.class_]
+        if self._trace_header is not None:
+            head += self._trace_header(flight.id)
         if self._is_persistent:
             connection.start_on_stream(flight, head, self._new_response)
             self._by_user[flight.user] = connection

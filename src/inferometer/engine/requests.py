@@ -70,12 +70,13 @@ class Requests:
         self._made = 0
         self._last = 0  # index of the request that was made last
         self._has_id = calls.decoder is not None  # HTTP/1.1: the id goes between head and tail
+        self._trace_header = calls.trace_header if self._has_id else None  # HTTP/2: the pool adds it (http2_pool.py)
         self.sequences = Sequences(calls.sequences) if calls.sequences else None
 
     def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
         """Return the next requests, with these ids."""
         heads, n_in, n_out, urls = self._heads, self._n_in, self._n_out, self._urls
-        tails, offsets, has_id = self._tails.view, self._tails.offsets, self._has_id
+        tails, offsets, has_id_only = self._tails.view, self._tails.offsets, self._has_id and not self._trace_header
         sequences, index, period, n = self.sequences, self._index, self._period, self._last
         classes, has_sessions, session_classes = self._classes, self._has_sessions, self._session_classes
         made = []
@@ -106,7 +107,9 @@ class Requests:
                 url=url,
                 open_loop=0 if user >= 0 else 1,
                 user=user,
-                data=self._data(head, id, id, tail) if is_session or not has_id else b"".join((head, b"%d" % id, tail)),
+                data=b"".join((head, b"%d" % id, tail))
+                if has_id_only and not is_session
+                else self._data(head, id, id if is_session else -1, tail),
             )
             if is_session:
                 flight.session, flight.turn, flight.index = id, 0, n
@@ -143,8 +146,9 @@ class Requests:
         )
 
     def _data(self, head: bytes, id: int, session: int, tail: bytes | memoryview) -> bytes:
-        """Return the bytes to send: HTTP/1.1, with the id and, if there is one, the session's header between head and tail."""
+        """Return the bytes to send: HTTP/1.1, with the id and the headers of the trace and the session, if any, between head and tail."""
         if not self._has_id:
             return bytes(tail)
-        of_session = b"%b%d" % (self._session_header, session) if self._session_header else b""
-        return b"".join((head, b"%d" % id, of_session, tail))
+        of_trace = self._trace_header(id) if self._trace_header is not None else b""
+        of_session = b"%b%d" % (self._session_header, session) if self._session_header and session >= 0 else b""
+        return b"".join((head, b"%d" % id, of_trace, of_session, tail))

@@ -116,7 +116,14 @@ class Shard:
         if calls.response is not None:
             heads = tuple(own[index] for own in calls.class_heads or (calls.heads,))
             return Http2Pool(
-                connector, heads, calls.response, self._on_ended, task.deadline, task.reuse, calls.is_persistent
+                connector,
+                heads,
+                calls.response,
+                self._on_ended,
+                task.deadline,
+                task.reuse,
+                calls.is_persistent,
+                calls.trace_header,
             )
         assert calls.decoder is not None
         return Http1Pool(connector, calls.decoder, self._on_ended, task.reuse)

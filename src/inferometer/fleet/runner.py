@@ -140,6 +140,7 @@ def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool:
         sequenced=_sequenced(job, shard, sequences),
         shared=shared,
         class_headers=class_headers(config.data),
+        traceparent=config.export.otlp is not None and config.export.otlp.traceparent,
     )
     if config.client.reuse == 1 and not job.reached.targets[0].grpc:
         context = msgspec.structs.replace(context, headers=context.headers | {"Connection": "close"})

@@ -5,4 +5,9 @@ live_counts.py  sums them up by stage and traffic class: LiveCounts
 families.py     the table of metrics, with their values now: LiveFamilies
 page.py         the metrics in Prometheus' text format
 endpoint.py     the HTTP endpoint that serves the page
+
+otlp.py            sends spans and metrics to an OpenTelemetry receiver: OtlpExport
+spans.py           one span per request
+otlp_metrics.py    the same table of metrics, as OpenTelemetry's messages
+otlp_transport.py  sends one message, over HTTP or gRPC
 """

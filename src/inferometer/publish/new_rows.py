@@ -36,6 +36,12 @@ class NewRows:
                 assert rows.dtype == ROW
                 yield shard, rows
 
+    @property
+    def count(self) -> int:
+        """The number of rows that all shards have recorded so far."""
+        controls = map(self.control, range(len(self._controls)))
+        return sum(control["rows"] for control in controls if control is not None)
+
     def control(self, shard: int) -> Control | None:
         """Return the control file of a shard; None if it does not exist yet."""
         if self._controls[shard] is None:

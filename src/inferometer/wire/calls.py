@@ -5,8 +5,9 @@ from functools import partial
 
 import msgspec
 
+from inferometer.errors import UserError
 from inferometer.types import Calls, Request
-from inferometer.wire import embeddings, grpc_method, openai
+from inferometer.wire import embeddings, grpc_method, openai, traceparent
 from inferometer.wire.context import CallContext
 from inferometer.wire.http1 import BodyDecoder, ResponseDecoder
 from inferometer.wire.kserve import calls as kserve
@@ -38,9 +39,24 @@ CODECS: dict[str, Codec] = {
 def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
     """Encode `requests` for the API of the context."""
     encoded = CODECS[context.api].encode(context, requests)
+    if context.traceparent:
+        _check_headers(requests)
+        make_header = traceparent.http1_header if encoded.response is None else traceparent.http2_header
+        encoded = msgspec.structs.replace(encoded, trace_header=make_header(context.tag))
     if not context.class_headers:
         return encoded
     return msgspec.structs.replace(encoded, classes=tuple(request.class_ for request in requests))
+
+
+def _check_headers(requests: Sequence[Request]) -> None:
+    """Raise UserError if a request has a traceparent of its own: a server ignores both if there are two."""
+    for request in requests:
+        if any(name.lower() == traceparent.NAME for name in request.options.headers):
+            raise UserError(
+                f"request {request.id} already has a {traceparent.NAME} header, from the data",
+                "remove it from the data, or leave {export.otlp.traceparent} out",
+                "export.otlp.traceparent",
+            )
 
 
 def turn_encoder(context: CallContext) -> Callable[[Request], bytes]:

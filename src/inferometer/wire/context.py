@@ -69,6 +69,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[Target, ...]
     tag: str
     """Prefix of every request's X-Request-Id, before its number."""
+    traceparent: bool = False
+    """Send each request with the id of its trace."""
     headers: dict[str, str] = {}
     """Includes the API key's header: must not be stored."""
     class_headers: tuple[dict[str, str], ...] = ()

@@ -1,0 +1,37 @@
+"""What a job sends to an OpenTelemetry receiver."""
+
+from inferometer.conduct.live_families import live_families, stage_labels
+from inferometer.config.data import Mix
+from inferometer.config.loads import stages_of
+from inferometer.config.observe import Otlp
+from inferometer.config.secret import without_password
+from inferometer.fleet.job import Job
+from inferometer.publish.new_rows import NewRows
+from inferometer.publish.otlp import EndedSpans, LiveMetrics, OtlpExport
+from inferometer.publish.otlp_transport import connect
+from inferometer.publish.spans import SpanMaker, TracedRun
+
+
+def otlp_export(job: Job, settings: Otlp) -> OtlpExport:
+    """Return the observer that sends spans and metrics. Raises UserError if the receiver's URL is malformed."""
+    run = job.spool.parent.name
+    spans = EndedSpans(NewRows(job.spool, job.shards), SpanMaker(_traced_run(job))) if settings.spans else None
+    metrics = LiveMetrics(run, live_families(job)) if settings.metrics else None
+    transport = connect(settings.url, settings.headers)
+    return OtlpExport(transport, without_password(settings.url), float(settings.timeout), spans, metrics)
+
+
+def _traced_run(job: Job) -> TracedRun:
+    config, targets = job.config, job.reached.targets
+    classes = config.data.classes if isinstance(config.data, Mix) else []
+    return TracedRun(
+        name=job.spool.parent.name,
+        tag=job.tag,
+        api=config.server.api,
+        model=job.reached.model,
+        servers=tuple((target.host, target.port) for target in targets),
+        stages=tuple(stage_labels(stages_of(config.load))),
+        classes=tuple(class_.name for class_ in classes),
+        class_models=tuple(class_.model or "" for class_ in classes),
+        is_http=not targets[0].grpc,
+    )

@@ -1,0 +1,273 @@
+"""Spans and metrics of whole runs, sent to a receiver of OTLP that works, or does not."""
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("opentelemetry.proto")
+
+from helpers import Client, http_response, measure, polite, scripted
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from otlp_receiver import RECEIVERS, Received, http_receiver
+
+from inferometer.conduct import measuring
+from inferometer.publish import otlp
+from inferometer.records import MISSING, Run
+
+pytestmark = pytest.mark.otlp
+
+OFFSET = 1_700_000_000 * 10**9
+"""Wall clock minus monotonic clock in these tests."""
+LOAD = {"type": "closed", "concurrency": 2, "requests": 20, "ramp_up": 0}
+
+
+@pytest.fixture(autouse=True)
+def one_offset_of_the_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (measuring, otlp):
+        monkeypatch.setattr(module, "wall_offset", lambda: OFFSET)
+
+
+def exported(folder: Path, url: str, receiver: str, **more: Any) -> Run:
+    """Make a run of 20 requests with an export to the receiver."""
+    settings = {"url": receiver} | more.pop("otlp", {})
+    run, _ = measure(folder, url, export={"otlp": settings}, **{"load": LOAD} | more)
+    return run
+
+
+def values(span: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+
+
+def by_id(received: Received) -> dict[int, Span]:
+    spans = {int(values(span)["inferometer.request_id"].rpartition("-")[2]): span for span in received.spans}
+    assert len(spans) == len(received.spans), "each request has one span"
+    return spans
+
+
+@pytest.mark.parametrize("protocol", RECEIVERS)
+def test_every_request_is_a_span_with_the_recorded_times(tmp_path: Path, protocol: str) -> None:
+    with scripted(polite) as url, RECEIVERS[protocol]() as (receiver, received):
+        run = exported(tmp_path, url, receiver)
+    assert not run.manifest.observer_errors
+    spans = by_id(received)
+    rows = run.records.rows
+    assert sorted(spans) == sorted(rows["id"].tolist())
+    for row in rows:
+        span = spans[row["id"]]
+        t0 = run.manifest.t0_wall_ns
+        assert span.start_time_unix_nano == t0 + row["sent"]
+        assert span.end_time_unix_nano == t0 + row["done"]
+        assert [(event.name, event.time_unix_nano) for event in span.events] == [
+            ("first_token", t0 + row["first_token"])
+        ]
+        own = values(span)
+        assert own.pop("inferometer.ttft_s") == pytest.approx((row["first_token"] - row["sent"]) / 1e9)
+        assert own.pop("inferometer.lag_s") == pytest.approx((row["sent"] - row["intended"]) / 1e9)
+        assert own.pop("inferometer.request_id").endswith(f"-{row['id']}")
+        assert own == {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": "m",
+            "gen_ai.usage.input_tokens": 5,
+            "gen_ai.usage.output_tokens": 2,
+            "server.address": "127.0.0.1",
+            "server.port": int(url.rpartition(":")[2]),
+            "http.response.status_code": 200,
+            "inferometer.run": run.folder.name,
+            "inferometer.stage": "closed",
+        }
+        assert (span.name, span.kind) == ("chat m", Span.SPAN_KIND_CLIENT)
+        assert span.status.code == Status.STATUS_CODE_UNSET
+    assert len({(span.trace_id, span.span_id) for span in spans.values()}) == len(spans)
+    assert values(received.traces[0].resource_spans[0].resource)["service.name"] == "inferometer"
+
+
+def test_traffic_classes_and_stages_are_in_the_spans(tmp_path: Path) -> None:
+    prompts = {"type": "prompts", "prompts": ["hello"], "output": 2}
+    classes = [{"name": "small", "data": prompts}, {"name": "large", "data": prompts, "model": "other"}]
+    stages = {"stages": [{"type": "closed", "concurrency": 1, "requests": 10, "name": name} for name in ("a", "b")]}
+    with scripted(polite) as url, http_receiver() as (receiver, received):
+        run = exported(tmp_path, url, receiver, load=stages, data={"type": "mix", "classes": classes})
+    spans = by_id(received)
+    for row in run.records.rows:
+        own, name = values(spans[row["id"]]), run.records.classes[row["class"]]
+        assert own["inferometer.class"] == name and own["inferometer.stage"] == "ab"[row["stage"]]
+        assert own["gen_ai.request.model"] == {"small": "m", "large": "other"}[name]
+
+
+def failing(client: Client) -> None:
+    """Respond to the first request of a connection with an error, and to others with a stream."""
+    number = 0
+    while client.request():
+        broken = b'HTTP/1.1 500 Oops\r\nContent-Length: 24\r\n\r\n{"error": "out of order"}'[:-1]
+        client.send(broken if number == 0 else http_response())
+        number += 1
+
+
+def test_failed_requests_are_spans_with_an_error(tmp_path: Path) -> None:
+    with scripted(failing) as url, http_receiver() as (receiver, received):
+        run = exported(tmp_path, url, receiver)
+    spans, failures = by_id(received), run.records.failures
+    failed = run.records.rows[run.records.rows["failure"] > 0]
+    assert len(failed) >= 2
+    for row in failed:
+        span, reason = spans[row["id"]], failures[row["failure"] - 1]
+        assert span.status.code == Status.STATUS_CODE_ERROR and span.status.message == reason.message
+        own = values(span)
+        assert own["error.type"] == reason.code == "http_500" and own["http.response.status_code"] == 500
+    assert sum(span.status.code == Status.STATUS_CODE_ERROR for span in spans.values()) == len(failed)
+
+
+def test_a_request_that_was_never_sent_has_a_span_at_its_intended_instant(tmp_path: Path) -> None:
+    load = {"type": "constant", "rate": 200, "duration": "200ms", "max_concurrency": 1, "when_full": "drop"}
+
+    def slow(client: Client) -> None:
+        while client.request():
+            time.sleep(0.05)
+            client.send(http_response())
+
+    with scripted(slow) as url, http_receiver() as (receiver, received):
+        run = exported(tmp_path, url, receiver, load=load)
+    rows = run.records.rows
+    dropped = rows[rows["sent"] == MISSING]
+    assert len(dropped)
+    for row in dropped:
+        span = by_id(received)[row["id"]]
+        assert span.start_time_unix_nano == run.manifest.t0_wall_ns + row["intended"]
+        assert values(span)["error.type"] == "dropped" and "inferometer.lag_s" not in values(span)
+
+
+@pytest.mark.parametrize("protocol", RECEIVERS)
+def test_metrics_count_what_the_records_have(tmp_path: Path, protocol: str) -> None:
+    with scripted(polite) as url, RECEIVERS[protocol]() as (receiver, received):
+        run = exported(tmp_path, url, receiver, otlp={"spans": False})
+    assert not received.spans
+    metrics, rows = received.last_metrics, run.records.rows
+    (completed,) = metrics["inferometer_requests_completed"].sum.data_points
+    assert completed.as_int == len(rows) and values(completed)["stage"] == "closed"
+    (e2e,) = metrics["inferometer_e2e_seconds"].histogram.data_points
+    seconds = (rows["done"] - rows["sent"]) / 1e9
+    assert e2e.count == len(rows) and e2e.sum == pytest.approx(seconds.sum())
+    counts = np.histogram(seconds, [-np.inf, *e2e.explicit_bounds, np.inf])[0]
+    assert list(e2e.bucket_counts) == counts.tolist()
+    assert metrics["inferometer_e2e_seconds"].unit == "s"
+    assert metrics["inferometer_in_flight"].gauge.data_points[0].as_double == 0
+
+
+def test_metrics_may_be_left_out(tmp_path: Path) -> None:
+    with scripted(polite) as url, http_receiver() as (receiver, received):
+        exported(tmp_path, url, receiver, otlp={"metrics": False})
+    assert not received.metrics and len(received.spans) == 20
+
+
+def test_paths_are_added_unless_they_are_given(tmp_path: Path) -> None:
+    with scripted(polite) as url, http_receiver() as (receiver, received):
+        exported(tmp_path, url, f"{receiver}/v1/traces")
+    assert len(received.spans) == 20 and received.metrics
+
+
+# --- receivers that do not work ---------------------------------------------------------------------------------------
+
+
+def nobody() -> str:
+    """Return an address at which nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_dead_receiver_costs_a_line_of_the_report(tmp_path: Path, scheme: str, capfd: Any) -> None:
+    receiver = f"{scheme}://{nobody()}"
+    with scripted(polite) as url:
+        began = time.monotonic()
+        run = exported(tmp_path, url, receiver)
+    assert time.monotonic() - began < 5, "a refused connection is not waited for"
+    problem = run.manifest.observer_errors["otlp spans"]
+    assert problem.startswith(f"20 of 20 spans were not sent to {receiver}: ") and "onnect" in problem
+    assert run.manifest.observer_errors["otlp metrics"].startswith("1 of 1 messages were not sent")
+    assert len(run.records.rows) == 20 and not run.records.failures
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("protocol", RECEIVERS)
+def test_a_receiver_that_refuses_everything_is_in_the_report(tmp_path: Path, protocol: str) -> None:
+    with scripted(polite) as url, RECEIVERS[protocol](lambda _: 503) as (receiver, received):
+        run = exported(tmp_path, url, receiver)
+    problem = run.manifest.observer_errors["otlp spans"]
+    assert problem.startswith("20 of 20 spans") and "out of order" in problem
+    assert not received.spans and received.messages <= 3, "it is not tried over and over"
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_receiver_that_never_responds_is_given_up_at_the_deadline(tmp_path: Path, scheme: str) -> None:
+    def hang(client: Client) -> None:
+        client.request()
+        time.sleep(60)
+
+    with scripted(polite) as url, scripted(hang) as receiver:
+        began = time.monotonic()
+        run = exported(tmp_path, url, receiver.replace("http", scheme), otlp={"timeout": "300ms"})
+        took = time.monotonic() - began
+    assert run.manifest.observer_errors["otlp spans"].startswith("20 of 20 spans were not sent")
+    assert took < 10 and len(run.records.rows) == 20
+    assert "did not end" not in str(run.manifest.observer_errors)
+
+
+@pytest.mark.parametrize("protocol", RECEIVERS)
+def test_spans_wait_for_a_receiver_that_comes_back(
+    tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spool keeps them, so nothing is lost."""
+    monkeypatch.setattr(otlp, "_MOST_SPANS", 7)
+    monkeypatch.setattr(otlp, "_FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(otlp.OtlpExport, "interval", 0.1)
+    load = {"type": "constant", "rate": 40, "duration": "1s"}
+    with (
+        scripted(polite) as url,
+        RECEIVERS[protocol](lambda number: 503 if 1 <= number < 3 else 200) as (receiver, received),
+    ):
+        run = exported(tmp_path, url, receiver, load=load, otlp={"metrics": False})
+    assert not run.manifest.observer_errors
+    assert sorted(by_id(received)) == list(range(40))
+
+
+@pytest.mark.parametrize("protocol", RECEIVERS)
+def test_losses_are_counted_exactly_when_the_receiver_breaks_midway(
+    tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp, "_MOST_SPANS", 7)
+    with (
+        scripted(polite) as url,
+        RECEIVERS[protocol](lambda number: 200 if number < 2 else 503) as (receiver, received),
+    ):
+        run = exported(tmp_path, url, receiver, otlp={"metrics": False})
+    assert 0 < len(received.spans) < 20
+    assert run.manifest.observer_errors["otlp spans"].startswith(f"{20 - len(received.spans)} of 20 spans")
+
+
+def test_a_message_that_the_receiver_rejects_is_lost_and_the_next_one_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp.OtlpExport, "interval", 0.1)
+    monkeypatch.setattr(otlp, "_FIRST_PAUSE", 0.05)
+    load = {"type": "constant", "rate": 40, "duration": "1s"}
+    with scripted(polite) as url, http_receiver(lambda number: 400 if number == 1 else 200) as (receiver, received):
+        run = exported(tmp_path, url, receiver, load=load, otlp={"metrics": False})
+    lost = 40 - len(received.spans)
+    assert 0 < lost < 40
+    assert run.manifest.observer_errors["otlp spans"].startswith(f"{lost} of 40 spans were not sent")
+    assert "HTTP 400" in run.manifest.observer_errors["otlp spans"]
+
+
+def test_headers_are_sent_and_stored_nowhere(tmp_path: Path) -> None:
+    secret = "a-very-secret-word"
+    headers = {"Authorization": f"Bearer {secret}"}
+    for protocol, receive in RECEIVERS.items():
+        with scripted(polite) as url, receive() as (receiver, received):
+            run = exported(tmp_path / protocol, url, receiver, otlp={"headers": headers})
+        assert {name.lower(): value for name, value in received.headers[0].items()}["authorization"].endswith(secret)
+        assert not [file for file in run.folder.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
