@@ -6,9 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from inferometer.config.secret import hide
+from inferometer.config.secret import hidden, hide, observe_words
 from inferometer.fleet.job import Job
 from inferometer.observe.observer import Observer, Observers
+from inferometer.observe.prometheus_api import PrometheusApi
+from inferometer.observe.promql import PromQLQuery
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach
 from inferometer.records import Manifest
@@ -42,7 +44,18 @@ def _scrapes(job: Job) -> Mapping[str, Observer]:
 
 def _promql(job: Job) -> Mapping[str, Observer]:
     """Make the observer that reads from a Prometheus server."""
-    return {}
+    settings = job.config.observe.promql
+    if settings is None:
+        return {}
+    token = reach.secret_from(settings.token_env, settings.token_file, "token", "observe.promql.token")
+    secrets = ((token,) if token else ()) + observe_words(job.config)
+    with hidden(secrets):
+        headers = settings.headers | ({"Authorization": f"Bearer {token}"} if token else {})
+        observer = PromQLQuery(
+            PrometheusApi(settings.url, headers, secrets), settings, "", float(job.config.observe.interval)
+        )
+        observer.check()
+    return {"promql": observer}
 
 
 def _resources(job: Job) -> Mapping[str, Observer]:

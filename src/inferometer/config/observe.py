@@ -13,11 +13,15 @@ class PromQL(Section):
     ]
     match: Annotated[
         str,
-        Meta(description='Labels of the series to read, as in PromQL: `job="vllm", namespace="prod"`.'),
+        Meta(
+            description='Labels of the series to read, as in PromQL: `job="vllm", namespace="prod"`. Without it, every model server that this Prometheus scrapes is counted.'
+        ),
     ] = ""
     queries: Annotated[
         dict[str, str],
-        Meta(description="PromQL expressions to evaluate over the run, by the name of the series that they become."),
+        Meta(
+            description="PromQL expressions to evaluate over the run, every `observe.interval`, by the name of the series that they become (source `promql` in series.parquet)."
+        ),
     ] = field(default_factory=dict)
     headers: Annotated[dict[str, str], Meta(description="Additional request headers. Their values are not stored.")] = (
         field(default_factory=dict)
