@@ -13,17 +13,12 @@ from inferometer.errors import UserError
 from inferometer.probe.connect import Peer
 from inferometer.probe.roundtrip import Instants, or_with_tls, over_grpc, over_http
 from inferometer.types import End, Event, Fail
-from inferometer.units import format_seconds
 from inferometer.wire.failures import bounded, meaning
 from inferometer.wire.grpc import GrpcResponse, framed, header_block
 from inferometer.wire.http1 import request_head
 
 _SHOWN = 60
 """Bytes shown of a response that is not HTTP/1.1."""
-
-
-class TooLarge(UserError):  # noqa: N818 - not an error of the server
-    """The response is larger than the caller allows."""
 
 
 class Reply(Instants, kw_only=True):
@@ -49,37 +44,23 @@ class Reply(Instants, kw_only=True):
 # --- HTTP/1.1 --------------------------------------------------------------------------------------------------------
 
 
-def http(
-    peer: Peer,
-    method: str,
-    path: str,
-    headers: Mapping[str, str],
-    body: bytes = b"",
-    deadline: float = 0,
-    max_bytes: int = 0,
-) -> Reply:
-    """Send one request on its own connection.
-
-    `deadline`: seconds from the send to the end of the response; `max_bytes`: maximum size of the response's body; 0: no limit.
-    """
+def http(peer: Peer, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
+    """Send one request on its own connection."""
     target = peer.target
     length = {"Content-Length": str(len(body))} if body or method == "POST" else {}
     head = request_head(method, target.prefix + path, target.authority, {**headers, **length, "Connection": "close"})
-    response = _HttpResponse(max_bytes)
+    response = _HttpResponse()
     pieces: list[tuple[int, bytes]] = []
 
     def keep(at: int, _: Sequence[Event]) -> None:
         pieces.extend((at, piece) for piece in response.pieces)
         response.pieces.clear()
 
-    instants, fail = over_http(peer, head + b"\r\n" + body, response, keep, deadline)
+    instants, fail = over_http(peer, head + b"\r\n" + body, response, keep)
     if fail is not None:
         remedy = _REMEDIES[fail.code]
-        late = f"the response was not complete within {format_seconds(deadline)}"
-        reason = late if fail.code == "total_timeout" else fail.message or meaning(fail.code)
-        kind = TooLarge if fail.code == "too_large" else UserError
-        raise kind(
-            f"{target.url}: {method} {path}: {reason}",
+        raise UserError(
+            f"{target.url}: {method} {path}: {fail.message or meaning(fail.code)}",
             or_with_tls(remedy, target) if fail.code == "closed" else remedy,
         )
     return Reply(**msgspec.structs.asdict(instants), status=response.status, headers=response.headers, pieces=pieces)
@@ -89,8 +70,6 @@ _REMEDIES = {
     "closed": "check that it is an HTTP server",
     "cut_short": "check the server's log",
     "malformed_http": "check the port",
-    "too_large": "check the path",
-    "total_timeout": "check that the server is not overloaded",
 }
 
 
@@ -99,13 +78,11 @@ class _HttpResponse:
 
     text = ""
 
-    def __init__(self, max_bytes: int = 0) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.status = 0
-        self._size = 0
         self.headers: dict[str, str] = {}
         self.pieces: list[bytes] = []
         self._parser = httptools.HttpResponseParser(self)
@@ -123,8 +100,6 @@ class _HttpResponse:
             if not self._is_complete:
                 shown = bounded(self._start[:_SHOWN].decode("latin-1"))
                 return (Fail("malformed_http", f"the response is not HTTP/1.1: it starts with {shown!r}"),)
-        if self._max_bytes and self._size > self._max_bytes:
-            return (Fail("too_large", f"the response is larger than {self._max_bytes:,} bytes"),)
         return (End(keep_alive=False),) if self._is_complete else ()
 
     def eof(self) -> Sequence[Event]:
@@ -146,7 +121,6 @@ class _HttpResponse:
 
     def on_body(self, piece: bytes) -> None:
         self.pieces.append(piece)
-        self._size += len(piece)
 
     def on_message_complete(self) -> None:
         self._is_complete = self.status > 0
