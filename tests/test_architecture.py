@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "engine": FOUNDATION | {"wire", "store"},
     "fleet": FOUNDATION | {"workload", "schedule", "wire", "probe", "engine", "store"},
     "observe": FOUNDATION | {"wire", "probe", "analysis", "store"},
-    "publish": FOUNDATION | {"observe", "store"},
+    "publish": FOUNDATION | {"observe", "analysis", "store"},
     "report": FOUNDATION | {"analysis", "store"},
     "manifest": FOUNDATION | {"wire", "probe", "workload"},
     # where the folders meet

@@ -16,7 +16,7 @@ from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
 from inferometer.conduct.context import check_context
 from inferometer.conduct.interrupts import stop_on_ctrl_c
-from inferometer.conduct.observers import observers_of, spool_series, with_observations
+from inferometer.conduct.observers import live_url, observers_of, spool_series, with_observations
 from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spool, save
 from inferometer.config.check import check_streams
 from inferometer.config.data import Images, Mix, Tensors
@@ -130,10 +130,10 @@ def _measure(
         with disk_errors(folder):
             job.spool.mkdir()
             draft_file = held.enter_context(drafts.begin(job.spool / DRAFT, draft))
-        if show:
-            show.planned(_outline(job, plan))
         observers = observers_of(job)
         watching = held.enter_context(Observers(observers))
+        if show:
+            show.planned(_outline(job, plan, live_url(observers)))
         watching.start()
         supervisor = Supervisor(job, start, plan)
         settling = _settling(job, draft.manifest.plan)
@@ -171,7 +171,7 @@ def _measure(
     return save(folder, from_spool(folder, finished, shards))
 
 
-def _outline(job: Job, plan: Plan) -> Outline:
+def _outline(job: Job, plan: Plan, metrics_url: str) -> Outline:
     return Outline(
         urls=tuple(target.url for target in job.reached.targets),
         model=job.reached.model,
@@ -183,6 +183,7 @@ def _outline(job: Job, plan: Plan) -> Outline:
         processes=job.shards,
         spool=job.spool,
         turns=job.turns,
+        metrics_url=metrics_url,
     )
 
 

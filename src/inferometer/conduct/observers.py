@@ -19,13 +19,23 @@ from inferometer.records import Manifest
 from inferometer.series import SeriesRow, group
 from inferometer.store.folder import SERIES
 
+LIVE_METRICS = "live metrics"
+"""Name of the observer that is the live Prometheus endpoint."""
 _STATISTICS_TIMEOUT = 2.0
 """Seconds to connect for a server's statistics, and to wait for each piece of them."""
 
 
 def observers_of(job: Job) -> dict[str, Observer]:
     """Make the observers that this run needs, by name. Raises UserError when the config asks for one that cannot be made."""
-    return {name: observer for make in OBSERVERS for name, observer in make(job).items()}
+    made: dict[str, Observer] = {}
+    try:
+        for make in OBSERVERS:
+            made |= make(job)
+    except BaseException:
+        for observer in made.values():
+            observer.close()
+        raise
+    return made
 
 
 def _kserve_statistics(job: Job) -> Mapping[str, Observer]:
@@ -73,7 +83,18 @@ def _resources(job: Job) -> Mapping[str, Observer]:
 
 def _live_metrics(job: Job) -> Mapping[str, Observer]:
     """Make the live Prometheus endpoint."""
-    return {}
+    port = job.config.export.metrics_port
+    if port is None:
+        return {}
+    from inferometer.conduct.live_families import live_families  # noqa: PLC0415 - few runs need it
+    from inferometer.publish.endpoint import LiveEndpoint  # noqa: PLC0415
+
+    return {LIVE_METRICS: LiveEndpoint(live_families(job), port)}
+
+
+def live_url(observers: Mapping[str, Observer]) -> str:
+    """Return the URL of the live Prometheus endpoint; empty if there is none."""
+    return str(getattr(observers.get(LIVE_METRICS), "url", ""))
 
 
 def _otlp(job: Job) -> Mapping[str, Observer]:

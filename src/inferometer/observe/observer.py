@@ -25,8 +25,8 @@ END_TIMEOUT = 10.0
 
 
 class Observer(Protocol):
-    """Records something beside a run. All methods but `now` are called in one thread, never in parallel. Inherit from this class: what
-    an observer has no use for, it leaves out."""
+    """Records something beside a run. All methods but `now` and `close` are called in one thread, never in parallel. Inherit from this
+    class: what an observer has no use for, it leaves out."""
 
     interval: float = 0.0
     """Seconds between two calls of `sample`; 0: it is not called."""
@@ -56,9 +56,15 @@ class Observer(Protocol):
         time, so it must return at once."""
         return {}
 
+    def close(self) -> None:
+        """Release what the observer holds. Called in the main thread, at the end of everything: the run has been stored, or has failed,
+        possibly before `start`. It must return soon."""
+        return
+
 
 class Observers:
-    """Drives observers, by name, from start to end. Use it as a context manager: leaving it ends the threads."""
+    """Drives observers, by name, from start to end. Use it as a context manager: leaving it ends the threads and closes the
+    observers."""
 
     def __init__(self, observers: Mapping[str, Observer]) -> None:
         self._threads = {name: _ObserverThread(observer) for name, observer in observers.items()}
@@ -73,6 +79,7 @@ class Observers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for thread in self._threads.values():
             thread.tell(ending=True)
+            thread.observer.close()
 
     def __bool__(self) -> bool:
         return bool(self._threads)

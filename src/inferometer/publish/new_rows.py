@@ -1,5 +1,6 @@
 """Reads the requests that have ended from the spools of all shards, each of them once."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,9 +39,8 @@ class NewRows:
     def control(self, shard: int) -> Control | None:
         """Return the control file of a shard; None if it does not exist yet."""
         if self._controls[shard] is None:
-            path = self._spool / f"{shard}.control"
-            if path.exists():
-                self._controls[shard] = Control(path, create=False)
+            with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: it is being written
+                self._controls[shard] = Control(self._spool / f"{shard}.control", create=False)
         return self._controls[shard]
 
     def failure(self, shard: int, number: int) -> Failure:

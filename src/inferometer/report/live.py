@@ -51,6 +51,8 @@ class Outline(msgspec.Struct, frozen=True):
     spool: Path
     turns: float = 0.0
     """Mean number of turns per session; 0: there are no sessions."""
+    metrics_url: str = ""
+    """Where the run offers its live metrics; empty: nowhere."""
 
 
 class LiveView:
@@ -84,6 +86,8 @@ class LiveView:
         more = f" and {len(outline.urls) - 1} more" if len(outline.urls) > 1 else ""
         self._title = f"{outline.urls[0]}{more} · {outline.model} · {describe(outline.load, outline.turns > 0)}"
         processes = "1 client process" if outline.processes == 1 else f"{outline.processes} client processes"
+        if outline.metrics_url:
+            self._console.print(f"live metrics at {outline.metrics_url}", highlight=False, soft_wrap=True)
         if self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._render)
             self._live.start()

@@ -100,6 +100,8 @@ _FIRST_ROWS = 1 << 14
 _FIRST_CHUNKS = 1 << 18
 _BLOCK = 4_096
 """Rows processed at a time when merging: this many stay in the processor's cache."""
+_SAMPLE_SIZE = 2_048
+"""Bytes from the end of a file of samples in which there is a complete one."""
 _MAX_REPLICAS = 30_000
 """Maximum number of distinct addresses, which is limited by the type of the column. Requests to later ones have none."""
 _MAX_FAILURES = 60_000
@@ -395,6 +397,19 @@ def peeks_of(folder: Path, shard: int) -> np.ndarray[tuple[int, int], np.dtype[n
     path = folder / f"{shard}.peek"
     pairs = np.fromfile(path, "<i8").reshape(-1, 2) if path.exists() else np.zeros((0, 2), np.int64)
     return pairs[pairs[:, 0] > 0]
+
+
+def latest_sample(folder: Path, shard: int) -> Sample | None:
+    """Return the latest sample of a shard's health; None if there is none yet."""
+    try:
+        with (folder / f"{shard}.samples").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _SAMPLE_SIZE, 0))
+            complete, _, _ = file.read().rpartition(b"\n")
+    except FileNotFoundError:
+        return None
+    line = complete.rpartition(b"\n")[2]
+    return msgspec.json.decode(line, type=Sample) if line else None
 
 
 def failures_of(folder: Path, shard: int) -> list[Failure]:

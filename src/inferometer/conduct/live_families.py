@@ -1,0 +1,56 @@
+"""What a job says about the metrics that it offers live: the labels, what the run is about, and its planned rate."""
+
+import math
+from collections import Counter
+from functools import partial
+
+from inferometer import __version__, schedule
+from inferometer.config.data import Mix
+from inferometer.config.loads import Constant, Gamma, Poisson, Replay, StageSpec, stages_of
+from inferometer.fleet.job import Job, whole_plan
+from inferometer.publish.families import LiveFamilies, RunInfo
+from inferometer.publish.live_counts import LiveCounts
+from inferometer.types import Plan
+from inferometer.units import NS
+
+
+def live_families(job: Job) -> LiveFamilies:
+    """Return the metrics of this run, for an exporter."""
+    config, reached = job.config, job.reached
+    specs = stages_of(config.load)
+    classes = [class_.name for class_ in config.data.classes] if isinstance(config.data, Mix) else []
+    info = RunInfo(
+        run=job.spool.parent.name,
+        url=", ".join(target.url for target in reached.targets),
+        model=reached.model,
+        api=config.server.api,
+        version=__version__,
+    )
+    plan = whole_plan(config, job.probe.e2e_ns, job.turns) if any(isinstance(spec, Replay) for spec in specs) else None
+    counts = LiveCounts(job.spool, job.shards, stage_labels(specs), classes)
+    return LiveFamilies(counts, info, partial(_target_rate, specs, job.turns, plan))
+
+
+def stage_labels(specs: list[StageSpec]) -> list[str]:
+    """Return a label for each stage: its name or its type, with its index if several have the same."""
+    names = [spec.name or str(spec.__struct_config__.tag) for spec in specs]
+    counted = Counter(names)
+    return [name if counted[name] == 1 else f"{index} {name}" for index, name in enumerate(names)]
+
+
+def _target_rate(specs: list[StageSpec], turns: float, plan: Plan | None, stage: int, seconds: float) -> float | None:
+    """Return the planned requests per second of a stage, this long after it began; None for a closed loop."""
+    spec = specs[stage]
+    rate = schedule.rate_at(spec, int(seconds * NS), whole=plan)
+    if rate is None:
+        return None
+    has_ended = seconds >= _planned_seconds(spec)
+    return 0.0 if has_ended else rate * (turns if turns and spec.unit == "sessions" else 1)
+
+
+def _planned_seconds(spec: StageSpec) -> float:
+    """Return how long the stage is meant to send."""
+    lengths = [float(spec.duration)] if spec.duration else []
+    if spec.requests and isinstance(spec, Constant | Poisson | Gamma) and not isinstance(spec.rate, str):
+        lengths.append(spec.requests / spec.rate)
+    return min(lengths, default=math.inf)
