@@ -17,6 +17,7 @@ from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach
 from inferometer.records import Manifest
 from inferometer.series import SeriesRow, group
+from inferometer.server_metrics import families
 from inferometer.store.folder import SERIES
 
 LIVE_METRICS = "live metrics"
@@ -54,6 +55,8 @@ def _scrapes(job: Job) -> Mapping[str, Observer]:
     config, reached = job.config, job.reached
     urls = config.observe.prometheus
     if urls == "auto":
+        if config.observe.promql is not None:  # it has the same metrics, which must not count twice
+            return {}
         endpoints = metrics_endpoints.offered(config.server, reached)
     else:
         endpoints = metrics_endpoints.given(urls, config.server, reached)
@@ -69,9 +72,8 @@ def _promql(job: Job) -> Mapping[str, Observer]:
     secrets = ((token,) if token else ()) + observe_words(job.config)
     with hidden(secrets):
         headers = settings.headers | ({"Authorization": f"Bearer {token}"} if token else {})
-        observer = PromQLQuery(
-            PrometheusApi(settings.url, headers, secrets), settings, "", float(job.config.observe.interval)
-        )
+        api = PrometheusApi(settings.url, headers, secrets)
+        observer = PromQLQuery(api, settings, families.name_pattern(), float(job.config.observe.interval))
         observer.check()
     return {"promql": observer}
 

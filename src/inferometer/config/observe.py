@@ -38,7 +38,7 @@ class Observe(Section):
     prometheus: Annotated[
         Literal["auto"] | list[str],
         Meta(
-            description="Prometheus endpoints to scrape during the run; without a path, `/metrics` is added. `auto`: the endpoint of each measured server, if it has one. `[]`: none."
+            description="Prometheus endpoints to scrape during the run; without a path, `/metrics` is added. `auto`: the endpoint of each measured server, if it has one and `observe.promql` is not set. `[]`: none."
         ),
     ] = "auto"
     promql: Annotated[

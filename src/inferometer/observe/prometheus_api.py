@@ -108,7 +108,7 @@ class PrometheusApi:
         peer = msgspec.structs.replace(self._peer, **limits)
         body = urlencode(form).encode()
         try:
-            reply = query.http(peer, "POST", path, self._headers, body, deadline=timeout, max_bytes=MAX_BYTES)
+            reply = query.http(peer, "POST", path, self._headers, body, deadline=timeout, max_size=MAX_BYTES)
             return _answer(reply)
         except QueryError as error:
             raise QueryError(hide(f"{self.url}: {error.what}", self._secrets), error.kind) from None

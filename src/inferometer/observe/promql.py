@@ -158,7 +158,7 @@ class PromQLQuery(Observer):
     def _await_last_scrapes(self, ended: int, deadline: float) -> None:
         """Read until each server has been scraped after the end of the run, if that is soon."""
         assert self._clock is not None and self._samples is not None
-        end = self._clock.server_ms(ended)
+        end = self._clock.server_ms(ended + self._clock.uncertainty)
         give_up = end + round((deadline - 1 - ended / NS) * 1000)
         while due := self._samples.next_scrapes(end, give_up, at := self._clock.server_ms(now())):
             time.sleep(max((min(due) - at) / 1000, _POLL_EVERY))
@@ -175,15 +175,18 @@ class PromQLQuery(Observer):
             )
         newest = self._samples.newest()
         if not newest and "promql" not in self._problems:
-            self._problems["promql"] = (
-                f"{self._api.url} has no metrics of a known model server from the time of the run"
-                + (f" with {self._match}" if self._match else "")
-            )
+            self._problems["promql"] = self._nothing_found(self._samples)
         for target, at in newest.items():
-            if at < end and "promql" not in self._problems:
+            if at <= end and "promql" not in self._problems:
                 age = format_seconds((end - at) / 1000)
                 self._problems[f"promql {target}"] = f"the last scrape was {age} before the end of the run"
         return [row._replace(at=clock.monotonic(row.at)) for row in self._samples.rows()]
+
+    def _nothing_found(self, samples: RawSamples) -> str:
+        if self._match and (failing := samples.failing()):
+            return f"{self._api.url} could not scrape {', '.join(failing)}"
+        matching = f" that match {self._match}" if self._match else ""
+        return f"{self._api.url} has no metrics of a known model server{matching} from the time of the run"
 
     def _unread(self, ended: int) -> str:
         """Describe what is missing when a reading has failed."""

@@ -9,12 +9,16 @@ import msgspec
 
 from inferometer.observe.prometheus_api import Result
 from inferometer.series import SeriesRow
+from inferometer.server_metrics.families import PROCESS_START
 from inferometer.server_metrics.figures import SOURCE, UP
 
+_OF_ANY_PROCESS = (UP, PROCESS_START)
 _LATE_BY = 120_000
 """ms by which a sample may arrive late; later ones are not read."""
 _GONE_AFTER = 3
 """Scrape intervals after which a server that is not scraped any more is not waited for."""
+_SCRAPE_TAKES = 1000
+"""ms that may pass from the time of a scrape until its samples can be read."""
 _IN_DOUBT = 1000
 """ms between two scrapes as long as there has been only one."""
 
@@ -41,7 +45,7 @@ class RawSamples:
         self._scrapes: dict[str, dict[int, float]] = {}
         """By target and time: whether the scrape succeeded, by Prometheus' own series `up`."""
         self._times: dict[str, set[int]] = {}
-        """The times of all samples, by target."""
+        """The times of samples, by target. Only model servers are in it: every exporter has the series of _OF_ANY_PROCESS."""
 
     def add(self, found: Iterable[Result]) -> None:
         pieces = []
@@ -59,7 +63,7 @@ class RawSamples:
             self._extend(one, target, times, start)
 
     def _extend(self, one: Result, target: str, times: list[int], start: int) -> None:
-        labels = dict(one.metric)
+        labels = {"exported_target" if label == "target" else label: value for label, value in one.metric.items()}
         name = labels.pop("__name__", "")
         key = tuple(sorted(one.metric.items()))
         series = self._series.get(key)
@@ -74,12 +78,19 @@ class RawSamples:
             self._scrapes.setdefault(target, {}).update(new)
         else:
             series.changes += _changes(series.changes[-1:], new)
-        self._times.setdefault(target, set()).update(times[start:])
+        if name not in _OF_ANY_PROCESS:
+            self._times.setdefault(target, set()).update(times[start:])
 
     def newest(self) -> dict[str, int]:
         """Return the time of the latest scrape of each target that was scraped after `begin`."""
-        latest = {target: max(times) for target, times in self._times.items()}
-        return {target: at for target, at in latest.items() if at > self._begin}
+        return {target: at for target, at in self._latest().items() if at > self._begin}
+
+    def _latest(self) -> dict[str, int]:
+        return {target: max(times | self._scrapes.get(target, {}).keys()) for target, times in self._times.items()}
+
+    def failing(self) -> list[str]:
+        """Return the targets whose latest scrape failed."""
+        return [target for target, scrapes in self._scrapes.items() if not scrapes[max(scrapes)]]
 
     def complete_until(self) -> int:
         """Return the time up to which no more samples are expected; 0: at the start."""
@@ -90,11 +101,11 @@ class RawSamples:
         """Return when the next scrape of each target is expected that has not been scraped since `end`, without those that are not worth
         waiting for: not before `give_up`, or overdue, or of a server that has not been scraped for a while. `at` is the present."""
         expected = []
-        for target, newest in self.newest().items():
+        for target, newest in self._latest().items():
             interval = self._interval(target)
             due = newest + interval
-            last_wait = min(end + interval * 3 // 2, give_up)
-            if newest < end <= newest + _GONE_AFTER * interval and max(due, at) < last_wait:
+            last_wait = min(end + interval * 3 // 2 + _SCRAPE_TAKES, give_up)
+            if newest <= end <= newest + _GONE_AFTER * interval and max(due, at) < last_wait:
                 expected.append(due)
         return expected
 
