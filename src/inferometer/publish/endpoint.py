@@ -58,7 +58,6 @@ class LiveEndpoint(Observer):
         self._families.update()
 
     def mark(self, stage: int) -> None:
-        self._families.mark(stage)
         self._families.update()
 
     def sample(self) -> None:

@@ -53,13 +53,13 @@ class LiveFamilies:
         self._target_rate = target_rate
         self._stage, self._stage_began = 0, 0.0
 
-    def mark(self, stage: int) -> None:
-        """Note that a stage has begun, which determines the target rate."""
-        self._stage, self._stage_began = stage, self.counts.progress().elapsed
-
     def update(self) -> None:
-        """Count what has been recorded since the last call."""
+        """Count what has been recorded since the last call. Call it when a stage begins, which determines the target rate, and
+        often enough that not much accumulates."""
         self.counts.update()
+        progress = self.counts.progress()
+        if progress.stage != self._stage:
+            self._stage, self._stage_began = progress.stage, progress.elapsed
 
     def read(self) -> Iterator[Family]:
         """Yield all metrics as of the last update; the gauges are those of now."""
