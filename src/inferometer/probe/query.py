@@ -22,6 +22,10 @@ _SHOWN = 60
 """Bytes shown of a response that is not HTTP/1.1."""
 
 
+class TooLarge(UserError):  # noqa: N818 - not an error of the server
+    """The response is larger than the caller allows."""
+
+
 class Reply(Instants, kw_only=True):
     """A response with its instants."""
 
@@ -70,7 +74,7 @@ def http(
         nonlocal size
         size += sum(map(len, response.pieces))
         if max_size and max(size, response.content_length) > max_size:
-            raise UserError(f"{target.url}: {method} {path}: the response is larger than {format_bytes(max_size)}")
+            raise TooLarge(f"{target.url}: {method} {path}: the response is larger than {format_bytes(max_size)}")
         pieces.extend((at, piece) for piece in response.pieces)
         response.pieces.clear()
 
