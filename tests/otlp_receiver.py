@@ -57,7 +57,8 @@ def accept(number: int) -> int:
 
 
 @contextlib.contextmanager
-def http_receiver(decide: Decide = accept) -> Iterator[tuple[str, Received]]:
+def http_receiver(decide: Decide = accept, rejected: int = 0, refused: str = "") -> Iterator[tuple[str, Received]]:
+    """Run a receiver. `rejected`: spans of each message that it does not take; `refused`: the path that it does not have."""
     received = Received(decide)
     kinds: dict[str, Any] = {
         "/v1/traces": (trace_service.ExportTraceServiceRequest, trace_service.ExportTraceServiceResponse),
@@ -70,8 +71,12 @@ def http_receiver(decide: Decide = accept) -> Iterator[tuple[str, Received]]:
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
             request, response = kinds[self.path]
-            status = received.take(request.FromString(body), dict(self.headers))
-            body = response().SerializeToString() if status == 200 else b"out of order"
+            reply = _partial(response(), rejected)
+            if self.path.endswith(f"/{refused}"):
+                status = 404
+            else:
+                status = received.take(request.FromString(body), dict(self.headers))
+            body = reply.SerializeToString() if status == 200 else b"out of order"
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -89,13 +94,20 @@ def http_receiver(decide: Decide = accept) -> Iterator[tuple[str, Received]]:
         server.server_close()
 
 
+def _partial(reply: Any, rejected: int) -> Any:
+    if rejected and isinstance(reply, trace_service.ExportTraceServiceResponse):
+        reply.partial_success.rejected_spans = rejected
+        reply.partial_success.error_message = "too old"
+    return reply
+
+
 class _Traces(trace_grpc.TraceServiceServicer):
-    def __init__(self, received: Received) -> None:
-        self._received = received
+    def __init__(self, received: Received, rejected: int) -> None:
+        self._received, self._rejected = received, rejected
 
     def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - gRPC's name
         _check(self._received.take(request, dict(context.invocation_metadata())), context)
-        return trace_service.ExportTraceServiceResponse()
+        return _partial(trace_service.ExportTraceServiceResponse(), self._rejected)
 
 
 class _Metrics(metrics_grpc.MetricsServiceServicer):
@@ -113,10 +125,10 @@ def _check(status: int, context: grpc.ServicerContext) -> None:
 
 
 @contextlib.contextmanager
-def grpc_receiver(decide: Decide = accept) -> Iterator[tuple[str, Received]]:
+def grpc_receiver(decide: Decide = accept, rejected: int = 0) -> Iterator[tuple[str, Received]]:
     received = Received(decide)
     server = grpc.server(ThreadPoolExecutor(4))
-    trace_grpc.add_TraceServiceServicer_to_server(_Traces(received), server)
+    trace_grpc.add_TraceServiceServicer_to_server(_Traces(received, rejected), server)
     metrics_grpc.add_MetricsServiceServicer_to_server(_Metrics(received), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

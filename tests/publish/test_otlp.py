@@ -1,6 +1,7 @@
 """Spans and metrics of whole runs, sent to a receiver of OTLP that works, or does not."""
 
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ import pytest
 
 pytest.importorskip("opentelemetry.proto")
 
+import grpc
+import grpc_peers
 from helpers import Client, http_response, measure, polite, scripted
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from otlp_receiver import RECEIVERS, Received, http_receiver
 
 from inferometer.conduct import measuring
+from inferometer.config import from_mapping
+from inferometer.errors import UserError
 from inferometer.publish import otlp
 from inferometer.records import MISSING, Run
 
@@ -263,6 +268,21 @@ def test_a_message_that_the_receiver_rejects_is_lost_and_the_next_one_is_sent(
     assert "HTTP 400" in run.manifest.observer_errors["otlp spans"]
 
 
+def test_a_receiver_of_traces_alone_gets_all_spans(tmp_path: Path) -> None:
+    """Its refusal of the metrics must not keep spans back."""
+    with scripted(polite) as url, http_receiver(refused="metrics") as (receiver, received):
+        run = exported(tmp_path, url, receiver)
+    assert len(received.spans) == 20
+    assert list(run.manifest.observer_errors) == ["otlp metrics"]
+
+
+@pytest.mark.parametrize("protocol", RECEIVERS)
+def test_spans_that_the_receiver_rejects_are_counted(tmp_path: Path, protocol: str) -> None:
+    with scripted(polite) as url, RECEIVERS[protocol](rejected=3) as (receiver, _):
+        run = exported(tmp_path, url, receiver)
+    assert run.manifest.observer_errors["otlp spans"] == f"3 of 20 spans were not sent to {receiver}: too old"
+
+
 def test_headers_are_sent_and_stored_nowhere(tmp_path: Path) -> None:
     secret = "a-very-secret-word"
     headers = {"Authorization": f"Bearer {secret}"}
@@ -271,3 +291,124 @@ def test_headers_are_sent_and_stored_nowhere(tmp_path: Path) -> None:
             run = exported(tmp_path / protocol, url, receiver, otlp={"headers": headers})
         assert {name.lower(): value for name, value in received.headers[0].items()}["authorization"].endswith(secret)
         assert not [file for file in run.folder.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
+
+
+# --- traceparent -----------------------------------------------------------------------------------------------------
+
+
+def traced(spans: dict[int, Span]) -> set[str]:
+    return {f"00-{span.trace_id.hex()}-{span.span_id.hex()}-01" for span in spans.values()}
+
+
+class Recording:
+    """A server that notes the headers of requests."""
+
+    def __init__(self) -> None:
+        self.headers: list[dict[str, str]] = []
+
+    def __call__(self, client: Client) -> None:
+        while request := client.request():
+            if request[0].startswith("POST"):
+                self.headers.append(request[1])
+            client.send(http_response())
+
+
+def test_http_requests_carry_the_trace_of_their_span(tmp_path: Path) -> None:
+    server = Recording()
+    with scripted(server) as url, http_receiver() as (receiver, received):
+        exported(tmp_path, url, receiver, otlp={"traceparent": True}, client={"processes": 2})
+    spans = by_id(received)
+    by_request = {headers["x-request-id"]: headers["traceparent"] for headers in server.headers}
+    assert len(by_request) == 20 and set(by_request.values()) == traced(spans)
+    for name, header in by_request.items():
+        assert spans[int(name.rpartition("-")[2])].trace_id.hex() == header.split("-")[1]
+
+
+def test_each_turn_of_a_session_has_its_own_trace(tmp_path: Path) -> None:
+    server = Recording()
+    data = {"type": "conversation", "turns": 3, "input": 5, "output": 2}
+    with scripted(server) as url, http_receiver() as (receiver, received):
+        exported(
+            tmp_path,
+            url,
+            receiver,
+            otlp={"traceparent": True},
+            data=data,
+            load={"type": "closed", "concurrency": 2, "requests": 12, "unit": "requests"},
+            sessions={"header": "X-Session"},
+        )
+    assert {headers["traceparent"] for headers in server.headers} == traced(by_id(received))
+    assert all("x-session" in headers for headers in server.headers)
+
+
+def test_grpc_calls_carry_the_trace_of_their_span(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def unary(message: bytes, context: grpc.ServicerContext) -> bytes:
+        seen.append(dict(context.invocation_metadata())["traceparent"])
+        return message
+
+    with grpc_peers.grpcio(Unary=unary) as url, http_receiver() as (receiver, received):
+        run, _ = grpc_peers.run(tmp_path, url, export={"otlp": {"url": receiver, "traceparent": True}})
+    spans = by_id(received)
+    assert len(seen) == len(run.records.rows) and set(seen) == traced(spans)
+    assert {span.name for span in spans.values()} == {"t.S/Unary"}
+    assert run.records.rows["bytes_out"].min() > 70
+
+
+def test_requests_carry_no_trace_unless_asked_for(tmp_path: Path) -> None:
+    server = Recording()
+    with scripted(server) as url:
+        exported(tmp_path, url, f"http://{nobody()}")
+    assert server.headers and not [headers for headers in server.headers if "traceparent" in headers]
+
+
+# --- what the user got wrong -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:4318", "ftp://host", "http://", "grpc://host:4317/path", "http://host:x"])
+def test_a_malformed_url_is_an_error_before_the_run(tmp_path: Path, url: str) -> None:
+    with scripted(polite) as server, pytest.raises(UserError) as raised:
+        exported(tmp_path, server, url)
+    assert raised.value.key == "export.otlp.url" and "grpc://HOST:4317" in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"server": {"headers": {"TraceParent": "00-0-0-01"}}}, "server.headers"),
+        (
+            {"server": {"url": "grpc://h", "stream": "persistent"}, "data": {"type": "tensors"}},
+            "export.otlp.traceparent",
+        ),
+    ],
+)
+def test_a_request_cannot_have_two_traces_or_share_one(sections: dict[str, Any], key: str) -> None:
+    tree = {"server": {"url": "http://h"}, "load": LOAD, "export": {"otlp": {"url": "http://r", "traceparent": True}}}
+    tree["server"] |= sections.pop("server")
+    with pytest.raises(UserError) as raised:
+        from_mapping(tree | sections)
+    assert raised.value.key == key
+
+
+def test_data_with_a_traceparent_of_its_own_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "hello", "headers": {"traceparent": "00-0-0-01"}}\n')
+    with scripted(polite) as url, pytest.raises(UserError, match="already has a traceparent header"):
+        exported(
+            tmp_path / "runs",
+            url,
+            f"http://{nobody()}",
+            otlp={"traceparent": True},
+            data={"type": "jsonl", "path": str(file), "output": 2},
+        )
+
+
+def test_a_missing_extra_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("opentelemetry.proto")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("conduct.otlp", *(f"publish.{name}" for name in ("otlp", "otlp_transport", "otlp_metrics", "spans"))):
+        monkeypatch.delitem(sys.modules, f"inferometer.{name}", raising=False)
+    with scripted(polite) as url, pytest.raises(UserError) as raised:
+        exported(tmp_path, url, "http://127.0.0.1:4318")
+    assert raised.value.remedy == "pip install 'inferometer[otlp]'"

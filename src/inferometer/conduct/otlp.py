@@ -7,18 +7,20 @@ from inferometer.config.observe import Otlp
 from inferometer.config.secret import without_password
 from inferometer.fleet.job import Job
 from inferometer.publish.new_rows import NewRows
-from inferometer.publish.otlp import EndedSpans, LiveMetrics, OtlpExport
+from inferometer.publish.otlp import EndedSpans, LiveMetrics, OtlpExport, Source
 from inferometer.publish.otlp_transport import connect
 from inferometer.publish.spans import SpanMaker, TracedRun
 
 
 def otlp_export(job: Job, settings: Otlp) -> OtlpExport:
     """Return the observer that sends spans and metrics. Raises UserError if the receiver's URL is malformed."""
-    run = job.spool.parent.name
-    spans = EndedSpans(NewRows(job.spool, job.shards), SpanMaker(_traced_run(job))) if settings.spans else None
-    metrics = LiveMetrics(run, live_families(job)) if settings.metrics else None
+    sources: list[Source] = []
+    if settings.metrics:
+        sources.append(LiveMetrics(job.spool.parent.name, live_families(job)))
+    if settings.spans:
+        sources.append(EndedSpans(NewRows(job.spool, job.shards), SpanMaker(_traced_run(job))))
     transport = connect(settings.url, settings.headers)
-    return OtlpExport(transport, without_password(settings.url), float(settings.timeout), spans, metrics)
+    return OtlpExport(transport, without_password(settings.url), float(settings.timeout), sources)
 
 
 def _traced_run(job: Job) -> TracedRun:
@@ -29,6 +31,7 @@ def _traced_run(job: Job) -> TracedRun:
         tag=job.tag,
         api=config.server.api,
         model=job.reached.model,
+        method=config.server.method or "",
         servers=tuple((target.host, target.port) for target in targets),
         stages=tuple(stage_labels(stages_of(config.load))),
         classes=tuple(class_.name for class_ in classes),

@@ -4,8 +4,8 @@ The observer's thread reads the requests that have ended and makes messages; a t
 not been sent yet stays in the run's spool on disk, so a slow receiver costs no memory, and one that comes back gets everything.
 
 - A message that the receiver has certainly not processed is sent again later. One without a response in time is not: it may have arrived.
-- After a failure, nothing is sent for a while, longer each time.
-- After the run, the first failure or the deadline ends the sending. Spans that have not been received by then are lost, and counted.
+- After a failure, no message of the same kind is sent for a while, longer each time.
+- After the run, the first failure of its kind or the deadline ends the sending. Spans that have not been received by then are lost, and counted.
 """
 
 import queue
@@ -13,10 +13,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from inferometer.observe.observer import END_TIMEOUT, Observer
 from inferometer.publish.families import LiveFamilies
@@ -40,128 +39,167 @@ _MOST_AT_END = END_TIMEOUT - 1.0
 """Seconds that sending may take after the run, whatever the config says: observers have no more."""
 
 
-class _Export(NamedTuple):
-    """A message, and how many spans it has; 0: it has metrics."""
-
-    message: Message
-    spans: int
-
-
 class OtlpExport(Observer):
-    """Sends what `spans` and `families` offer; None: nothing of the kind. `receiver` is how problems name the receiver."""
+    """Sends the messages of its sources. `receiver` is how problems name the receiver."""
 
     interval = _INTERVAL
 
-    def __init__(
-        self,
-        transport: Transport,
-        receiver: str,
-        timeout: float,
-        spans: "EndedSpans | None",
-        metrics: "LiveMetrics | None",
-    ) -> None:
+    def __init__(self, transport: Transport, receiver: str, timeout: float, sources: "Sequence[Source]") -> None:
         self._sender = _Sender(transport)
         self._receiver, self._timeout = receiver, timeout
-        self._spans, self._metrics = spans, metrics
-        self._pending: _Export | None = None  # being sent, or to be sent again
-        self._pause = _Pause()
-        self._reason = ""  # why the latest message that failed did so
+        self._sources = sources
+        self._sent: _Sent | None = None  # the message that is being sent
 
     def mark(self, stage: int) -> None:
-        if self._metrics is not None:
-            self._metrics.mark(stage)
+        for source in self._sources:
+            source.mark(stage)
 
     def sample(self) -> None:
         self._send(time.monotonic() + _INTERVAL, self._timeout)
 
     def end(self) -> Sequence[SeriesRow]:
-        deadline = time.monotonic() + min(self._timeout, _MOST_AT_END)
-        if self._sender.is_busy:  # a message from before the end: if it fails, the others are still tried
+        timeout = min(self._timeout, _MOST_AT_END)
+        deadline = time.monotonic() + timeout
+        if self._sent is not None:  # a message from before the end: if it fails, the others are still tried
             self._receive(deadline)
-        self._pause.end()
-        if self._metrics is not None:
-            self._metrics.is_due = True
-        self._send(deadline, min(self._timeout, _MOST_AT_END))
+        for source in self._sources:
+            source.end()
+            source.delivery.resume()
+        self._send(deadline, timeout)
         return ()
 
     def close(self) -> None:
         self._sender.close()
 
     def problems(self) -> Mapping[str, str]:
-        reason = self._reason or f"there was no time left after the run (export.otlp.timeout is {self._timeout:g} s)"
-        counts = {"otlp spans": self._spans, "otlp metrics": self._metrics}
+        no_time = f"there was no time left after the run (export.otlp.timeout is {self._timeout:g} s)"
         return {
-            name: f"{count.offered - count.received:,} of {count.offered:,} {count.unit} were not sent to {self._receiver}: {reason}"
-            for name, count in counts.items()
-            if count is not None and count.received < count.offered
+            f"otlp {source.name}": f"{source.offered - source.delivery.received:,} of {source.offered:,} {source.unit} were not "
+            f"sent to {self._receiver}: {source.delivery.reason or no_time}"
+            for source in self._sources
+            if source.delivery.received < source.offered
         }
 
     def _send(self, until: float, timeout: float) -> None:
-        """Send one message after the other until there is nothing left, one fails, or this instant has come."""
+        """Send one message after the other until there is nothing left, all sources have failed, or this instant has come."""
         while time.monotonic() < until:
-            if self._sender.is_busy:
+            if self._sent is not None:
                 self._receive(until)
                 continue
-            if self._pause.is_on:
+            self._sent = self._next()
+            if self._sent is None:
                 return
-            self._pending = self._pending or self._next()
-            if self._pending is None:
-                return
-            self._sender.send(self._pending.message, timeout)
+            self._sender.send(self._sent.message, timeout)
 
-    def _next(self) -> _Export | None:
-        """Make the next message: metrics first, because they are short."""
-        message = self._metrics.next() if self._metrics is not None else None
-        if message is not None:
-            return _Export(message, 0)
-        return self._spans.next() if self._spans is not None else None
+    def _next(self) -> "_Sent | None":
+        for source in self._sources:
+            if not source.delivery.is_paused and (message := source.next()) is not None:
+                return _Sent(source, *message)
+        return None
 
     def _receive(self, until: float) -> None:
         """Wait for the outcome of the message that is being sent, and take note of it."""
         outcome = self._sender.outcome(until)
-        if outcome is None:
+        if outcome is None or self._sent is None:
             return
-        export, self._pending = self._pending, None
-        assert export is not None
-        self._reason = outcome.reason or self._reason
-        if not outcome.is_received:
-            self._pause.begin()
-            if outcome.can_retry and export.spans:  # the next message with metrics has newer ones
-                self._pending = export
-            return
-        self._pause = _Pause()
-        if self._spans is not None and export.spans:
-            self._spans.received += export.spans - outcome.rejected
-        elif self._metrics is not None:
-            self._metrics.received += not outcome.rejected
+        sent, self._sent = self._sent, None
+        sent.source.delivery.note(outcome, sent.size)
+        if outcome.can_retry:
+            sent.source.take_back(sent.message, sent.size)
+
+
+class Source(Protocol):
+    """Makes messages of one kind."""
+
+    name: str
+    unit: str
+    """What `offered` counts."""
+    delivery: "Delivery"
+
+    @property
+    def offered(self) -> int:
+        """How much there was to send so far."""
+
+    def mark(self, stage: int) -> None:
+        """Note that a stage has begun."""
+
+    def next(self) -> tuple[Message, int] | None:
+        """Return the next message and how much it has of what `offered` counts; None if there is nothing to send now."""
+
+    def take_back(self, message: Message, size: int) -> None:
+        """Keep a message that was not received, to send it again."""
+
+    def end(self) -> None:
+        """Note that the run has ended."""
+
+
+class _Sent(NamedTuple):
+    source: Source
+    message: Message
+    size: int
+
+
+class Delivery:
+    """What became of a source's messages, and the pause after one that failed."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.reason = ""
+        """Why the latest message that failed did so."""
+        self._paused_until, self._pause = 0.0, _FIRST_PAUSE
+
+    @property
+    def is_paused(self) -> bool:
+        return time.monotonic() < self._paused_until
+
+    def resume(self) -> None:
+        self._paused_until = 0.0
+
+    def note(self, outcome: Outcome, size: int) -> None:
+        self.reason = outcome.reason or self.reason
+        if outcome.is_received:
+            self.received += max(size - outcome.rejected, 0)
+            self._pause = _FIRST_PAUSE
+        else:
+            self._paused_until = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
 class EndedSpans:
-    """The spans of the requests that have ended, in messages."""
+    """The spans of the requests that have ended."""
 
-    unit = "spans"
+    name = unit = "spans"
 
     def __init__(self, rows: NewRows, maker: SpanMaker) -> None:
         self._new_rows, self._maker = rows, maker
         self._pieces: Iterator[tuple[int, Rows]] = iter(())
         self._shard, self._rows = 0, np.empty(0, ROW)  # what has been read and is not in a message yet
-        self.received = 0
-        """Spans that the receiver has accepted."""
+        self._again: tuple[Message, int] | None = None
+        self.delivery = Delivery()
 
     @property
     def offered(self) -> int:
-        """Requests that have ended."""
         return self._new_rows.count
 
-    def next(self) -> _Export | None:
-        """Return the next message; None if there are no more requests that have ended."""
+    def mark(self, stage: int) -> None:
+        return
+
+    def next(self) -> tuple[Message, int] | None:
+        again, self._again = self._again, None
+        if again is not None:
+            return again
         if not len(self._rows):
             self._read()
         rows, self._rows = self._rows[:_MOST_SPANS], self._rows[_MOST_SPANS:]
         if not len(rows):
             return None
-        failure_of = partial(self._new_rows.failure, self._shard)
-        return _Export(self._maker.message(rows, failure_of, wall_offset()), len(rows))
+        return self._maker.message(rows, partial(self._new_rows.failure, self._shard), wall_offset()), len(rows)
+
+    def take_back(self, message: Message, size: int) -> None:
+        self._again = message, size
+
+    def end(self) -> None:
+        return
 
     def _read(self) -> None:
         piece = next(self._pieces, None)
@@ -173,49 +211,33 @@ class EndedSpans:
 
 
 class LiveMetrics:
-    """The metrics of the run, in messages."""
+    """The metrics of the run, every few seconds and at the end."""
 
-    unit = "messages"
+    name, unit = "metrics", "messages"
 
     def __init__(self, run: str, families: LiveFamilies) -> None:
         self._run, self._families = run, families
         self._started = time.time_ns()
         self._due = time.monotonic() + _METRICS_EVERY
-        self.is_due = False
-        """A message is due now, however short ago the last one was."""
         self.offered = 0
-        self.received = 0
-        """Messages that the receiver has accepted."""
+        self.delivery = Delivery()
 
     def mark(self, stage: int) -> None:
         self._families.mark(stage)
 
-    def next(self) -> ExportMetricsServiceRequest | None:
-        """Return the next message; None if it is not due yet."""
-        if not self.is_due and time.monotonic() < self._due:
+    def next(self) -> tuple[Message, int] | None:
+        if time.monotonic() < self._due:
             return None
-        self.is_due, self._due = False, time.monotonic() + _METRICS_EVERY
+        self._due = time.monotonic() + _METRICS_EVERY
         self.offered += 1
         self._families.update()
-        return metrics_message(self._run, self._families.read(), self._started, time.time_ns())
+        return metrics_message(self._run, self._families.read(), self._started, time.time_ns()), 1
 
-
-class _Pause:
-    """The time after a failure in which nothing is sent."""
-
-    def __init__(self) -> None:
-        self._until, self._length = 0.0, _FIRST_PAUSE
-
-    @property
-    def is_on(self) -> bool:
-        return time.monotonic() < self._until
-
-    def begin(self) -> None:
-        self._until = time.monotonic() + self._length
-        self._length = min(2 * self._length, _LONGEST_PAUSE)
+    def take_back(self, message: Message, size: int) -> None:
+        """Drop the message: the next one has newer figures."""
 
     def end(self) -> None:
-        self._until = 0.0
+        self._due = 0.0
 
 
 class _Sender:
@@ -226,24 +248,20 @@ class _Sender:
         self._messages: queue.SimpleQueue[tuple[Message, float] | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.is_busy = False
 
     def send(self, message: Message, timeout: float) -> None:
-        """Send a message within a number of seconds. Allowed if it is not busy."""
+        """Start to send a message, which may take this many seconds. The outcome of the one before must be known."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
             self._thread.start()
-        self.is_busy = True
         self._messages.put((message, timeout))
 
     def outcome(self, until: float) -> Outcome | None:
         """Wait for the outcome of the message until this instant; None if there is none yet."""
         try:
-            outcome = self._outcomes.get(timeout=max(until - time.monotonic(), 0))
+            return self._outcomes.get(timeout=max(until - time.monotonic(), 0))
         except queue.Empty:
             return None
-        self.is_busy = False
-        return outcome
 
     def close(self) -> None:
         self._messages.put(None)

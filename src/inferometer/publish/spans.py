@@ -26,7 +26,8 @@ OPERATIONS = {
     "embeddings": "embeddings",
     "generate": "text_completion",
 }
-"""gen_ai.operation.name for each API of language models. The other APIs have no such operation: their spans are called `infer`."""
+"""gen_ai.operation.name for each API of language models. The other APIs have no such operation: their spans are called `infer MODEL`,
+or by the method."""
 
 _SAMPLED = 1
 _COLUMNS = (
@@ -48,6 +49,8 @@ class TracedRun(msgspec.Struct, frozen=True):
     """The run's own word, from which the ids of its traces follow."""
     api: str
     model: str
+    method: str
+    """gRPC: the method that is called, as `package.Service/Method`. Empty: the API has none."""
     servers: tuple[tuple[str, int], ...]
     """Host and port of each URL."""
     stages: tuple[str, ...]
@@ -119,7 +122,7 @@ class SpanMaker:
         if class_ >= 0:
             values["inferometer.class"] = run.classes[class_]
         span = Span(
-            name=f"{operation or 'infer'} {model}".rstrip(),
+            name=run.method or f"{operation or 'infer'} {model}",
             kind=Span.SPAN_KIND_CLIENT,
             flags=_SAMPLED,
             attributes=attributes(values),
