@@ -50,10 +50,6 @@ class OtlpExport(Observer):
         self._sources = sources
         self._sent: _Sent | None = None  # the message that is being sent
 
-    def mark(self, stage: int) -> None:
-        for source in self._sources:
-            source.mark(stage)
-
     def sample(self) -> None:
         self._send(time.monotonic() + _INTERVAL, self._timeout)
 
@@ -120,9 +116,6 @@ class Source(Protocol):
     def offered(self) -> int:
         """How much there was to send so far."""
 
-    def mark(self, stage: int) -> None:
-        """Note that a stage has begun."""
-
     def next(self) -> tuple[Message, int] | None:
         """Return the next message and how much it has of what `offered` counts; None if there is nothing to send now."""
 
@@ -181,9 +174,6 @@ class EndedSpans:
     def offered(self) -> int:
         return self._new_rows.count
 
-    def mark(self, stage: int) -> None:
-        return
-
     def next(self) -> tuple[Message, int] | None:
         again, self._again = self._again, None
         if again is not None:
@@ -221,9 +211,6 @@ class LiveMetrics:
         self._due = time.monotonic() + _METRICS_EVERY
         self.offered = 0
         self.delivery = Delivery()
-
-    def mark(self, stage: int) -> None:
-        self._families.mark(stage)
 
     def next(self) -> tuple[Message, int] | None:
         if time.monotonic() < self._due:
