@@ -175,7 +175,6 @@ _TRITON_TRTLLM = (
     _row("kv_cache_use", "trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction"),
     _row("input_tokens", "llm_input_token_len_sum"),
     _row("output_tokens", "llm_output_token_len_sum"),
-    _row("gpu_memory", "trt_llm_runtime_memory_metrics", note="of the runtime only", memory_type="gpu"),
 )
 _LLAMACPP = (
     _row("running", "requests_processing"),
