@@ -59,7 +59,8 @@ class Figures(msgspec.Struct, frozen=True):
     counters: dict[str, CounterFigure] = {}
     histograms: dict[str, HistogramFigure] = {}
     missing: dict[str, str] = {}
-    """Quantities that a target offers but that have no figure in this window, and why."""
+    """Quantities that a target offers but that have no figure in this window, and why. If one has a figure all the same, it lacks
+    something: a gauge lacks that target, a histogram its quantiles."""
     servers: dict[str, str] = {}
     """The kind of server behind each target, by its families: vllm, sglang, tgi ..."""
 
