@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from inferometer.series import SeriesRow, TimeSeries, group
+from inferometer.server_metrics.exposition import parse
 from inferometer.server_metrics.figures import SOURCE, UP, Figures, figures
 from inferometer.units import NS
 
@@ -67,11 +66,6 @@ vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 2.55
 # TYPE process_start_time_seconds gauge
 process_start_time_seconds 1.77100800497e+09
 """
-
-
-def parse(text: str) -> list[Sample]:
-    """Return the samples of a page."""
-    return [(each.name, dict(each.labels), each.value) for family in text_string_to_metric_families(text) for each in family.samples]  # fmt: skip
 
 
 def dump(name: str) -> list[Sample]:
