@@ -32,9 +32,11 @@ def resources(run: Run, summary: Summary, width: int) -> RenderableType:
     if use.observing_share is not None:
         parts.append(Text(f"observing took {_cost(use.observing_share)} of a core", style="dim"))
     if parts:
-        head.add_row("this machine" if use.is_servers_machine else "client machine", tables.flow(parts, width - _LABEL))
+        head.add_row(
+            "this machine" if use.is_servers_machine else "client machine", tables.flow(parts, width - _LABEL - 1)
+        )
     if use.energy is not None:
-        tail.add_row("energy", tables.flow(list(_energy(use.energy, use.span)), width - _LABEL))
+        tail.add_row("energy", tables.flow(list(_energy(use.energy, use.span)), width - _LABEL - 1))
     for note in use.notes:
         tail.add_row("", Text(note, style="yellow"))
     shown: dict[RenderableType, object] = {
