@@ -1,5 +1,5 @@
 """A module like pynvml, with GPUs whose values a test sets."""
-# ruff: noqa: N802 - the names are NVML's
+# ruff: noqa: N802, N815 - the names are NVML's
 
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ class FakeNvml:
     NVML_SUCCESS = 0
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION, NVML_ERROR_FUNCTION_NOT_FOUND = 3, 4, 13
     NVML_FI_DEV_POWER_INSTANT = 186
+    nvmlMemory_v2 = 0x2000028
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
     def __init__(self, *gpus: dict[str, Any], init: Exception | None = None) -> None:
@@ -68,8 +69,11 @@ class FakeNvml:
     def nvmlDeviceGetUtilizationRates(self, gpu: dict[str, Any]) -> Any:
         return self._value(gpu, "use", SimpleNamespace(gpu=87, memory=40))
 
-    def nvmlDeviceGetMemoryInfo(self, gpu: dict[str, Any]) -> Any:
-        return self._value(gpu, "memory", SimpleNamespace(used=70 << 30, total=141 << 30))
+    def nvmlDeviceGetMemoryInfo(self, gpu: dict[str, Any], version: int | None = None) -> Any:
+        if version is not None and "memory" in gpu:  # an old driver
+            raise NVMLError(self.NVML_ERROR_FUNCTION_NOT_FOUND)
+        used = 71 << 30 if version is None else 70 << 30
+        return self._value(gpu, "memory", SimpleNamespace(used=used, total=141 << 30))
 
     def nvmlDeviceGetClockInfo(self, gpu: dict[str, Any], kind: int) -> Any:
         return self._value(gpu, {1: "clock", 2: "memory clock"}[kind], 1980)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from fake_nvml import FakeNvml, NVMLError
@@ -68,6 +69,13 @@ def test_a_gpu_says_what_it_is_and_how_it_measures_its_power() -> None:
     common = {"name": "NVIDIA H200", "driver": "570.1"}
     assert info[0] == {"gpu": "0", "uuid": "GPU-0", "power": "instant", **common}
     assert info[1] == {"gpu": "1", "uuid": "GPU-1", "power": "average", **common}
+
+
+def test_an_older_driver_reports_the_memory_that_it_knows() -> None:
+    watch = GpuWatch(FakeNvml({"memory": SimpleNamespace(used=7, total=9)}), 1.0)
+    watch.start()
+    assert values(watch.end(), "gpu_memory") == [7, 7]
+    assert watch.problems() == {}
 
 
 def test_power_and_energy_are_sampled_ten_times_as_often_as_the_rest(clock: Clock) -> None:
