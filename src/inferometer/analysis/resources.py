@@ -306,4 +306,5 @@ def _notes(host: HostUse | None, gpus: Mapping[str, GpuUse], is_servers: bool) -
     for index, gpu in gpus.items():
         joules, counter = gpu.energy, gpu.energy_by_counter
         if joules and counter and abs(joules - counter) > _COUNTER_DIFFERS * max(joules, counter):
-            yield f"GPU {index}: its own counter reports {counter:,.0f} J, {100 * (counter / joules - 1):+.0f} % of the integral of its power"
+            more = f"{abs(100 * (counter / joules - 1)):.0f} % {'more' if counter > joules else 'less'}"
+            yield f"GPU {index}: its own counter reports {counter:,.0f} J, {more} than the integral of its power"

@@ -156,7 +156,7 @@ class _Gpu:
                 labels[name] = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
         rows = [SeriesRow(SOURCE, "gpu_info", labels, at, 1.0)]
         with contextlib.suppress(nvml.NVMLError):
-            total = float(nvml.nvmlDeviceGetMemoryInfo(self.handle).total)
+            total = float(_memory_info(nvml, self.handle).total)
             rows.append(SeriesRow(SOURCE, "gpu_memory_total", self.labels, at, total))
         return rows
 
@@ -194,7 +194,15 @@ def _use(nvml: Nvml, handle: Any) -> dict[str, float]:
 
 
 def _memory(nvml: Nvml, handle: Any) -> dict[str, float]:
-    return {"gpu_memory": float(nvml.nvmlDeviceGetMemoryInfo(handle).used)}
+    return {"gpu_memory": float(_memory_info(nvml, handle).used)}
+
+
+def _memory_info(nvml: Nvml, handle: Any) -> Any:
+    """The second version counts, as nvidia-smi does, without what the driver reserves for itself. Older drivers do not have it."""
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except (nvml.NVMLError, AttributeError, TypeError):
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
 
 
 def _clock(nvml: Nvml, handle: Any) -> dict[str, float]:

@@ -99,9 +99,10 @@ class _Group:
         for name, value in lost(self._readings, readings).items():
             self._ended[name] += value
         self._readings = readings
-        for pid in self._roots - readings.keys():
+        running = {pid for pid, reading in readings.items() if reading.values["processes"]}
+        for pid in self._roots - running:
             self._note_end(pid)
-        return self._sums() if readings else {}
+        return self._sums() if running else {}
 
     def _living(self) -> Iterator[psutil.Process]:
         """All members that are running, and their children."""
@@ -124,14 +125,14 @@ class _Group:
 
     def _read(self, process: psutil.Process) -> _Reading:
         with process.oneshot():
-            if process.pid in self._roots and process.status() == psutil.STATUS_ZOMBIE:
-                raise psutil.NoSuchProcess(process.pid)
+            # Until its parent waits for it, a process that has ended is still there with its counters.
+            is_running = process.status() != psutil.STATUS_ZOMBIE
             times = process.cpu_times()
             of_children = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
             values = {
                 "cpu": times.user + times.system + of_children,
-                "threads": float(process.num_threads()),
-                "processes": 1.0,
+                "threads": float(process.num_threads() if is_running else 0),
+                "processes": float(is_running),
             }
             try:
                 values["memory"] = float(process.memory_info().rss)

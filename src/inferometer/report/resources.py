@@ -1,6 +1,6 @@
 """The section of the report about the use of resources: this machine, server processes, GPUs and energy."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -17,7 +17,7 @@ _LABEL = 18
 """Columns of the labels on the left, with the space behind them."""
 _ENOUGH = 1 << 20
 """Bytes per second of network and disk from which on they are worth showing."""
-_OPTIONAL_PROCESSES = ("threads", "disk read/s", "written/s")
+_OPTIONAL_PROCESSES = ("threads", "written/s", "disk read/s")
 _OPTIONAL_GPUS = ("temperature", "clock", "power max", "memory max")
 _OPTIONAL_STAGES = ("memory", "CPU max", "J per token", "GPU", "power")
 """Columns that a narrow table leaves out, the first of them first."""
@@ -32,9 +32,11 @@ def resources(run: Run, summary: Summary, width: int) -> RenderableType:
     if use.observing_share is not None:
         parts.append(Text(f"observing took {_cost(use.observing_share)} of a core", style="dim"))
     if parts:
-        head.add_row("this machine" if use.is_servers_machine else "client machine", tables.flow(parts, width - _LABEL))
+        head.add_row(
+            "this machine" if use.is_servers_machine else "client machine", tables.flow(parts, width - _LABEL - 1)
+        )
     if use.energy is not None:
-        tail.add_row("energy", tables.flow(list(_energy(use.energy, use.span)), width - _LABEL))
+        tail.add_row("energy", tables.flow(list(_energy(use.energy, use.span)), width - _LABEL - 1))
     for note in use.notes:
         tail.add_row("", Text(note, style="yellow"))
     shown: dict[RenderableType, object] = {
@@ -118,12 +120,15 @@ def _gpus(use: ResourceUse, width: int) -> RenderableType:
             f"{_with_unit(gpu.clock, 'MHz')} ",
             f"{_joules(gpu.energy)} ",
         )
-    notes = [f"GPU {index}: clocks were lowered: {_throttled(gpu)}" for index, gpu in use.gpus.items() if gpu.throttled]
+    notes = list(_throttled(use.gpus))
     return Group(fitted(table, width, _OPTIONAL_GPUS), *(Text(note, style="dim") for note in notes))
 
 
-def _throttled(gpu: GpuUse) -> str:
-    return ", ".join(f"{name} in {_percent(share)} of the samples" for name, share in gpu.throttled.items())
+def _throttled(gpus: Mapping[str, GpuUse]) -> Iterator[str]:
+    for reason in dict.fromkeys(reason for gpu in gpus.values() for reason in gpu.throttled):
+        shares = {index: gpu.throttled[reason] for index, gpu in gpus.items() if reason in gpu.throttled}
+        each = ", ".join(f"GPU {index} in {_percent(share)}" for index, share in shares.items())
+        yield f"clocks were lowered ({reason}): {each} of the samples"
 
 
 def _energy(energy: EnergyUse, span: float) -> Iterator[Text]:
