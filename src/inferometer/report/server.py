@@ -20,7 +20,7 @@ _OPTIONAL = ("p50", "p90", "p99")
 """Columns that a narrow table leaves out, the first of them first."""
 _OPTIONAL_BY_STAGE = ("cache hits, %", "batch", "KV max, %", "wait max", "preempted", "compute, ms")
 _MAX_ROWS = 32
-_LEGEND = "difference of the means: network and client; the server's percentiles are only as exact as its buckets"
+_LEGEND = "difference of means: network and client; the server's percentiles are only as exact as its buckets"
 
 
 class _Row(NamedTuple):
@@ -42,7 +42,7 @@ _ROWS = {
     "queue_time": _Row("queue, ms", 1e3),
     "prefill_time": _Row("prefill, ms", 1e3),
     "decode_time": _Row("decode, ms", 1e3),
-    "compute_time": _Row("compute, ms", 1e3),
+    "compute_time": _Row("compute, ms", 1e3, only_if_positive=True),
     "itl": _Row("itl, ms", 1e3),
     "batch": _Row("batch"),
     "failures": _Row("failures", only_if_positive=True),
@@ -220,13 +220,10 @@ def _add_count(table: Table, label: str, both: Comparison) -> None:
 def _add_time(table: Table, label: str, both: Comparison, is_mean: bool) -> None:
     """Add a row in milliseconds. Only means have a difference that can be attributed: percentiles depend on the buckets."""
     decimals = formatting.decimals_for(1e3 * both.client)
-    cells = [f"{formatting.milliseconds(each, decimals)} " for each in (both.client, both.server, both.difference)]
-    share = f"{both.difference / both.client:.0%} " if both.client > 0 else ""
-    table.add_row(
-        Text(label, style="bold" if is_mean else ""),
-        *(cells if is_mean else [*cells[:2], ""]),
-        share if is_mean else "",
-    )
+    client, server = (f"{formatting.milliseconds(each, decimals)} " for each in (both.client, both.server))
+    share = f"{both.difference / both.client:.1%} " if both.client > 0 else ""
+    difference = (f"{formatting.milliseconds(both.difference)} ", share) if is_mean else ("", "")
+    table.add_row(Text(label, style="bold" if is_mean else ""), client, server, *difference)
 
 
 # --- what is missing -------------------------------------------------------------------------------------------------
