@@ -123,10 +123,17 @@ def test_a_tensor_server_has_queue_compute_and_batch_but_no_tokens() -> None:
     assert not any("difference of means" in line or "KV cache" in line for line in found)
 
 
+def test_what_the_client_does_not_know_is_shown_as_the_server_reports_it() -> None:
+    found = lines(msgspec.structs.replace(LANGUAGE_MODEL, comparison={}))
+    assert row(found, "ttft, ms") == ["48.00", "47.00", "50.00", "60.00"]
+    assert row(below(found, "server (vllm)"), "input tokens") == ["38,400"]
+
+
 def test_stages_have_a_row_each() -> None:
     of = staged()
     summary = summarise(of)
-    idle = ServerView(Figures(gauges={"running": GaugeFigure(0.5, 1.0)}))
+    missing = dict.fromkeys(("waiting", "kv_cache_use"), "no scrape succeeded in this window")
+    idle = ServerView(Figures(gauges={"running": GaugeFigure(0.5, 1.0)}, missing=missing))
     views = (LANGUAGE_MODEL, idle)
     stages = tuple(
         msgspec.structs.replace(stage, server=view) for stage, view in zip(summary.stages, views, strict=True)
@@ -137,6 +144,7 @@ def test_stages_have_a_row_each() -> None:
     assert "running" in table[0] and "queue p90" in table[0] and "batch" not in table[0]
     assert row(table, "1 poisson 100/s")[:2] == ["11.83", "12.00"]
     assert row(table, "2 poisson 100/s")[:2] == ["0.500", "-"]
+    assert "2 poisson 100/s: waiting, kv_cache_use not known: no scrape succeeded in this window" in table
 
 
 def test_replicas_have_a_row_each() -> None:
