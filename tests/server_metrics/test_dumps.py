@@ -15,7 +15,7 @@ _PAGES: dict[str, tuple[str, dict[str, float]]] = {
     "sglang_metrics.txt": ("sglang", {"running": 162, "waiting": 2826, "kv_cache_use": 0.28, "prefix_cache_hit_rate": 0.007507552643049313, "requests": 11228, "input_tokens": 8128902, "output_tokens": 7557572, "ttft": 11008, "itl": 7400757, "e2e": 11228}),
     "nvidia_nim_metrics.txt": ("nim", {"running": 1, "waiting": 0, "kv_cache_use": 0.0002848191398461977, "requests": 5, "failures": 0, "input_tokens": 109, "output_tokens": 174, "ttft": 5, "itl": 169, "e2e": 5}),
     "triton_metrics.txt": ("triton", {"waiting": 0, "requests": 3, "failures": 0, "inferences": 3, "executions": 3, "e2e_seconds": 1.327965, "queue_seconds": 0.000145, "compute_seconds": 1.327518, "gpu_use": 0, "gpu_memory": 266338304, "gpu_power": 32.09, "gpu_energy": 4879631.328000044}),
-    "triton_trtllm_batch_manager_metrics.txt": ("triton_trtllm", {"running": 1, "waiting": 1, "kv_cache_use": 0.4875, "gpu_memory": 1610236}),
+    "triton_trtllm_batch_manager_metrics.txt": ("triton_trtllm", {"running": 1, "waiting": 1, "kv_cache_use": 0.4875}),
     "trtllm_doc_sample.txt": ("trtllm", {"requests": 155, "ttft": 150, "tpot": 150, "e2e": 150, "queue_time": 150}),
     "llamacpp_2025.txt": ("llamacpp", {"running": 0, "waiting": 0, "input_tokens": 33065, "output_tokens": 7801, "executions": 7831, "prefill_seconds": 235.743, "decode_seconds": 279.178}),
     "llamacpp_2026_partial.txt": ("llamacpp", {"running": 3, "waiting": 0, "prefix_cache_hits": 129725, "input_tokens": 207179, "output_tokens": 1426, "executions": 424}),
