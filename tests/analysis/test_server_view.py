@@ -101,6 +101,13 @@ def test_the_border_of_stages_is_the_scrape_that_has_buckets() -> None:
         assert p50 == pytest.approx(0.05, abs=0.01), "within the bucket from 40 to 60 ms"
 
 
+def test_a_run_that_is_shorter_than_its_preparation_has_percentiles() -> None:
+    rows, chunks = made.closed_rows(24)
+    series = vllm(rows, [-20 * SECOND, -SECOND, int(rows["done"].max()) + 1])
+    view = whole(summarise(with_series(made.run(rows, chunks), series)))
+    assert view.figures.histograms["e2e"].quantiles["p50"] is not None and "e2e" not in view.figures.missing
+
+
 def test_without_scrapes_in_a_stage_its_figures_are_missing() -> None:
     rows, chunks = made.open_rows()
     rows["stage"] = rows["id"] >= 590
@@ -167,11 +174,14 @@ def test_sums_of_seconds_become_means_per_request() -> None:
             SOURCE, name, {"model": "my-model", "version": "1", "target": TARGET}, at, np.array([7, 7 + total])
         )
 
-    totals = {"queue_duration_us": 1.2e6, "request_success": 600, "count": 2400, "exec_count": 300}
+    totals = {"queue_duration_us": 1.2e6, "request_success": 600, "count": 2400, "exec_count": 300} | {
+        "request_duration_us": 60e6
+    }
     series = [counter(f"nv_inference_{name}", total) for name, total in totals.items()]
     up = TimeSeries(SOURCE, UP, {"target": TARGET}, series[0].at, np.ones(2))
-    found = whole(summarise(with_series(made.run(rows, chunks), (up, *series)))).derived
-    assert (found["queue_time"], found["batch"]) == (pytest.approx(0.002), 8)
+    view = whole(summarise(with_series(made.run(rows, chunks), (up, *series))))
+    assert (view.derived["queue_time"], view.derived["batch"]) == (pytest.approx(0.002), 8)
+    assert view.comparison["e2e.mean"].server == pytest.approx(0.1) and "e2e.p50" not in view.comparison
 
 
 def test_definitions_are_those_of_the_figures() -> None:
@@ -199,11 +209,11 @@ def test_queue_of_stages() -> None:
 
 
 def test_preemptions_and_a_full_cache() -> None:
-    preempted, full = whole(
-        closed(num_preemptions_total=lambda at: 5 if at < 0 else 19, kv_cache_usage_perc=lambda at: 0.98)
-    ).notes
-    assert preempted.startswith("the server preempted requests 14 times: its KV cache was full")
+    (full,) = whole(closed(kv_cache_usage_perc=lambda at: 0.98)).notes
     assert full.startswith("the server's KV cache was up to 98% full")
+    preemptions = {"num_preemptions_total": lambda at: 5 if at < 0 else 19}
+    (preempted,) = whole(closed(kv_cache_usage_perc=lambda at: 0.98, **preemptions)).notes
+    assert preempted.startswith("the server preempted requests 14 times: its KV cache was full")
 
 
 HITS = {"prefix_cache_hits_total": lambda at: 192 + (19_200 if at > 0 else 0)}
