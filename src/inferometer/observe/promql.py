@@ -4,10 +4,11 @@ It reads raw samples, with the times at which Prometheus took them (a range sele
 resample them). They are stored as if we had scraped the server (server_metrics/figures.py). The expressions of
 `observe.promql.queries` are evaluated over the run when it has ended.
 
-Samples are read every minute and after the end: those of a long run would be too many for one response. After the end, the
-observer waits for the next scrape, because the latest one may be a whole scrape interval older than the last request.
+Samples are read every minute and after the end: those of a long run would be too many for one response. Before the start and after
+the end, the observer waits for the next scrape if it is due soon: the latest one may be a whole scrape interval old.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -28,11 +29,15 @@ QUERY_SOURCE = "promql"
 READ_EVERY = 60.0
 _LOOKBACK = 120.0
 """Seconds before the run that are read for the last scrape before it: longer than a usual scrape interval."""
+_START_BUDGET = 4.0
+"""Seconds to wait for a scrape before the run; observer.START_TIMEOUT is more than twice as long."""
 _END_BUDGET = 8.0
 """Seconds for everything after the run; observer.END_TIMEOUT is a little longer."""
 _TIMEOUT = 5.0
 """Seconds for one query during the run."""
 _CHECK_TIMEOUT = 3.0
+_RESERVE = 1.0
+"""Seconds that are left of a budget when a scrape is no longer waited for."""
 _POLL_EVERY = 0.2
 _SHORTEST_PIECE = 5.0
 """Seconds of the window below which a result that is too large is not split further."""
@@ -76,6 +81,7 @@ class PromQLQuery(Observer):
         self._selector = _selector(self._match, names)
         self._queries = settings.queries
         self._step = step
+        self._responds = False
         self._begin = 0
         self._clock: _Clock | None = None
         self._samples: RawSamples | None = None
@@ -96,9 +102,16 @@ class PromQLQuery(Observer):
                 key = f"observe.promql.{setting}" if is_expression else "observe.promql"
                 remedy = "correct the expression" if is_expression else _CHECK_SETTINGS
                 raise UserError(error.what, remedy, key) from None
+        self._responds = True
 
     def start(self) -> None:
+        """Wait for the next scrape, if it is soon, so that the requests of the probe do not count."""
         self._begin = now()
+        with contextlib.suppress(QueryError):  # it may respond later
+            if self._responds:
+                self._read(_START_BUDGET)
+                self._await_scrapes(self._begin, time.monotonic() + _START_BUDGET)
+        self._begin, self._samples = now(), None
 
     def sample(self) -> None:
         """Read what has been scraped since the last reading. A failure is no problem yet: the next reading makes up for it."""
@@ -112,7 +125,7 @@ class PromQLQuery(Observer):
         deadline = time.monotonic() + _END_BUDGET
         try:
             self._read(_END_BUDGET / 2)
-            self._await_last_scrapes(ended, deadline)
+            self._await_scrapes(ended, deadline)
         except QueryError as error:
             self._problems["promql"] = f"{self._unread(ended)}: {error.what}"
         rows = self._rows(ended)
@@ -155,12 +168,12 @@ class PromQLQuery(Observer):
         measured = _Clock(ahead, answer.done - answer.sent + NS // 1000, wall)  # the server's clock is given in ms
         return measured if self._clock is None else min(self._clock, measured, key=lambda clock: clock.uncertainty)
 
-    def _await_last_scrapes(self, ended: int, deadline: float) -> None:
-        """Read until each server has been scraped after the end of the run, if that is soon."""
+    def _await_scrapes(self, since: int, deadline: float) -> None:
+        """Read until each server has been scraped after `since`, unless that takes too long."""
         assert self._clock is not None and self._samples is not None
-        end = self._clock.server_ms(ended + self._clock.uncertainty)
-        give_up = end + round((deadline - 1 - ended / NS) * 1000)
-        while due := self._samples.next_scrapes(end, give_up, at := self._clock.server_ms(now())):
+        since += self._clock.uncertainty
+        latest, give_up = (self._clock.server_ms(at) for at in (since, round((deadline - _RESERVE) * NS)))
+        while due := self._samples.next_scrapes(latest, give_up, at := self._clock.server_ms(now())):
             time.sleep(max((min(due) - at) / 1000, _POLL_EVERY))
             self._read(max(deadline - time.monotonic(), 0.1))
 
