@@ -6,13 +6,18 @@ from pathlib import Path
 
 import msgspec
 
-from inferometer.config.secret import hide
+from inferometer.config.secret import hidden, hide, observe_words
 from inferometer.fleet.job import Job
+from inferometer.observe import metrics_endpoints
 from inferometer.observe.observer import Observer, Observers
+from inferometer.observe.prometheus_api import PrometheusApi
+from inferometer.observe.promql import PromQLQuery
+from inferometer.observe.scrape import Scrape
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach
 from inferometer.records import Manifest
 from inferometer.series import SeriesRow, group
+from inferometer.server_metrics import families
 from inferometer.store.folder import SERIES
 
 LIVE_METRICS = "live metrics"
@@ -47,12 +52,30 @@ def _kserve_statistics(job: Job) -> Mapping[str, Observer]:
 
 def _scrapes(job: Job) -> Mapping[str, Observer]:
     """Make an observer for each Prometheus endpoint."""
-    return {}
+    config, reached = job.config, job.reached
+    urls = config.observe.prometheus
+    if urls == "auto":
+        if config.observe.promql is not None:  # it has the same metrics, which must not count twice
+            return {}
+        endpoints = metrics_endpoints.offered(config.server, reached)
+    else:
+        endpoints = metrics_endpoints.given(urls, config.server, reached)
+    return {endpoint.url: Scrape(endpoint, float(config.observe.interval), reached.model) for endpoint in endpoints}
 
 
 def _promql(job: Job) -> Mapping[str, Observer]:
     """Make the observer that reads from a Prometheus server."""
-    return {}
+    settings = job.config.observe.promql
+    if settings is None:
+        return {}
+    token = reach.secret_from(settings.token_env, settings.token_file, "token", "observe.promql.token")
+    secrets = ((token,) if token else ()) + observe_words(job.config)
+    with hidden(secrets):
+        headers = settings.headers | ({"Authorization": f"Bearer {token}"} if token else {})
+        api = PrometheusApi(settings.url, headers, secrets)
+        observer = PromQLQuery(api, settings, families.name_pattern(), float(job.config.observe.interval))
+        observer.check()
+    return {"promql": observer}
 
 
 def _resources(job: Job) -> Mapping[str, Observer]:

@@ -13,11 +13,15 @@ class PromQL(Section):
     ]
     match: Annotated[
         str,
-        Meta(description='Labels of the series to read, as in PromQL: `job="vllm", namespace="prod"`.'),
+        Meta(
+            description='Labels of the series to read, as in PromQL: `job="vllm", namespace="prod"`. Without it, every model server that this Prometheus scrapes is counted.'
+        ),
     ] = ""
     queries: Annotated[
         dict[str, str],
-        Meta(description="PromQL expressions to evaluate over the run, by the name of the series that they become."),
+        Meta(
+            description="PromQL expressions to evaluate over the run, every `observe.interval`, by the name of the series that they become (source `promql` in series.parquet)."
+        ),
     ] = field(default_factory=dict)
     headers: Annotated[dict[str, str], Meta(description="Additional request headers. Their values are not stored.")] = (
         field(default_factory=dict)
@@ -34,7 +38,7 @@ class Observe(Section):
     prometheus: Annotated[
         Literal["auto"] | list[str],
         Meta(
-            description="Prometheus endpoints to scrape during the run; without a path, `/metrics` is added. `auto`: the endpoint of each measured server, if it has one. `[]`: none."
+            description="Prometheus endpoints to scrape during the run; without a path, `/metrics` is added. `auto`: the endpoint of each measured server, if it has one and `observe.promql` is not set. `[]`: none."
         ),
     ] = "auto"
     promql: Annotated[

@@ -165,28 +165,34 @@ def warming_request(target: Target, server: Server, secrets: dict[str, str]) -> 
 
 def _secrets(server: Server) -> dict[str, str]:
     """The API key's header, if there is a key."""
-    if server.api_key_env:
-        key = os.environ.get(server.api_key_env, "")
-        if not key.strip():
-            raise UserError(
-                f"the variable {server.api_key_env} is not set", "export it, or drop the setting", "server.api_key_env"
-            )
-    elif server.api_key_file:
-        try:
-            key = Path(server.api_key_file).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not a text file"
-            raise UserError(
-                f"{server.api_key_file}: {reason}", "give a file that holds the key alone", "server.api_key_file"
-            ) from None
+    key = secret_from(server.api_key_env, server.api_key_file, "API key", "server.api_key")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def secret_from(variable: str | None, file: str | None, what: str, setting: str) -> str:
+    """Read a secret from an environment variable or else a file; "" if neither is set. `what` is what messages call it; the settings are
+    `setting` with `_env` and with `_file`."""
+    if variable:
+        value, key = os.environ.get(variable, ""), f"{setting}_env"
+        if not value.strip():
+            raise UserError(f"the variable {variable} is not set", "export it, or drop the setting", key)
+    elif file:
+        value, key = _read_secret(file, what, f"{setting}_file"), f"{setting}_file"
     else:
-        return {}
-    key = key.strip()
-    if not key.isprintable() or not key.isascii() or not key:
-        raise UserError(
-            "the API key has characters that are not allowed in a header", "check the variable or file it comes from"
-        )
-    return {"Authorization": f"Bearer {key}"}
+        return ""
+    value = value.strip()
+    if not value.isprintable() or not value.isascii() or not value:
+        problem = "has characters that are not allowed in a header" if value else "is empty"
+        raise UserError(f"the {what} {problem}", "check the variable or file it comes from", key)
+    return value
+
+
+def _read_secret(file: str, what: str, key: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise UserError(f"{file}: {reason}", f"give a file that holds the {what} alone", key) from None
 
 
 def tls_context(server: Server) -> ssl.SSLContext:

@@ -1,0 +1,246 @@
+"""An observer that reads the measured server's metrics from a Prometheus server instead of scraping them itself.
+
+It reads raw samples, with the times at which Prometheus took them (a range selector in an instant query; `query_range` would
+resample them). They are stored as if we had scraped the server (server_metrics/figures.py). The expressions of
+`observe.promql.queries` are evaluated over the run when it has ended.
+
+Samples are read every minute and after the end: those of a long run would be too many for one response. After the end, the
+observer waits for the next scrape, because the latest one may be a whole scrape interval older than the last request.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from inferometer.config.observe import PromQL
+from inferometer.errors import UserError
+from inferometer.observe.observer import Observer
+from inferometer.observe.prometheus_api import PrometheusApi, QueryError, Result
+from inferometer.observe.raw_samples import RawSamples
+from inferometer.series import SeriesRow
+from inferometer.timing.clock import now, wall_offset
+from inferometer.units import NS, format_seconds
+
+QUERY_SOURCE = "promql"
+"""The source of the series that `observe.promql.queries` become."""
+
+READ_EVERY = 60.0
+_LOOKBACK = 120.0
+"""Seconds before the run that are read for the last scrape before it: longer than a usual scrape interval."""
+_END_BUDGET = 8.0
+"""Seconds for everything after the run; observer.END_TIMEOUT is a little longer."""
+_TIMEOUT = 5.0
+"""Seconds for one query during the run."""
+_CHECK_TIMEOUT = 3.0
+_POLL_EVERY = 0.2
+_SHORTEST_PIECE = 5.0
+"""Seconds of the window below which a result that is too large is not split further."""
+_MAX_POINTS = 10_000
+"""Points per series of a `query_range`; Prometheus refuses more than 11,000."""
+_CLOCKS_DIFFER = NS // 2
+"""A difference between the clocks that the report mentions."""
+
+
+class _Clock(NamedTuple):
+    """How the Prometheus server's clock relates to ours, in ns."""
+
+    ahead: int
+    """The server's clock minus our wall clock."""
+    uncertainty: int
+    """The round trip in which `ahead` was measured: the server may have read its clock at any time of it."""
+    wall: int
+    """Our wall clock minus CLOCK_MONOTONIC at that time."""
+
+    @property
+    def offset(self) -> int:
+        """The server's clock minus CLOCK_MONOTONIC. Differences too small to be measured are taken for none."""
+        return self.wall + (self.ahead if abs(self.ahead) > self.uncertainty else 0)
+
+    def server_ms(self, at: int) -> int:
+        return (at + self.offset) // 1_000_000
+
+    def monotonic(self, server_ms: int) -> int:
+        return server_ms * 1_000_000 - self.offset
+
+
+class PromQLQuery(Observer):
+    """Reads the samples of the run, and evaluates expressions over it."""
+
+    interval = READ_EVERY
+
+    def __init__(self, api: PrometheusApi, settings: PromQL, names: str, step: float) -> None:
+        """`names` is a regular expression for the names of the metrics to read; `step`: seconds between two values of a query."""
+        self._api = api
+        self._match = settings.match.strip().removeprefix("{").removesuffix("}").strip().removesuffix(",")
+        self._selector = _selector(self._match, names)
+        self._queries = settings.queries
+        self._step = step
+        self._begin = 0
+        self._clock: _Clock | None = None
+        self._samples: RawSamples | None = None
+        self._problems: dict[str, str] = {}
+
+    def check(self) -> None:
+        """Raise UserError when the URL, the token or an expression is wrong. A server that does not respond now may respond later."""
+        expressions = {"match": f"count({self._selector})"} | {
+            f"queries.{name}": expression for name, expression in self._queries.items()
+        }
+        for setting, expression in expressions.items():
+            try:
+                self._api.evaluate(expression, None, _CHECK_TIMEOUT)
+            except QueryError as error:
+                if error.kind != "setting":
+                    return
+                is_expression = "bad_data" in error.what
+                key = f"observe.promql.{setting}" if is_expression else "observe.promql"
+                remedy = "correct the expression" if is_expression else _CHECK_SETTINGS
+                raise UserError(error.what, remedy, key) from None
+
+    def start(self) -> None:
+        self._begin = now()
+
+    def sample(self) -> None:
+        """Read what has been scraped since the last reading. A failure is no problem yet: the next reading makes up for it."""
+        try:
+            self._read(_TIMEOUT)
+        except QueryError:
+            return
+
+    def end(self) -> Sequence[SeriesRow]:
+        ended = now()
+        deadline = time.monotonic() + _END_BUDGET
+        try:
+            self._read(_END_BUDGET / 2)
+            self._await_last_scrapes(ended, deadline)
+        except QueryError as error:
+            self._problems["promql"] = f"{self._unread(ended)}: {error.what}"
+        rows = self._rows(ended)
+        return rows + [row for name in self._queries for row in self._evaluated(name, ended, deadline)]
+
+    def problems(self) -> Mapping[str, str]:
+        return self._problems
+
+    # --- raw samples ---
+
+    def _read(self, timeout: float) -> None:
+        """Read all samples that are new."""
+        clock = self._clock = self._measured_clock(timeout)
+        begin = clock.server_ms(self._begin)
+        if self._samples is None:
+            self._samples = RawSamples(self._api.url, begin)
+        until = clock.server_ms(now()) / 1000
+        since = max(self._samples.complete_until() / 1000, begin / 1000 - _LOOKBACK)
+        self._read_piece(self._samples, since, until, time.monotonic() + timeout)
+
+    def _read_piece(self, samples: RawSamples, since: float, until: float, deadline: float) -> None:
+        """Read the samples of a time span, in smaller pieces if they are too many."""
+        left = max(deadline - time.monotonic(), 0.1)
+        try:
+            answer = self._api.evaluate(f"{self._selector}[{math.ceil(until - since) + 1}s]", until, left)
+        except QueryError as error:
+            if error.kind != "too_much" or until - since < _SHORTEST_PIECE:
+                raise
+            middle = (since + until) / 2
+            self._read_piece(samples, since, middle, deadline)
+            self._read_piece(samples, middle, until, deadline)
+            return
+        samples.add(self._series(answer.series(), answer.warnings, "promql warning"))
+
+    def _measured_clock(self, timeout: float) -> _Clock:
+        """Read the server's clock, and keep the reading with the shortest round trip of the run."""
+        answer = self._api.evaluate("time()", None, timeout)
+        wall = wall_offset()
+        ahead = round(answer.scalar() * NS) - wall - (answer.sent + answer.done) // 2
+        measured = _Clock(ahead, answer.done - answer.sent + NS // 1000, wall)  # the server's clock is given in ms
+        return measured if self._clock is None else min(self._clock, measured, key=lambda clock: clock.uncertainty)
+
+    def _await_last_scrapes(self, ended: int, deadline: float) -> None:
+        """Read until each server has been scraped after the end of the run, if that is soon."""
+        assert self._clock is not None and self._samples is not None
+        end = self._clock.server_ms(ended + self._clock.uncertainty)
+        give_up = end + round((deadline - 1 - ended / NS) * 1000)
+        while due := self._samples.next_scrapes(end, give_up, at := self._clock.server_ms(now())):
+            time.sleep(max((min(due) - at) / 1000, _POLL_EVERY))
+            self._read(max(deadline - time.monotonic(), 0.1))
+
+    def _rows(self, ended: int) -> list[SeriesRow]:
+        if self._clock is None or self._samples is None:
+            return []
+        clock, end = self._clock, self._clock.server_ms(ended)
+        if abs(clock.ahead) > max(_CLOCKS_DIFFER, clock.uncertainty):
+            self._problems["promql clock"] = (
+                f"the clock of {self._api.url} is {format_seconds(abs(clock.ahead) / NS)} "
+                f"{'ahead of' if clock.ahead > 0 else 'behind'} ours; times are corrected to within {format_seconds(clock.uncertainty / NS)}"
+            )
+        newest = self._samples.newest()
+        if not newest and "promql" not in self._problems:
+            self._problems["promql"] = self._nothing_found(self._samples)
+        for target, at in newest.items():
+            if at <= end and "promql" not in self._problems:
+                age = format_seconds((end - at) / 1000)
+                self._problems[f"promql {target}"] = f"the last scrape was {age} before the end of the run"
+        return [row._replace(at=clock.monotonic(row.at)) for row in self._samples.rows()]
+
+    def _nothing_found(self, samples: RawSamples) -> str:
+        if self._match and (failing := samples.failing()):
+            return f"{self._api.url} could not scrape {', '.join(failing)}"
+        matching = f" that match {self._match}" if self._match else ""
+        return f"{self._api.url} has no metrics of a known model server{matching} from the time of the run"
+
+    def _unread(self, ended: int) -> str:
+        """Describe what is missing when a reading has failed."""
+        newest = {} if self._samples is None else self._samples.newest()
+        if not newest or self._clock is None:
+            return "no metrics could be read"
+        age = format_seconds((self._clock.server_ms(ended) - min(newest.values())) / 1000)
+        return f"the metrics of the last {age} could not be read"
+
+    # --- expressions ---
+
+    def _evaluated(self, name: str, ended: int, deadline: float) -> list[SeriesRow]:
+        """Evaluate one of the user's expressions over the run."""
+        problem = f"promql {name}"
+        if self._clock is None:
+            self._problems[problem] = "not evaluated: the Prometheus server did not respond"
+            return []
+        begin, end = (self._clock.server_ms(at) / 1000 for at in (self._begin, ended))
+        step = max(self._step, (end - begin) / _MAX_POINTS)
+        try:
+            left = max(deadline - time.monotonic(), 0.1)
+            answer = self._api.evaluate_range(self._queries[name], begin, end, step, left)
+            series = self._series(answer.series(), answer.warnings, f"{problem} warning")
+        except QueryError as error:
+            self._problems[problem] = error.what
+            return []
+        rows = [
+            SeriesRow(QUERY_SOURCE, name, _without_name(one.metric), self._clock.monotonic(round(at * 1000)), value)
+            for one in series
+            for at, text in one.values
+            if not math.isnan(value := float(text))
+        ]
+        if not rows:
+            self._problems.setdefault(problem, "the expression has no value during the run")
+        return rows
+
+    def _series(self, found: list[Result], warnings: Sequence[str], problem: str) -> list[Result]:
+        """Note what the server warns of, and what cannot be used."""
+        if warnings:
+            self._problems[problem] = f"{self._api.url}: {warnings[0]}"
+        native = sum(not one.values for one in found)
+        if native:
+            self._problems[problem] = f"{native} native histograms were left out; only classic ones are supported"
+        return [one for one in found if one.values]
+
+
+_CHECK_SETTINGS = "check {observe.promql.url}, and the token: {observe.promql.token_env} or {observe.promql.token_file}"
+
+
+def _without_name(metric: dict[str, str]) -> dict[str, str]:
+    return {label: value for label, value in metric.items() if label != "__name__"}
+
+
+def _selector(match: str, names: str) -> str:
+    escaped = f"up|{names}" if names else ".+"
+    escaped = escaped.replace("\\", "\\\\").replace('"', '\\"')
+    return "{" + (f"{match}, " if match else "") + f'__name__=~"{escaped}"' + "}"

@@ -1,0 +1,311 @@
+"""Reading a server's metrics from a Prometheus server: a scripted one, whose scrapes are a function of time."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+from helpers import Client, measure, polite, scripted
+
+from inferometer.config.observe import PromQL
+from inferometer.errors import UserError
+from inferometer.observe import promql
+from inferometer.observe.prometheus_api import PrometheusApi
+from inferometer.observe.promql import PromQLQuery
+from inferometer.series import SeriesRow
+from inferometer.timing.clock import now
+
+RUNNING = "vllm:num_requests_running"
+DONE = "vllm:request_success_total"
+Respond = Callable[[str, dict[str, str]], tuple[int, str]]
+"""From the path and the form to the status and the body."""
+
+
+class ScriptedPrometheus:
+    """Scrapes `a:80` every `interval` seconds of its life: requests are counted at each scrape, and one is always running."""
+
+    def __init__(self, interval: float = 0.1, ahead: float = 0.0, max_range: float = 1e9) -> None:
+        self.interval, self.ahead, self.max_range = interval, ahead, max_range
+        self.first = time.time() + ahead - 20.5 * interval
+        self.warnings: list[str] = []
+
+    def __call__(self, path: str, form: dict[str, str]) -> tuple[int, str]:
+        expression = form["query"]
+        if expression == "time()":
+            at = time.time() + self.ahead
+            return self._success("scalar", [at, f"{at:.3f}"])
+        if path.endswith("query_range"):
+            values = [[float(form["start"]), "1"], [float(form["start"]) + float(form["step"]), "NaN"]]
+            return self._success("matrix", [{"metric": {"__name__": "x", "a": "b"}, "values": values}])
+        if expression.startswith("count("):
+            return self._success("vector", [])
+        seconds = re.search(r"\[(\d+)s\]$", expression)
+        assert seconds and 'job="servers"' in expression
+        if int(seconds[1]) > self.max_range:
+            error = {
+                "status": "error",
+                "errorType": "execution",
+                "error": "query processing would load too many samples",
+            }
+            return 422, json.dumps(error)
+        until = min(float(form["time"]), time.time() + self.ahead)
+        return self._success("matrix", list(self._series(float(form["time"]) - int(seconds[1]), until)))
+
+    def _success(self, kind: str, result: Any) -> tuple[int, str]:
+        body = {"status": "success", "data": {"resultType": kind, "result": result}, "warnings": self.warnings}
+        return 200, json.dumps(body)
+
+    def _series(self, since: float, until: float) -> Iterator[dict[str, Any]]:
+        scrapes = [(number, self.first + number * self.interval) for number in range(100_000)]
+        scrapes = [(number, round(at, 3)) for number, at in scrapes if since <= at <= until]
+        if not scrapes:
+            return
+        for name, value in {"up": lambda _: 1, RUNNING: lambda _: 1, DONE: lambda number: number}.items():
+            metric = {"__name__": name, "instance": "a:80", "job": "servers"}
+            yield {"metric": metric, "values": [[at, str(value(number))] for number, at in scrapes]}
+        for name in ("up", "process_start_time_seconds"):
+            metric = {"__name__": name, "instance": "exporter:81", "job": "servers"}
+            yield {"metric": metric, "values": [[at, "1"] for _, at in scrapes]}
+
+
+@contextmanager
+def prometheus(respond: Respond, seen: list[dict[str, str]] | None = None) -> Iterator[str]:
+    """Yield the base URL of a server that responds to queries."""
+
+    def script(client: Client) -> None:
+        while request := client.request():
+            first, headers, body = request
+            if seen is not None:
+                seen.append(headers | {":path": first.split()[1]})
+            form = {name: values[0] for name, values in parse_qs(body.decode()).items()}
+            status, text = respond(first.split()[1], form)
+            client.send(f"HTTP/1.1 {status} X\r\nContent-Length: {len(text.encode())}\r\n\r\n{text}".encode())
+
+    with scripted(script) as url:
+        yield url
+
+
+def observer(url: str, token: str = "", **settings: Any) -> PromQLQuery:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    api = PrometheusApi(url, headers, (token,) if token else ())
+    return PromQLQuery(api, PromQL(url=url, match='job="servers"', **settings), "vllm:.+", 1.0)
+
+
+def observed(watch: PromQLQuery, seconds: float = 0.32) -> tuple[list[SeriesRow], int, int]:
+    """Let it observe a run; return the rows, and when the run began and ended."""
+    begin = now()
+    watch.start()
+    time.sleep(seconds)
+    end = now()
+    return list(watch.end()), begin, end
+
+
+def named(rows: list[SeriesRow], name: str) -> list[SeriesRow]:
+    return sorted((row for row in rows if row.name == name), key=lambda row: row.at)
+
+
+def test_samples_are_stored_as_if_they_had_been_scraped() -> None:
+    with prometheus(ScriptedPrometheus()) as url:
+        watch = observer(url)
+        rows, begin, end = observed(watch)
+    scrapes, running, done = (named(rows, name) for name in ("up", RUNNING, DONE))
+    assert {row.source for row in rows} == {"prometheus"}
+    assert done[0].labels == {"instance": "a:80", "job": "servers", "target": "a:80"}
+    assert scrapes[0].labels == {"target": "a:80"}
+    assert [row.at for row in scrapes] == [row.at for row in done]
+    assert len(running) == 1, "only changes are stored"
+    assert all(later.value - earlier.value == 1 for earlier, later in pairwise(done))
+    assert done[0].at <= begin < done[1].at, "from the last scrape before the run"
+    assert end < done[-1].at, "to one after it"
+    assert watch.problems() == {}
+
+
+def test_samples_read_during_the_run_are_stored_once() -> None:
+    with prometheus(ScriptedPrometheus()) as url:
+        watch = observer(url)
+        watch.start()
+        for _ in range(3):
+            time.sleep(0.15)
+            watch.sample()
+        done = named(list(watch.end()), DONE)
+    assert all(later.value - earlier.value == 1 for earlier, later in pairwise(done))
+    assert len(done) >= 5
+
+
+def test_exporters_without_known_metrics_are_left_out() -> None:
+    with prometheus(ScriptedPrometheus()) as url:
+        rows, _, _ = observed(observer(url))
+    assert {row.labels["target"] for row in rows} == {"a:80"}
+
+
+@pytest.mark.parametrize("ahead", [100, -100])
+def test_times_are_corrected_for_the_difference_between_the_clocks(ahead: float) -> None:
+    with prometheus(ScriptedPrometheus(ahead=ahead)) as url:
+        watch = observer(url)
+        rows, begin, end = observed(watch)
+    done = named(rows, DONE)
+    assert begin - 1_000_000_000 < done[0].at <= begin < end < done[-1].at < end + 1_000_000_000
+    side = "ahead of" if ahead > 0 else "behind"
+    assert re.search(
+        rf"^the clock of {url} is 1m40s {side} ours; times are corrected to within", watch.problems()["promql clock"]
+    )
+
+
+def test_a_scrape_that_is_not_due_soon_is_not_waited_for() -> None:
+    with prometheus(ScriptedPrometheus(interval=40)) as url:
+        watch = observer(url)
+        watch.start()
+        watch._begin -= 25_000_000_000  # the run began 5 s before the last scrape
+        rows = list(watch.end())
+    assert len(named(rows, DONE)) == 2
+    assert watch.problems() == {"promql a:80": "the last scrape was 20 s before the end of the run"}
+
+
+def test_a_result_with_too_many_samples_is_read_in_pieces() -> None:
+    with prometheus(ScriptedPrometheus(max_range=40)) as url:
+        watch = observer(url)
+        rows, begin, end = observed(watch)
+    done = named(rows, DONE)
+    assert all(later.value - earlier.value == 1 for earlier, later in pairwise(done))
+    assert done[0].at <= begin and done[-1].at >= end
+    assert watch.problems() == {}
+
+
+def test_expressions_become_series() -> None:
+    with prometheus(ScriptedPrometheus()) as url:
+        watch = observer(url, queries={"load": "sum(x)"})
+        rows, begin, _ = observed(watch)
+    (row,) = [row for row in rows if row.source == "promql"]
+    assert (row.name, row.labels, row.value) == ("load", {"a": "b"}, 1.0), "without the value that is not a number"
+    assert abs(row.at - begin) < 100_000_000
+
+
+def test_warnings_are_reported() -> None:
+    server = ScriptedPrometheus()
+    server.warnings = ["a store did not respond"]
+    with prometheus(server) as url:
+        watch = observer(url)
+        observed(watch)
+    assert watch.problems() == {"promql warning": f"{url}: a store did not respond"}
+
+
+def test_a_server_without_such_metrics_is_a_problem() -> None:
+    server = ScriptedPrometheus()
+    server.first = time.time() + 1000
+    with prometheus(server) as url:
+        watch = observer(url)
+        rows, _, _ = observed(watch, 0)
+    assert rows == []
+    expected = f'{url} has no metrics of a known model server that match job="servers" from the time of the run'
+    assert watch.problems() == {"promql": expected}
+
+
+def test_a_prefix_belongs_to_the_url() -> None:
+    seen: list[dict[str, str]] = []
+    with prometheus(ScriptedPrometheus(), seen) as url:
+        for suffix in ("/v1/projects/p/prometheus/", "/prom/v1", "/prom/api/v1"):
+            observer(url + suffix).check()
+    paths = [request[":path"] for request in seen]
+    assert paths == ["/v1/projects/p/prometheus/api/v1/query", "/prom/v1/api/v1/query", "/prom/api/v1/query"]
+
+
+PROMETHEUS_ERROR = '{"status": "error", "errorType": "bad_data", "error": "1:9: parse error: unexpected end"}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "key", "what"),
+    [
+        (400, PROMETHEUS_ERROR, "observe.promql.match", "HTTP 400: bad_data: 1:9: parse error: unexpected end"),
+        (401, "no: s3cr3t-token", "observe.promql", "HTTP 401: no: (removed)"),
+        (403, "", "observe.promql", "HTTP 403: an empty body instead of a result"),
+        (404, "<html>", "observe.promql", "HTTP 404: a web page instead of a result"),
+        (200, "<!doctype html>", "observe.promql", "HTTP 200: a web page instead of a result"),
+        (302, "", "observe.promql", "HTTP 302: it redirects to nowhere"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_before_the_run(status: int, body: str, key: str, what: str) -> None:
+    seen: list[dict[str, str]] = []
+    with prometheus(lambda *_: (status, body), seen) as url, pytest.raises(UserError) as caught:
+        observer(url, token="s3cr3t-token").check()
+    assert (caught.value.key, caught.value.what) == (key, f"{url}: {what}")
+    assert seen[0]["authorization"] == "Bearer s3cr3t-token"
+
+
+def test_a_wrong_expression_is_an_error_before_the_run() -> None:
+    def respond(_: str, form: dict[str, str]) -> tuple[int, str]:
+        return (400, PROMETHEUS_ERROR) if form["query"] == "sum(" else (200, '{"status": "success", "data": {}}')
+
+    with prometheus(respond) as url, pytest.raises(UserError) as caught:
+        observer(url, queries={"good": "sum(a)", "load": "sum("}).check()
+    assert caught.value.key == "observe.promql.queries.load"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (503, "Service Unavailable", "HTTP 503: Service Unavailable"),
+        (
+            200,
+            '{"status": "error", "errorType": "timeout", "error": "query timed out"}',
+            "HTTP 200: timeout: query timed out",
+        ),
+        (
+            200,
+            '{"status": "success", "data": {"resultType": "vector", "result": []}}',
+            "the result is not what was queried",
+        ),
+    ],
+)
+def test_a_server_in_trouble_is_a_problem_of_the_report(status: int, body: str, reason: str) -> None:
+    with prometheus(lambda *_: (status, body)) as url:
+        watch = observer(url, queries={"load": "sum(a)"})
+        watch.check()
+        rows, _, _ = observed(watch, 0)
+    assert rows == []
+    assert watch.problems()["promql"].startswith("no metrics could be read: ") and reason in watch.problems()["promql"]
+    assert watch.problems()["promql load"] == "not evaluated: the Prometheus server did not respond"
+
+
+def test_a_server_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promql, "_END_BUDGET", 0.2)
+    with scripted(lambda client: time.sleep(5)) as url:
+        watch = observer(url)
+        observed(watch, 0)
+    assert "no metrics could be read: " in watch.problems()["promql"]
+    assert "timed out after 100 ms" in watch.problems()["promql"]
+
+
+def test_a_run_is_fine_when_prometheus_is_down(tmp_path: Path) -> None:
+    with prometheus(ScriptedPrometheus()) as down:
+        pass
+    with scripted(polite) as server:
+        run, summary = measure(tmp_path, server, observe={"promql": {"url": down}})
+    assert summary.counts.ok == 6
+    assert run.manifest.observer_errors["promql"] == f"no metrics could be read: {down}: connection refused"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "what"),
+    [
+        ("token_env", "NOT_SET_FOR_THIS_TEST", "the variable NOT_SET_FOR_THIS_TEST is not set"),
+        ("token_file", "empty", "the token is empty"),
+        ("token_file", "missing", "missing: No such file or directory"),
+        ("url", "localhost:9090", "'localhost:9090' does not start with a known scheme"),
+        ("url", "grpc://localhost:9090", "grpc://localhost:9090: Prometheus does not speak gRPC"),
+    ],
+)
+def test_settings_that_cannot_work_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, value: str, what: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").write_text(" \n", encoding="utf-8")
+    with scripted(polite) as server, pytest.raises(UserError) as caught:
+        measure(tmp_path / "runs", server, observe={"promql": {"url": "http://127.0.0.1:1", setting: value}})
+    assert (caught.value.key, caught.value.what) == (f"observe.promql.{setting}", what)
+    assert list((tmp_path / "runs").glob("*")) == []
