@@ -88,12 +88,23 @@ def test_target_rate_is_that_of_the_stage_in_progress(tmp_path: Path) -> None:
     shard = a_run(tmp_path)
     families = families_of(tmp_path, target_rate=lambda stage, seconds: 100 * stage + seconds)
     assert value(read(families), "target_rate") == 1.5
-    shard.control["stage"] = 1
-    families.update()
+    families.mark(1)
     shard.control["heartbeat"] += 500 * MS
     assert value(read(families), "target_rate") == 100.5
     shard.control["reached"] = 2
     assert value(read(families), "target_rate") == 0, "the shard waits for the next stage"
+
+
+def test_stage_is_that_of_the_shards_that_are_alive(tmp_path: Path) -> None:
+    """The parent announces stages without regard to shards that died. One that it did not announce is noticed too."""
+    dead, alive = FakeShard(tmp_path, 0), FakeShard(tmp_path, 1)
+    families = families_of(tmp_path, shards=2)
+    assert value(read(families), "stage") == 0
+    alive.control["stage"] = 1
+    families.mark(1)
+    assert value(read(families), "stage") == 1
+    dead.control["stage"] = 1
+    assert value(read(families_of(tmp_path, shards=2)), "stage") == 1
 
 
 def test_closed_loop_has_no_target_rate(tmp_path: Path) -> None:
@@ -104,6 +115,16 @@ def test_closed_loop_has_no_target_rate(tmp_path: Path) -> None:
 def test_run_is_described_whatever_its_names_contain(tmp_path: Path) -> None:
     (info,) = read(families_of(tmp_path))["inferometer_run_info"].samples
     assert info.labels["model"] == INFO.model and info.labels["url"] == INFO.url
+
+
+def test_reference_page_lists_every_metric(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "live-metrics.md").read_text(encoding="utf-8")
+    table = [[cell.strip("` ") for cell in line.split("|")] for line in text.splitlines() if line.startswith("| `")]
+    listed = {name: (kind, labels.replace("`", "")) for _, name, kind, labels, *_ in table}
+    assert listed == {
+        family.name + "_total" * (family.kind == "counter"): (family.kind, ", ".join(family.label_names))
+        for family in families_of(tmp_path).read()
+    }
 
 
 @pytest.mark.prometheus
