@@ -13,10 +13,14 @@ from helpers import measure
 from prometheus_client.parser import text_string_to_metric_families
 
 from inferometer import conduct
+from inferometer.conduct import observers
 from inferometer.config import from_mapping
+from inferometer.errors import UserError
 from inferometer.fleet.control import StartShard
+from inferometer.fleet.job import Job
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.tcp import TcpShard
+from inferometer.observe.observer import Observer
 from inferometer.records import Records, Snapshot
 from inferometer.report.live import Outline
 
@@ -138,6 +142,21 @@ def test_port_in_use_is_reported_before_anything_is_sent(tmp_path: Path, sim: st
     )
     assert_one_line(result, f"--metrics-port: port {used_port} on 127.0.0.1 is in use", "another port, or 0 for a free")
     assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_port_is_free_again_when_another_observer_cannot_be_made(
+    tmp_path: Path, sim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(job: Job) -> dict[str, Observer]:
+        raise UserError("there is no such process", key="observe.processes")
+
+    monkeypatch.setattr(observers, "OBSERVERS", (observers._live_metrics, refuse))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(UserError, match="no such process"):
+        measure(tmp_path, sim, server={"model": "sim"}, export={"metrics_port": port})
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 def test_endpoint_is_named_unless_the_run_is_quiet(tmp_path: Path, sim: str) -> None:

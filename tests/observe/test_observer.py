@@ -172,6 +172,25 @@ def test_leaving_the_block_ends_the_threads() -> None:
     assert threading.active_count() <= before
 
 
+class Closing(Observer):
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_leaving_the_block_closes_observers_whether_or_not_they_were_started() -> None:
+    for is_started in (False, True):
+        observer = Closing()
+        with Observers({"closing": observer}) as observers:
+            if is_started:
+                observers.start()
+                observers.end()
+            assert not observer.is_closed
+        assert observer.is_closed
+
+
 def test_without_observers_nothing_happens() -> None:
     with Observers({}) as observers:
         assert not observers

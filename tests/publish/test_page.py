@@ -88,12 +88,23 @@ def test_target_rate_is_that_of_the_stage_in_progress(tmp_path: Path) -> None:
     shard = a_run(tmp_path)
     families = families_of(tmp_path, target_rate=lambda stage, seconds: 100 * stage + seconds)
     assert value(read(families), "target_rate") == 1.5
-    shard.control["stage"] = 1
-    families.update()
+    families.mark(1)
     shard.control["heartbeat"] += 500 * MS
     assert value(read(families), "target_rate") == 100.5
     shard.control["reached"] = 2
     assert value(read(families), "target_rate") == 0, "the shard waits for the next stage"
+
+
+def test_stage_is_that_of_the_shards_that_are_alive(tmp_path: Path) -> None:
+    """The parent announces stages without regard to shards that died. One that it did not announce is noticed too."""
+    dead, alive = FakeShard(tmp_path, 0), FakeShard(tmp_path, 1)
+    families = families_of(tmp_path, shards=2)
+    assert value(read(families), "stage") == 0
+    alive.control["stage"] = 1
+    families.mark(1)
+    assert value(read(families), "stage") == 1
+    dead.control["stage"] = 1
+    assert value(read(families_of(tmp_path, shards=2)), "stage") == 1
 
 
 def test_closed_loop_has_no_target_rate(tmp_path: Path) -> None:

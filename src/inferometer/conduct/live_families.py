@@ -28,7 +28,7 @@ def live_families(job: Job) -> LiveFamilies:
     )
     plan = whole_plan(config, job.probe.e2e_ns, job.turns) if any(isinstance(spec, Replay) for spec in specs) else None
     counts = LiveCounts(job.spool, job.shards, stage_labels(specs), classes)
-    return LiveFamilies(counts, info, partial(_target_rate, specs, job.turns, plan))
+    return LiveFamilies(counts, info, partial(target_rate, specs, job.turns, plan))
 
 
 def stage_labels(specs: list[StageSpec]) -> list[str]:
@@ -38,7 +38,7 @@ def stage_labels(specs: list[StageSpec]) -> list[str]:
     return [name if counted[name] == 1 else f"{index} {name}" for index, name in enumerate(names)]
 
 
-def _target_rate(specs: list[StageSpec], turns: float, plan: Plan | None, stage: int, seconds: float) -> float | None:
+def target_rate(specs: list[StageSpec], turns: float, plan: Plan | None, stage: int, seconds: float) -> float | None:
     """Return the planned requests per second of a stage, this long after it began; None for a closed loop."""
     spec = specs[stage]
     rate = schedule.rate_at(spec, int(seconds * NS), whole=plan)

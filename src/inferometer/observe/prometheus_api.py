@@ -102,13 +102,19 @@ class PrometheusApi:
         times = {"start": f"{begin:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
         return self._post("/api/v1/query_range", {"query": expression} | times, timeout)
 
+    def metric_names(self, timeout: float) -> list[str]:
+        """Return the names of all metrics that the server has."""
+        return _decoded(self._send("GET", "/api/v1/label/__name__/values", b"", timeout).data, list[str])
+
     def _post(self, path: str, form: dict[str, str], timeout: float) -> Answer:
         """POST, because expressions may be longer than a URL may be."""
+        return self._send("POST", path, urlencode(form).encode(), timeout)
+
+    def _send(self, method: str, path: str, body: bytes, timeout: float) -> Answer:
         limits = {"connect_timeout": min(timeout, _CONNECT_TIMEOUT), "timeout": timeout}
         peer = msgspec.structs.replace(self._peer, **limits)
-        body = urlencode(form).encode()
         try:
-            reply = query.http(peer, "POST", path, self._headers, body, deadline=timeout, max_size=MAX_BYTES)
+            reply = query.http(peer, method, path, self._headers, body, deadline=timeout, max_size=MAX_BYTES)
             return _answer(reply)
         except QueryError as error:
             raise QueryError(hide(f"{self.url}: {error.what}", self._secrets), error.kind) from None

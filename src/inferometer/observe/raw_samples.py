@@ -19,6 +19,8 @@ _GONE_AFTER = 3
 """Scrape intervals after which a server that is not scraped any more is not waited for."""
 _SCRAPE_TAKES = 1000
 """ms that may pass from the time of a scrape until its samples can be read."""
+_FEW = 10
+"""Scrapes that the scrape interval is taken from."""
 _IN_DOUBT = 1000
 """ms between two scrapes as long as there has been only one."""
 
@@ -46,6 +48,8 @@ class RawSamples:
         """By target and time: whether the scrape succeeded, by Prometheus' own series `up`."""
         self._times: dict[str, set[int]] = {}
         """The times of samples, by target. Only model servers are in it: every exporter has the series of _OF_ANY_PROCESS."""
+        self._recent: dict[str, set[int]] = {}
+        """Recent scrapes, by target; also before `begin`, for the scrape interval."""
 
     def add(self, found: Iterable[Result]) -> None:
         pieces = []
@@ -53,6 +57,7 @@ class RawSamples:
         for one in found:
             target = one.metric.get("instance") or self._url
             times = [round(at * 1000) for at, _ in one.values]
+            self._recent.setdefault(target, set()).update(times[-_FEW:])
             before = bisect_right(times, self._begin)
             if before:
                 last_before[target] = max(last_before.get(target, 0), times[before - 1])
@@ -97,20 +102,20 @@ class RawSamples:
         newest = self.newest().values()
         return max(min(newest), max(newest) - _LATE_BY) if newest else 0
 
-    def next_scrapes(self, end: int, give_up: int, at: int) -> list[int]:
-        """Return when the next scrape of each target is expected that has not been scraped since `end`, without those that are not worth
+    def next_scrapes(self, since: int, give_up: int, at: int) -> list[int]:
+        """Return when the next scrape of each target is expected that has not been scraped after `since`, without those that are not worth
         waiting for: not before `give_up`, or overdue, or of a server that has not been scraped for a while. `at` is the present."""
         expected = []
         for target, newest in self._latest().items():
             interval = self._interval(target)
             due = newest + interval
-            last_wait = min(end + interval * 3 // 2 + _SCRAPE_TAKES, give_up)
-            if newest <= end <= newest + _GONE_AFTER * interval and max(due, at) < last_wait:
+            last_wait = min(since + interval * 3 // 2 + _SCRAPE_TAKES, give_up)
+            if newest <= since <= newest + _GONE_AFTER * interval and max(due, at) < last_wait:
                 expected.append(due)
         return expected
 
     def _interval(self, target: str) -> int:
-        times = sorted(self._scrapes.get(target) or self._times[target])[-10:]
+        times = sorted(self._recent[target])[-_FEW:]
         gaps = sorted(later - earlier for earlier, later in pairwise(times))
         return gaps[len(gaps) // 2] if gaps else _IN_DOUBT
 

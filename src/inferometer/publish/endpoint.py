@@ -58,7 +58,7 @@ class LiveEndpoint(Observer):
         self._families.update()
 
     def mark(self, stage: int) -> None:
-        self._families.update()
+        self._families.mark(stage)
 
     def sample(self) -> None:
         self._families.update()

@@ -53,12 +53,15 @@ class LiveFamilies:
         self._target_rate = target_rate
         self._stage, self._stage_began = 0, 0.0
 
+    def mark(self, stage: int) -> None:
+        """Note that a stage has begun, which determines the target rate."""
+        if stage > self._stage:
+            self._stage, self._stage_began = stage, self.counts.elapsed
+
     def update(self) -> None:
-        """Count what has been recorded since the last call. Call it when a stage begins, which determines the target rate, and
-        often enough that not much accumulates."""
+        """Count what has been recorded since the last call."""
         self.counts.update()
-        if self.counts.stage != self._stage:
-            self._stage, self._stage_began = self.counts.stage, self.counts.elapsed
+        self.mark(self.counts.stage)  # a short stage may not be announced
 
     def read(self) -> Iterator[Family]:
         """Yield all metrics as of the last update; the gauges are those of now."""
@@ -73,6 +76,8 @@ class LiveFamilies:
         )
         for name, (kind, text, value) in _OF_THE_RUN.items():
             yield Family(PREFIX + name, kind, text, (), [Point((), value(progress))])
+        stage = [Point((), self._stage)]
+        yield Family(PREFIX + "stage", "gauge", "Index of the stage in progress, from 0.", (), stage)
         yield self._target(progress)
         cpu = [Point((str(process),), share) for process, share in progress.cpu.items()]
         yield Family(
@@ -96,7 +101,7 @@ class LiveFamilies:
     def _target(self, progress: Progress) -> Family:
         """Return the planned rate; without a value in a closed loop, in which the server determines the rate."""
         rate = self._target_rate(self._stage, progress.elapsed - self._stage_began)
-        is_over = progress.is_draining or not progress.elapsed
+        is_over = progress.reached > self._stage or not progress.elapsed
         points = [] if rate is None else [Point((), 0.0 if is_over else rate)]
         text = "Requests per second that the load plans to send now (open loop)."
         return Family(PREFIX + "target_rate", "gauge", text, (), points)
@@ -108,7 +113,6 @@ _OF_THE_RUN: dict[str, tuple[Literal["counter", "gauge"], str, Callable[[Progres
     "requests_sent": ("counter", "Requests that were sent.", lambda progress: progress.sent),
     "in_flight": ("gauge", "Requests in flight.", lambda progress: progress.in_flight),
     "queued": ("gauge", "Requests that are due and wait for the concurrency cap or for a connection.", lambda progress: progress.queued),
-    "stage": ("gauge", "Index of the stage in progress, from 0.", lambda progress: progress.stage),
     "run_elapsed_seconds": ("gauge", "Time since the start of the load.", lambda progress: progress.elapsed),
 }  # fmt: skip
 

@@ -74,9 +74,9 @@ class Progress(msgspec.Struct, frozen=True):
     queued: int
     """Requests that are due and wait to be sent: for the concurrency cap, or for a connection."""
     stage: int
-    """Index of the stage that the slowest shard is in."""
-    is_draining: bool
-    """A shard has sent everything of the stage, and waits for the next one to be released."""
+    """Index of the stage that the slowest shard is in, or was in when it died."""
+    reached: int
+    """The latest stage behind a barrier at which a shard waits, after all its earlier requests have been sent; 0: none."""
     elapsed: float
     """Seconds since t=0; it stops when the last shard has ended."""
     cpu: Mapping[int, float]
@@ -121,7 +121,7 @@ class LiveCounts:
 
     @property
     def stage(self) -> int:
-        """Index of the stage that the slowest shard is in."""
+        """Index of the stage that the slowest shard is in, or was in when it died."""
         return min((control["stage"] for control in self._controls()), default=0)
 
     @property
@@ -132,14 +132,14 @@ class LiveCounts:
 
     def progress(self) -> Progress:
         """Return the state of the run now."""
-        controls, stage = self._controls(), self.stage
+        controls = self._controls()
         samples = {shard: latest_sample(self._spool, shard) for shard in range(self._shards)}
         return Progress(
             sent=sum(control["sent"] for control in controls),
             in_flight=sum(control["in_flight"] for control in controls),
             queued=sum(control["queued"] for control in controls),
-            stage=stage,
-            is_draining=any(control["reached"] > stage for control in controls),
+            stage=self.stage,
+            reached=max((control["reached"] for control in controls), default=0),
             elapsed=self.elapsed,
             cpu={shard: sample.cpu for shard, sample in samples.items() if sample is not None},
         )
