@@ -3,13 +3,16 @@
 `labels` is a JSON object with sorted keys, so that equal labels are equal strings, which a dictionary stores once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from inferometer.records import Sample
 from inferometer.series import SeriesRow, TimeSeries, group
@@ -47,17 +50,34 @@ def read(path: Path) -> tuple[TimeSeries, ...]:
     with arrow.open_parquet(path, _COLUMNS) as file:
         try:
             table = file.read(columns=_COLUMNS)
-            keys = zip(*(table[name].to_pylist() for name in _KEY), strict=True)
+            keys = [table[name].combine_chunks().dictionary_encode() for name in _KEY]
             at, value = (table[name].to_numpy() for name in ("at", "value"))
-            rows_of: dict[tuple[str, str, str], list[int]] = {}
-            for row, key in enumerate(keys):
-                rows_of.setdefault(key, []).append(row)
+            rows_of: dict[tuple[str, str, str], list[slice]] = {}
+            for rows in _runs_of_equal([key.indices.to_numpy() for key in keys]):
+                source, name, labels = (key[rows.start].as_py() for key in keys)
+                rows_of.setdefault((source, name, labels), []).append(rows)
             return tuple(
-                TimeSeries(source, name, msgspec.json.decode(labels, type=dict[str, str]), at[rows], value[rows])
-                for (source, name, labels), rows in rows_of.items()
+                TimeSeries(
+                    source,
+                    name,
+                    msgspec.json.decode(labels, type=dict[str, str]),
+                    np.concatenate([at[rows] for rows in parts]),
+                    np.concatenate([value[rows] for rows in parts]),
+                )
+                for (source, name, labels), parts in rows_of.items()
             )
         except (OSError, ValueError, TypeError, pa.ArrowException, msgspec.MsgspecError) as error:
             raise arrow.damaged(path, error) from None
+
+
+def _runs_of_equal(columns: list[NDArray[np.integer[Any]]]) -> Iterator[slice]:
+    """Yield where all columns keep their values: usually one slice per series, which are written one after the other."""
+    length = len(columns[0])
+    changes = np.zeros(max(length - 1, 0), np.bool_)
+    for column in columns:
+        changes |= np.diff(column) != 0
+    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), length]
+    return (slice(start, end) for start, end in pairwise(edges) if end > start)
 
 
 def _labels(labels: dict[str, str]) -> str:
