@@ -8,7 +8,9 @@ import msgspec
 
 from inferometer.config.secret import hide
 from inferometer.fleet.job import Job
+from inferometer.observe import metrics_endpoints
 from inferometer.observe.observer import Observer, Observers
+from inferometer.observe.scrape import Scrape
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach
 from inferometer.records import Manifest
@@ -37,7 +39,13 @@ def _kserve_statistics(job: Job) -> Mapping[str, Observer]:
 
 def _scrapes(job: Job) -> Mapping[str, Observer]:
     """Make an observer for each Prometheus endpoint."""
-    return {}
+    config, reached = job.config, job.reached
+    urls = config.observe.prometheus
+    if urls == "auto":
+        endpoints = metrics_endpoints.offered(config.server, reached)
+    else:
+        endpoints = metrics_endpoints.given(urls, config.server, reached)
+    return {endpoint.url: Scrape(endpoint, float(config.observe.interval)) for endpoint in endpoints}
 
 
 def _promql(job: Job) -> Mapping[str, Observer]:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from inferometer.errors import UserError
 from inferometer.series import SeriesRow
+from inferometer.server_metrics.vocabulary import QUANTITIES
 
 START_TIMEOUT = 10.0
 """Seconds that all observers together may take before t=0; a slower one starts while the run is in progress."""
@@ -90,8 +91,12 @@ class Observers:
             thread.tell(stage=stage)
 
     def now(self) -> dict[str, float]:
-        """Return the latest figures of all observers, for the live view."""
-        return {name: value for thread in self._threads.values() for name, value in thread.observer.now().items()}
+        """Return the latest figures of all observers, for the live view: sums of their values, or means of shares and the like."""
+        values: dict[str, list[float]] = {}
+        for thread in self._threads.values():
+            for name, value in thread.observer.now().items():
+                values.setdefault(name, []).append(value)
+        return {name: sum(each) if _is_additive(name) else sum(each) / len(each) for name, each in values.items()}
 
     def end(self, timeout: float = END_TIMEOUT) -> tuple[SeriesRow, ...]:
         """End all observers at once and return the rows of those that end within `timeout`."""
@@ -108,6 +113,10 @@ class Observers:
                 self.errors |= thread.observer.problems()
                 self.cpu_seconds[name] = thread.cpu_seconds
         return tuple(rows)
+
+
+def _is_additive(name: str) -> bool:
+    return name not in QUANTITIES or QUANTITIES[name].is_additive
 
 
 class _ObserverThread:

@@ -13,6 +13,7 @@ from inferometer.errors import UserError
 from inferometer.probe.connect import Peer
 from inferometer.probe.roundtrip import Instants, or_with_tls, over_grpc, over_http
 from inferometer.types import End, Event, Fail
+from inferometer.units import format_bytes, format_seconds
 from inferometer.wire.failures import bounded, meaning
 from inferometer.wire.grpc import GrpcResponse, framed, header_block
 from inferometer.wire.http1 import request_head
@@ -44,19 +45,38 @@ class Reply(Instants, kw_only=True):
 # --- HTTP/1.1 --------------------------------------------------------------------------------------------------------
 
 
-def http(peer: Peer, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
-    """Send one request on its own connection."""
+def http(
+    peer: Peer,
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    body: bytes = b"",
+    deadline: float = 0,
+    max_size: int = 0,
+) -> Reply:
+    """Send one request on its own connection.
+
+    `deadline`: seconds from the send to the end of the response; 0: no limit but the peer's. `max_size`: bytes of the response's
+    body, which is not read any further than that; 0: no limit.
+    """
     target = peer.target
     length = {"Content-Length": str(len(body))} if body or method == "POST" else {}
     head = request_head(method, target.prefix + path, target.authority, {**headers, **length, "Connection": "close"})
     response = _HttpResponse()
     pieces: list[tuple[int, bytes]] = []
+    size = 0
 
     def keep(at: int, _: Sequence[Event]) -> None:
+        nonlocal size
+        size += sum(map(len, response.pieces))
+        if max_size and max(size, response.content_length) > max_size:
+            raise UserError(f"{target.url}: {method} {path}: the response is larger than {format_bytes(max_size)}")
         pieces.extend((at, piece) for piece in response.pieces)
         response.pieces.clear()
 
-    instants, fail = over_http(peer, head + b"\r\n" + body, response, keep)
+    instants, fail = over_http(peer, head + b"\r\n" + body, response, keep, deadline)
+    if fail is not None and fail.code == "total_timeout":
+        raise UserError(f"{target.url}: {method} {path}: timed out after {format_seconds(deadline)}")
     if fail is not None:
         remedy = _REMEDIES[fail.code]
         raise UserError(
@@ -109,6 +129,12 @@ class _HttpResponse:
         if not self.status or {"content-length", "transfer-encoding"} & self.headers.keys():
             return (Fail("cut_short", ""),)
         return (End(keep_alive=False),)
+
+    @property
+    def content_length(self) -> int:
+        """The length that the server announced; 0: none."""
+        length = self.headers.get("content-length", "")
+        return int(length) if length.isascii() and length.isdigit() else 0
 
     # --- called by httptools ---
 

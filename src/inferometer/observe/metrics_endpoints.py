@@ -1,0 +1,99 @@
+"""Which Prometheus endpoints a run scrapes: those of the config, or those that the measured servers turn out to have."""
+
+import ssl
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from inferometer.config.schema import TLS, Server
+from inferometer.config.secret import without_password
+from inferometer.errors import UserError
+from inferometer.observe.scrape import Endpoint, fetch
+from inferometer.probe import reach
+from inferometer.probe.connect import Peer
+from inferometer.probe.reach import Reached
+from inferometer.wire.target import Target, parse
+
+_KEY = "observe.prometheus"
+_PATH = "/metrics"
+_LOOK_TIMEOUT = 1.0
+"""Seconds in which a server must show that it has an endpoint."""
+_TRITON_PORTS = (8000, 8001)
+_TRITON_METRICS_PORT = 8002
+
+
+def given(urls: Sequence[str], server: Server, reached: Reached) -> list[Endpoint]:
+    """Return the endpoints with these URLs. Raises UserError when one is not a URL. The headers of the run, and so its API key, go
+    only to the measured servers themselves."""
+    return list({endpoint.url: endpoint for endpoint in (_given(url, server, reached) for url in urls)}.values())
+
+
+def offered(server: Server, reached: Reached) -> list[Endpoint]:
+    """Return the endpoints that the measured servers have: each is read once. A server without one is no error."""
+    found: dict[str, Endpoint] = {}
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for endpoint in pool.map(lambda target: _first(_candidates(target, server, reached)), reached.targets):
+            if endpoint is not None:
+                found.setdefault(endpoint.url, endpoint)
+    return list(found.values())
+
+
+def _given(url: str, server: Server, reached: Reached) -> Endpoint:
+    try:
+        parts = urlsplit(url)
+        base = parse(f"{parts.scheme}://{parts.netloc}")
+    except (ValueError, UserError) as error:
+        what = error.what if isinstance(error, UserError) else f"{without_password(url)!r} is not a URL: {error}"
+        raise UserError(what, f"write http://HOST:PORT{_PATH}", _KEY) from None
+    if base.grpc:
+        raise UserError(f"{base.url!r} is not an HTTP URL", f"write http://HOST:PORT{_PATH}", _KEY)
+    path = quote(parts.path if parts.path.strip("/") else _PATH, safe="/%:@!$&'()*+,;=~")
+    query = "?" + quote(parts.query, safe="/%:@!$&'()*+,;=~?[]") if parts.query else ""
+    measured = next((target for target in reached.targets if _is_same(target, base)), None)
+    headers = reach.request_headers(measured, server, reached.secrets) if measured is not None else {}
+    own = {"Authorization": base.credentials} if base.credentials else {}
+    context = _context(server, is_measured=measured is not None) if base.tls else None
+    return Endpoint(Peer(base, context), path + query, f"{base.url}{path}", headers | own)
+
+
+def _is_same(target: Target, other: Target) -> bool:
+    return (target.host, target.port, target.tls) == (other.host, other.port, other.tls)
+
+
+def _candidates(target: Target, server: Server, reached: Reached) -> list[Endpoint]:
+    """Return where a server may have its metrics, the likeliest first."""
+    found = []
+    if not target.grpc:
+        headers = reach.request_headers(target, server, reached.secrets)
+        root = msgspec.structs.replace(target, prefix="")
+        context = _context(server, is_measured=True) if target.tls else None
+        for path in dict.fromkeys((target.prefix + _PATH, _PATH)):
+            found.append(Endpoint(Peer(root, context), path, f"{root.url}{path}", headers))
+    if target.port in _TRITON_PORTS and reached.facts is not None and reached.facts.server.name == "triton":
+        host = f"[{target.host}]" if ":" in target.host else target.host
+        metrics = parse(f"http://{host}:{_TRITON_METRICS_PORT}")
+        found.append(Endpoint(Peer(metrics), _PATH, f"{metrics.url}{_PATH}"))
+    return found
+
+
+def _first(endpoints: Sequence[Endpoint]) -> Endpoint | None:
+    """Return the first one that has a page of metrics."""
+    for endpoint in endpoints:
+        try:
+            _, page = fetch(endpoint, _LOOK_TIMEOUT)
+        except UserError:
+            continue
+        if page.samples or page.types:  # an empty page may be anything
+            return endpoint
+    return None
+
+
+def _context(server: Server, is_measured: bool) -> ssl.SSLContext:
+    """Return the TLS settings of the run; other servers do not get the client's certificate."""
+    if not is_measured:
+        server = msgspec.structs.replace(server, tls=TLS(ca=server.tls.ca, verify=server.tls.verify))
+    context = reach.tls_context(server)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
