@@ -30,7 +30,7 @@ def test_the_report_has_running_and_waiting(queued: tuple[Run, Summary]) -> None
     gauges = _view(summary).figures.gauges
     assert 0 < gauges["running"].max <= SLOTS
     assert 0 < gauges["waiting"].mean <= gauges["waiting"].max <= USERS - 1
-    assert list(_view(summary).figures.servers.values()) == ["llama.cpp"]
+    assert list(_view(summary).figures.servers.values()) == ["llamacpp"]
     text = console.render(run, summary)
     assert "running" in text and "waiting" in text
 

@@ -79,12 +79,12 @@ def test_queueing_becomes_a_note(queued: tuple[Run, Summary]) -> None:
 
 
 def test_preemptions_become_a_note(tmp_path: Path, vllm: dict[str, Any]) -> None:
-    run, summary = _measure(tmp_path, vllm, {"input": 100, "output": 250}, requests=12)
+    run, summary = _measure(tmp_path, vllm, {"input": 16, "output": 190}, requests=8)
     view = _view(summary)
-    assert summary.counts.ok == 12, summary.failures
+    assert summary.counts.ok == 8, summary.failures
     assert view.figures.counters["preemptions"].delta > 0
     assert view.figures.gauges["kv_cache_use"].max > 0.8
-    assert view.figures.counters["output_tokens"].delta == run.records.rows["n_out"].sum() == 12 * 250
+    assert view.figures.counters["output_tokens"].delta == run.records.rows["n_out"].sum() == 8 * 190
     assert any("preempt" in note for note in view.notes), view.notes
 
 

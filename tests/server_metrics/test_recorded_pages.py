@@ -1,0 +1,71 @@
+"""Pages of real servers, recorded here before, during and after a load of 24 requests: what the figures must say about it.
+
+Newer than other examples: vLLM 0.32.0 (CPU build, at most 2 requests at a time; excerpt), llama.cpp of October 2026 (4 slots), and
+Triton 2.51 (a model that takes 20 ms, and one that is not used). The vLLM and llama.cpp responses had 40 tokens each.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from inferometer.series import SeriesRow, TimeSeries, group
+from inferometer.server_metrics.exposition import parse
+from inferometer.server_metrics.figures import SOURCE, UP, figures
+from inferometer.units import NS
+
+PAGES = Path(__file__).parent / "recorded"
+TIMES = {"before": 0, "during": 1, "after": 2}
+TARGET = {"target": "http://127.0.0.1:8000/metrics"}
+
+
+def recorded(server: str) -> tuple[TimeSeries, ...]:
+    """The three pages, as if they had been scraped at 0, 1 and 2 s."""
+    rows = []
+    for when, second in TIMES.items():
+        rows.append(SeriesRow(SOURCE, UP, TARGET, second * NS, 1.0))
+        rows += [
+            SeriesRow(SOURCE, sample.name, TARGET | dict(sample.labels), second * NS, sample.value)
+            for sample in parse((PAGES / f"{server}_{when}.txt").read_text())
+        ]
+    return group(rows)
+
+
+def test_vllm() -> None:
+    found = figures(recorded("vllm_0.32.0"), 0, 2 * NS, model="tiny-llama")
+    assert list(found.servers.values()) == ["vllm"]
+    assert (found.gauges["running"].max, found.gauges["waiting"].max) == (2, 20), "not also those of waiting_by_reason"
+    assert found.gauges["kv_cache_use"].max == pytest.approx(2 / 4095)
+    counted = {name: figure.delta for name, figure in found.counters.items()}
+    assert counted["requests"] == 24
+    assert (counted["input_tokens"], counted["output_tokens"]) == (206, 24 * 40), "not also those of tokens_by_source"
+    assert (counted["prefix_cache_queries"], counted["prefix_cache_hits"], counted["preemptions"]) == (206, 0, 0)
+    for name, mean in {"ttft": 14.82604, "e2e": 17.37845, "queue_time": 14.09600, "decode_time": 2.55782}.items():
+        assert found.histograms[name].count == 24
+        assert found.histograms[name].mean == pytest.approx(mean / 24, rel=1e-4)
+    assert found.histograms["itl"].count == 24 * 39
+
+
+def test_llama_cpp() -> None:
+    found = figures(recorded("llama_cpp_2026.10"), 0, 2 * NS, model="tiny-llama")
+    assert list(found.servers.values()) == ["llamacpp"]
+    assert (found.gauges["running"].max, found.gauges["waiting"].max) == (4, 13)
+    counted = {name: figure.delta for name, figure in found.counters.items()}
+    assert (counted["input_tokens"], counted["output_tokens"]) == (206, 24 * 40), "computed and cached prompt tokens"
+    assert 0 < counted["prefill_seconds"] < counted["decode_seconds"]
+    assert "requests" not in counted, "it does not count them"
+
+
+def test_triton() -> None:
+    found = figures(recorded("triton_2.51"), 0, 2 * NS, model="slow")
+    assert list(found.servers.values()) == ["triton"]
+    assert found.gauges["waiting"].max == 16
+    counted = {name: figure.delta for name, figure in found.counters.items()}
+    assert (counted["requests"], counted["inferences"], counted["executions"], counted["failures"]) == (24, 24, 24, 0)
+    assert counted["queue_seconds"] == pytest.approx(5.907131)
+    assert counted["compute_seconds"] == pytest.approx((486 + 509880 + 5403) / 1e6)
+    assert not [name for name in found.gauges if name.startswith("gpu_")], "this machine has no GPU"
+
+
+def test_a_model_that_is_not_used_has_no_requests() -> None:
+    found = figures(recorded("triton_2.51"), 0, 2 * NS, model="identity")
+    assert found.counters["requests"].delta == 0 and found.gauges["waiting"].max == 0
