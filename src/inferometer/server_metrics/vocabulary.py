@@ -38,6 +38,9 @@ QUANTITIES: dict[str, Quantity] = {
     # totals
     "requests": Quantity("counter", "requests", "requests that the server has completed"),
     "failures": Quantity("counter", "requests", "requests that failed at the server"),
+    "aborted": Quantity(
+        "counter", "requests", "requests that were abandoned, mostly because the client closed the connection"
+    ),
     "input_tokens": Quantity("counter", "tokens", "prompt tokens processed"),
     "output_tokens": Quantity("counter", "tokens", "tokens generated"),
     "inferences": Quantity("counter", "inferences", "inferences; a batch of n counts n"),
@@ -45,16 +48,19 @@ QUANTITIES: dict[str, Quantity] = {
     # times
     "ttft": Quantity("histogram", "s", "time to first token, by the server's clock"),
     "itl": Quantity("histogram", "s", "time between two tokens, by the server's clock"),
+    "tpot": Quantity("histogram", "s", "mean time per output token of a request, by the server's clock"),
     "e2e": Quantity(
         "histogram", "s", "time from a request's arrival to the end of its response, by the server's clock"
     ),
     "queue_time": Quantity("histogram", "s", "time that requests waited in the server's queue"),
+    "inference_time": Quantity("histogram", "s", "time that requests were being processed, without the queue"),
     "prefill_time": Quantity("histogram", "s", "time of the prefill phase"),
     "decode_time": Quantity("histogram", "s", "time of the decode phase"),
-    "queue_seconds": Quantity("counter", "s", "sum of the times that requests waited, of servers without a histogram"),
-    "prefill_seconds": Quantity("counter", "s", "sum of the prefill times, of servers without a histogram"),
-    "decode_seconds": Quantity("counter", "s", "sum of the decode times, of servers without a histogram"),
-    "compute_seconds": Quantity("counter", "s", "sum of the times in the model, of servers without a histogram"),
+    "e2e_seconds": Quantity("counter", "s", "sum of the times from arrival to the end of the response"),
+    "queue_seconds": Quantity("counter", "s", "sum of the times that requests waited in the server's queue"),
+    "prefill_seconds": Quantity("counter", "s", "sum of the times of the prefill phase"),
+    "decode_seconds": Quantity("counter", "s", "sum of the times of the decode phase"),
+    "compute_seconds": Quantity("counter", "s", "sum of the times that requests spent in the model"),
     # GPUs, as exporters report them
     "gpu_use": Quantity("gauge", "share", "share of the time in which the GPU was busy", is_additive=False),
     "gpu_memory": Quantity("gauge", "bytes", "GPU memory in use"),
