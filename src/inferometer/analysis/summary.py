@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import sessions, settings, slo, stability
+from inferometer.analysis import server_view, sessions, settings, slo, stability
 from inferometer.analysis.breakdown import PARTS, Breakdown, split
 from inferometer.analysis.checks import CHECKS, Check, Evidence, StageEvidence, examine, verdict
 from inferometer.analysis.checks.evidence import FailureCount, count_failures
@@ -123,7 +123,7 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         for stage in range(len(plans))
     )
     several = len(stages) > 1
-    evidence = _evidence(run, steady, gaps, stages)
+    evidence = _evidence(run, steady, gaps, stages, seen.whole)
     checks = examine(evidence)
     stages = tuple(_judged(run, *pair, objectives) for pair in zip(stages, evidence.stages, strict=True))
     stages = tuple(_with_groups(stage, classes, replicas) for stage in stages)
@@ -152,7 +152,9 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         tokens_counted_by=_sources(rows["counted_by"][steady & good]),
         started=run.manifest.started,
         inferometer=run.manifest.inferometer,
-        definitions=_definitions(checks, isinstance(parts, Breakdown), any(stage.sessions for stage in stages)),
+        definitions=_definitions(
+            checks, isinstance(parts, Breakdown), any(stage.sessions for stage in stages), seen.whole
+        ),
         slos=slo.together([(stage.stage, stage.slos) for stage in stages]) if several else stages[0].slos,
         goodput=None if several else stages[0].goodput,
         sessions=talks,
@@ -217,7 +219,9 @@ def _with_groups(stage: StageSummary, classes: Groups, replicas: Groups) -> Stag
     )
 
 
-def _evidence(run: Run, steady: Mask, gaps: Gaps, stages: tuple[StageSummary, ...]) -> Evidence:
+def _evidence(
+    run: Run, steady: Mask, gaps: Gaps, stages: tuple[StageSummary, ...], server: ServerView | None
+) -> Evidence:
     """What the checks look at."""
     rows = run.records.rows
     return Evidence(
@@ -237,6 +241,7 @@ def _evidence(run: Run, steady: Mask, gaps: Gaps, stages: tuple[StageSummary, ..
             )
             for stage in stages
         ),
+        server=server,
     )
 
 
@@ -257,12 +262,15 @@ def _split(result: Breakdown | str) -> dict[str, Any]:
     return {"no_breakdown": result} if isinstance(result, str) else {"breakdown": result}
 
 
-def _definitions(checks: tuple[Check, ...], is_split: bool, has_sessions: bool) -> dict[str, str]:
+def _definitions(
+    checks: tuple[Check, ...], is_split: bool, has_sessions: bool, server: ServerView | None
+) -> dict[str, str]:
     """Definitions of the names that this summary uses."""
     return (
         {name: metric.definition for name, metric in METRICS.items()}
         | {f"throughput.{name}": definition for name, definition in RATES.items()}
         | ({f"breakdown.{name}": definition for name, definition in PARTS.items()} if is_split else {})
         | (sessions.definitions() if has_sessions else {})
+        | (server_view.definitions(server) if server is not None else {})
         | {f"check.{check.name}": CHECKS[check.name].definition for check in checks}
     )

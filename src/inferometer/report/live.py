@@ -125,6 +125,9 @@ class LiveView:
         if snapshot is None or not snapshot.started:
             return self._panel(Text(_preparing(snapshot), style="dim"), "dim")
         parts: list[RenderableType] = [self._bar(snapshot), "", self._numbers(snapshot), "", self._latencies(snapshot)]
+        if levels := _server_levels(snapshot):
+            pairs = [_pair(name, value) for name, value in levels.items()]
+            parts += ["", Text("   ").join([Text("server", style="bold"), *pairs])]
         if self._history.rates:
             parts += ["", self._sparklines()]
         if self._failed:
@@ -189,6 +192,8 @@ class LiveView:
         parts += [f"in flight {snapshot.in_flight}", f"ok {snapshot.ok}", f"failed {snapshot.failed}"]
         for name, (low, high) in self._recent.percentiles(snapshot.peeks()).items():
             parts.append(f"{name} p50 {format_seconds(low)} p99 {format_seconds(high)}")
+        if levels := _server_levels(snapshot):
+            parts.append("server " + " ".join(f"{name} {value}" for name, value in levels.items()))
         parts += [f"{code} {count}" for code, count in self._failed.most_common(3)]
         return "  ".join(parts)
 
@@ -259,6 +264,17 @@ def _preparing(snapshot: Snapshot | None) -> str:
     if snapshot.prepared < 1:
         return f"preparing requests {snapshot.prepared:.0%} ..."
     return "preparing connections ..."
+
+
+def _server_levels(snapshot: Snapshot) -> dict[str, str]:
+    """The latest of the server's own figures, as far as its metrics are read."""
+    observed = snapshot.observed
+    levels: dict[str, str] = {
+        name: formatting.rate(observed[name], 4) for name in ("running", "waiting") if name in observed
+    }
+    if "kv_cache_use" in observed:
+        levels["KV cache"] = f"{observed['kv_cache_use']:.0%}"
+    return levels
 
 
 def _rate(value: float) -> str:

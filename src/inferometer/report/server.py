@@ -1,12 +1,235 @@
-"""The section of the report about the server's own metrics."""
+"""The section of the report about the server's own metrics: its figures, the client's beside them, and what follows."""
 
-from rich.console import RenderableType
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from inferometer.analysis.server_comparison import STATISTICS, Comparison
+from inferometer.analysis.server_view import ServerView, unread
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
+from inferometer.report import formatting, tables
+from inferometer.report.width import fitted
+from inferometer.server_metrics.figures import Figures
+
+_COLUMNS = ("mean", "p50", "p90", "p99", "max", "total")
+_OPTIONAL = ("p50", "p90", "p99")
+"""Columns that a narrow table leaves out, the first of them first."""
+_OPTIONAL_BY_STAGE = ("cache hits, %", "batch", "KV max, %", "wait max", "preempted", "compute, ms")
+_MAX_ROWS = 32
+_LEGEND = "difference of times: network and client; percentiles of the server are interpolated within its buckets"
+
+
+class _Row(NamedTuple):
+    """How a gauge, histogram, counter or derived figure is shown."""
+
+    label: str
+    scale: float = 1.0
+    only_if_positive: bool = False
+
+
+_ROWS = {
+    "running": _Row("running"),
+    "waiting": _Row("waiting"),
+    "swapped": _Row("swapped out", only_if_positive=True),
+    "kv_cache_use": _Row("KV cache, %", 100),
+    "prefix_cache_hit_rate": _Row("cache hits, %", 100),
+    "preemptions": _Row("preemptions"),
+    "spec_acceptance": _Row("accepted, %", 100, only_if_positive=True),
+    "queue_time": _Row("queue, ms", 1e3),
+    "prefill_time": _Row("prefill, ms", 1e3),
+    "decode_time": _Row("decode, ms", 1e3),
+    "compute_time": _Row("compute, ms", 1e3),
+    "itl": _Row("itl, ms", 1e3),
+    "batch": _Row("batch"),
+    "failures": _Row("failures", only_if_positive=True),
+    "gpu_use": _Row("GPU, %", 100),
+    "gpu_memory": _Row("GPU memory, GB", 1e-9),
+    "gpu_power": _Row("GPU power, W"),
+    "gpu_energy": _Row("GPU energy, J"),
+    "gpu_temperature": _Row("GPU, °C"),
+    "gpu_clock": _Row("GPU clock, MHz"),
+}
+_COUNTED = {"requests": "requests", "input_tokens": "input tokens", "output_tokens": "output tokens"}
 
 
 def server(run: Run, summary: Summary, width: int) -> RenderableType:
     """The server's figures beside the client's. The summary must have a server's view."""
-    return Text("")
+    view = summary.server
+    assert view is not None
+    parts: list[RenderableType] = []
+    if summary.stages:
+        parts += _by_stage({stage.name: stage.server for stage in summary.stages if stage.server}, view, width)
+    else:
+        parts += _figures(view, width)
+    parts += _by_target(view.figures, width)
+    parts += _client_and_server(view.comparison)
+    parts += [Text(f"! {formatting.one_line(note, 1000)}", style="yellow") for note in view.notes]
+    parts += [Text(formatting.one_line(line, 1000), style="dim") for line in _missing(view.figures)]
+    problems = [f"{name}: {why}" for name, why in unread(run.manifest).items()]
+    if not parts and not problems:
+        targets = ", ".join(view.figures.servers) or "the server"
+        problems = [f"none of the metrics of {targets} is one that inferometer knows (series.parquet has them)"]
+    if not parts:
+        return Text.assemble(("server's metrics", "bold"), "   not read: ", "; ".join(map(_one_line, problems)))
+    return Group(*parts, *(Text(_one_line(problem), style="yellow") for problem in problems))
+
+
+def _one_line(text: str) -> str:
+    return formatting.one_line(text, 1000)
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def _figures(view: ServerView, width: int) -> list[RenderableType]:
+    """One row per quantity. Columns that no quantity has are left out."""
+    rows = {row.label: cells for name, row in _ROWS.items() if (cells := _cells(view, name))}
+    if not rows:
+        return []
+    columns = [column for column in _COLUMNS if any(column in cells for cells in rows.values())]
+    table = tables.table(_title(view.figures), columns)
+    for label, cells in rows.items():
+        table.add_row(label, *(f"{cells[column]} " if column in cells else "" for column in columns))
+    return [fitted(table, width, _OPTIONAL)]
+
+
+def _cells(view: ServerView, name: str) -> dict[str, str]:
+    """The cells of a quantity by column; empty if the server does not have it."""
+    row, values = _ROWS[name], _values(view, name)
+    if row.only_if_positive and not any(value and value > 0 for value in values.values()):
+        return {}
+    return {column: _number(column, value, row.scale) for column, value in values.items() if value is not None}
+
+
+def _values(view: ServerView, name: str) -> Mapping[str, float | None]:
+    found = view.figures
+    if gauge := found.gauges.get(name):
+        return {"mean": gauge.mean, "max": gauge.max}
+    if (histogram := found.histograms.get(name)) and histogram.count:
+        return {"mean": histogram.mean} | histogram.quantiles
+    if counter := found.counters.get(name):
+        return {"total": counter.delta}
+    return {"mean": view.derived[name]} if name in view.derived else {}
+
+
+def _number(column: str, value: float, scale: float) -> str:
+    return formatting.count(value * scale) if column in ("max", "total") else formatting.number(value * scale)
+
+
+def _title(figures: Figures) -> str:
+    kinds = ", ".join(sorted(set(figures.servers.values())))
+    return formatting.one_line(f"server ({kinds})" if kinds else "server", 24)
+
+
+# --- stages and replicas ---------------------------------------------------------------------------------------------
+
+
+_STAGE_COLUMNS = {
+    "running": ("running", "mean"),
+    "waiting": ("waiting", "mean"),
+    "wait max": ("waiting", "max"),
+    "KV cache, %": ("kv_cache_use", "mean"),
+    "KV max, %": ("kv_cache_use", "max"),
+    "cache hits, %": ("prefix_cache_hit_rate", "mean"),
+    "preempted": ("preemptions", "total"),
+    "queue, ms": ("queue_time", "mean"),
+    "queue p90": ("queue_time", "p90"),
+    "compute, ms": ("compute_time", "mean"),
+    "batch": ("batch", "mean"),
+}
+"""The quantity and its statistic in each column of the table of stages."""
+
+
+def _by_stage(stages: Mapping[str, ServerView], whole: ServerView, width: int) -> list[RenderableType]:
+    """One row per stage. The other figures are in summary.json."""
+    cells = {
+        stage: {label: _cells(view, name).get(column) for label, (name, column) in _STAGE_COLUMNS.items()}
+        for stage, view in stages.items()
+    }
+    return _rows(_title(whole.figures), cells, _STAGE_COLUMNS, width, _OPTIONAL_BY_STAGE)
+
+
+def _by_target(figures: Figures, width: int) -> list[RenderableType]:
+    """One row per endpoint, with the means of its gauges, if there are several."""
+    shown = {row.label: (row, figures.gauges[name]) for name, row in _ROWS.items() if name in figures.gauges}
+    targets = sorted({target for _, gauge in shown.values() for target in gauge.by_target})
+    if len(targets) < 2:
+        return []
+    cells = {
+        _address(target): {
+            label: formatting.number(gauge.by_target[target] * row.scale) if target in gauge.by_target else None
+            for label, (row, gauge) in shown.items()
+        }
+        for target in targets
+    }
+    return _rows("replicas, means", cells, shown, width, tuple(reversed(shown)))
+
+
+def _rows(
+    title: str,
+    cells: Mapping[str, Mapping[str, str | None]],
+    columns: Iterable[str],
+    width: int,
+    optional: Sequence[str],
+) -> list[RenderableType]:
+    """A table of cells by row and column, without columns that are empty."""
+    kept = [column for column in columns if any(row[column] is not None for row in cells.values())]
+    if not kept:
+        return []
+    table = tables.table(title, kept)
+    for name, row in list(cells.items())[:_MAX_ROWS]:
+        table.add_row(formatting.one_line(name, 24), *(f"{row[column] or '-'} " for column in kept))
+    shown: list[RenderableType] = [fitted(table, width, [name for name in optional if name in kept])]
+    if len(cells) > _MAX_ROWS:
+        shown.append(Text(f"and {len(cells) - _MAX_ROWS:,} more, which are in summary.json", style="dim"))
+    return shown
+
+
+def _address(target: str) -> str:
+    """The host and port of an endpoint; its path only if it is not the usual one."""
+    return target.partition("://")[2].removesuffix("/metrics") or target
+
+
+# --- the client beside the server ------------------------------------------------------------------------------------
+
+
+def _client_and_server(comparison: Mapping[str, Comparison]) -> list[RenderableType]:
+    """What both sides counted and measured. For times, the difference is the share of the network and the client."""
+    if not comparison:
+        return []
+    table = tables.table("client and server", ["client", "server", "difference", "share"])
+    for name, label in _COUNTED.items():
+        if name in comparison:
+            _add_count(table, label, comparison[name])
+    times = [name for name in comparison if name not in _COUNTED]
+    for name in times:
+        metric, _, statistic = name.partition(".")
+        _add_time(table, f"{metric} {statistic}, ms", comparison[name], is_headline=statistic == STATISTICS[0])
+    return [table, Text(_LEGEND, style="dim")] if times else [table]
+
+
+def _add_count(table: Table, label: str, both: Comparison) -> None:
+    difference = f"{both.difference:+,.0f} " if both.difference else "0 "
+    table.add_row(label, f"{formatting.count(both.client)} ", f"{formatting.count(both.server)} ", difference, "")
+
+
+def _add_time(table: Table, label: str, both: Comparison, is_headline: bool) -> None:
+    decimals = formatting.decimals_for(1e3 * both.client)
+    cells = (f"{formatting.milliseconds(each, decimals)} " for each in (both.client, both.server, both.difference))
+    share = f"{both.difference / both.client:.0%} " if both.client > 0 else ""
+    table.add_row(Text(label, style="bold" if is_headline else ""), *cells, share)
+
+
+# --- what is missing -------------------------------------------------------------------------------------------------
+
+
+def _missing(figures: Figures) -> list[str]:
+    """Why quantities have no figure, with one line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in figures.missing.items():
+        by_reason.setdefault(why, []).append(name)
+    return [f"not known: {', '.join(names)}: {why}" for why, names in by_reason.items()]

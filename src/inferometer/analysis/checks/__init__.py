@@ -9,10 +9,11 @@ from collections.abc import Callable
 import msgspec
 
 from inferometer.analysis import merges
-from inferometer.analysis.checks import client, lag, load, lockstep, outcome, reads, sample
+from inferometer.analysis.checks import client, lag, load, lockstep, outcome, reads, sample, server
 from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
 from inferometer.analysis.client_samples import Stalls
 from inferometer.analysis.percentiles import PERCENTILES, needed
+from inferometer.analysis.server_notes import COUNTS
 
 __all__ = ["CHECKS", "Check", "Evidence", "StageEvidence", "examine", "in_words", "verdict"]
 
@@ -53,6 +54,8 @@ CHECKS = {
         CheckRule("answers", f"at most {sample.SHORT:.0%} of the responses are shorter than requested, and at most {sample.SHORT:.0%} longer (a warning)", sample.answers),
         CheckRule("prompts", "no prompt was sent twice, so that prefix caches do not flatter the server (a warning)", sample.prompts),
         CheckRule("cached_tokens", "if the prompts are fresh, the server had cached at most limits.cached of their tokens (a warning)", sample.cached_tokens),
+        CheckRule("other_clients", f"by its own metrics, the server completed at most {COUNTS:.0%} more requests than this client sent (a warning)", server.other_clients),
+        CheckRule("restarts", "no counter in the server's metrics fell, as it does after a restart (a warning)", server.restarts),
         CheckRule("sample_size", f"the p99s of {', '.join(sample.QUOTED)} are supported in every stage: the values say as much as {needed(PERCENTILES['p99'])} independent ones (a warning)", sample.size),
     )
 }  # fmt: skip

@@ -12,6 +12,7 @@ from inferometer.analysis.gaps import Gaps
 from inferometer.analysis.merges import NONE, Merges
 from inferometer.analysis.overload import Overload
 from inferometer.analysis.percentiles import Distribution, Values
+from inferometer.analysis.server_view import ServerView
 from inferometer.analysis.throughput import Throughput
 from inferometer.config.schema import Limits
 from inferometer.records import Run
@@ -63,6 +64,8 @@ class Evidence(msgspec.Struct, frozen=True):
     stages: tuple[StageEvidence, ...]
     merges: Merges = NONE
     """Chunks that the client may have merged by reading late."""
+    server: ServerView | None = None
+    """What the server's own metrics say; None if none were read."""
 
     @property
     def stamps(self) -> object:

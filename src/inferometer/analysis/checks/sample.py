@@ -7,7 +7,7 @@ import numpy as np
 from inferometer.analysis import exact
 from inferometer.analysis.checks.evidence import Check, Evidence
 from inferometer.analysis.percentiles import PERCENTILES, needed
-from inferometer.analysis.settings import api, number, receives_text, sends_text, text
+from inferometer.analysis.settings import api, has_new_prompts, number, receives_text, sends_text, text
 from inferometer.records import COUNTED_BY, MISSING, Manifest
 from inferometer.units import format_seconds
 
@@ -95,11 +95,8 @@ def prompts(evidence: Evidence) -> Check | None:
 
 
 def cached_tokens(evidence: Evidence) -> Check | None:
-    """Look for prompts that the server had cached although each was new: a cache was warm from an earlier run.
-
-    Later turns of a session repeat the turns before. Files and lists of prompts may share a prefix on purpose.
-    """
-    if text(evidence.run.manifest, "data", "type") != "synthetic" or not sends_text(evidence.run.manifest):
+    """Look for prompts that the server had cached although each was new: a cache was warm from an earlier run."""
+    if not has_new_prompts(evidence.run.manifest):
         return None
     rows = evidence.run.records.rows
     known = rows[
