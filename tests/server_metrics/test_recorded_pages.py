@@ -1,6 +1,7 @@
 """Pages of real servers, recorded here before, during and after a load of 24 requests: what the figures must say about it.
 
-Newer than other examples: vLLM 0.32.0 (CPU build, at most 2 requests at a time; excerpt), llama.cpp of October 2026 (4 slots), and
+vLLM 0.32.0 (CPU build, at most 2 requests at a time,
+speculative decoding by n-grams, one request before; excerpt), llama.cpp of October 2026 (4 slots), and
 Triton 2.51 (a model that takes 20 ms, and one that is not used). The vLLM and llama.cpp responses had 40 tokens each.
 """
 
@@ -33,16 +34,20 @@ def recorded(server: str) -> tuple[TimeSeries, ...]:
 def test_vllm() -> None:
     found = figures(recorded("vllm_0.32.0"), 0, 2 * NS, model="tiny-llama")
     assert list(found.servers.values()) == ["vllm"]
-    assert (found.gauges["running"].max, found.gauges["waiting"].max) == (2, 20), "not also those of waiting_by_reason"
-    assert found.gauges["kv_cache_use"].max == pytest.approx(2 / 4095)
+    assert (found.gauges["running"].max, found.gauges["waiting"].max) == (1, 18), "not also those of waiting_by_reason"
+    assert found.gauges["kv_cache_use"].max == pytest.approx(1 / 4095)
     counted = {name: figure.delta for name, figure in found.counters.items()}
     assert counted["requests"] == 24
     assert (counted["input_tokens"], counted["output_tokens"]) == (206, 24 * 40), "not also those of tokens_by_source"
     assert (counted["prefix_cache_queries"], counted["prefix_cache_hits"], counted["preemptions"]) == (206, 0, 0)
-    for name, mean in {"ttft": 14.82604, "e2e": 17.37845, "queue_time": 14.09600, "decode_time": 2.55782}.items():
+    assert (counted["spec_drafted"], counted["spec_accepted"]) == (44, 1), "not also those of accepted_tokens_per_pos"
+    sums = {"ttft": 37.67598, "e2e": 46.07330, "queue_time": 36.80356, "prefill_time": 0.12736, "decode_time": 8.42535}
+    for name, total in sums.items():
         assert found.histograms[name].count == 24
-        assert found.histograms[name].mean == pytest.approx(mean / 24, rel=1e-4)
-    assert found.histograms["itl"].count == 24 * 39
+        assert found.histograms[name].mean == pytest.approx(total / 24, rel=1e-4)
+    assert found.histograms["itl"].count == 24 * 39 - 1, (
+        "two tokens of one step: the accepted one has no gap of its own"
+    )
 
 
 def test_llama_cpp() -> None:
