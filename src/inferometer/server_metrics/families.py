@@ -51,6 +51,9 @@ class Server(NamedTuple):
     title: str
     prefix: str
     rows: tuple[Row, ...]
+    precedence: int = 0
+    """If targets of several kinds offer a quantity, it is taken from those with the lowest value: a proxy's requests are those of the
+    servers behind it, and must not be added to them."""
 
 
 class Source(NamedTuple):
@@ -265,12 +268,12 @@ SERVERS: dict[str, Server] = {
     "triton_trtllm": Server("TensorRT-LLM in Triton", "nv_", _TRITON_TRTLLM),
     "llamacpp": Server("llama.cpp", "llamacpp:", _LLAMACPP),
     "nim": Server("NVIDIA NIM", "", _NIM),
-    "dynamo": Server("Dynamo (front end)", "dynamo_frontend_", _DYNAMO),
-    "litellm": Server("LiteLLM (proxy)", "litellm_", _LITELLM),
+    "dynamo": Server("Dynamo (front end)", "dynamo_frontend_", _DYNAMO, precedence=1),
+    "litellm": Server("LiteLLM (proxy)", "litellm_", _LITELLM, precedence=1),
     "triton": Server("Triton and `inferometer serve`", "nv_", _TRITON),
-    "dcgm": Server("DCGM exporter", "DCGM_FI_", _DCGM),
+    "dcgm": Server("DCGM exporter", "DCGM_FI_", _DCGM, precedence=-1),
 }
-"""By the names in Figures.servers. Those that know more about requests come before those in front of them or below them."""
+"""By the names in Figures.servers, in the order in which they count if one page has metrics of several."""
 
 
 def known(name: str) -> tuple[Source, ...] | None:

@@ -1,0 +1,156 @@
+"""The scraped series of a run, sorted by target and quantity.
+
+What a target offers is decided by the whole run, so that every window counts the same metrics: of the names of a quantity the first one
+in the table (families.py), and of the label sets only those of the measured model, if any are labelled with it.
+
+Two targets are one server, and count once, if they report the same start of their process, to the fraction of a second, and have the
+same series. This happens if a server is reached under two addresses.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer.series import TimeSeries
+from inferometer.server_metrics import families
+from inferometer.server_metrics.families import SERVERS, Part, Source
+from inferometer.server_metrics.vocabulary import QUANTITIES
+
+Instants = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+SOURCE = "prometheus"
+"""The source of scraped samples in series.parquet. Their labels are those of the page and `target`, the endpoint's URL."""
+UP = "up"
+"""A series per target with a value at the time of each scrape: 1 if it succeeded, else 0. Other samples are stored only when their
+value has changed, and hold until the next one: their value at a scrape is the latest one at or before it."""
+
+
+class Track(NamedTuple):
+    """One series of a quantity, in our unit. NaN: no value."""
+
+    part: Part
+    le: float
+    """The upper edge of a bucket; NaN for other parts."""
+    at: Instants
+    value: Values
+
+    def held(self, instants: Instants) -> Values:
+        """Return the values at these instants: each holds until the next one; NaN before the first."""
+        index = np.searchsorted(self.at, instants, "right") - 1
+        return np.where(index >= 0, self.value[np.maximum(index, 0)], np.nan)
+
+
+class Target(NamedTuple):
+    """One endpoint."""
+
+    url: str
+    kind: str
+    """A key of families.SERVERS."""
+    scraped: Instants
+    """When it was scraped, or should have been."""
+    succeeded: NDArray[np.bool_]
+    restarts: Instants
+    """Scrapes at which the server reported another start of its process than before."""
+    quantities: dict[str, tuple[Track, ...]]
+    marks: Instants
+    """When buckets of histograms were stored. The first scrape is one of them, even if the page had no buckets yet."""
+
+
+def targets(series: Iterable[TimeSeries], model: str) -> list[Target]:
+    """Return the targets that have known metrics, in the order of their URLs."""
+    by_url: dict[str, list[TimeSeries]] = {}
+    for each in series:
+        if each.source == SOURCE and len(each.at):
+            by_url.setdefault(each.labels.get("target", ""), []).append(each)
+    found: dict[object, Target] = {}
+    for url in sorted(by_url):
+        if target := _target(url, by_url[url], model):
+            found.setdefault(_identity(by_url[url]) or url, target)
+    return list(found.values())
+
+
+def offering(found: Sequence[Target], quantity: str) -> list[Target]:
+    """Return the targets from which a quantity is taken."""
+    offers = [target for target in found if quantity in target.quantities]
+    first = min((SERVERS[target.kind].precedence for target in offers), default=0)
+    return [target for target in offers if SERVERS[target.kind].precedence == first]
+
+
+def _target(url: str, own: Sequence[TimeSeries], model: str) -> Target | None:
+    offers: dict[str, dict[int, list[tuple[Source, TimeSeries]]]] = {}
+    for each in own:
+        for source in families.known(each.name) or ():
+            if source.matches(each.labels):
+                offers.setdefault(source.quantity, {}).setdefault(source.rank, []).append((source, each))
+    quantities: dict[str, tuple[Track, ...]] = {}
+    kinds: set[str] = set()
+    for name, ranks in offers.items():
+        has_model = {
+            rank: any(families.names_model(each.labels, model) for _, each in row) for rank, row in ranks.items()
+        }
+        for rank in sorted(ranks, key=lambda rank: (not has_model[rank], rank)):
+            chosen = [
+                (source, each)
+                for source, each in ranks[rank]
+                if not has_model[rank] or families.names_model(each.labels, model)
+            ]
+            tracks = tuple(track for source, each in chosen if (track := _track(source, each)) is not None)
+            if tracks:
+                quantities[name] = tracks
+                kinds.add(ranks[rank][0][0].server)
+                break
+    if not quantities:
+        return None
+    scraped, succeeded = _scrapes(own)
+    buckets = (track.at for tracks in quantities.values() for track in tracks if track.part == "bucket")
+    marks = _union([scraped[succeeded][:1], *buckets])
+    kind = next(kind for kind in SERVERS if kind in kinds)
+    return Target(url, kind, scraped, succeeded, _restarts(own), quantities, marks)
+
+
+def _track(source: Source, each: TimeSeries) -> Track | None:
+    """A series in our unit; None if it never has a value."""
+    value = each.value * source.row.scale
+    if QUANTITIES[source.quantity].unit == "share":
+        value = np.where(value < 0, np.nan, value)  # vLLM's -1: there is no prefix cache
+    if np.isnan(value).all():
+        return None
+    le = np.nan
+    if source.part == "bucket":
+        try:
+            le = float(each.labels["le"]) * source.row.scale
+        except (KeyError, ValueError):
+            return None
+    return Track(source.part, le, each.at, value)
+
+
+def _scrapes(own: Sequence[TimeSeries]) -> tuple[Instants, NDArray[np.bool_]]:
+    for each in own:
+        if each.name == UP:
+            return each.at, each.value > 0
+    at = _union(each.at for each in own)
+    return at, np.ones(len(at), np.bool_)
+
+
+def _restarts(own: Sequence[TimeSeries]) -> Instants:
+    changes = [each.at[1:][np.diff(each.value) != 0] for each in own if each.name == families.PROCESS_START]
+    return _union(changes)
+
+
+def _identity(own: Sequence[TimeSeries]) -> object:
+    """What two targets that are one server have in common; None if the server does not say when it was started."""
+    starts = [tuple(each.value.tolist()) for each in own if each.name == families.PROCESS_START]
+    names = frozenset((each.name, _labels(each)) for each in own)
+    return (tuple(starts), names) if starts else None
+
+
+def _labels(each: TimeSeries) -> frozenset[tuple[str, str]]:
+    return frozenset((label, value) for label, value in each.labels.items() if label != "target")
+
+
+def _union(instants: Iterable[Instants]) -> Instants:
+    parts = list(instants)
+    return np.unique(np.concatenate(parts)) if parts else np.array([], np.int64)
