@@ -121,12 +121,14 @@ def polite(client: Client) -> None:
 def measure(
     folder: Path, url: str | list[str], show: conduct.Show | None = None, **sections: Any
 ) -> tuple[Run, Summary]:
-    """Run a small load in this process; sections override its config: `server={...}, load={...}`."""
+    """Run a small load in this process; sections override its config: `server={...}, load={...}`. No metrics are scraped: scripts
+    count requests and connections."""
     tree: dict[str, Any] = {
         "server": {"url": url, "model": "m"} | sections.pop("server", {}),
         "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
         "load": {"type": "closed", "concurrency": 2, "requests": 6, "ramp_up": 0},
         "client": {"processes": 0, "probe": False} | sections.pop("client", {}),
+        "observe": {"prometheus": []},
         "output": str(folder),
     }
     return conduct.measure(from_mapping(tree | sections), show)

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import synthetic_run as made
+from server_series import scrapes_of, vllm, with_series
 
 from inferometer.analysis.checks import CHECKS, Check
 from inferometer.analysis.checks.load import in_flight
@@ -48,7 +49,9 @@ def config(**sections: object) -> dict[str, object]:
 
 def test_good_runs_pass_every_check_that_applies() -> None:
     stable = msgspec.structs.replace(made.CLOSED, stable=0.2, window=1.0)
-    found = (closed(plan=(stable,)), opened(config=config(measure={"warmup": "auto"})))
+    rows, chunks = made.closed_rows()
+    scraped = with_series(made.run(rows, chunks), vllm(rows, scrapes_of(rows)))
+    found = (closed(plan=(stable,)), opened(config=config(measure={"warmup": "auto"})), summarise(scraped))
     for summary in found:
         others = [check for check in summary.checks if check.name != "sample_size"]  # 600 requests are few
         assert summary.verdict == "VALID" and {check.status for check in others} == {"pass"}

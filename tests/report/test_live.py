@@ -322,3 +322,27 @@ def test_without_a_terminal_a_long_preparation_is_a_line(watched: Any, monkeypat
         "preparing requests 25% ...",
         "preparing requests 80% ...",
     ]
+
+
+# --- the server's own figures ----------------------------------------------------------------------------------------
+
+OBSERVED = {"running": 12.0, "waiting": 3.0, "kv_cache_use": 0.453, "gpu_power": 300.0}
+
+
+def test_the_servers_own_figures_have_a_line(watched: Any) -> None:
+    text = watched(OPEN).show(snapshot(observed=OBSERVED))
+    (line,) = (line.strip("│ ") for line in text.splitlines() if "waiting" in line)
+    assert line == "server   running 12   waiting 3   KV cache 45%"
+
+
+def test_figures_that_the_server_does_not_report_are_left_out(watched: Any) -> None:
+    assert "server   waiting 0.5\n" in "\n".join(
+        line.strip("│ ") for line in watched(OPEN).show(snapshot(observed={"waiting": 0.5})).splitlines()
+    )
+    assert "server" not in watched(OPEN).show(snapshot(observed={}))
+
+
+def test_the_plain_line_has_the_servers_own_figures(watched: Any) -> None:
+    view = watched(OPEN, terminal=False)
+    view.show(snapshot(rows=ended(9), observed=OBSERVED))
+    assert "server running 12 waiting 3 KV cache 45%" in view.written.getvalue().splitlines()[1]

@@ -27,7 +27,8 @@ TIMES: dict[str, tuple[str, Callable[[Columns], Column]]] = {
     "e2e": ("done", e2e_service),
 }
 """Histograms to compare: the event at which the server counts them, and the client's values."""
-STATISTICS = ("mean", "p50", "p99")
+MEAN = "mean"
+STATISTICS = (MEAN, "p50", "p99")
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -64,8 +65,8 @@ def compare(rows: Columns, figures: Figures, begin: int, end: int) -> dict[str, 
         values = values[~np.isnan(values)]
         if server is None or not len(values):
             continue
-        client = {"mean": exact.mean(values)} | Order(values).percentiles()
-        reported = {"mean": server.mean} | server.quantiles
+        client = {MEAN: exact.mean(values)} | Order(values).percentiles()
+        reported = {MEAN: server.mean} | server.quantiles
         for statistic in STATISTICS:
             if (value := reported.get(statistic)) is not None:
                 found[f"{name}.{statistic}"] = Comparison(client[statistic], value, "s")

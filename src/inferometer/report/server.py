@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inferometer.analysis.server_comparison import STATISTICS, Comparison
+from inferometer.analysis.server_comparison import MEAN, Comparison
 from inferometer.analysis.server_view import ServerView, unread
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
@@ -20,7 +20,7 @@ _OPTIONAL = ("p50", "p90", "p99")
 """Columns that a narrow table leaves out, the first of them first."""
 _OPTIONAL_BY_STAGE = ("cache hits, %", "batch", "KV max, %", "wait max", "preempted", "compute, ms")
 _MAX_ROWS = 32
-_LEGEND = "difference of times: network and client; percentiles of the server are interpolated within its buckets"
+_LEGEND = "difference of the means: network and client; the server's percentiles are only as exact as its buckets"
 
 
 class _Row(NamedTuple):
@@ -65,8 +65,8 @@ def server(run: Run, summary: Summary, width: int) -> RenderableType:
         parts += _by_stage({stage.name: stage.server for stage in summary.stages if stage.server}, view, width)
     else:
         parts += _figures(view, width)
-    parts += _by_target(view.figures, width)
-    parts += _client_and_server(view.comparison)
+    for more in (_by_target(view.figures, width), _client_and_server(view.comparison)):
+        parts += ["", *more] if parts and more else more
     parts += [Text(f"! {formatting.one_line(note, 1000)}", style="yellow") for note in view.notes]
     parts += [Text(formatting.one_line(line, 1000), style="dim") for line in _missing(view.figures)]
     problems = [f"{name}: {why}" for name, why in unread(run.manifest).items()]
@@ -208,7 +208,7 @@ def _client_and_server(comparison: Mapping[str, Comparison]) -> list[RenderableT
     times = [name for name in comparison if name not in _COUNTED]
     for name in times:
         metric, _, statistic = name.partition(".")
-        _add_time(table, f"{metric} {statistic}, ms", comparison[name], is_headline=statistic == STATISTICS[0])
+        _add_time(table, f"{metric} {statistic}, ms", comparison[name], is_mean=statistic == MEAN)
     return [table, Text(_LEGEND, style="dim")] if times else [table]
 
 
@@ -217,11 +217,16 @@ def _add_count(table: Table, label: str, both: Comparison) -> None:
     table.add_row(label, f"{formatting.count(both.client)} ", f"{formatting.count(both.server)} ", difference, "")
 
 
-def _add_time(table: Table, label: str, both: Comparison, is_headline: bool) -> None:
+def _add_time(table: Table, label: str, both: Comparison, is_mean: bool) -> None:
+    """Add a row in milliseconds. Only means have a difference that can be attributed: percentiles depend on the buckets."""
     decimals = formatting.decimals_for(1e3 * both.client)
-    cells = (f"{formatting.milliseconds(each, decimals)} " for each in (both.client, both.server, both.difference))
+    cells = [f"{formatting.milliseconds(each, decimals)} " for each in (both.client, both.server, both.difference)]
     share = f"{both.difference / both.client:.0%} " if both.client > 0 else ""
-    table.add_row(Text(label, style="bold" if is_headline else ""), *cells, share)
+    table.add_row(
+        Text(label, style="bold" if is_mean else ""),
+        *(cells if is_mean else [*cells[:2], ""]),
+        share if is_mean else "",
+    )
 
 
 # --- what is missing -------------------------------------------------------------------------------------------------
