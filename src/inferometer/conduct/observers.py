@@ -45,7 +45,7 @@ def _scrapes(job: Job) -> Mapping[str, Observer]:
         endpoints = metrics_endpoints.offered(config.server, reached)
     else:
         endpoints = metrics_endpoints.given(urls, config.server, reached)
-    return {endpoint.url: Scrape(endpoint, float(config.observe.interval)) for endpoint in endpoints}
+    return {endpoint.url: Scrape(endpoint, float(config.observe.interval), reached.model) for endpoint in endpoints}
 
 
 def _promql(job: Job) -> Mapping[str, Observer]:

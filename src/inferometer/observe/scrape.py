@@ -76,9 +76,11 @@ def fetch(endpoint: Endpoint, timeout: float = TIMEOUT) -> tuple[int, Page]:
 class Scrape(Observer):
     """Scrapes one endpoint."""
 
-    def __init__(self, endpoint: Endpoint, interval: float) -> None:
+    def __init__(self, endpoint: Endpoint, interval: float, model: str = "") -> None:
+        """`model` is the measured one: the live view shows its figures, if the server reports them by model."""
         self.interval = interval
         self._endpoint = endpoint
+        self._model = model
         self._columns: dict[tuple[str, tuple[tuple[str, str], ...]], _Column] = {}
         self._up = _Column(UP, {"target": endpoint.url})
         self._reasons: Counter[str] = Counter()
@@ -126,7 +128,7 @@ class Scrape(Observer):
         stored = [sample for sample in page.samples if sample.name != UP and (with_buckets or not _is_bucket(sample))]
         for sample in stored:
             self._store(at, sample)
-        self._now = _latest(stored)
+        self._now = _latest(stored, self._model)
         return page
 
     def _store(self, at: int, sample: Sample) -> None:
@@ -188,11 +190,11 @@ _OWN = ("process_", "python_", "go_", "http_", "promhttp_")
 """Prefixes of metrics about the process and its HTTP server."""
 
 
-def _latest(samples: Iterable[Sample]) -> Mapping[str, float]:
+def _latest(samples: Iterable[Sample], model: str) -> Mapping[str, float]:
     """Return the gauges of one page under our names."""
     try:
         families = import_module("inferometer.server_metrics.families")
     except ImportError:
         return {}
-    found: Mapping[str, float] = families.latest(samples)
+    found: Mapping[str, float] = families.latest(samples, model)
     return found
