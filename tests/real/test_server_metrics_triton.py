@@ -21,9 +21,10 @@ def queued(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> tuple[st
     folder = tmp_path_factory.mktemp("queued")
     (folder / "data.json").write_text(f'{{"data": [{{"DELAY_MS": [{DELAY_MS}]}}]}}')
     result = cli(
-        "run", triton.http, "--set", "server.api=kserve", "--model", "slow", "--observe", triton.metrics, "--quiet",
+        "run", triton.http, "--model", "slow", "--observe", triton.metrics, "--quiet",
         "--concurrency", str(USERS), "--requests", str(REQUESTS), "--set", "load.ramp_up=0",
-        "--set", "data.type=tensors", "--set", f"data.fill=@{folder / 'data.json'}", "--set", "observe.interval=50ms", "--set", f"output={folder}",
+        "--set", "server.api=kserve", "--set", "data.type=tensors", "--set", f"data.fill='@{folder / 'data.json'}'",
+        "--set", "observe.interval=50ms", "--set", f"output={folder}",
     )  # fmt: skip
     assert result.status in (0, 1), result  # on a shared machine it may be INVALID
     return result.out, folder / "LATEST"
