@@ -11,6 +11,7 @@ NAMES = (
     "ceiling",
     "pacing",
     "sessions",
+    "scrape",
     "trace_replay",
     "report",
     "grpc",

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 from command import cli, start
-from helpers import measure
+from helpers import Client, http_response, measure, scripted
 from waiting import until
 
 from inferometer import store
 from inferometer.conduct import observers
-from inferometer.observe import observer
+from inferometer.observe import observer, scrape
 from inferometer.observe.observer import Observer
 from inferometer.report import console
 from inferometer.series import SeriesRow, TimeSeries
-from inferometer.serve.background import serving
-from inferometer.serve.settings import Settings
+from inferometer.serve.background import running, serving
+from inferometer.serve.settings import Settings, simulator
+from inferometer.serve.sim.settings import Fixed
 from inferometer.store.spool import Control
 
 TWO_STAGES = {"stages": [{"type": "closed", "concurrency": 1, "duration": "600ms"} for _ in range(2)]}
@@ -96,3 +97,78 @@ def test_a_killed_run_has_the_clients_series(tmp_path: Path, sim: str) -> None:
     until(lambda: bool(Control(folder / "spool" / "0.control", create=False)["ended"]), "the shard has noticed")
     assert cli("report", folder).status == 1
     assert "cpu" in by_name(store.read(folder).series(), "client")
+
+
+def test_the_metrics_of_the_measured_server_are_scraped_by_default(
+    tmp_path: Path, sim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIM_KEY", "sk-very-secret")
+    server = {"model": "sim", "api_key_env": "SIM_KEY"}
+    observe = {"prometheus": "auto", "interval": "100ms"}
+    run, _ = measure(tmp_path, sim, server=server, load=TWO_STAGES, observe=observe)
+    scraped = [each for each in run.series() if each.source == "prometheus"]
+    assert {each.labels["target"] for each in scraped} == {f"{sim}/metrics"}
+    named = by_name(tuple(scraped), "prometheus")
+    up, requests = named["up"], named["vllm:e2e_request_latency_seconds_count"]
+    assert up.at[0] < 0 < up.at[-1] and up.value.min() == 1 and len(up.at) > 8
+    assert requests.value[-1] - requests.value[0] == len(run.records.rows)
+    buckets = named["vllm:e2e_request_latency_seconds_bucket"]
+    assert len(buckets.at) <= 4 < len(requests.at), (
+        "buckets are stored at the start, at the second stage and at the end"
+    )
+    assert run.manifest.observer_errors == {} and run.manifest.observer_cpu[f"{sim}/metrics"] > 0
+    assert not any(b"sk-very-secret" in path.read_bytes() for path in run.folder.rglob("*") if path.is_file())
+
+
+def test_replicas_are_scraped_each_for_itself(tmp_path: Path, sim: str) -> None:
+    with running(simulator(timing=Fixed(ttft=0.001, itl=0.001))) as other:
+        run, _ = measure(tmp_path, [sim, other], server={"model": "sim"}, observe={"prometheus": "auto"})
+    ups = {each.labels["target"] for each in run.series() if each.name == "up"}
+    assert ups == {f"{sim}/metrics", f"{other}/metrics"}
+
+
+def test_targets_that_fail_cost_a_line_and_not_the_run(
+    tmp_path: Path, sim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrape.fetch, "__defaults__", (0.3,))
+    monkeypatch.setenv("SIM_KEY", "sk-very-secret")
+    seen: list[str] = []
+
+    def mortal(client: Client) -> None:
+        """Respond to a few scrapes only."""
+        request = client.request()
+        seen.append(str(request))
+        client.send(http_response(b"x 1") if client.number < 3 else b"")
+
+    def slow(client: Client) -> None:
+        client.request()
+        client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        client.request()
+
+    def html(client: Client) -> None:
+        client.request()
+        client.send(http_response(b"<html>Hello"))
+
+    with scripted(mortal) as dies, scripted(slow) as hangs, scripted(html) as page:
+        observe = {"prometheus": [dies, hangs, f"{page}/x", "http://127.0.0.1:1/metrics"], "interval": "100ms"}
+        run, summary = measure(
+            tmp_path, sim, server={"model": "sim", "api_key_env": "SIM_KEY"}, load=TWO_STAGES, observe=observe
+        )
+    errors = dict(run.manifest.observer_errors)
+    died = errors.pop(f"{dies}/metrics")
+    assert "scrapes failed: the server closed the connection without sending a response" in died
+    assert errors == {
+        f"{hangs}/metrics": "timed out after 300 ms",
+        f"{page}/x": "the page does not have metrics: it starts with '<html>Hello'",
+        "http://127.0.0.1:1/metrics": "connection refused",
+    }
+    assert summary.counts.ok == len(run.records.rows) > 0
+    assert f"observer {dies}/metrics: {died}" in " ".join(console.render(run, summary).split())
+    assert not any("sk-very-secret" in request for request in seen)
+
+
+def test_a_url_to_observe_that_is_not_one_is_an_error(tmp_path: Path, sim: str) -> None:
+    result = cli("run", sim, "--requests", "1", "--prompt", "x", "--observe", "9100", "--set", f"output={tmp_path}")
+    assert result.status == 2
+    assert "--observe: " in result.err and "http://HOST:PORT/metrics" in result.err
+    assert not list(tmp_path.iterdir())

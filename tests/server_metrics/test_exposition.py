@@ -111,7 +111,7 @@ def test_openmetrics_and_newer_syntax(line: str, sample: Sample) -> None:
 def test_other_texts_are_errors_that_quote_their_start(text: str) -> None:
     with pytest.raises(NotAnExposition, match="does not have metrics: it starts with") as error:
         parse(text)
-    assert text.split("\n")[0][:10] in str(error.value)
+    assert text.split("\n", maxsplit=1)[0][:10] in str(error.value)
 
 
 def test_a_line_that_is_no_sample_is_quoted() -> None:

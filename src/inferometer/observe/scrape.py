@@ -109,7 +109,7 @@ class Scrape(Observer):
             return {}
         failed, scrapes = self._reasons.total(), len(self._up.at)
         reasons = self._reasons.most_common(_SHOWN_REASONS)
-        why = "; ".join(f"{reason} ({count} times)" for reason, count in reasons) if len(reasons) > 1 else reasons[0][0]
+        why = "; ".join(f"{reason} ({count})" for reason, count in reasons) if len(reasons) > 1 else reasons[0][0]
         return {self._endpoint.url: why if failed == scrapes else f"{failed} of {scrapes} scrapes failed: {why}"}
 
     def now(self) -> Mapping[str, float]:
