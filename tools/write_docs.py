@@ -1,4 +1,4 @@
-"""`make docs`: writes the pages of docs/ that are generated from the code: configuration, metrics, checks and failures."""
+"""`make docs`: writes the pages of docs/ that are generated from the code: configuration, metrics, checks, failures, servers' metrics."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ from inferometer.analysis.breakdown import PARTS
 from inferometer.analysis.checks import CHECKS
 from inferometer.analysis.metrics import METRICS, OTHER_TOOLS, RATES
 from inferometer.config.reference import markdown
+from inferometer.server_metrics.families import SERVERS, Row, Server
+from inferometer.server_metrics.vocabulary import QUANTITIES
 from inferometer.wire.failures import CODES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -49,7 +51,120 @@ def metrics() -> str:
     )
 
 
-PAGES = {"reference/config.md": markdown, "reference/metrics.md": metrics}
+def server_metrics() -> str:
+    shown = {name: server for name, server in SERVERS.items() if name != "ray_vllm"}
+    offered = {name: {row.quantity for row in server.rows} for name, server in shown.items()}
+    return "\n".join(
+        [
+            "# What servers report\n",
+            "<!-- Written by `make docs` from the tables in the code. Do not edit by hand. -->\n",
+            "Every server has its own names for its metrics. Inferometer stores them under these names and reports them under one name for\n"
+            "each quantity, in one unit, whatever the server.\n",
+            "## Quantities\n\n| name | kind | unit | definition |\n|---|---|---|---|",
+            *(f"| `{name}` | {each.kind} | {each.unit} | {each.definition} |" for name, each in QUANTITIES.items()),
+            "\n## Which server offers what\n",
+            f"| | {' | '.join(_short(server.title) for server in shown.values())} |",
+            f"|---|{':-:|' * len(shown)}",
+            *(
+                f"| `{name}` | {' | '.join('x' if name in offered[server] else '' for server in shown)} |"
+                for name in QUANTITIES
+            ),
+            "\n## Names\n",
+            "If a server has several names for a quantity (older and newer versions), the first one on its page counts. Counters may end in\n"
+            "`_total`, and `:` may be written `_`, as some Prometheus servers do. A page may have metrics of several servers: then those\n"
+            "labelled with the measured model count, otherwise those of the server that comes first here.",
+            *(_server(server) for server in shown.values()),
+            _COUNTING,
+        ]
+    )
+
+
+def _short(title: str) -> str:
+    return title.replace("TensorRT-LLM in Triton", "TRT-LLM in Triton").split(" (")[0]
+
+
+def _server(server: Server) -> str:
+    rows: dict[str, list[Row]] = {}
+    for row in server.rows:
+        rows.setdefault(row.quantity, []).append(row)
+    lines = [f"\n### {server.title}\n"]
+    if server is SERVERS["vllm"]:
+        lines.append(
+            "The simulator of `inferometer serve` uses these names. Under Ray Serve they start with `ray_vllm:`.\n"
+        )
+    lines.append("| quantity | metric | |\n|---|---|---|")
+    for quantity, own in rows.items():
+        names = ", or ".join(" + ".join(_metric(server, row, name) for name in row.names) for row in own)
+        notes = "; ".join(row.note for row in own if row.note)
+        lines.append(f"| `{quantity}` | {names} | {notes} |")
+    lacking = [f"`{either[0]}`" for either in _WANTED if not rows.keys() & set(either)]
+    if lacking and server is not SERVERS["dcgm"]:
+        lines.append(f"\nNot offered: {', '.join(lacking)}.")
+    return "\n".join(lines)
+
+
+def _metric(server: Server, row: Row, name: str) -> str:
+    only = [f'{label}="{values[0]}"' for label, values in row.only]
+    unless = [f'{label}!~"{chr(124).join(values)}"' for label, values in row.unless]
+    conditions = ",".join([*only, *unless]).replace("|", "\\|")
+    unit = _UNITS.get((QUANTITIES[row.quantity].unit, row.scale), "")
+    return f"`{server.prefix}{name}{f'{{{conditions}}}' if conditions else ''}`{unit}"
+
+
+_UNITS = {
+    ("s", 1e-3): " (in ms)",
+    ("s", 1e-6): " (in us)",
+    ("share", 0.01): " (in %)",
+    ("bytes", 2.0**20): " (in MiB)",
+    ("J", 1e-3): " (in mJ)",
+}
+_WANTED = (
+    ("running",),
+    ("waiting",),
+    ("kv_cache_use",),
+    ("prefix_cache_hits", "prefix_cache_hit_rate"),
+    ("preemptions",),
+    ("spec_acceptance", "spec_accepted"),
+    ("requests",),
+    ("failures",),
+    ("input_tokens",),
+    ("output_tokens",),
+    ("ttft",),
+    ("itl", "tpot"),
+    ("e2e", "e2e_seconds"),
+    ("queue_time", "queue_seconds"),
+    ("prefill_time", "prefill_seconds"),
+    ("decode_time", "decode_seconds"),
+)
+"""Quantities that users look for; a server that offers one of a group offers it."""
+_COUNTING = """
+## How a window is counted
+
+**Gauges** count at the successful scrapes in the window. Label sets (engines, GPUs) and replicas are added up, except shares, temperatures and
+clocks, which are averaged. The maximum is that of the sum, or of any single value if values are averaged.
+
+**Counters and histograms** count from the last scrape at or before the begin of the window to the last one at or before its end, on all
+replicas together. A metric that is not on the page at first counts from 0, because servers report some metrics only after the first
+request. If one of these two scrapes failed on any replica, the figure is missing, with the reason.
+
+**Quantiles** are interpolated within buckets, as PromQL's `histogram_quantile` does. Their precision is that of the server's buckets: with an
+edge at 0.3 s and none below, a p50 of 0.15 s only says that it is below 0.3 s. A quantile above the last edge is not known. Buckets are
+stored at the start of the run, when a stage begins, and at the end. Replicas with different buckets are merged at the edges that all of
+them have.
+
+**Resets.** If a counter falls, or the server reports that its process was started again, the server was restarted: what the counter grew before
+and what it has grown since then count, and the result is marked as a lower bound.
+
+**One server twice.** Two endpoints that report the same start of their process, to the fraction of a second, and have the same series are one
+server, and count once. The requests of a proxy (Dynamo's front end, LiteLLM) are not added to those of the servers behind it, if those are
+scraped too; and GPUs are taken from the DCGM exporter if there is one.
+"""
+
+PAGES = {
+    "reference/config.md": markdown,
+    "reference/metrics.md": metrics,
+    "reference/server-metrics.md": server_metrics,
+}
 
 if __name__ == "__main__":
     for name, text in PAGES.items():

@@ -135,7 +135,7 @@ _SGLANG = (
 _TGI = (
     _row("running", "batch_current_size"),
     _row("waiting", "queue_size"),
-    _row("spec_accepted", "request_skipped_tokens_sum"),
+    _row("spec_accepted", "request_skipped_tokens_sum", note="counted when a request has been completed"),
     _row("requests", "request_success"),
     _row("failures", "request_failure"),
     _row("input_tokens", "request_input_length_sum", note="counted when a request has been validated"),
@@ -175,7 +175,6 @@ _TRITON_TRTLLM = (
     _row("kv_cache_use", "trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction"),
     _row("input_tokens", "llm_input_token_len_sum"),
     _row("output_tokens", "llm_output_token_len_sum"),
-    _row("gpu_memory", "trt_llm_runtime_memory_metrics", note="of the runtime only", memory_type="gpu"),
 )
 _LLAMACPP = (
     _row("running", "requests_processing"),
@@ -196,13 +195,20 @@ _LLAMACPP = (
     _row("decode_seconds", "tokens_predicted_seconds"),
 )
 _NIM = (
-    *(row for row in _VLLM if row.quantity not in ("requests", "failures", "aborted")),
+    _row("running", "num_requests_running"),
+    _row("waiting", "num_requests_waiting"),
+    _row("kv_cache_use", "gpu_cache_usage_perc"),
     Row("requests", ("request_finish",), unless=_NOT_COMPLETED),
     _row("requests", "request_success"),
     _row("failures", "request_failure"),
+    _row("input_tokens", "prompt_tokens"),
+    _row("output_tokens", "generation_tokens"),
+    _row("ttft", "time_to_first_token_seconds"),
+    _row("itl", "time_per_output_token_seconds"),
+    _row("e2e", "e2e_request_latency_seconds"),
 )
 _DYNAMO = (
-    _row("running", "inflight_requests"),
+    _row("running", "inflight_requests", note="includes requests that wait"),
     _row("waiting", "queued_requests", note="of the front end: until the first token"),
     _row("prefix_cache_hits", "cached_tokens_sum"),
     _row("requests", "requests", status="success"),

@@ -164,15 +164,16 @@ def _histogram(name: str, offers: Sequence[Target], begin: int, end: int) -> tup
         return None, reasons
     counts, sums = (_parts(name, intervals, part) for part in ("count", "sum"))
     count = math.fsum(part.delta for part in counts)
-    total = math.fsum(part.delta for part in sums)
     resets = sum(part.resets for part in counts)
     if count <= 0:
         return HistogramFigure(count, None, dict.fromkeys(_QUANTILES), resets), []
+    has_sums = all(any(track.part == "sum" for track in each.target.quantities[name]) for each in intervals)
+    mean = math.fsum(part.delta for part in sums) / count if has_sums else None
     buckets = _buckets(name, intervals, counts, begin, end)
     if isinstance(buckets, str):
-        return HistogramFigure(count, total / count, {}, resets), [f"quantiles: {buckets}"]
+        return HistogramFigure(count, mean, {}, resets), [f"quantiles: {buckets}"]
     quantiles = {label: growth.quantile(q, buckets) for label, q in _QUANTILES.items()}
-    return HistogramFigure(count, total / count, quantiles, resets), []
+    return HistogramFigure(count, mean, quantiles, resets), []
 
 
 def _intervals(offers: Sequence[Target], begin: int, end: int) -> tuple[list[growth.Interval], list[str]]:

@@ -113,7 +113,7 @@ def _target(url: str, own: Sequence[TimeSeries], model: str) -> Target | None:
 
 def _track(source: Source, each: TimeSeries) -> Track | None:
     """A series in our unit; None if it never has a value."""
-    value = each.value * source.row.scale
+    value = each.value * source.row.scale if source.part in ("value", "sum") else each.value
     if QUANTITIES[source.quantity].unit == "share":
         value = np.where(value < 0, np.nan, value)  # vLLM's -1: there is no prefix cache
     if np.isnan(value).all():

@@ -1,0 +1,103 @@
+"""Pages of metrics as servers write them, and series as a scraper stores them."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from inferometer.series import SeriesRow, TimeSeries, group
+from inferometer.server_metrics.figures import SOURCE, UP, Figures, figures
+from inferometer.units import NS
+
+DUMPS = Path(__file__).parents[2].parent / "shared/data/metrics"
+A, B = "http://a:8000/metrics", "http://b:8000/metrics"
+
+Sample = tuple[str, dict[str, str], float]
+
+VLLM_BEFORE = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 2.0
+vllm:num_requests_running{engine="1",model_name="m"} 3.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 0.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.2
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.4
+# TYPE vllm:gpu_cache_usage_perc gauge
+vllm:gpu_cache_usage_perc{engine="0",model_name="m"} 0.2
+vllm:gpu_cache_usage_perc{engine="1",model_name="m"} 0.4
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="m"} 100.0
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 1.0
+vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 1.0
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1",model_name="m"} 1.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.2",model_name="m"} 1.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.4",model_name="m"} 1.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 1.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 1.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 0.05
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.77100800497e+09
+"""
+VLLM_AFTER = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 4.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 6.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.9
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.5
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1100.0
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 9.0
+vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 2.0
+vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 2.0
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1",model_name="m"} 1.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.2",model_name="m"} 5.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.4",model_name="m"} 10.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 11.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 11.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 2.55
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.77100800497e+09
+"""
+
+
+def parse(text: str) -> list[Sample]:
+    """Return the samples of a page."""
+    return [(each.name, dict(each.labels), each.value) for family in text_string_to_metric_families(text) for each in family.samples]  # fmt: skip
+
+
+def dump(name: str) -> list[Sample]:
+    """Return the samples of a recorded page."""
+    return parse((DUMPS / name).read_text(encoding="utf-8"))
+
+
+def scraped(pages: Mapping[float, Iterable[Sample] | None], target: str = A) -> tuple[TimeSeries, ...]:
+    """Return what is stored when these pages are scraped at these instants (seconds); None: the scrape failed."""
+    rows: list[SeriesRow] = []
+    last: dict[tuple[str, str], float] = {}
+    for second, page in pages.items():
+        at = round(second * NS)
+        rows.append(SeriesRow(SOURCE, UP, {"target": target}, at, float(page is not None)))
+        for name, labels, value in page or ():
+            if last.get((name, str(labels))) != value:
+                last[name, str(labels)] = value
+                rows.append(SeriesRow(SOURCE, name, labels | {"target": target}, at, value))
+    return group(rows)
+
+
+def window(series: Iterable[TimeSeries], begin: float, end: float, model: str = "") -> Figures:
+    """Return the figures of a window in seconds."""
+    return figures(tuple(series), round(begin * NS), round(end * NS), model)
+
+
+def totals(samples: Iterable[Sample], model: str = "") -> Figures:
+    """Return the figures since the start of a server: of a page with nothing before it."""
+    return window(scraped({0: [], 1: samples}), 0, 1, model)
