@@ -167,11 +167,14 @@ def test_sums_of_seconds_become_means_per_request() -> None:
             SOURCE, name, {"model": "my-model", "version": "1", "target": TARGET}, at, np.array([7, 7 + total])
         )
 
-    totals = {"queue_duration_us": 1.2e6, "request_success": 600, "count": 2400, "exec_count": 300}
+    totals = {"queue_duration_us": 1.2e6, "request_success": 600, "count": 2400, "exec_count": 300} | {
+        "request_duration_us": 60e6
+    }
     series = [counter(f"nv_inference_{name}", total) for name, total in totals.items()]
     up = TimeSeries(SOURCE, UP, {"target": TARGET}, series[0].at, np.ones(2))
-    found = whole(summarise(with_series(made.run(rows, chunks), (up, *series)))).derived
-    assert (found["queue_time"], found["batch"]) == (pytest.approx(0.002), 8)
+    view = whole(summarise(with_series(made.run(rows, chunks), (up, *series))))
+    assert (view.derived["queue_time"], view.derived["batch"]) == (pytest.approx(0.002), 8)
+    assert view.comparison["e2e.mean"].server == pytest.approx(0.1) and "e2e.p50" not in view.comparison
 
 
 def test_definitions_are_those_of_the_figures() -> None:
@@ -199,11 +202,11 @@ def test_queue_of_stages() -> None:
 
 
 def test_preemptions_and_a_full_cache() -> None:
-    preempted, full = whole(
-        closed(num_preemptions_total=lambda at: 5 if at < 0 else 19, kv_cache_usage_perc=lambda at: 0.98)
-    ).notes
-    assert preempted.startswith("the server preempted requests 14 times: its KV cache was full")
+    (full,) = whole(closed(kv_cache_usage_perc=lambda at: 0.98)).notes
     assert full.startswith("the server's KV cache was up to 98% full")
+    preemptions = {"num_preemptions_total": lambda at: 5 if at < 0 else 19}
+    (preempted,) = whole(closed(kv_cache_usage_perc=lambda at: 0.98, **preemptions)).notes
+    assert preempted.startswith("the server preempted requests 14 times: its KV cache was full")
 
 
 HITS = {"prefix_cache_hits_total": lambda at: 192 + (19_200 if at > 0 else 0)}

@@ -13,6 +13,7 @@ from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Batch
 
+AUTO = {"prometheus": "auto"}
 CLOSED = {"type": "closed", "concurrency": 8, "requests": 80}
 DATA = {"type": "synthetic", "input": 20, "output": 12}
 
@@ -28,7 +29,9 @@ def agree(view: ServerView) -> bool:
 
 
 def test_both_count_the_same_requests_and_tokens(tmp_path: Path, sim: str) -> None:
-    run, summary = measure(tmp_path, sim, server={"model": "sim"}, data=DATA, load=CLOSED)
+    run, summary = measure(
+        tmp_path, sim, server={"model": "sim"}, data=DATA, load=CLOSED, client={"probe": True}, observe=AUTO
+    )
     view = view_of(summary)
     assert agree(view) and view.comparison["requests"].client == 80
     assert run.manifest.probe.requests > 0, "those of the probe do not count"
@@ -40,7 +43,7 @@ def test_both_count_the_same_requests_and_tokens(tmp_path: Path, sim: str) -> No
 
 
 def test_the_clients_latencies_are_the_servers_and_a_little_more(tmp_path: Path, sim: str) -> None:
-    _, summary = measure(tmp_path, sim, server={"model": "sim"}, data=DATA, load=CLOSED)
+    _, summary = measure(tmp_path, sim, server={"model": "sim"}, data=DATA, load=CLOSED, observe=AUTO)
     for name in ("ttft.mean", "e2e.mean"):
         both = view_of(summary).comparison[name]
         assert 0 < both.difference < 0.5 * both.client, "the network is the loopback interface"
@@ -48,7 +51,9 @@ def test_the_clients_latencies_are_the_servers_and_a_little_more(tmp_path: Path,
 
 def test_stages_are_compared_each_and_together(tmp_path: Path, sim: str) -> None:
     load: dict[str, Any] = {"stages": [{"type": "closed", "concurrency": users, "duration": "1s"} for users in (2, 6)]}
-    _, summary = measure(tmp_path, sim, server={"model": "sim"}, data=DATA, load=load, observe={"interval": "100ms"})
+    _, summary = measure(
+        tmp_path, sim, server={"model": "sim"}, data=DATA, load=load, observe=AUTO | {"interval": "100ms"}
+    )
     assert agree(view_of(summary))
     running_ = []
     for stage in summary.stages:
@@ -60,22 +65,22 @@ def test_stages_are_compared_each_and_together(tmp_path: Path, sim: str) -> None
 
 
 def test_a_server_that_queues_is_a_note_and_a_later_report_is_the_same(tmp_path: Path) -> None:
-    timing = Batch(max_batch=2)
-    with running(simulator(timing=timing)) as url:
-        arguments = (
-            "--api",
-            "completions",
-            "--concurrency",
-            "12",
-            "--requests",
-            "60",
-            "--input",
-            "20",
-            "--output",
-            "20",
-        )
-        live = cli("run", url, *arguments, "--model", "sim", "--output-dir", tmp_path)
-    assert "the server queued: " in live.out and "its capacity was reached" in live.out
+    arguments = (
+        "--concurrency",
+        "12",
+        "--requests",
+        "60",
+        "--input",
+        "20",
+        "--output",
+        "30",
+        "--set",
+        f"output={tmp_path}",
+    )
+    with running(simulator(timing=Batch(max_batch=2))) as url:
+        live = cli("run", url, *arguments, "--set", "observe.interval=100ms")
+    text = " ".join(live.out.split())
+    assert " ! the server queued: " in text and "its capacity was reached" in text
     (folder,) = (each for each in tmp_path.iterdir() if each.is_dir() and not each.is_symlink())
     assert cli("report", folder).out == live.out
 

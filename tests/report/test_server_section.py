@@ -104,9 +104,9 @@ def test_client_beside_server() -> None:
     table = below(found, "client and server")
     assert row(table, "requests") == ["600", "600", "0"]
     assert row(table, "input tokens") == ["38,400", "38,700", "-300"]
-    assert row(table, "ttft mean, ms") == ["50.00", "48.00", "2.00", "4%"]
+    assert row(table, "ttft mean, ms") == ["50.00", "48.00", "2.000", "4.0%"]
     assert row(table, "ttft p99, ms") == ["54.00", "60.00"]
-    assert any(line.startswith("difference of the means: network and client") for line in table)
+    assert any(line.startswith("difference of means: network and client") for line in table)
 
 
 def test_notes_and_what_is_missing() -> None:
@@ -120,13 +120,20 @@ def test_a_tensor_server_has_queue_compute_and_batch_but_no_tokens() -> None:
     assert row(found, "server (triton)") == ["mean", "max"]
     assert row(found, "queue, ms") == ["2.000"] and row(found, "compute, ms") == ["3.000"]
     assert row(found, "batch") == ["8.000"]
-    assert not any("difference of the means" in line or "KV cache" in line for line in found)
+    assert not any("difference of means" in line or "KV cache" in line for line in found)
+
+
+def test_what_the_client_does_not_know_is_shown_as_the_server_reports_it() -> None:
+    found = lines(msgspec.structs.replace(LANGUAGE_MODEL, comparison={}))
+    assert row(found, "ttft, ms") == ["48.00", "47.00", "50.00", "60.00"]
+    assert row(below(found, "server (vllm)"), "input tokens") == ["38,400"]
 
 
 def test_stages_have_a_row_each() -> None:
     of = staged()
     summary = summarise(of)
-    idle = ServerView(Figures(gauges={"running": GaugeFigure(0.5, 1.0)}))
+    missing = dict.fromkeys(("waiting", "kv_cache_use"), "no scrape succeeded in this window")
+    idle = ServerView(Figures(gauges={"running": GaugeFigure(0.5, 1.0)}, missing=missing))
     views = (LANGUAGE_MODEL, idle)
     stages = tuple(
         msgspec.structs.replace(stage, server=view) for stage, view in zip(summary.stages, views, strict=True)
@@ -137,6 +144,7 @@ def test_stages_have_a_row_each() -> None:
     assert "running" in table[0] and "queue p90" in table[0] and "batch" not in table[0]
     assert row(table, "1 poisson 100/s")[:2] == ["11.83", "12.00"]
     assert row(table, "2 poisson 100/s")[:2] == ["0.500", "-"]
+    assert "2 poisson 100/s: waiting, kv_cache_use not known: no scrape succeeded in this window" in table
 
 
 def test_replicas_have_a_row_each() -> None:

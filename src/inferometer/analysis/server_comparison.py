@@ -8,7 +8,7 @@ The client's times count from the send: the server cannot know when a request sh
 than the server is the share of the network and of the client.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
@@ -60,17 +60,24 @@ def compare(rows: Columns, figures: Figures, begin: int, end: int) -> dict[str, 
         if count is not None and name in figures.counters
     }
     for name, (event, values_of) in TIMES.items():
-        server = figures.histograms.get(name)
+        reported = _reported(figures, name)
         values = values_of(rows[good & _within(rows[event], begin, end)])
         values = values[~np.isnan(values)]
-        if server is None or not len(values):
+        if not reported or not len(values):
             continue
         client = {MEAN: exact.mean(values)} | Order(values).percentiles()
-        reported = {MEAN: server.mean} | server.quantiles
         for statistic in STATISTICS:
             if (value := reported.get(statistic)) is not None:
                 found[f"{name}.{statistic}"] = Comparison(client[statistic], value, "s")
     return found
+
+
+def _reported(figures: Figures, name: str) -> Mapping[str, float | None]:
+    """The server's statistics of a time: those of its histogram, or the mean if it has only a sum."""
+    if (histogram := figures.histograms.get(name)) is not None:
+        return {MEAN: histogram.mean} | histogram.quantiles
+    total, requests = (figures.counters.get(each) for each in (f"{name}_seconds", "requests"))
+    return {MEAN: total.delta / requests.delta} if total is not None and requests is not None and requests.delta else {}
 
 
 def _within(instants: NDArray[np.int64], begin: int, end: int) -> NDArray[np.bool_]:

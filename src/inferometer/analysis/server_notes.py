@@ -80,7 +80,7 @@ def _cache(figures: Figures, derived: Mapping[str, float], fresh_limit: float | 
             f"the server preempted requests {times}: its KV cache was full, and latencies include the recomputation"
         )
     use = figures.gauges.get("kv_cache_use")
-    if use is not None and use.max > KV_FULL:
+    if use is not None and use.max > KV_FULL and not found:
         found.append(f"the server's KV cache was up to {use.max:.0%} full: it limits how many requests run at a time")
     hits = derived.get("prefix_cache_hit_rate")
     if fresh_limit is not None and hits is not None and hits > fresh_limit:

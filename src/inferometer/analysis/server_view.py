@@ -196,7 +196,8 @@ def _derived(found: Figures, rows: Columns, counted: Window) -> dict[str, float]
     own = int(((rows["failure"] == 0) & (done > counted[0]) & (done <= counted[1])).sum())
     requests = counters.get("requests", float(own))
     if requests > 0:
-        derived |= {name: counters[total] / requests for name, total in _PER_REQUEST.items() if total in counters}
+        sums = {name: total for name, total in _PER_REQUEST.items() if name not in found.histograms}
+        derived |= {name: counters[total] / requests for name, total in sums.items() if total in counters}
     return {name: derived[name] for name in DERIVED if name in derived}
 
 

@@ -20,7 +20,9 @@ _OPTIONAL = ("p50", "p90", "p99")
 """Columns that a narrow table leaves out, the first of them first."""
 _OPTIONAL_BY_STAGE = ("cache hits, %", "batch", "KV max, %", "wait max", "preempted", "compute, ms")
 _MAX_ROWS = 32
-_LEGEND = "difference of the means: network and client; the server's percentiles are only as exact as its buckets"
+_MAX_LINES = 6
+"""Lines about what is missing."""
+_LEGEND = "difference of means: network and client; the server's percentiles are only as exact as its buckets"
 
 
 class _Row(NamedTuple):
@@ -40,12 +42,20 @@ _ROWS = {
     "preemptions": _Row("preemptions"),
     "spec_acceptance": _Row("accepted, %", 100, only_if_positive=True),
     "queue_time": _Row("queue, ms", 1e3),
+    "inference_time": _Row("inference, ms", 1e3),
     "prefill_time": _Row("prefill, ms", 1e3),
     "decode_time": _Row("decode, ms", 1e3),
-    "compute_time": _Row("compute, ms", 1e3),
+    "compute_time": _Row("compute, ms", 1e3, only_if_positive=True),
+    "ttft": _Row("ttft, ms", 1e3),
     "itl": _Row("itl, ms", 1e3),
+    "tpot": _Row("tpot, ms", 1e3),
+    "e2e": _Row("e2e, ms", 1e3),
     "batch": _Row("batch"),
+    "requests": _Row("requests"),
+    "input_tokens": _Row("input tokens"),
+    "output_tokens": _Row("output tokens"),
     "failures": _Row("failures", only_if_positive=True),
+    "aborted": _Row("aborted", only_if_positive=True),
     "gpu_use": _Row("GPU, %", 100),
     "gpu_memory": _Row("GPU memory, GB", 1e-9),
     "gpu_power": _Row("GPU power, W"),
@@ -53,7 +63,7 @@ _ROWS = {
     "gpu_temperature": _Row("GPU, °C"),
     "gpu_clock": _Row("GPU clock, MHz"),
 }
-_COUNTED = {"requests": "requests", "input_tokens": "input tokens", "output_tokens": "output tokens"}
+_COUNTED = ("requests", "input_tokens", "output_tokens")
 
 
 def server(run: Run, summary: Summary, width: int) -> RenderableType:
@@ -67,8 +77,8 @@ def server(run: Run, summary: Summary, width: int) -> RenderableType:
         parts += _figures(view, width)
     for more in (_by_target(view.figures, width), _client_and_server(view.comparison)):
         parts += ["", *more] if parts and more else more
-    parts += [Text(f"! {formatting.one_line(note, 1000)}", style="yellow") for note in view.notes]
-    parts += [Text(formatting.one_line(line, 1000), style="dim") for line in _missing(view.figures)]
+    parts += [Text(f"! {_one_line(note)}", style="yellow") for note in view.notes]
+    parts += [Text(_one_line(line), style="dim") for line in _missing(summary, view)]
     problems = [f"{name}: {why}" for name, why in unread(run.manifest).items()]
     if not parts and not problems:
         targets = ", ".join(view.figures.servers) or "the server"
@@ -86,8 +96,9 @@ def _one_line(text: str) -> str:
 
 
 def _figures(view: ServerView, width: int) -> list[RenderableType]:
-    """One row per quantity. Columns that no quantity has are left out."""
-    rows = {row.label: cells for name, row in _ROWS.items() if (cells := _cells(view, name))}
+    """One row per quantity, except for those that are compared with the client's. Columns that no quantity has are left out."""
+    compared = {name.removesuffix(f".{MEAN}") for name in view.comparison}
+    rows = {row.label: cells for name, row in _ROWS.items() if name not in compared and (cells := _cells(view, name))}
     if not rows:
         return []
     columns = [column for column in _COLUMNS if any(column in cells for cells in rows.values())]
@@ -202,9 +213,9 @@ def _client_and_server(comparison: Mapping[str, Comparison]) -> list[RenderableT
     if not comparison:
         return []
     table = tables.table("client and server", ["client", "server", "difference", "share"])
-    for name, label in _COUNTED.items():
+    for name in _COUNTED:
         if name in comparison:
-            _add_count(table, label, comparison[name])
+            _add_count(table, _ROWS[name].label, comparison[name])
     times = [name for name in comparison if name not in _COUNTED]
     for name in times:
         metric, _, statistic = name.partition(".")
@@ -220,21 +231,27 @@ def _add_count(table: Table, label: str, both: Comparison) -> None:
 def _add_time(table: Table, label: str, both: Comparison, is_mean: bool) -> None:
     """Add a row in milliseconds. Only means have a difference that can be attributed: percentiles depend on the buckets."""
     decimals = formatting.decimals_for(1e3 * both.client)
-    cells = [f"{formatting.milliseconds(each, decimals)} " for each in (both.client, both.server, both.difference)]
-    share = f"{both.difference / both.client:.0%} " if both.client > 0 else ""
-    table.add_row(
-        Text(label, style="bold" if is_mean else ""),
-        *(cells if is_mean else [*cells[:2], ""]),
-        share if is_mean else "",
-    )
+    client, server = (f"{formatting.milliseconds(each, decimals)} " for each in (both.client, both.server))
+    share = f"{both.difference / both.client:.1%} " if both.client > 0 else ""
+    difference = (f"{formatting.milliseconds(both.difference)} ", share) if is_mean else ("", "")
+    table.add_row(Text(label, style="bold" if is_mean else ""), client, server, *difference)
 
 
 # --- what is missing -------------------------------------------------------------------------------------------------
 
 
-def _missing(figures: Figures) -> list[str]:
-    """Why quantities have no figure, with one line for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for name, why in figures.missing.items():
-        by_reason.setdefault(why, []).append(name)
-    return [f"not known: {', '.join(names)}: {why}" for why, names in by_reason.items()]
+def _missing(summary: Summary, whole: ServerView) -> list[str]:
+    """Why quantities have no figure, with one line for each reason; then the stages that have fewer figures than the whole run."""
+    lines = [f"not known: {', '.join(names)}: {why}" for why, names in _by_reason(whole.figures.missing).items()]
+    for stage in summary.stages:
+        own = stage.server.figures.missing if stage.server is not None else {}
+        missing = {name: why for name, why in own.items() if name not in whole.figures.missing}
+        lines += [f"{stage.name}: {', '.join(names)} not known: {why}" for why, names in _by_reason(missing).items()]
+    return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], "more reasons are in summary.json"]
+
+
+def _by_reason(missing: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, why in missing.items():
+        found.setdefault(why, []).append(name)
+    return found
