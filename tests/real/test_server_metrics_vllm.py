@@ -1,7 +1,7 @@
 """vLLM's own metrics beside ours: a queue, a KV cache that overflows, and counts and times that must agree with the records.
 
 The server runs at most 4 requests at a time, and its KV cache has 8 blocks of 128 tokens (a ninth is reserved), so that 8 users
-make it queue, and long responses make it preempt.
+make it queue, and long responses make it preempt. It drafts tokens by looking up the last one in the text before.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,13 @@ pytestmark = pytest.mark.vllm
 RUNNING, USERS = 4, 8
 OFTEN = {"interval": "50ms"}
 REQUESTS = 40
+DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}'
 
 
 @pytest.fixture(scope="module")
 def vllm() -> Iterator[dict[str, Any]]:
-    with started("vllm", "--max-num-seqs", str(RUNNING), "--num-gpu-blocks-override", "9") as ready:
+    options = ("--max-num-seqs", str(RUNNING), "--num-gpu-blocks-override", "9", "--speculative-config", DRAFTS)
+    with started("vllm", *options) as ready:
         yield ready
 
 
@@ -69,6 +71,13 @@ def test_the_server_measures_no_longer_times_than_the_client(queued: tuple[Run, 
     assert (view.figures.histograms["queue_time"].mean or 0) > 0
     assert (view.figures.histograms["decode_time"].mean or 0) > 0
     assert (view.figures.histograms["prefill_time"].mean or 0) > 0
+
+
+def test_drafted_and_accepted_tokens(queued: tuple[Run, Summary]) -> None:
+    view = _view(queued[1])
+    drafted, accepted = (view.figures.counters[name].delta for name in ("spec_drafted", "spec_accepted"))
+    assert 0 <= accepted < drafted < 3 * REQUESTS * 40
+    assert view.derived["spec_acceptance"] == pytest.approx(accepted / drafted)
 
 
 def test_queueing_becomes_a_note(queued: tuple[Run, Summary]) -> None:

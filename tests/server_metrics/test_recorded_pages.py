@@ -1,38 +1,30 @@
 """Pages of real servers, recorded here before, during and after a load of 24 requests: what the figures must say about it.
 
-vLLM 0.32.0 (CPU build, at most 2 requests at a time,
-speculative decoding by n-grams, one request before; excerpt), llama.cpp of October 2026 (4 slots), and
-Triton 2.51 (a model that takes 20 ms, and one that is not used). The vLLM and llama.cpp responses had 40 tokens each.
+vLLM 0.32.0 (CPU build, at most 2 requests at a time, speculative decoding by n-grams, one request before; excerpt), llama.cpp of
+October 2026 (4 slots), and Triton 2.51 (a model that takes 20 ms, and one that is not used). The responses of vLLM and llama.cpp
+have 40 tokens each.
 """
 
 from pathlib import Path
 
 import pytest
+from pages import scraped, window
 
-from inferometer.series import SeriesRow, TimeSeries, group
 from inferometer.server_metrics.exposition import parse
-from inferometer.server_metrics.figures import SOURCE, UP, figures
-from inferometer.units import NS
+from inferometer.server_metrics.figures import Figures
 
 PAGES = Path(__file__).parent / "recorded"
-TIMES = {"before": 0, "during": 1, "after": 2}
-TARGET = {"target": "http://127.0.0.1:8000/metrics"}
 
 
-def recorded(server: str) -> tuple[TimeSeries, ...]:
-    """The three pages, as if they had been scraped at 0, 1 and 2 s."""
-    rows = []
-    for when, second in TIMES.items():
-        rows.append(SeriesRow(SOURCE, UP, TARGET, second * NS, 1.0))
-        rows += [
-            SeriesRow(SOURCE, sample.name, TARGET | dict(sample.labels), second * NS, sample.value)
-            for sample in parse((PAGES / f"{server}_{when}.txt").read_text())
-        ]
-    return group(rows)
+def recorded(server: str, model: str) -> Figures:
+    """The figures of the three pages, as if they had been scraped at 0, 1 and 2 s."""
+    texts = [(PAGES / f"{server}_{when}.txt").read_text() for when in ("before", "during", "after")]
+    pages = {second: [(name, dict(labels), value) for name, labels, value in parse(text)] for second, text in enumerate(texts)}  # fmt: skip
+    return window(scraped(pages), 0, 2, model)
 
 
 def test_vllm() -> None:
-    found = figures(recorded("vllm_0.32.0"), 0, 2 * NS, model="tiny-llama")
+    found = recorded("vllm_0.32.0", "tiny-llama")
     assert list(found.servers.values()) == ["vllm"]
     assert (found.gauges["running"].max, found.gauges["waiting"].max) == (1, 18), "not also those of waiting_by_reason"
     assert found.gauges["kv_cache_use"].max == pytest.approx(1 / 4095)
@@ -45,13 +37,11 @@ def test_vllm() -> None:
     for name, total in sums.items():
         assert found.histograms[name].count == 24
         assert found.histograms[name].mean == pytest.approx(total / 24, rel=1e-4)
-    assert found.histograms["itl"].count == 24 * 39 - 1, (
-        "two tokens of one step: the accepted one has no gap of its own"
-    )
+    assert found.histograms["itl"].count == 24 * 39 - 1, "an accepted token comes with another: there is no gap"
 
 
 def test_llama_cpp() -> None:
-    found = figures(recorded("llama_cpp_2026.10"), 0, 2 * NS, model="tiny-llama")
+    found = recorded("llama_cpp_2026.10", "tiny-llama")
     assert list(found.servers.values()) == ["llamacpp"]
     assert (found.gauges["running"].max, found.gauges["waiting"].max) == (4, 13)
     counted = {name: figure.delta for name, figure in found.counters.items()}
@@ -61,7 +51,7 @@ def test_llama_cpp() -> None:
 
 
 def test_triton() -> None:
-    found = figures(recorded("triton_2.51"), 0, 2 * NS, model="slow")
+    found = recorded("triton_2.51", "slow")
     assert list(found.servers.values()) == ["triton"]
     assert found.gauges["waiting"].max == 16
     counted = {name: figure.delta for name, figure in found.counters.items()}
@@ -72,5 +62,5 @@ def test_triton() -> None:
 
 
 def test_a_model_that_is_not_used_has_no_requests() -> None:
-    found = figures(recorded("triton_2.51"), 0, 2 * NS, model="identity")
+    found = recorded("triton_2.51", "identity")
     assert found.counters["requests"].delta == 0 and found.gauges["waiting"].max == 0

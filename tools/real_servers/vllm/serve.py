@@ -34,7 +34,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-START_S, STOP_S = 180, 15
+START_S, STOP_S = 300, 15
 
 
 def main() -> None:
