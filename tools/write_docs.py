@@ -147,10 +147,10 @@ clocks, which are averaged. The maximum is that of the sum, or of any single val
 replicas together. A metric that is not on the page at first counts from 0, because servers report some metrics only after the first
 request. If one of these two scrapes failed on any replica, the figure is missing, with the reason.
 
-**Quantiles** are interpolated within buckets, as PromQL's `histogram_quantile` does. Their precision is that of the server's buckets: with an
-edge at 0.3 s and none below, a p50 of 0.15 s only says that it is below 0.3 s. A quantile above the last edge is not known. Buckets are
-stored at the start of the run, when a stage begins, and at the end. Replicas with different buckets are merged at the edges that all of
-them have.
+**Quantiles** are interpolated within buckets, as PromQL's `histogram_quantile` does. Their precision is that of the server's buckets: between
+edges at 5 s and 10 s, a p50 of 7.5 s only says that it is in between. Within the first bucket the mean limits them: a p90 is at most ten
+times the mean. A quantile above the last edge is not known. Buckets are stored at the start of the run, when a stage begins, and at the
+end. Replicas with different buckets are merged at the edges that all of them have.
 
 **Resets.** If a counter falls, or the server reports that its process was started again, the server was restarted: what the counter grew before
 and what it has grown since then count, and the result is marked as a lower bound.

@@ -115,7 +115,7 @@ def test_restart_counts_once_however_many_series_it_resets() -> None:
 
 def test_stage_takes_the_buckets_from_its_mark_to_the_next_one() -> None:
     def counted(low: float, high: float) -> list[Sample]:
-        return _histogram({"0.1": low, "1": low + high, "+Inf": low + high})
+        return _histogram({"0.1": low, "1": low + high, "+Inf": low + high}, total=0.05 * low + 0.5 * high)
 
     def without_buckets(samples: list[Sample]) -> list[Sample]:
         return [sample for sample in samples if "le" not in sample[1]]
@@ -129,6 +129,12 @@ def test_stage_takes_the_buckets_from_its_mark_to_the_next_one() -> None:
     assert (within.histograms["ttft"].count, within.histograms["ttft"].quantiles) == (50, {})
     assert "buckets are stored only when a stage begins or ends" in within.missing["ttft"]
     assert "buckets were stored too long before or after" in window(pages, 5, 20.1).missing["ttft"]
+
+
+def test_mean_limits_the_quantiles_within_the_first_bucket() -> None:
+    pages = scraped({0: [], 1: _histogram({"0.3": 100, "+Inf": 100}, total=0.2)})
+    quantiles = window(pages, 0, 1).histograms["ttft"].quantiles
+    assert quantiles == {"p50": pytest.approx(0.004), "p90": pytest.approx(0.02), "p99": pytest.approx(0.2)}
 
 
 def test_histogram_without_observations_has_no_mean_and_no_quantiles() -> None:
@@ -189,8 +195,8 @@ def test_requests_of_a_proxy_are_not_added_to_those_of_the_servers_behind_it() -
 
 def test_histograms_with_different_buckets_are_merged_at_common_edges() -> None:
     empty = {0: [_sample(RUNNING, 0)]}
-    a = scraped(empty | {1: _histogram({"0.1": 5, "0.2": 10, "1": 10, "+Inf": 10})}, A)
-    b = scraped(empty | {1: _histogram({"0.2": 0, "0.5": 5, "1": 10, "+Inf": 10})}, B)
+    a = scraped(empty | {1: _histogram({"0.1": 5, "0.2": 10, "1": 10, "+Inf": 10}, 1.5)}, A)
+    b = scraped(empty | {1: _histogram({"0.2": 0, "0.5": 5, "1": 10, "+Inf": 10}, 6.0)}, B)
     c = scraped(empty | {1: _histogram({"3": 5, "+Inf": 5})}, "http://c/metrics")
     ttft = window((*a, *b), 0, 1).histograms["ttft"]
     assert (ttft.count, ttft.quantiles["p50"], ttft.quantiles["p90"]) == (20, pytest.approx(0.2), pytest.approx(0.84))

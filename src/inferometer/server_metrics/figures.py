@@ -47,7 +47,8 @@ class HistogramFigure(msgspec.Struct, frozen=True):
     count: float
     mean: float | None
     quantiles: dict[str, float | None] = {}
-    """p50, p90 and p99, interpolated within buckets; null if there are no observations, or it is above the last bucket."""
+    """p50, p90 and p99, interpolated within buckets; null if there are no observations, or it is above the last bucket. Empty if
+    the buckets of this window are not known."""
     resets: int = 0
 
 
@@ -58,7 +59,8 @@ class Figures(msgspec.Struct, frozen=True):
     counters: dict[str, CounterFigure] = {}
     histograms: dict[str, HistogramFigure] = {}
     missing: dict[str, str] = {}
-    """Quantities that a target offers but that have no figure in this window, and why."""
+    """Quantities that a target offers but that have no figure in this window, and why. If one has a figure all the same, it lacks
+    something: a gauge lacks that target, a histogram its quantiles."""
     servers: dict[str, str] = {}
     """The kind of server behind each target, by its families: vllm, sglang, tgi ..."""
 
@@ -172,7 +174,7 @@ def _histogram(name: str, offers: Sequence[Target], begin: int, end: int) -> tup
     buckets = _buckets(name, intervals, counts, begin, end)
     if isinstance(buckets, str):
         return HistogramFigure(count, mean, {}, resets), [f"quantiles: {buckets}"]
-    quantiles = {label: growth.quantile(q, buckets) for label, q in _QUANTILES.items()}
+    quantiles = {label: growth.quantile(q, buckets, mean) for label, q in _QUANTILES.items()}
     return HistogramFigure(count, mean, quantiles, resets), []
 
 
