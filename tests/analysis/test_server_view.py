@@ -101,6 +101,13 @@ def test_the_border_of_stages_is_the_scrape_that_has_buckets() -> None:
         assert p50 == pytest.approx(0.05, abs=0.01), "within the bucket from 40 to 60 ms"
 
 
+def test_a_run_that_is_shorter_than_its_preparation_has_percentiles() -> None:
+    rows, chunks = made.closed_rows(24)
+    series = vllm(rows, [-20 * SECOND, -SECOND, int(rows["done"].max()) + 1])
+    view = whole(summarise(with_series(made.run(rows, chunks), series)))
+    assert view.figures.histograms["e2e"].quantiles["p50"] is not None and "e2e" not in view.figures.missing
+
+
 def test_without_scrapes_in_a_stage_its_figures_are_missing() -> None:
     rows, chunks = made.open_rows()
     rows["stage"] = rows["id"] >= 590

@@ -171,7 +171,7 @@ def _histogram(name: str, offers: Sequence[Target], begin: int, end: int) -> tup
         return HistogramFigure(count, None, dict.fromkeys(_QUANTILES), resets), []
     has_sums = all(any(track.part == "sum" for track in each.target.quantities[name]) for each in intervals)
     mean = math.fsum(part.delta for part in sums) / count if has_sums else None
-    buckets = _buckets(name, intervals, counts, begin, end)
+    buckets = _buckets(name, intervals, counts)
     if isinstance(buckets, str):
         return HistogramFigure(count, mean, {}, resets), [f"quantiles: {buckets}"]
     quantiles = {label: growth.quantile(q, buckets, mean) for label, q in _QUANTILES.items()}
@@ -197,14 +197,12 @@ def _parts(name: str, intervals: Sequence[growth.Interval], part: str) -> list[g
     ]
 
 
-def _buckets(
-    name: str, intervals: Sequence[growth.Interval], counts: Sequence[growth.Growth], begin: int, end: int
-) -> growth.Buckets | str:
+def _buckets(name: str, intervals: Sequence[growth.Interval], counts: Sequence[growth.Growth]) -> growth.Buckets | str:
     found = []
     for each, count in zip(intervals, counts, strict=True):
         if count.delta <= 0:
             continue
-        buckets = growth.bucket_counts(each.target.quantities[name], each, begin, end, count.delta)
+        buckets = growth.bucket_counts(each.target.quantities[name], each, count.delta)
         if isinstance(buckets, str):
             return f"{each.target.url}: {buckets}"
         found.append(buckets)

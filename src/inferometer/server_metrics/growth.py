@@ -7,8 +7,8 @@ succeeded, and they must be two different ones: otherwise there is no figure, bu
 - A value that falls, or a process that was started again, is a reset: what the counter had grown before and what it has grown since then
   count, and what happened between the last scrape before and the restart is lost.
 - Buckets are stored at the start, when a stage begins, and at the end. A window counts from the stored buckets nearest to its begin to
-  those nearest to its end. If they have counted other observations than the histogram's count has over the window (by more than a
-  tenth), there are no quantiles.
+  those nearest to its end: with the fewest observations between. If they have counted other observations than the histogram's
+  count has over the window (by more than a tenth), there are no quantiles.
 - Buckets of several label sets and targets are added up at the edges that all of them have.
 """
 
@@ -72,17 +72,17 @@ def grown(tracks: Sequence[Track], within: Interval) -> Growth:
     return Growth(math.fsum(deltas), resets)
 
 
-def bucket_counts(tracks: Sequence[Track], within: Interval, begin: int, end: int, count: float) -> Buckets | str:
+def bucket_counts(tracks: Sequence[Track], within: Interval, count: float) -> Buckets | str:
     """Return what one target's histogram has counted over the window, or why that is not known."""
-    marks = within.target.marks
     buckets = [track for track in tracks if track.part == "bucket"]
     if not buckets:
         return "the server reports no buckets"
-    first, last = _nearest(marks, begin), _nearest(marks, end)
+    counts = [track for track in tracks if track.part == "count"]
+    first, last = (_nearest(within.target, counts, at) for at in (within.first, within.last))
     if first == last:
         return "buckets are stored only when a stage begins or ends"
     between = Interval(within.target, first, last)
-    totals = grown([track for track in tracks if track.part == "count"], between)
+    totals = grown(counts, between)
     at = np.array((first, last), np.int64)
     held = [(track.le, *np.nan_to_num(track.held(at)).tolist()) for track in buckets]
     is_reset = totals.resets > 0 or any(after < before for _, before, after in held)
@@ -141,5 +141,15 @@ def _between(track: Track, first: int, last: int) -> tuple[Instants, Values]:
     return np.concatenate(([first], at[begin:end])), np.concatenate(([before], value[begin:end]))
 
 
-def _nearest(instants: Instants, at: int) -> int:
-    return int(instants[int(np.argmin(np.abs(instants - at)))])
+def _nearest(target: Target, counts: Sequence[Track], at: int) -> int:
+    """The stored buckets, before or after a scrape, that differ from it by fewer observations, or else are nearer in time. If
+    nothing has been counted yet, no buckets are needed."""
+    if all(np.nan_to_num(track.held(np.array([at], np.int64)))[0] == 0 for track in counts):
+        return at
+    index = int(np.searchsorted(target.marks, at, "right"))
+    around: list[int] = target.marks[max(index - 1, 0) : index + 1].tolist()
+
+    def distance(mark: int) -> tuple[float, int]:
+        return grown(counts, Interval(target, min(mark, at), max(mark, at))).delta, abs(mark - at)
+
+    return min(around, key=distance)
