@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import resources, sessions, settings, slo, stability
+from inferometer.analysis import sessions, settings, slo, stability
 from inferometer.analysis.breakdown import PARTS, Breakdown, split
 from inferometer.analysis.checks import CHECKS, Check, Evidence, StageEvidence, examine, verdict
 from inferometer.analysis.checks.evidence import FailureCount, count_failures
@@ -153,8 +153,7 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         tokens_counted_by=_sources(rows["counted_by"][steady & good]),
         started=run.manifest.started,
         inferometer=run.manifest.inferometer,
-        definitions=_definitions(checks, isinstance(parts, Breakdown), any(stage.sessions for stage in stages))
-        | (resources.DEFINITIONS if used.whole else {}),
+        definitions=_definitions(checks, isinstance(parts, Breakdown), any(stage.sessions for stage in stages)),
         slos=slo.together([(stage.stage, stage.slos) for stage in stages]) if several else stages[0].slos,
         goodput=None if several else stages[0].goodput,
         sessions=talks,
