@@ -189,7 +189,7 @@ def test_what_must_not_be_read_is_missing_with_a_reason(start: Start, monkeypatc
     watch.start()
     assert "disk_read" not in (found := recorded(watch)) and "cpu" in found
     assert watch.problems() == {
-        f"process {server.pid}: disk I/O": f"access to process {server.pid} was denied: run as the same user as the server"
+        f"process {server.pid}: disk I/O": f"access to process {server.pid} was denied: run inferometer as the user of that process"
     }
 
 

@@ -29,6 +29,18 @@ _REASONS = {
 """Why a GPU lowers its clocks under load: bits of NVML's throttle reasons."""
 
 
+DEFINITIONS = {
+    "resources": "use of the machine that the client runs on, over the same time as the rates",
+    "resources.host.cpu": "share of all cores that was busy, with the client and everything else on the machine",
+    "resources.processes.cpu": "cores that the processes and their children kept busy on average",
+    "resources.processes.memory_max": "highest sum of their resident memory; what they share counts for each of them",
+    "resources.gpus.energy": "integral of the GPU's power, in J; missing if samples of the power are missing",
+    "resources.energy.per_request": "energy of all GPUs of the machine / requests completed in that time",
+    "resources.energy.per_output_token": "energy of all GPUs of the machine / output tokens that arrived in that time",
+    "resources.observing_share": "CPU time of all observers / length of the run",
+}
+
+
 class HostUse(msgspec.Struct, frozen=True):
     """What all processes of this machine used together; null if it is not known. Rates are in bytes per second."""
 

@@ -48,7 +48,7 @@ class Observe(Section):
     processes: Annotated[
         list[int | str],
         Meta(
-            description="Server processes on this machine whose CPU, memory and I/O to record with those of their children: process ids, or names."
+            description="Server processes on this machine whose CPU, memory and disk I/O to record with those of their children: process ids, or names, such as `vllm`. The network cannot be counted by process."
         ),
     ] = field(default_factory=list)
     host: Annotated[bool, Meta(description="Record CPU, memory, network and disk use of this machine.")] = True

@@ -159,7 +159,7 @@ class _Group:
         """Leave a value out from now on: a sum without this process would be too small."""
         self._unreadable |= set(names)
         self.problems[f"process {self._given}: {what}"] = (
-            f"access to process {process.pid} was denied: run as the same user as the server"
+            f"access to process {process.pid} was denied: run inferometer as the user of that process"
         )
 
     def _note_end(self, pid: int) -> None:
