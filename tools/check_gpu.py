@@ -4,7 +4,7 @@
 
 It needs a GPU, nvidia-smi, and the packages torch, numpy, msgspec and nvidia-ml-py (pynvml). A child process loads the GPU with matrix
 products: at full power, then in bursts, then at full power again. Meanwhile the observer records, as it does in a run, and so does
-`nvidia-smi -lms 200`. The exit status is 1 if the energies differ by more than 3 %.
+`nvidia-smi -lms 50`. The exit status is 1 if the energies differ by more than 3 %.
 """
 
 import argparse
@@ -124,7 +124,7 @@ class Smi:
     def __init__(self, gpu: int) -> None:
         self._queries = [query for query in QUERIES if self._knows(query, gpu)]
         query = ",".join(["timestamp", *self._queries])
-        command = ["nvidia-smi", f"--id={gpu}", f"--query-gpu={query}", "--format=csv,noheader,nounits", "-lms", "200"]
+        command = ["nvidia-smi", f"--id={gpu}", f"--query-gpu={query}", "--format=csv,noheader,nounits", "-lms", "50"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self._lines: list[str] = []
         self._thread = threading.Thread(target=self._read, daemon=True)

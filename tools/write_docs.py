@@ -92,6 +92,8 @@ def _server(server: Server) -> str:
         lines.append(
             "The simulator of `inferometer serve` uses these names. Under Ray Serve they start with `ray_vllm:`.\n"
         )
+    if server is SERVERS["triton"]:
+        lines.append("`inferometer serve` uses these names for tensor models.\n")
     lines.append("| quantity | metric | |\n|---|---|---|")
     for quantity, own in rows.items():
         names = ", or ".join(" + ".join(_metric(server, row, name) for name in row.names) for row in own)

@@ -92,6 +92,15 @@ def test_a_stage_is_compared_with_the_requests_that_ended_in_it() -> None:
     assert first.comparison["requests"].client + second.comparison["requests"].client == 600
 
 
+def test_the_gauges_of_a_stage_end_where_the_next_one_begins() -> None:
+    rows, _ = made.open_rows()
+    begin = int(rows["intended"][400])
+    late = 2 * SECOND  # its last response arrives while the next stage is in progress
+    summary = two_stages(late, num_requests_waiting=lambda at: 0 if at < begin else 9)
+    waiting = [stage.server.figures.gauges["waiting"].max for stage in summary.stages if stage.server]
+    assert waiting == [0, 9]
+
+
 def test_the_border_of_stages_is_the_scrape_that_has_buckets() -> None:
     summary = two_stages()
     for stage in summary.stages:

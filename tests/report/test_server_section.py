@@ -88,7 +88,7 @@ def row(found: list[str], label: str) -> list[str]:
 
 def test_figures_of_a_language_model() -> None:
     found = lines(LANGUAGE_MODEL)
-    assert row(found, "server (vllm)") == ["mean", "p50", "p90", "p99", "max", "total"]
+    assert row(found, "server (vLLM)") == ["mean", "p50", "p90", "p99", "max", "total"]
     assert row(found, "running") == ["11.83", "16"]
     assert row(found, "waiting") == ["12.00", "31"]
     assert row(found, "KV cache, %") == ["45.12", "98"]
@@ -117,7 +117,7 @@ def test_notes_and_what_is_missing() -> None:
 
 def test_a_tensor_server_has_queue_compute_and_batch_but_no_tokens() -> None:
     found = lines(TENSOR_SERVER)
-    assert row(found, "server (triton)") == ["mean", "max"]
+    assert row(found, "server (Triton)") == ["mean", "max"]
     assert row(found, "queue, ms") == ["2.000"] and row(found, "compute, ms") == ["3.000"]
     assert row(found, "batch") == ["8.000"]
     assert not any("difference of means" in line or "KV cache" in line for line in found)
@@ -126,7 +126,7 @@ def test_a_tensor_server_has_queue_compute_and_batch_but_no_tokens() -> None:
 def test_what_the_client_does_not_know_is_shown_as_the_server_reports_it() -> None:
     found = lines(msgspec.structs.replace(LANGUAGE_MODEL, comparison={}))
     assert row(found, "ttft, ms") == ["48.00", "47.00", "50.00", "60.00"]
-    assert row(below(found, "server (vllm)"), "input tokens") == ["38,400"]
+    assert row(below(found, "server (vLLM)"), "input tokens") == ["38,400"]
 
 
 def test_stages_have_a_row_each() -> None:
@@ -140,7 +140,7 @@ def test_stages_have_a_row_each() -> None:
     )
     summary = msgspec.structs.replace(summary, server=LANGUAGE_MODEL, stages=stages)
     found = rendered(of, summary)
-    table = below(found, "server (vllm)")
+    table = below(found, "server (vLLM)")
     assert "running" in table[0] and "queue p90" in table[0] and "batch" not in table[0]
     assert row(table, "1 poisson 100/s")[:2] == ["11.83", "12.00"]
     assert row(table, "2 poisson 100/s")[:2] == ["0.500", "-"]
@@ -161,7 +161,7 @@ def test_replicas_have_a_row_each() -> None:
 @pytest.mark.parametrize("width", [70, 80])
 def test_narrow_terminals(width: int) -> None:
     found = lines(LANGUAGE_MODEL, width)
-    assert {"mean", "max", "total"} <= set(row(found, "server (vllm)"))
+    assert {"mean", "max", "total"} <= set(row(found, "server (vLLM)"))
     assert not any("…" in line for line in found)
 
 

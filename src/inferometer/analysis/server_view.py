@@ -131,11 +131,13 @@ def _first_scrape(up: TimeSeries, series: Sequence[TimeSeries], begin: int, end:
 
 
 def _measured(spans: Spans, stage: int, starts: Sequence[int], end: int) -> Window:
-    """The window of a stage's gauges; if no request was measured, the whole stage."""
+    """The window of a stage's gauges; if no request was measured, the whole stage. Its last requests may end in the next stage, whose
+    queue is not its own."""
     window = spans.windows[stage]
+    until = min(starts[stage + 1], end) if stage + 1 < len(starts) else end
     if window.span:
-        return round(window.start * NS), round(window.end * NS)
-    return min(starts[stage], end), min(starts[stage + 1], end) if stage + 1 < len(starts) else end
+        return round(window.start * NS), min(round(window.end * NS), until)
+    return min(starts[stage], end), until
 
 
 # --- views -----------------------------------------------------------------------------------------------------------

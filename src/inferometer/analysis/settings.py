@@ -51,7 +51,7 @@ def receives_text(manifest: Manifest) -> bool:
 def has_new_prompts(manifest: Manifest) -> bool:
     """Whether each prompt is generated for this run. Later turns of a session still repeat the turns before, and files and lists of
     prompts may share a prefix on purpose."""
-    return text(manifest, "data", "type") == "synthetic" and sends_text(manifest)
+    return text(manifest, "data", "type") in ("synthetic", "random") and sends_text(manifest)
 
 
 def unreached(manifest: Manifest) -> float:

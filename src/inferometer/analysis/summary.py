@@ -18,7 +18,7 @@ from inferometer.analysis.groups import Group, Groups, by_class, by_replica
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.overload import Overload, overload
 from inferometer.analysis.percentiles import Distribution
-from inferometer.analysis.resources import ResourceUse, resource_uses
+from inferometer.analysis.resources import DEFINITIONS, ResourceUse, resource_uses
 from inferometer.analysis.server_view import ServerView, server_views
 from inferometer.analysis.sessions import SessionSummary
 from inferometer.analysis.slo import Goodput, SloResult
@@ -155,7 +155,8 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         inferometer=run.manifest.inferometer,
         definitions=_definitions(
             checks, isinstance(parts, Breakdown), any(stage.sessions for stage in stages), seen.whole
-        ),
+        )
+        | (DEFINITIONS if used.whole is not None else {}),
         slos=slo.together([(stage.stage, stage.slos) for stage in stages]) if several else stages[0].slos,
         goodput=None if several else stages[0].goodput,
         sessions=talks,

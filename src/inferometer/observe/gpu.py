@@ -3,7 +3,7 @@
 Series of the source `nvml`, labelled with the index of the `gpu`:
 
     gpu_power          W, sampled ten times as often as the others: instantaneous if the GPU reports that, else averaged by it
-    gpu_energy         J since the driver was loaded, as often as the power
+    gpu_energy         J since the driver was loaded
     gpu_use            share of the time in which a kernel ran
     gpu_memory_use     share of the time in which GPU memory was read or written
     gpu_memory         bytes in use
@@ -140,8 +140,8 @@ class _Gpu:
         self.labels = {"gpu": str(index)}
         self.has_instant_power = _has_instant_power(nvml, self.handle)
         power = _instant_power if self.has_instant_power else _average_power
-        self.fast: dict[str, _Read] = {"GPU power": power, "GPU energy counter": _energy}
-        self.slow: dict[str, _Read] = dict(_SLOW)
+        self.fast: dict[str, _Read] = {"GPU power": power}
+        self.slow: dict[str, _Read] = {"GPU energy counter": _energy} | _SLOW
 
     def facts(self, nvml: Nvml, at: int) -> list[SeriesRow]:
         """What does not change during a run."""

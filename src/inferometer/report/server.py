@@ -13,6 +13,7 @@ from inferometer.analysis.summary import Summary
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.width import fitted
+from inferometer.server_metrics.families import SERVERS
 from inferometer.server_metrics.figures import Figures
 
 _COLUMNS = ("mean", "p50", "p90", "p99", "max", "total")
@@ -36,11 +37,11 @@ class _Row(NamedTuple):
 _ROWS = {
     "running": _Row("running"),
     "waiting": _Row("waiting"),
-    "swapped": _Row("swapped out", only_if_positive=True),
+    "swapped": _Row("swapped out"),
     "kv_cache_use": _Row("KV cache, %", 100),
     "prefix_cache_hit_rate": _Row("cache hits, %", 100),
     "preemptions": _Row("preemptions"),
-    "spec_acceptance": _Row("accepted, %", 100, only_if_positive=True),
+    "spec_acceptance": _Row("accepted, %", 100),
     "queue_time": _Row("queue, ms", 1e3),
     "inference_time": _Row("inference, ms", 1e3),
     "prefill_time": _Row("prefill, ms", 1e3),
@@ -63,6 +64,10 @@ _ROWS = {
     "gpu_temperature": _Row("GPU, °C"),
     "gpu_clock": _Row("GPU clock, MHz"),
 }
+_OFF_IF_ZERO = ("swapped", "spec_acceptance")
+"""Gauges that are 0 if the server does not do this at all."""
+_IMPLIED = {"inference_time": {"prefill_time", "decode_time"}, "tpot": {"itl"}}
+"""Quantities that say nothing new if the server has these."""
 _COUNTED = ("requests", "input_tokens", "output_tokens")
 
 
@@ -96,9 +101,11 @@ def _one_line(text: str) -> str:
 
 
 def _figures(view: ServerView, width: int) -> list[RenderableType]:
-    """One row per quantity, except for those that are compared with the client's. Columns that no quantity has are left out."""
-    compared = {name.removesuffix(f".{MEAN}") for name in view.comparison}
-    rows = {row.label: cells for name, row in _ROWS.items() if name not in compared and (cells := _cells(view, name))}
+    """One row per quantity, except for those that are compared with the client's, and those that say nothing new.
+    Columns that no quantity has are left out."""
+    left_out = {name.removesuffix(f".{MEAN}") for name in view.comparison}
+    left_out |= {name for name, others in _IMPLIED.items() if others <= view.figures.histograms.keys()}
+    rows = {row.label: cells for name, row in _ROWS.items() if name not in left_out and (cells := _cells(view, name))}
     if not rows:
         return []
     columns = [column for column in _COLUMNS if any(column in cells for cells in rows.values())]
@@ -118,7 +125,7 @@ def _cells(view: ServerView, name: str) -> dict[str, str]:
 
 def _values(view: ServerView, name: str) -> Mapping[str, float | None]:
     found = view.figures
-    if gauge := found.gauges.get(name):
+    if (gauge := found.gauges.get(name)) and (gauge.max or name not in _OFF_IF_ZERO):
         return {"mean": gauge.mean, "max": gauge.max}
     if (histogram := found.histograms.get(name)) and histogram.count:
         return {"mean": histogram.mean} | histogram.quantiles
@@ -132,7 +139,7 @@ def _number(column: str, value: float, scale: float) -> str:
 
 
 def _title(figures: Figures) -> str:
-    kinds = ", ".join(sorted(set(figures.servers.values())))
+    kinds = ", ".join(sorted({SERVERS[kind].title if kind in SERVERS else kind for kind in figures.servers.values()}))
     return formatting.one_line(f"server ({kinds})" if kinds else "server", 24)
 
 

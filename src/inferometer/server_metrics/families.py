@@ -270,13 +270,13 @@ SERVERS: dict[str, Server] = {
     "ray_vllm": Server("vLLM under Ray Serve", "ray_vllm:", _VLLM),
     "sglang": Server("SGLang", "sglang:", _SGLANG),
     "tgi": Server("TGI", "tgi_", _TGI),
-    "trtllm": Server("TensorRT-LLM (`trtllm-serve`)", "trtllm_", _TRTLLM),
+    "trtllm": Server("TensorRT-LLM", "trtllm_", _TRTLLM),
     "triton_trtllm": Server("TensorRT-LLM in Triton", "nv_", _TRITON_TRTLLM),
     "llamacpp": Server("llama.cpp", "llamacpp:", _LLAMACPP),
     "nim": Server("NVIDIA NIM", "", _NIM),
-    "dynamo": Server("Dynamo (front end)", "dynamo_frontend_", _DYNAMO, precedence=1),
-    "litellm": Server("LiteLLM (proxy)", "litellm_", _LITELLM, precedence=1),
-    "triton": Server("Triton and `inferometer serve`", "nv_", _TRITON),
+    "dynamo": Server("Dynamo", "dynamo_frontend_", _DYNAMO, precedence=1),
+    "litellm": Server("LiteLLM", "litellm_", _LITELLM, precedence=1),
+    "triton": Server("Triton", "nv_", _TRITON),
     "dcgm": Server("DCGM exporter", "DCGM_FI_", _DCGM, precedence=-1),
 }
 """By the names in Figures.servers, in the order in which they count if one page has metrics of several."""
