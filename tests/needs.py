@@ -28,6 +28,7 @@ REAL = {
     "perf_analyzer": "perf_analyzer",
     "transformers_server": "transformers",
     "vllm": "vllm",
+    "phoenix": "phoenix",
 }
 """Markers and the servers and clients by other people that they stand for (tools/real_servers/install.sh)."""
 

@@ -65,7 +65,7 @@ class Otlp(Section):
     url: Annotated[
         str,
         Meta(
-            description="OTLP receiver: `http://127.0.0.1:4318` for HTTP, `grpc://127.0.0.1:4317` for gRPC (`https://`, `grpcs://` with TLS)."
+            description="OTLP receiver: `http://127.0.0.1:4318` for HTTP, `grpc://127.0.0.1:4317` for gRPC (`https://`, `grpcs://` with TLS). The environment variables OTEL_* are not used."
         ),
     ]
     spans: Annotated[bool, Meta(description="Send one span per request.")] = True

@@ -62,6 +62,9 @@ class OtlpExport(Observer):
             source.end()
             source.delivery.resume()
         self._send(deadline, timeout)
+        if self._sent is not None:
+            for source in self._sources:
+                source.delivery.reason = source.delivery.reason or f"no response within {timeout:g} s"
         return ()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -26,7 +26,7 @@ from inferometer.wire import target as targets
 from inferometer.wire.failures import bounded, tls_reason
 from inferometer.wire.target import Target
 
-Message = ExportTraceServiceRequest | ExportMetricsServiceRequest
+Message: TypeAlias = ExportTraceServiceRequest | ExportMetricsServiceRequest
 
 _RESPONSES: dict[type[Message], type[ExportTraceServiceResponse | ExportMetricsServiceResponse]] = {
     ExportTraceServiceRequest: ExportTraceServiceResponse,
