@@ -15,7 +15,7 @@ BACKENDS = {
     "transformers": ("torch", "transformers", "safetensors"),
     "tokenizers": ("tiktoken", "sentencepiece"),
     "hub": ("datasets",),
-    "otlp": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc", "opentelemetry.exporter.otlp.proto.http"),
+    "otlp": ("opentelemetry.proto",),
     "nvml": ("pynvml",),
 }
 """Markers and the Python packages that they stand for (`make backends`)."""

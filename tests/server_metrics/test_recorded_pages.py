@@ -1,7 +1,7 @@
 """Pages of real servers, recorded here before, during and after a load of 24 requests: what the figures must say about it.
 
 vLLM 0.32.0 (CPU build, at most 2 requests at a time, speculative decoding by n-grams, one request before; excerpt), llama.cpp of
-October 2026 (4 slots), and Triton 2.51 (a model that takes 20 ms, and one that is not used). The responses of vLLM and llama.cpp
+October 2026 (4 slots), and Triton 2.51 (a model that takes 20 ms, and one that is not used; 8 requests on a machine with a GPU). The responses of vLLM and llama.cpp
 have 40 tokens each.
 """
 
@@ -64,3 +64,13 @@ def test_triton() -> None:
 def test_a_model_that_is_not_used_has_no_requests() -> None:
     found = recorded("triton_2.51", "identity")
     assert found.counters["requests"].delta == 0 and found.gauges["waiting"].max == 0
+
+
+def test_triton_with_a_gpu() -> None:
+    """An H200 under full load; nvidia-smi reported 100 %, 1,471 MiB and 690.03 W at the time of the second page."""
+    found = recorded("triton_gpu_2.51", "burn")
+    assert (found.gauges["waiting"].max, found.gauges["gpu_use"].max) == (6, 1)
+    assert found.gauges["gpu_memory"].max == pytest.approx(1_471 * 2**20, rel=0.001)
+    assert found.gauges["gpu_power"].max == pytest.approx(690.03, rel=0.002)
+    assert found.counters["requests"].delta == 8
+    assert found.counters["gpu_energy"].delta > 0
