@@ -96,6 +96,8 @@ def over_http(classifies: bool = True, statistics: bool = False, timing: bool = 
         tree: Any
         if path in ("/v2/health/live", "/v2/health/ready") or path.endswith("/ready"):
             return 200, {}, b""
+        if path == "/metrics":
+            return 404, {}, b""
         if path == "/v2":
             tree = {"name": "test", "version": "1", "extensions": ["classification"] if classifies else []}
         elif path == "/v2/repository/index":

@@ -276,6 +276,7 @@ def _config(options: ComparisonOptions, protocol: str, data: Data | None = None,
         "load": {"type": "closed", "concurrency": options.concurrency} | ends,
         "client": {"probe": False},
         "measure": {"warmup": str(options.concurrency)},
+        "observe": {"prometheus": []},  # only the HTTP port has metrics: scraping would slow that one down
     }
     config = from_mapping(tree, options.overrides, "command line")
     return config if folder is None else msgspec.structs.replace(config, output=str(folder))

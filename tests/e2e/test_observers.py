@@ -163,7 +163,7 @@ def test_targets_that_fail_cost_a_line_and_not_the_run(
         "http://127.0.0.1:1/metrics": "connection refused",
     }
     assert summary.counts.ok == len(run.records.rows) > 0
-    assert f"observer {dies}/metrics: {died}" in " ".join(console.render(run, summary).split())
+    assert f"{dies}/metrics: {died}" in " ".join(console.render(run, summary).split())
     assert not any("sk-very-secret" in request for request in seen)
 
 

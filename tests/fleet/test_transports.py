@@ -58,6 +58,7 @@ def measure(
         "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
         "client": {"processes": shards, "grace": "1s", "probe": False},
         "output": str(folder),
+        "observe": {"prometheus": []},
     }
     return conduct.measure(from_mapping(tree | sections), show, TRANSPORTS[transport])
 
