@@ -165,7 +165,7 @@ def test_requests_from_a_jsonl_file(tmp_path: Path) -> None:
         result = cli(
             "run", url, "--model", "m", "--requests", "2", "--concurrency", "1", "--set", "data={type: jsonl}",
             "--set", f"data.path={lines}", "--set", f"output={tmp_path / 'runs'}", "--set", "client.processes=0",
-                "--set", "client.probe=false",
+                "--set", "client.probe=false", "--set", "observe.prometheus=[]",
         )  # fmt: skip
     assert result.status in (0, 1), result
     assert [(body["messages"][0]["content"], body["max_tokens"]) for body in seen] == [("one", 128), ("two", 7)]  # type: ignore[index]

@@ -9,6 +9,7 @@ import pytest
 from command import start
 from dashboard import expressions
 from prometheus_server import Prometheus, free_port, prometheus
+from waiting import until
 
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
@@ -38,6 +39,7 @@ def test_every_panel_shows_data_during_a_run(tmp_path: Path) -> None:
         prometheus(tmp_path, [server, f"http://127.0.0.1:{port}"]) as scraping,
     ):
         (tmp_path / "mix.yaml").write_text(CONFIG % server, encoding="utf-8")
+        until(lambda: has_data(scraping, "up == 1"), "Prometheus has scraped the server")
         run = start("run", "mix.yaml", "--metrics-port", str(port), "--quiet", cwd=tmp_path)
         missing = expressions("5s")
         try:
