@@ -97,8 +97,8 @@ def test_every_api_has_an_example() -> None:
 def test_example_shows_what_its_name_says(path: Path) -> None:
     tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     kind = path.parent.name
-    if kind == "slo":
-        assert tree["slo"]
+    if kind in ("slo", "observe"):
+        assert tree[kind]
         return
     shown = tree["server"]["api"] if kind == "api" else tree[kind]["type"]
     assert path.stem.removesuffix("-grpc").removesuffix("-sessions") == shown

@@ -142,10 +142,13 @@ _WANTED = (
 _COUNTING = """
 ## How a window is counted
 
+A stage, or a run without stages, is one window. For gauges it is the time of the requests that the latencies count, from the first to the end of the last
+response. For counters and histograms it is the whole stage with its warm-up, so that they can be compared with the requests that were sent.
+
 **Gauges** count at the successful scrapes in the window. Label sets (engines, GPUs) and replicas are added up, except shares, temperatures and
 clocks, which are averaged. The maximum is that of the sum, or of any single value if values are averaged.
 
-**Counters and histograms** count from the last scrape at or before the begin of the window to the last one at or before its end, on all
+**Counters and histograms** count from the last scrape at or before the start of the window to the last one at or before its end, on all
 replicas together. A metric that is not on the page at first counts from 0, because servers report some metrics only after the first
 request. If one of these two scrapes failed on any replica, the figure is missing, with the reason.
 

@@ -38,7 +38,7 @@ class Observe(Section):
     prometheus: Annotated[
         Literal["auto"] | list[str],
         Meta(
-            description="Prometheus endpoints to scrape during the run; without a path, `/metrics` is added. `auto`: the endpoint of each measured server, if it has one and `observe.promql` is not set. `[]`: none."
+            description="Prometheus endpoints to scrape during the run; without a path, `/metrics` is added. `auto`: the `/metrics` of each measured server (Triton at its usual ports: port 8002), if it has one and `observe.promql` is not set. `[]`: none."
         ),
     ] = "auto"
     promql: Annotated[
@@ -48,7 +48,7 @@ class Observe(Section):
     processes: Annotated[
         list[int | str],
         Meta(
-            description="Server processes on this machine whose CPU, memory and disk I/O to record with those of their children: process ids, or names, such as `vllm`. The network cannot be counted by process."
+            description="Server processes on this machine whose CPU, memory and disk I/O to record with those of their children: process ids, or names of programs, scripts or Python modules, such as `vllm`; all processes with that name count. The network cannot be counted by process."
         ),
     ] = field(default_factory=list)
     host: Annotated[bool, Meta(description="Record CPU, memory, network and disk use of this machine.")] = True
