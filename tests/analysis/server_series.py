@@ -8,7 +8,7 @@ import synthetic_run as made
 
 from inferometer.records import Run
 from inferometer.series import TimeSeries
-from inferometer.server_metrics.figures import SOURCE, UP
+from inferometer.server_metrics.targets import SOURCE, STAGE, UP
 
 TARGET = "http://127.0.0.1:8000/metrics"
 PROBE = 3
@@ -33,7 +33,7 @@ def vllm(
     target: str = TARGET,
     **changes: Count | float | None,
 ) -> tuple[TimeSeries, ...]:
-    """The series of these scrapes. Buckets are scraped only at the first, at the last and at `marks`. A change is the value, or the
+    """The series of these scrapes. Buckets are scraped only at the first, at the last and at `marks`, when stages begin. A change is the value, or the
     function of the instant, of a metric without a label of its own; None leaves it out."""
     scrapes = sorted({*scrapes, *marks})
     done, first = rows["done"], rows["first_token"]
@@ -54,6 +54,8 @@ def vllm(
     counters = {name: count for name, count in (counters | made_up).items() if changes.get(name, 0) is not None}
     labels = {"model_name": "my-model", "target": target}
     series = [_series(UP, {"target": target}, scrapes, lambda at: 1)]
+    if marks:
+        series.append(_series(STAGE, {"target": target}, marks, lambda at: 1 + sorted(marks).index(at)))
     series += [_series(f"vllm:{name}", labels, scrapes, count) for name, count in counters.items()]
     edges = [scrapes[0], *marks, scrapes[-1]]
     for name, event in (("time_to_first_token_seconds", first), ("e2e_request_latency_seconds", done)):

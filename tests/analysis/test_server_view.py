@@ -101,7 +101,7 @@ def test_the_gauges_of_a_stage_end_where_the_next_one_begins() -> None:
     assert waiting == [0, 9]
 
 
-def test_the_border_of_stages_is_the_scrape_that_has_buckets() -> None:
+def test_the_border_of_stages_is_the_scrape_at_the_mark() -> None:
     summary = two_stages()
     for stage in summary.stages:
         assert stage.server is not None

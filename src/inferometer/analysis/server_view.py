@@ -17,7 +17,8 @@ from inferometer.analysis.server_notes import Queues, notes, notes_of_run
 from inferometer.analysis.throughput import Spans
 from inferometer.records import MISSING, Columns, Manifest, Run
 from inferometer.series import TimeSeries
-from inferometer.server_metrics.figures import SOURCE, UP, Figures, figures
+from inferometer.server_metrics.figures import Figures, figures
+from inferometer.server_metrics.targets import SOURCE, STAGE, UP
 from inferometer.server_metrics.vocabulary import QUANTITIES
 from inferometer.units import NS
 
@@ -113,28 +114,30 @@ def _edges(series: Sequence[TimeSeries], rows: Columns, starts: Sequence[int]) -
     edges = [starts[0]]
     for number, start in enumerate(starts[1:], 1):
         following = min(starts[number + 1], end) if number + 1 < len(starts) else end
-        firsts = [_first_scrape(each, series, start, following) for each in scrapes]
-        edges.append(max((first for first in firsts if first is not None), default=min(start, end)))
+        firsts = _marked(series, number) or [_first_scrape(each, start, following) for each in scrapes]
+        edges.append(max([edges[-1], *(first for first in firsts if first is not None)]))
     return [*edges, max(end, edges[-1])]
 
 
-def _first_scrape(up: TimeSeries, series: Sequence[TimeSeries], begin: int, end: int) -> int | None:
-    """The scrape of one target that was made because a stage began. It is the first one in the stage that has stored a bucket:
-    other scrapes leave the buckets out. If no bucket had changed, any scrape does, and the first is taken."""
-    target = up.labels.get("target")
-    buckets = [each.at for each in series if "le" in each.labels and each.labels.get("target") == target]
-    for instants in (np.sort(np.concatenate([np.zeros(0, np.int64), *buckets])), up.at[up.value > 0]):
-        at = int(np.searchsorted(instants, begin))
-        if at < len(instants) and instants[at] < end:
-            return int(instants[at])
-    return None
+def _marked(series: Sequence[TimeSeries], stage: int) -> list[int | None]:
+    """The scrapes that were made because a stage had begun; none if it was not noticed in time, or if the metrics are Prometheus's."""
+    return [int(at) for each in series if each.name == STAGE for at in each.at[each.value == stage][:1]]
+
+
+def _first_scrape(up: TimeSeries, begin: int, end: int) -> int | None:
+    """The first scrape of one target in a stage."""
+    instants = up.at[up.value > 0]
+    at = int(np.searchsorted(instants, begin))
+    return int(instants[at]) if at < len(instants) and instants[at] < end else None
 
 
 def _measured(spans: Spans, stage: int, starts: Sequence[int], end: int) -> Window:
-    """The window of a stage's gauges; if no request was measured, the whole stage. Its last requests may end in the next stage, whose
+    """The window of a stage's gauges: the time that its rates count over, else that of its measured requests, else the whole stage. Its last requests may end in the next stage, whose
     queue is not its own."""
-    window = spans.windows[stage]
+    span, window = spans.spans[stage], spans.windows[stage]
     until = min(starts[stage + 1], end) if stage + 1 < len(starts) else end
+    if not span.reason:
+        return span.start, min(span.end, until)
     if window.span:
         return round(window.start * NS), min(round(window.end * NS), until)
     return min(starts[stage], end), until

@@ -10,8 +10,7 @@ the last, the page is read until its counters have not changed for a while.
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -20,8 +19,9 @@ from inferometer.observe.observer import Observer
 from inferometer.probe import query
 from inferometer.probe.connect import Peer
 from inferometer.series import SeriesRow
+from inferometer.server_metrics import families
 from inferometer.server_metrics.exposition import NotAnExposition, Page, Sample, parse_page
-from inferometer.server_metrics.figures import SOURCE, UP
+from inferometer.server_metrics.targets import SOURCE, STAGE, UP
 from inferometer.timing.clock import now
 from inferometer.wire.context import USER_AGENT
 from inferometer.wire.failures import bounded
@@ -83,6 +83,7 @@ class Scrape(Observer):
         self._model = model
         self._columns: dict[tuple[str, tuple[tuple[str, str], ...]], _Column] = {}
         self._up = _Column(UP, {"target": endpoint.url})
+        self._stages = _Column(STAGE, {"target": endpoint.url})
         self._reasons: Counter[str] = Counter()
         self._now: Mapping[str, float] = {}
 
@@ -92,7 +93,8 @@ class Scrape(Observer):
 
     def mark(self, stage: int) -> None:
         """Take the values at the start of a stage."""
-        self._scrape(with_buckets=True)
+        if self._scrape(with_buckets=True) is not None:
+            self._stages.append(self._up.at[-1], stage)
 
     def sample(self) -> None:
         """Take the current values."""
@@ -101,7 +103,7 @@ class Scrape(Observer):
     def end(self) -> list[SeriesRow]:
         """Take the values from after the last request, and return all rows."""
         self._scrape_until_unchanged()
-        return [row for column in (self._up, *self._columns.values()) for row in column.rows()]
+        return [row for column in (self._up, self._stages, *self._columns.values()) for row in column.rows()]
 
     def problems(self) -> Mapping[str, str]:
         """Return why scrapes failed."""
@@ -128,7 +130,7 @@ class Scrape(Observer):
         stored = [sample for sample in page.samples if sample.name != UP and (with_buckets or not _is_bucket(sample))]
         for sample in stored:
             self._store(at, sample)
-        self._now = _latest(stored, self._model)
+        self._now = families.latest(stored, self._model)
         return page
 
     def _store(self, at: int, sample: Sample) -> None:
@@ -188,13 +190,3 @@ def _totals(page: Page) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 _OWN = ("process_", "python_", "go_", "http_", "promhttp_")
 """Prefixes of metrics about the process and its HTTP server."""
-
-
-def _latest(samples: Iterable[Sample], model: str) -> Mapping[str, float]:
-    """Return the gauges of one page under our names."""
-    try:
-        families = import_module("inferometer.server_metrics.families")
-    except ImportError:
-        return {}
-    found: Mapping[str, float] = families.latest(samples, model)
-    return found

@@ -8,7 +8,7 @@ Names are looked up with `:` and `_` taken as the same (some Prometheus servers 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -299,9 +299,17 @@ def name_pattern() -> str:
     return "|".join([*patterns, PROCESS_START])
 
 
-def names_model(labels: Labels, model: str) -> bool:
-    """Return whether a sample is labelled with this model."""
-    return bool(model) and any(labels.get(label) == model for label in MODEL_LABELS)
+def of_model(page: Iterable[Labels], model: str) -> Callable[[Labels], bool]:
+    """Return a function that says whether a sample of the page counts: all do, unless some are labelled with this model. Then those that
+    are labelled with another one do not."""
+    if not model or not any(labels.get(name) == model for labels in page for name in MODEL_LABELS):
+        return lambda labels: True
+
+    def counts(labels: Labels) -> bool:
+        named = [labels[name] for name in MODEL_LABELS if name in labels]
+        return not named or model in named
+
+    return counts
 
 
 def is_usable(quantity: str, value: float) -> bool:
@@ -311,18 +319,18 @@ def is_usable(quantity: str, value: float) -> bool:
 
 def latest(samples: Iterable[tuple[str, Labels, float]], model: str = "") -> dict[str, float]:
     """Return the gauges of the live view from one page. Label sets are put together: requests are added up, shares averaged."""
-    offers: dict[str, dict[int, list[tuple[bool, float]]]] = {}
-    for name, labels, value in samples:
-        for source in known(name) or ():
+    offers: dict[str, dict[int, list[float]]] = {}
+    page = [(name, labels, value) for name, labels, value in samples if known(name)]
+    chosen = of_model([labels for _, labels, _ in page], model)
+    for name, labels, value in page:
+        for source in (known(name) or ()) if chosen(labels) else ():
             if source.quantity in LIVE and source.matches(labels) and is_usable(source.quantity, value):
-                values = offers.setdefault(source.quantity, {}).setdefault(source.rank, [])
-                values.append((names_model(labels, model), value * source.row.scale))
+                offers.setdefault(source.quantity, {}).setdefault(source.rank, []).append(value * source.row.scale)
     return {name: _put_together(name, offers[name]) for name in LIVE if name in offers}
 
 
-def _put_together(name: str, offers: Mapping[int, list[tuple[bool, float]]]) -> float:
-    _, rank = min((not any(own for own, _ in values), rank) for rank, values in offers.items())
-    values = [value for own, value in offers[rank] if own] or [value for _, value in offers[rank]]
+def _put_together(name: str, offers: Mapping[int, list[float]]) -> float:
+    values = offers[min(offers)]
     return sum(values) if QUANTITIES[name].is_additive else sum(values) / len(values)
 
 

@@ -1,7 +1,7 @@
 """The scraped series of a run, sorted by target and quantity.
 
 What a target offers is decided by the whole run, so that every window counts the same metrics: of the names of a quantity the first one
-in the table (families.py), and of the label sets only those of the measured model, if any are labelled with it.
+in the table (families.py), and of the label sets only those of the measured model, if any on the page are labelled with it.
 
 Two targets are one server, and count once, if they report the same start of their process, to the fraction of a second, and have the
 same series. This happens if a server is reached under two addresses.
@@ -26,6 +26,9 @@ SOURCE = "prometheus"
 UP = "up"
 """A series per target with a value at the time of each scrape: 1 if it succeeded, else 0. Other samples are stored only when their
 value has changed, and hold until the next one: their value at a scrape is the latest one at or before it."""
+
+STAGE = "scrape_stage"
+"""A series per target with the number of each stage, at the time of the scrape that was made because the stage had begun."""
 
 
 class Track(NamedTuple):
@@ -81,23 +84,18 @@ def offering(found: Sequence[Target], quantity: str) -> list[Target]:
 
 def _target(url: str, own: Sequence[TimeSeries], model: str) -> Target | None:
     offers: dict[str, dict[int, list[tuple[Source, TimeSeries]]]] = {}
+    chosen = families.of_model([each.labels for each in own if families.known(each.name)], model)
     for each in own:
+        if not chosen(each.labels):
+            continue
         for source in families.known(each.name) or ():
             if source.matches(each.labels):
                 offers.setdefault(source.quantity, {}).setdefault(source.rank, []).append((source, each))
     quantities: dict[str, tuple[Track, ...]] = {}
     kinds: set[str] = set()
     for name, ranks in offers.items():
-        has_model = {
-            rank: any(families.names_model(each.labels, model) for _, each in row) for rank, row in ranks.items()
-        }
-        for rank in sorted(ranks, key=lambda rank: (not has_model[rank], rank)):
-            chosen = [
-                (source, each)
-                for source, each in ranks[rank]
-                if not has_model[rank] or families.names_model(each.labels, model)
-            ]
-            tracks = tuple(track for source, each in chosen if (track := _track(source, each)) is not None)
+        for rank in sorted(ranks):
+            tracks = tuple(track for source, each in ranks[rank] if (track := _track(source, each)) is not None)
             if tracks:
                 quantities[name] = tracks
                 kinds.add(ranks[rank][0][0].server)
