@@ -101,6 +101,34 @@ def test_the_gauges_of_a_stage_end_where_the_next_one_begins() -> None:
     assert waiting == [0, 9]
 
 
+def test_requests_that_a_stage_leaves_behind_are_not_in_the_gauges_of_the_next() -> None:
+    rows, _ = made.open_rows()
+    begin = int(rows["intended"][400])
+    summary = two_stages(SECOND // 2, num_requests_waiting=lambda at: 9 if begin <= at < begin + SECOND // 2 else 0)
+    assert summary.stages[1].server is not None
+    assert summary.stages[1].server.figures.gauges["waiting"].max == 0
+
+
+def test_a_target_that_dies_midway_has_gauges_but_no_totals() -> None:
+    rows, chunks = made.closed_rows()
+    scrapes = scrapes_of(rows)
+    died = len(scrapes) // 2
+    up = TimeSeries(SOURCE, UP, {"target": TARGET}, np.array(scrapes), (np.arange(len(scrapes)) < died).astype(float))
+    series = (up, *(each for each in vllm(rows, scrapes[:died]) if each.name != UP))
+    view = whole(summarise(with_series(made.run(rows, chunks), series)))
+    assert view.figures.gauges["running"].max > 0
+    assert not view.comparison and not view.figures.counters
+    assert "could not be scraped when the window ended" in view.figures.missing["requests"]
+
+
+def test_times_of_other_requests_are_not_compared() -> None:
+    rows, chunks = made.closed_rows()
+    few = rows[::2].copy()
+    series = vllm(few, scrapes_of(rows))
+    view = whole(summarise(with_series(made.run(rows, chunks), series)))
+    assert set(view.comparison) == {"requests", "input_tokens", "output_tokens"}
+
+
 def test_the_border_of_stages_is_the_scrape_at_the_mark() -> None:
     summary = two_stages()
     for stage in summary.stages:

@@ -45,7 +45,7 @@ def test_pair_around_a_load_on_vllm_gives_its_requests_and_tokens() -> None:
     assert (ttft.count, itl.count, e2e.count) == (6, 6138, 6)
     assert ttft.mean == pytest.approx(0.0174, abs=1e-4)
     assert 0.01 <= (ttft.quantiles["p50"] or 0) <= 0.02
-    assert 0.005 <= (itl.quantiles["p99"] or 0) <= 0.01
+    assert itl.below == {"p50": 0.01, "p90": 0.01, "p99": 0.01}
     assert 5 <= (e2e.quantiles["p50"] or 0) <= 10
 
 
@@ -67,7 +67,7 @@ def test_quantiles_above_the_last_bucket_are_not_known() -> None:
 
 def test_histograms_without_the_last_bucket_take_their_count_for_it() -> None:
     found = totals(dump("trtllm_doc_sample.txt"))
-    assert found.histograms["tpot"].quantiles["p50"] == pytest.approx(0.1 * 75 / 120)
+    assert found.histograms["tpot"].below["p50"] == 0.1
     assert found.histograms["ttft"].quantiles["p50"] is None
     assert found.missing == {}
 

@@ -102,7 +102,7 @@ def test_request_count_of_a_server_without_one_is_that_of_its_latency_histogram(
 
 def test_milliseconds_of_a_histogram_become_seconds_edges_included() -> None:
     name = "nv_inference_first_response_histogram_ms"
-    page = [(f"{name}_bucket", {"le": "100"}, 4.0), (f"{name}_bucket", {"le": "+Inf"}, 4.0), (f"{name}_count", {}, 4.0), (f"{name}_sum", {}, 200.0)]  # fmt: skip
+    page = [(f"{name}_bucket", {"le": "20"}, 0.0), (f"{name}_bucket", {"le": "80"}, 4.0), (f"{name}_bucket", {"le": "+Inf"}, 4.0), (f"{name}_count", {}, 4.0), (f"{name}_sum", {}, 200.0)]  # fmt: skip
     ttft = totals(page).histograms["ttft"]
     assert (ttft.mean, ttft.quantiles["p50"]) == pytest.approx((0.05, 0.05))
 

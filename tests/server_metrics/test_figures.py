@@ -115,14 +115,14 @@ def test_restart_counts_once_however_many_series_it_resets() -> None:
 
 def test_stage_takes_the_buckets_from_its_mark_to_the_next_one() -> None:
     def counted(low: float, high: float) -> list[Sample]:
-        return _histogram({"0.1": low, "1": low + high, "+Inf": low + high}, total=0.05 * low + 0.5 * high)
+        return _histogram({"0.01": 0, "0.1": low, "1": low + high, "+Inf": low + high}, total=0.05 * low + 0.5 * high)
 
     def without_buckets(samples: list[Sample]) -> list[Sample]:
         return [sample for sample in samples if "le" not in sample[1]]
 
     pages = scraped({-0.5: counted(0, 0), 5: without_buckets(counted(50, 0)), 10.02: counted(100, 0), 15: without_buckets(counted(100, 50)), 20.1: counted(100, 100)})  # fmt: skip
     first, second, whole = window(pages, 0, 10.02), window(pages, 10.02, 20.1), window(pages, 0, 20.1)
-    assert (first.histograms["ttft"].count, first.histograms["ttft"].quantiles["p50"]) == (100, pytest.approx(0.05))
+    assert (first.histograms["ttft"].count, first.histograms["ttft"].quantiles["p50"]) == (100, pytest.approx(0.055))
     assert (second.histograms["ttft"].count, second.histograms["ttft"].quantiles["p50"]) == (100, pytest.approx(0.55))
     assert whole.histograms["ttft"].quantiles["p50"] == pytest.approx(0.1)
     within = window(pages, 5, 10.02)
@@ -131,10 +131,26 @@ def test_stage_takes_the_buckets_from_its_mark_to_the_next_one() -> None:
     assert "buckets were stored too long before or after" in window(pages, 5, 20.1).missing["ttft"]
 
 
-def test_mean_limits_the_quantiles_within_the_first_bucket() -> None:
-    pages = scraped({0: [], 1: _histogram({"0.3": 100, "+Inf": 100}, total=0.2)})
-    quantiles = window(pages, 0, 1).histograms["ttft"].quantiles
-    assert quantiles == {"p50": pytest.approx(0.004), "p90": pytest.approx(0.02), "p99": pytest.approx(0.2)}
+def test_quantiles_in_the_first_bucket_are_only_known_to_be_below_its_edge() -> None:
+    pages = scraped({0: [], 1: _histogram({"0.3": 95, "0.5": 100, "+Inf": 100}, total=0.2)})
+    ttft = window(pages, 0, 1).histograms["ttft"]
+    assert (ttft.quantiles["p50"], ttft.quantiles["p90"]) == (None, None)
+    assert ttft.below == {"p50": 0.3, "p90": 0.3}
+    assert ttft.quantiles["p99"] == pytest.approx(0.46)
+
+
+@pytest.mark.parametrize("says_its_start", [True, False])
+def test_several_servers_behind_one_address_have_no_figures_but_a_reason(says_its_start: bool) -> None:
+    def page(server: int, count: float) -> list[Sample]:
+        start = [_sample("process_start_time_seconds", 1000.5 + server)] if says_its_start else []
+        return [_sample(TOKENS, count), _sample(RUNNING, 1), *start]
+
+    pages = {at: page(at % 2, 100 * (1 + at % 2) + at) for at in range(8)}
+    found = window(scraped(pages), 0, 7)
+    assert not found.counters and not found.gauges
+    assert all("several servers in turn" in why for why in found.missing.values())
+    restarted = {at: page(at >= 4, 100 + at if at < 4 else at) for at in range(8)}
+    assert window(scraped(restarted), 0, 7).counters["output_tokens"].resets == 1
 
 
 def test_histogram_without_observations_has_no_mean_and_no_quantiles() -> None:
@@ -195,8 +211,8 @@ def test_requests_of_a_proxy_are_not_added_to_those_of_the_servers_behind_it() -
 
 def test_histograms_with_different_buckets_are_merged_at_common_edges() -> None:
     empty = {0: [_sample(RUNNING, 0)]}
-    a = scraped(empty | {1: _histogram({"0.1": 5, "0.2": 10, "1": 10, "+Inf": 10}, 1.5)}, A)
-    b = scraped(empty | {1: _histogram({"0.2": 0, "0.5": 5, "1": 10, "+Inf": 10}, 6.0)}, B)
+    a = scraped(empty | {1: _histogram({"0.1": 0, "0.2": 10, "1": 10, "+Inf": 10}, 1.5)}, A)
+    b = scraped(empty | {1: _histogram({"0.1": 0, "0.2": 0, "0.5": 5, "1": 10, "+Inf": 10}, 6.0)}, B)
     c = scraped(empty | {1: _histogram({"3": 5, "+Inf": 5})}, "http://c/metrics")
     ttft = window((*a, *b), 0, 1).histograms["ttft"]
     assert (ttft.count, ttft.quantiles["p50"], ttft.quantiles["p90"]) == (20, pytest.approx(0.2), pytest.approx(0.84))

@@ -20,6 +20,8 @@ from inferometer.analysis.percentiles import Order
 from inferometer.records import COUNTED_BY, MISSING, Columns
 from inferometer.server_metrics.figures import Figures
 
+_TOLERANCE = 0.05
+"""Share of the requests that only one side may have counted."""
 _BY_CHUNKS = COUNTED_BY.index("chunks")
 
 TIMES: dict[str, tuple[str, Callable[[Columns], Column]]] = {
@@ -63,7 +65,7 @@ def compare(rows: Columns, figures: Figures, begin: int, end: int) -> dict[str, 
         reported = _reported(figures, name)
         values = values_of(rows[good & _within(rows[event], begin, end)])
         values = values[~np.isnan(values)]
-        if not reported or not len(values):
+        if not reported or not len(values) or not _are_the_same(len(values), _counted(figures, name)):
             continue
         client = {MEAN: exact.mean(values)} | Order(values).percentiles()
         for statistic in STATISTICS:
@@ -78,6 +80,17 @@ def _reported(figures: Figures, name: str) -> Mapping[str, float | None]:
         return {MEAN: histogram.mean} | histogram.quantiles
     total, requests = (figures.counters.get(each) for each in (f"{name}_seconds", "requests"))
     return {MEAN: total.delta / requests.delta} if total is not None and requests is not None and requests.delta else {}
+
+
+def _counted(figures: Figures, name: str) -> float:
+    """How many requests the server's times are of."""
+    histogram, requests = figures.histograms.get(name), figures.counters.get("requests")
+    return histogram.count if histogram is not None else requests.delta if requests is not None else 0.0
+
+
+def _are_the_same(client: int, server: float) -> bool:
+    """Whether both sides measured the same requests, but for a few: otherwise their times say nothing about each other."""
+    return abs(client - server) <= _TOLERANCE * max(client, server)
 
 
 def _within(instants: NDArray[np.int64], begin: int, end: int) -> NDArray[np.bool_]:

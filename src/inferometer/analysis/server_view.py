@@ -70,7 +70,7 @@ def server_views(run: Run, spans: Spans) -> ServerViews:
         return ServerViews(stages=(None,) * count)
     starts = _starts(run.records.rows, count)
     edges = _edges(series, run.records.rows, starts)
-    measured = [_measured(spans, stage, starts, edges[-1]) for stage in range(count)]
+    measured = [_measured(run.records.rows, spans, stage, starts, edges[-1]) for stage in range(count)]
     stages = tuple(_view(run, series, measured[stage], (edges[stage], edges[stage + 1])) for stage in range(count))
     return ServerViews(_whole(run, series, stages, measured, edges), stages)
 
@@ -107,10 +107,10 @@ def _starts(rows: Columns, count: int) -> list[int]:
 
 def _edges(series: Sequence[TimeSeries], rows: Columns, starts: Sequence[int]) -> list[int]:
     """The scrapes between which each stage's counters count: one more than there are stages."""
-    scrapes = [each for each in series if each.name == UP and (each.value > 0).any()]
+    scrapes = [each for each in series if each.name == UP and len(each.at)]
     done = rows["done"]
     last = int(done[done != MISSING].max(initial=0))
-    end = max((int(each.at[each.value > 0][-1]) for each in scrapes), default=last)
+    end = max((int(each.at[-1]) for each in scrapes), default=last)
     edges = [starts[0]]
     for number, start in enumerate(starts[1:], 1):
         following = min(starts[number + 1], end) if number + 1 < len(starts) else end
@@ -131,16 +131,19 @@ def _first_scrape(up: TimeSeries, begin: int, end: int) -> int | None:
     return int(instants[at]) if at < len(instants) and instants[at] < end else None
 
 
-def _measured(spans: Spans, stage: int, starts: Sequence[int], end: int) -> Window:
-    """The window of a stage's gauges: the time that its rates count over, else that of its measured requests, else the whole stage. Its last requests may end in the next stage, whose
-    queue is not its own."""
+def _measured(rows: Columns, spans: Spans, stage: int, starts: Sequence[int], end: int) -> Window:
+    """The window of a stage's gauges: the time that its rates count over, else that of its measured requests, else the whole stage. The
+    last requests of a stage may end in the next one: neither counts the other's, as long as that leaves half of the window."""
     span, window = spans.spans[stage], spans.windows[stage]
     until = min(starts[stage + 1], end) if stage + 1 < len(starts) else end
+    begin, last = min(starts[stage], end), until
     if not span.reason:
-        return span.start, min(span.end, until)
-    if window.span:
-        return round(window.start * NS), min(round(window.end * NS), until)
-    return min(starts[stage], end), until
+        begin, last = span.start, min(span.end, until)
+    elif window.span:
+        begin, last = round(window.start * NS), min(round(window.end * NS), until)
+    done = rows["done"][(rows["stage"] < stage) & (rows["done"] != MISSING)]
+    left = int(done.max(initial=begin))
+    return (left if left <= (begin + last) // 2 else begin), last
 
 
 # --- views -----------------------------------------------------------------------------------------------------------

@@ -120,7 +120,15 @@ def _cells(view: ServerView, name: str) -> dict[str, str]:
     row, values = _ROWS[name], _values(view, name)
     if row.only_if_positive and not any(value and value > 0 for value in values.values()):
         return {}
-    return {column: _number(column, value, row.scale) for column, value in values.items() if value is not None}
+    cells = {column: _number(column, value, row.scale) for column, value in values.items() if value is not None}
+    if name in view.figures.histograms:
+        cells |= {column: f"< {formatting.number(edge * row.scale)}" for column, edge in _below(view, name)}
+    return cells
+
+
+def _below(view: ServerView, name: str) -> Iterable[tuple[str, float]]:
+    """Percentiles that are in the first bucket, and its upper edge."""
+    return view.figures.histograms[name].below.items()
 
 
 def _values(view: ServerView, name: str) -> Mapping[str, float | None]:

@@ -47,9 +47,11 @@ class HistogramFigure(msgspec.Struct, frozen=True):
     count: float
     mean: float | None
     quantiles: dict[str, float | None] = {}
-    """p50, p90 and p99, interpolated within buckets; null if there are no observations, or it is above the last bucket. Empty if
-    the buckets of this window are not known."""
+    """p50, p90 and p99, interpolated within buckets; null if there are no observations, or it is in the first bucket or above the last
+    one. Empty if the buckets of this window are not known."""
     resets: int = 0
+    below: dict[str, float] = {}
+    """Quantiles in the first bucket: its upper edge, which they are below."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -125,6 +127,8 @@ def _gauge(name: str, offers: Sequence[Target], begin: int, end: int) -> tuple[G
 
 
 def _level(name: str, target: Target, begin: int, end: int) -> _Level | str:
+    if target.is_several:
+        return growth.SEVERAL
     at = target.scraped[target.succeeded & (target.scraped >= begin) & (target.scraped <= end)]
     if not len(at):
         return "no scrape succeeded in this window"
@@ -174,8 +178,10 @@ def _histogram(name: str, offers: Sequence[Target], begin: int, end: int) -> tup
     buckets = _buckets(name, intervals, counts)
     if isinstance(buckets, str):
         return HistogramFigure(count, mean, {}, resets), [f"quantiles: {buckets}"]
-    quantiles = {label: growth.quantile(q, buckets, mean) for label, q in _QUANTILES.items()}
-    return HistogramFigure(count, mean, quantiles, resets), []
+    found = {label: growth.quantile(q, buckets) for label, q in _QUANTILES.items()}
+    quantiles = {label: value for label, (value, _) in found.items()}
+    below = {label: edge for label, (_, edge) in found.items() if edge is not None}
+    return HistogramFigure(count, mean, quantiles, resets, below), []
 
 
 def _intervals(offers: Sequence[Target], begin: int, end: int) -> tuple[list[growth.Interval], list[str]]:

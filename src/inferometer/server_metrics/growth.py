@@ -20,6 +20,7 @@ import numpy as np
 
 from inferometer.server_metrics.targets import Instants, Target, Track, Values
 
+SEVERAL = "is answered by several servers in turn: name each of them (observe.prometheus)"
 _TOLERANCE = 0.1
 """By how much the observations in the buckets may differ from the histogram's count."""
 
@@ -47,6 +48,8 @@ class Buckets(NamedTuple):
 
 def interval(target: Target, begin: int, end: int) -> Interval | str:
     """Return the scrapes that stand for the window, or why there are none."""
+    if target.is_several:
+        return SEVERAL
     first, last = (int(at) for at in np.searchsorted(target.scraped, (begin, end), "right") - 1)
     if first < 0:
         return "was not scraped before the window began"
@@ -110,26 +113,26 @@ def merged(parts: Sequence[Buckets]) -> Buckets | str:
     return Buckets(edges, counts)
 
 
-def quantile(q: float, buckets: Buckets, mean: float | None = None) -> float | None:
-    """Interpolate within the bucket in which the quantile lies, as PromQL's histogram_quantile does; None if it is above the last finite
-    edge (PromQL returns that edge), or if there are no observations.
+def quantile(q: float, buckets: Buckets) -> tuple[float | None, float | None]:
+    """Interpolate within the bucket in which the quantile lies, as PromQL's histogram_quantile does. Returns the quantile, or else the
+    edge that it is below.
 
-    The first bucket is often wide: a queue in which nothing waited would have a p90 of 0.27 s if its first edge is at 0.3 s. A share of 1 - q
-    of the observations is at least as long as the quantile, so the mean limits it there.
+    The first bucket is often wide: in a queue in which nothing waited, PromQL would put the p90 at 0.27 s if the first edge is at 0.3 s. So
+    a quantile in it is only known to be below its edge. Above the last finite edge, and without observations, nothing is known
+    (PromQL returns that edge).
     """
     edges, counts = buckets
     if counts[-1] <= 0:
-        return None
+        return None, None
     rank = q * float(counts[-1])
     index = int(np.searchsorted(counts[:-1], rank, "left"))
     if index == len(edges) - 1:
-        return None
+        return None, None
     upper = float(edges[index])
     if index == 0:
-        value = upper * rank / float(counts[0]) if upper > 0 else upper
-        return value if mean is None or mean < 0 else min(value, mean / (1 - q))
+        return None, upper
     lower, below = float(edges[index - 1]), float(counts[index - 1])
-    return lower + (upper - lower) * ((rank - below) / (float(counts[index]) - below))
+    return lower + (upper - lower) * ((rank - below) / (float(counts[index]) - below)), None
 
 
 def _between(track: Track, first: int, last: int) -> tuple[Instants, Values]:

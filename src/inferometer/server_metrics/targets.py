@@ -7,7 +7,8 @@ Two targets are one server, and count once, if they report the same start of the
 same series. This happens if a server is reached under two addresses.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +61,8 @@ class Target(NamedTuple):
     quantities: dict[str, tuple[Track, ...]]
     marks: Instants
     """When buckets of histograms were stored. The first scrape is one of them, even if the page had no buckets yet."""
+    is_several: bool = False
+    """Several servers answer at this address in turn, so its counters jump."""
 
 
 def targets(series: Iterable[TimeSeries], model: str) -> list[Target]:
@@ -106,7 +109,7 @@ def _target(url: str, own: Sequence[TimeSeries], model: str) -> Target | None:
     buckets = (track.at for tracks in quantities.values() for track in tracks if track.part == "bucket")
     marks = _union([scraped[succeeded][:1], *buckets])
     kind = next(kind for kind in SERVERS if kind in kinds)
-    return Target(url, kind, scraped, succeeded, _restarts(own), quantities, marks)
+    return Target(url, kind, scraped, succeeded, _restarts(own), quantities, marks, _is_several(own, quantities))
 
 
 def _track(source: Source, each: TimeSeries) -> Track | None:
@@ -136,6 +139,32 @@ def _scrapes(own: Sequence[TimeSeries]) -> tuple[Instants, NDArray[np.bool_]]:
 def _restarts(own: Sequence[TimeSeries]) -> Instants:
     changes = [each.at[1:][np.diff(each.value) != 0] for each in own if each.name == families.PROCESS_START]
     return _union(changes)
+
+
+def _is_several(own: Sequence[TimeSeries], quantities: Mapping[str, Sequence[Track]]) -> bool:
+    """Whether several servers answer in turn, as behind a load balancer: the start of the process changes back to an earlier one, or a
+    counter that fell jumps back to where it was, at least twice. After a restart it would have to grow there."""
+    for each in own:
+        if each.name == families.PROCESS_START:
+            seen = each.value[np.concatenate(([True], np.diff(each.value) != 0))]
+            return len(np.unique(seen)) < len(seen)
+    counters = (track for name, tracks in quantities.items() for track in tracks if _is_counter(name, track))
+    return any(_returns(track.value[~np.isnan(track.value)]) >= 2 for track in counters)
+
+
+def _is_counter(name: str, track: Track) -> bool:
+    return QUANTITIES[name].kind == "counter" or track.part == "count"
+
+
+def _returns(value: Values) -> int:
+    """How often a counter fell, and later rose in one step to at least what it was before."""
+    fallen_from, returns = np.inf, 0
+    for before, after in pairwise(value.tolist()):
+        if after < before:
+            fallen_from = before
+        elif after >= fallen_from > before:
+            returns, fallen_from = returns + 1, np.inf
+    return returns
 
 
 def _identity(own: Sequence[TimeSeries]) -> object:
