@@ -65,20 +65,9 @@ def test_stages_are_compared_each_and_together(tmp_path: Path, sim: str) -> None
 
 
 def test_a_server_that_queues_is_a_note_and_a_later_report_is_the_same(tmp_path: Path) -> None:
-    arguments = (
-        "--concurrency",
-        "12",
-        "--requests",
-        "60",
-        "--input",
-        "20",
-        "--output",
-        "30",
-        "--set",
-        f"output={tmp_path}",
-    )
+    load = ("--concurrency", "12", "--requests", "60", "--input", "20", "--output", "6")
     with running(simulator(timing=Batch(max_batch=2))) as url:
-        live = cli("run", url, *arguments, "--set", "observe.interval=100ms")
+        live = cli("run", url, *load, "--set", f"output={tmp_path}", "--set", "observe.interval=100ms")
     text = " ".join(live.out.split())
     assert " ! the server queued: " in text and "its capacity was reached" in text
     (folder,) = (each for each in tmp_path.iterdir() if each.is_dir() and not each.is_symlink())
