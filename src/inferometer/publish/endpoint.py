@@ -1,6 +1,6 @@
 """The live Prometheus endpoint of a run: http://127.0.0.1:PORT/metrics, from before the first request until the run is stored.
 
-It is an observer without rows. Its thread keeps the counts up to date, so that a scrape never has much to catch up on; each
+It is an observer without series. Its thread keeps the counts up to date, so that a scrape never has much to catch up on; each
 scrape is served in a thread of its own, of which there are at most _MAX_CONNECTIONS.
 """
 
@@ -19,7 +19,7 @@ from inferometer.errors import UserError
 from inferometer.observe.observer import Observer
 from inferometer.publish.families import LiveFamilies
 from inferometer.publish.page import CONTENT_TYPE, page
-from inferometer.series import SeriesRow
+from inferometer.series import TimeSeries
 
 HOST = "127.0.0.1"
 _UPDATE_EVERY = 0.5
@@ -63,7 +63,7 @@ class LiveEndpoint(Observer):
     def sample(self) -> None:
         self._families.update()
 
-    def end(self) -> Sequence[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         """Take the final values, which are served until `close`."""
         self._families.update()
         with self._lock:

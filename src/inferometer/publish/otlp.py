@@ -24,7 +24,7 @@ from inferometer.publish.otlp_metrics import metrics_message
 from inferometer.publish.otlp_transport import Message, Outcome, Transport
 from inferometer.publish.spans import SpanMaker
 from inferometer.records import ROW
-from inferometer.series import SeriesRow
+from inferometer.series import TimeSeries
 from inferometer.timing.clock import wall_offset
 
 _INTERVAL = 0.5
@@ -53,7 +53,7 @@ class OtlpExport(Observer):
     def sample(self) -> None:
         self._send(time.monotonic() + _INTERVAL, self._timeout)
 
-    def end(self) -> Sequence[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         timeout = min(self._timeout, _MOST_AT_END)
         deadline = time.monotonic() + timeout
         if self._sent is not None:  # a message from before the end: if it fails, the others are still tried
