@@ -9,9 +9,10 @@ is still busy when several stages begin sees only the latest of them, so a jump 
 stages in between.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -54,7 +55,7 @@ class Observer(Protocol):
         return {}
 
     def helper_cpu(self) -> float:
-        """Return the CPU seconds of threads that the observer has started itself. Called after `end`."""
+        """Return the CPU seconds of the threads that the observer started itself (HelperCpu). Called after `end`."""
         return 0.0
 
     def now(self) -> Mapping[str, float]:
@@ -66,6 +67,25 @@ class Observer(Protocol):
         """Release what the observer holds. Called in the main thread, at the end of everything: the run has been stored, or has failed,
         possibly before `start`. It must return soon."""
         return
+
+
+class HelperCpu:
+    """CPU time that the helper threads of an observer have taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Add what this thread takes in the block."""
+        begin = time.thread_time()
+        try:
+            yield
+        finally:
+            took = time.thread_time() - begin
+            with self._lock:
+                self.seconds += took
 
 
 class Observers:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from inferometer.config.observe import PromQL
 from inferometer.errors import UserError
-from inferometer.observe.observer import Observer
+from inferometer.observe.observer import HelperCpu, Observer
 from inferometer.observe.prometheus_api import Answer, PrometheusApi, QueryError, Result
 from inferometer.observe.raw_samples import RawSamples
 from inferometer.series import TimeSeries
@@ -97,6 +97,7 @@ class PromQLQuery(Observer):
         self._clock: _Clock | None = None
         self._samples: RawSamples | None = None
         self._problems: dict[str, str] = {}
+        self._pool_cpu = HelperCpu()
 
     def check(self) -> None:
         """Raise UserError when the URL, the token or an expression is wrong. A server that does not respond now may respond later."""
@@ -166,6 +167,9 @@ class PromQLQuery(Observer):
     def problems(self) -> Mapping[str, str]:
         return self._problems
 
+    def helper_cpu(self) -> float:
+        return self._pool_cpu.seconds
+
     # --- raw samples ---
 
     def _read(self, deadline: float) -> None:
@@ -187,9 +191,14 @@ class PromQLQuery(Observer):
         def read(selector: str) -> Answer:
             return self._api.evaluate(f"{selector}[{seconds}s]", until, _left(deadline))
 
+        def read_in_pool(selector: str) -> Answer:
+            with self._pool_cpu.counted():
+                return read(selector)
+
         try:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                answers = list((pool.map if self._reads_by_name else map)(read, self._selectors))
+                reading = pool.map(read_in_pool, self._selectors) if self._reads_by_name else map(read, self._selectors)
+                answers = list(reading)
         except QueryError as error:
             if error.kind != "too_much" or until - since < _SHORTEST_PIECE:
                 raise

@@ -16,7 +16,7 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 
 from inferometer.errors import UserError
-from inferometer.observe.observer import Observer
+from inferometer.observe.observer import HelperCpu, Observer
 from inferometer.publish.families import LiveFamilies
 from inferometer.publish.page import CONTENT_TYPE, page
 from inferometer.series import TimeSeries
@@ -70,6 +70,9 @@ class LiveEndpoint(Observer):
             self._made = 0.0
         return ()
 
+    def helper_cpu(self) -> float:
+        return self._server.cpu_seconds
+
     def close(self) -> None:
         if self._serving is not None:  # otherwise `shutdown` would wait forever
             self._server.shutdown()
@@ -96,8 +99,17 @@ class _Server(ThreadingTCPServer):
 
     def __init__(self, port: int, read_page: Callable[[], bytes]) -> None:
         self.read_page = read_page
+        self._connections_cpu, self._loop_cpu = HelperCpu(), 0.0
         self._free = threading.Semaphore(_MAX_CONNECTIONS)
         super().__init__((HOST, port), _Handler)
+
+    @property
+    def cpu_seconds(self) -> float:
+        return self._connections_cpu.seconds + self._loop_cpu
+
+    def service_actions(self) -> None:
+        """Note what the thread that accepts connections has taken so far; called by it again and again."""
+        self._loop_cpu = time.thread_time()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
@@ -107,7 +119,8 @@ class _Server(ThreadingTCPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            super().process_request_thread(request, client_address)
+            with self._connections_cpu.counted():
+                super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
