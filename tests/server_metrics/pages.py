@@ -85,8 +85,10 @@ def scraped(pages: Mapping[float, Iterable[Sample] | None], target: str = A) -> 
         for key, (name, labels, value) in present.items():
             column = columns.setdefault(key, Column(SOURCE, name, labels | {"target": target}))
             column.append_change(at, value)
+        has_buckets = any("le" in labels for _, labels, _ in present.values())
         for key in columns.keys() - present.keys() if page is not None else ():
-            columns[key].append_change(at, math.nan)
+            if has_buckets or not key[0].endswith("_bucket"):
+                columns[key].append_change(at, math.nan)
     return (up.series(), *(column.series() for column in columns.values()))
 
 
