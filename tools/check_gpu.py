@@ -20,7 +20,7 @@ from itertools import pairwise
 from inferometer.analysis.energy import growth, longest_power_gap, trapezoid
 from inferometer.observe.gpu import GpuWatch, open_nvml
 from inferometer.observe.observer import Observers
-from inferometer.series import TimeSeries, group
+from inferometer.series import TimeSeries
 from inferometer.timing.clock import wall_offset
 from inferometer.units import NS
 
@@ -52,9 +52,9 @@ def main() -> int:
         smi = Smi(options.gpu)
         window = loaded(options.seconds, options.gpu)
         time.sleep(IDLE_S)
-        rows = observers.end()
+        recorded = observers.end()
         theirs = smi.end()
-    series = {each.name: each for each in group(rows) if each.labels["gpu"] == str(options.gpu)}
+    series = {each.name: each for each in recorded if each.labels["gpu"] == str(options.gpu)}
     for what, why in observers.errors.items():
         print(f"problem: {what}: {why}")
     taken = (window[1] - window[0]) / NS

@@ -374,7 +374,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     observer_errors: dict[str, str] = {}
     """Why an observer's series are missing or incomplete, by the observer's name or by what they are about."""
     observer_cpu: dict[str, float] = {}
-    """CPU seconds that each observer took, by its name."""
+    """CPU seconds that each observer took, by its name: of its threads, without those that gRPC runs on its own."""
     outcome: Outcome = Outcome()
 
 

@@ -15,7 +15,7 @@ from inferometer.conduct import observers
 from inferometer.observe import observer, scrape
 from inferometer.observe.observer import Observer
 from inferometer.report import console
-from inferometer.series import SeriesRow, TimeSeries
+from inferometer.series import TimeSeries
 from inferometer.serve.background import running, serving
 from inferometer.serve.settings import Settings, simulator
 from inferometer.serve.sim.settings import Fixed
@@ -57,7 +57,7 @@ class Broken(Observer):
     def mark(self, stage: int) -> None:
         self._fail("mark")
 
-    def end(self) -> Sequence[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         self._fail("end")
         return ()
 

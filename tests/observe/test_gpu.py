@@ -10,7 +10,7 @@ from fake_nvml import FakeNvml, NVMLError
 from inferometer.errors import UserError
 from inferometer.observe import gpu
 from inferometer.observe.gpu import GpuWatch, open_nvml
-from inferometer.series import SeriesRow
+from inferometer.series import TimeSeries
 from inferometer.units import NS
 
 
@@ -35,16 +35,17 @@ def install(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
 
 
-def values(rows: Sequence[SeriesRow], name: str, index: int = 0) -> list[float]:
-    return [row.value for row in rows if row.name == name and row.labels["gpu"] == str(index)]
+def values(series: Sequence[TimeSeries], name: str, index: int = 0) -> list[float]:
+    chosen = [each for each in series if each.name == name and each.labels["gpu"] == str(index)]
+    return [value for each in chosen for value in each.value.tolist()]
 
 
 def test_all_values_of_each_gpu_are_recorded_with_its_index() -> None:
     nvml = FakeNvml({"instant": 512_500}, {"temperature": 55})
     watch = GpuWatch(nvml, 1.0)
     watch.start()
-    rows = watch.end()
-    once = {row.name: row.value for row in rows if row.labels["gpu"] == "0"}
+    series = watch.end()
+    once = {each.name: each.value[-1] for each in series if each.labels["gpu"] == "0"}
     assert once == {
         "gpu_info": 1,
         "gpu_memory_total": 141 << 30,
@@ -58,14 +59,14 @@ def test_all_values_of_each_gpu_are_recorded_with_its_index() -> None:
         "gpu_temperature": 61,
         "gpu_throttle": 4,
     }
-    assert values(rows, "gpu_temperature", 1) == [55, 55]
+    assert values(series, "gpu_temperature", 1) == [55, 55]
     assert watch.problems() == {}
 
 
 def test_a_gpu_says_what_it_is_and_how_it_measures_its_power() -> None:
     watch = GpuWatch(FakeNvml({"instant": 1}, {}), 1.0)
     watch.start()
-    info = [row.labels for row in watch.end() if row.name == "gpu_info"]
+    info = [each.labels for each in watch.end() if each.name == "gpu_info"]
     common = {"name": "NVIDIA H200", "driver": "570.1"}
     assert info[0] == {"gpu": "0", "uuid": "GPU-0", "power": "instant", **common}
     assert info[1] == {"gpu": "1", "uuid": "GPU-1", "power": "average", **common}
@@ -86,9 +87,9 @@ def test_power_is_sampled_ten_times_as_often_as_the_rest(clock: Clock) -> None:
     for _ in range(30):
         clock.at += NS // 10
         watch.sample()
-    rows = watch.end()
-    assert len(values(rows, "gpu_power")) == 32
-    assert len(values(rows, "gpu_use")) == 1 + 3 + 1
+    series = watch.end()
+    assert len(values(series, "gpu_power")) == 32
+    assert len(values(series, "gpu_use")) == 1 + 3 + 1
 
 
 def test_a_value_that_is_not_supported_is_missing_with_one_reason() -> None:
@@ -97,8 +98,10 @@ def test_a_value_that_is_not_supported_is_missing_with_one_reason() -> None:
     watch.start()
     for _ in range(3):
         watch.sample()
-    rows = watch.end()
-    assert not values(rows, "gpu_memory_clock") and not values(rows, "gpu_energy") and values(rows, "gpu_energy", 1)
+    series = watch.end()
+    assert (
+        not values(series, "gpu_memory_clock") and not values(series, "gpu_energy") and values(series, "gpu_energy", 1)
+    )
     assert watch.problems() == {
         "GPU memory clock": "Not Supported (GPU 0, 1)",
         "GPU energy counter": "Not Supported (GPU 0)",
@@ -120,8 +123,8 @@ def test_a_reading_that_fails_leaves_a_gap_and_a_reason() -> None:
 def test_a_gpu_that_cannot_be_opened_does_not_hide_the_others() -> None:
     watch = GpuWatch(FakeNvml({"handle": NVMLError(15)}, {}), 1.0)
     watch.start()
-    rows = watch.end()
-    assert {row.labels["gpu"] for row in rows} == {"1"}
+    series = watch.end()
+    assert {each.labels["gpu"] for each in series} == {"1"}
     assert watch.problems() == {"GPU": "GPU is lost (GPU 0)"}
 
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 
 from inferometer.errors import UserError
-from inferometer.observe.observer import Observer, Observers
-from inferometer.series import SeriesRow
+from inferometer.observe.observer import HelperCpu, Observer, Observers
+from inferometer.series import Columns, TimeSeries
 
 
 class Counting(Observer):
@@ -26,9 +26,11 @@ class Counting(Observer):
         if self._go is not None:
             self._go.wait(10)
 
-    def end(self) -> Sequence[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         self.calls.append("end")
-        return [SeriesRow("test", "calls", {}, 5, len(self.calls))]
+        columns = Columns("test")
+        columns.append("calls", {}, 5, len(self.calls))
+        return columns.series()
 
 
 class Sampling(Counting):
@@ -55,7 +57,7 @@ class Hanging(Counting):
         if self._method == "start":
             threading.Event().wait()
 
-    def end(self) -> Sequence[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         threading.Event().wait()
         return []
 
@@ -72,7 +74,7 @@ class Failing(Counting):
         self.marked.set()
         self._raise("mark")
 
-    def end(self) -> Sequence[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         self._raise("end")
         return []
 
@@ -102,7 +104,8 @@ def test_an_observer_is_started_marked_and_ended_in_this_order() -> None:
     for stage in (0, 0, 1, 1):
         observers.mark(stage)
     assert counting.marked.wait(10)
-    assert observers.end() == (SeriesRow("test", "calls", {}, 5, 3),)
+    (series,) = observers.end()
+    assert (series.source, series.name, series.at.tolist(), series.value.tolist()) == ("test", "calls", [5], [3])
     assert counting.calls == ["start", 1, "end"]
     assert observers.errors == {}
 
@@ -138,17 +141,17 @@ def test_a_stage_that_is_over_before_it_could_be_announced_is_skipped() -> None:
     assert counting.calls == ["start", 1, "end"]
 
 
-def test_observers_that_hang_cost_a_reason_and_the_others_keep_their_rows() -> None:
+def test_observers_that_hang_cost_a_reason_and_the_others_keep_their_series() -> None:
     makers: dict[str, Observer] = {"start": Hanging("start"), "good": Counting(), "end": Hanging("end")}
     observers = Observers(makers)
     observers.start(timeout=0.05)
     observers.mark(1)
-    rows = observers.end(timeout=0.05)
-    assert [row.name for row in rows] == ["calls"]
+    series = observers.end(timeout=0.05)
+    assert [each.name for each in series] == ["calls"]
     assert observers.errors == {name: "did not end within 0.05 s" for name in ("start", "end")}
 
 
-def test_observers_that_raise_cost_a_reason_and_the_others_keep_their_rows() -> None:
+def test_observers_that_raise_cost_a_reason_and_the_others_keep_their_series() -> None:
     failing = {
         "start": Failing("start", UserError("no GPU", "install one")),
         "mark": Failing("mark", ValueError("odd")),
@@ -158,7 +161,7 @@ def test_observers_that_raise_cost_a_reason_and_the_others_keep_their_rows() -> 
     observers.start()
     observers.mark(1)
     assert failing["mark"].marked.wait(10)
-    assert [row.name for row in observers.end()] == ["calls"]
+    assert [each.name for each in observers.end()] == ["calls"]
     assert observers.errors == {"start": "no GPU", "mark": "ValueError: odd", "end": "OSError: gone"}
 
 
@@ -197,3 +200,30 @@ def test_without_observers_nothing_happens() -> None:
         observers.start()
         observers.mark(1)
         assert observers.end() == ()
+
+
+class Helped(Observer):
+    """Lets another thread work."""
+
+    def __init__(self) -> None:
+        self._cpu = HelperCpu()
+
+    def start(self) -> None:
+        thread = threading.Thread(target=self._work)
+        thread.start()
+        thread.join()
+
+    def helper_cpu(self) -> float:
+        return self._cpu.seconds
+
+    def _work(self) -> None:
+        with self._cpu.counted():
+            while time.thread_time() < 0.05:
+                pass
+
+
+def test_the_cpu_time_of_an_observer_includes_its_helper_threads() -> None:
+    with Observers({"helped": Helped()}) as observers:
+        observers.start()
+        observers.end()
+    assert 0.045 < observers.cpu_seconds["helped"] < 5

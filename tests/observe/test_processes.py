@@ -16,7 +16,7 @@ from waiting import until
 from inferometer.errors import UserError
 from inferometer.observe.process_names import Found, find, names_of
 from inferometer.observe.processes import ProcessWatch, _Reading, lost
-from inferometer.series import TimeSeries, group
+from inferometer.series import TimeSeries
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -78,7 +78,7 @@ def watch_of(*pids: int) -> ProcessWatch:
 
 
 def recorded(watch: ProcessWatch) -> dict[str, TimeSeries]:
-    return {each.name: each for each in group(watch.end())}
+    return {each.name: each for each in watch.end()}
 
 
 def test_cpu_and_memory_of_a_process_and_its_children_are_added_up(start: Start) -> None:

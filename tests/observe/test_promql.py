@@ -6,11 +6,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import numpy as np
 import pytest
 from helpers import Client, measure, polite, scripted
 
@@ -19,7 +19,7 @@ from inferometer.errors import UserError
 from inferometer.observe import promql
 from inferometer.observe.prometheus_api import PrometheusApi
 from inferometer.observe.promql import PromQLQuery
-from inferometer.series import SeriesRow
+from inferometer.series import TimeSeries
 from inferometer.timing.clock import now
 from inferometer.units import NS
 
@@ -101,8 +101,8 @@ def observer(url: str, token: str = "", **settings: Any) -> PromQLQuery:
     return PromQLQuery(api, PromQL(url=url, match='job="servers"', **settings), "vllm:.+", 1.0)
 
 
-def observed(watch: PromQLQuery, seconds: float = 0.32) -> tuple[list[SeriesRow], int, int]:
-    """Let it observe a run; return the rows, and when the run began and ended."""
+def observed(watch: PromQLQuery, seconds: float = 0.32) -> tuple[list[TimeSeries], int, int]:
+    """Let it observe a run; return the series, and when the run began and ended."""
     watch.start()
     begin = now()
     time.sleep(seconds)
@@ -110,8 +110,9 @@ def observed(watch: PromQLQuery, seconds: float = 0.32) -> tuple[list[SeriesRow]
     return list(watch.end()), begin, end
 
 
-def named(rows: list[SeriesRow], name: str) -> list[SeriesRow]:
-    return sorted((row for row in rows if row.name == name), key=lambda row: row.at)
+def named(series: list[TimeSeries], name: str) -> TimeSeries:
+    (found,) = [each for each in series if each.name == name]
+    return found
 
 
 def test_samples_are_stored_as_if_they_had_been_scraped() -> None:
@@ -119,16 +120,16 @@ def test_samples_are_stored_as_if_they_had_been_scraped() -> None:
         watch = observer(url)
         watch.check()
         before = now()
-        rows, begin, end = observed(watch)
-    scrapes, running, done = (named(rows, name) for name in ("up", RUNNING, DONE))
-    assert {row.source for row in rows} == {"prometheus"}
-    assert done[0].labels == {"instance": "a:80", "job": "servers", "target": "a:80"}
-    assert scrapes[0].labels == {"target": "a:80"}
-    assert [row.at for row in scrapes] == [row.at for row in done]
-    assert len(running) == 1, "only changes are stored"
-    assert all(later.value - earlier.value == 1 for earlier, later in pairwise(done))
-    assert before < done[0].at <= begin < done[1].at, "from the last scrape before the run, which was waited for"
-    assert end < done[-1].at, "to one after it"
+        series, begin, end = observed(watch)
+    scrapes, running, done = (named(series, name) for name in ("up", RUNNING, DONE))
+    assert {each.source for each in series} == {"prometheus"}
+    assert done.labels == {"instance": "a:80", "job": "servers", "target": "a:80"}
+    assert scrapes.labels == {"target": "a:80"}
+    assert scrapes.at.tolist() == done.at.tolist()
+    assert len(running.at) == 1, "only changes are stored"
+    assert (np.diff(done.value) == 1).all()
+    assert before < done.at[0] <= begin < done.at[1], "from the last scrape before the run, which was waited for"
+    assert end < done.at[-1], "to one after it"
     assert watch.problems() == {}
 
 
@@ -140,23 +141,23 @@ def test_samples_read_during_the_run_are_stored_once() -> None:
             time.sleep(0.15)
             watch.sample()
         done = named(list(watch.end()), DONE)
-    assert all(later.value - earlier.value == 1 for earlier, later in pairwise(done))
-    assert len(done) >= 5
+    assert (np.diff(done.value) == 1).all()
+    assert len(done.at) >= 5
 
 
 def test_exporters_without_known_metrics_are_left_out() -> None:
     with prometheus(ScriptedPrometheus()) as url:
-        rows, _, _ = observed(observer(url))
-    assert {row.labels["target"] for row in rows} == {"a:80"}
+        series, _, _ = observed(observer(url))
+    assert {each.labels["target"] for each in series} == {"a:80"}
 
 
 @pytest.mark.parametrize("ahead", [100, -100])
 def test_times_are_corrected_for_the_difference_between_the_clocks(ahead: float) -> None:
     with prometheus(ScriptedPrometheus(ahead=ahead)) as url:
         watch = observer(url)
-        rows, begin, end = observed(watch)
-    done = named(rows, DONE)
-    assert begin - 10 * NS < done[0].at <= begin < end < done[-1].at < end + 10 * NS
+        series, begin, end = observed(watch)
+    done = named(series, DONE)
+    assert begin - 10 * NS < done.at[0] <= begin < end < done.at[-1] < end + 10 * NS
     side = "ahead of" if ahead > 0 else "behind"
     assert re.search(
         rf"^the clock of {url} is 1m40s {side} ours; times are corrected to within", watch.problems()["promql clock"]
@@ -168,18 +169,18 @@ def test_a_scrape_that_is_not_due_soon_is_not_waited_for() -> None:
         watch = observer(url)
         watch.start()
         watch._begin -= 25_000_000_000  # the run began 5 s before the last scrape
-        rows = list(watch.end())
-    assert len(named(rows, DONE)) == 2
+        series = list(watch.end())
+    assert len(named(series, DONE).at) == 2
     assert watch.problems() == {"promql a:80": "the last scrape was 20 s before the end of the run"}
 
 
 def test_a_result_with_too_many_samples_is_read_in_pieces() -> None:
     with prometheus(ScriptedPrometheus(max_range=40)) as url:
         watch = observer(url)
-        rows, begin, end = observed(watch)
-    done = named(rows, DONE)
-    assert all(later.value - earlier.value == 1 for earlier, later in pairwise(done))
-    assert done[0].at <= begin and done[-1].at >= end
+        series, begin, end = observed(watch)
+    done = named(series, DONE)
+    assert (np.diff(done.value) == 1).all()
+    assert done.at[0] <= begin and done.at[-1] >= end
     assert watch.problems() == {}
 
 
@@ -204,19 +205,20 @@ def test_a_server_that_matches_only_exact_names_is_read_name_by_name() -> None:
     with prometheus(respond) as url:
         watch = observer(url)
         watch.check()
-        rows, begin, end = observed(watch)
-    assert {row.name for row in rows} == {"up", DONE}
-    assert named(rows, DONE)[0].at <= begin < end < named(rows, DONE)[-1].at
+        series, begin, end = observed(watch)
+    assert {each.name for each in series} == {"up", DONE}
+    assert named(series, DONE).at[0] <= begin < end < named(series, DONE).at[-1]
     assert watch.problems() == {}
 
 
 def test_expressions_become_series() -> None:
     with prometheus(ScriptedPrometheus()) as url:
         watch = observer(url, queries={"load": "sum(x)"})
-        rows, begin, _ = observed(watch)
-    (row,) = [row for row in rows if row.source == "promql"]
-    assert (row.name, row.labels, row.value) == ("load", {"a": "b"}, 1.0), "without the value that is not a number"
-    assert abs(row.at - begin) < 100_000_000
+        series, begin, _ = observed(watch)
+    (load,) = [each for each in series if each.source == "promql"]
+    assert (load.name, load.labels) == ("load", {"a": "b"})
+    assert load.value.tolist() == [1.0], "without the value that is not a number"
+    assert abs(load.at[0] - begin) < 100_000_000
 
 
 def test_warnings_are_reported() -> None:
@@ -233,8 +235,8 @@ def test_a_server_without_such_metrics_is_a_problem() -> None:
     server.first = time.time() + 1000
     with prometheus(server) as url:
         watch = observer(url)
-        rows, _, _ = observed(watch, 0)
-    assert rows == []
+        series, _, _ = observed(watch, 0)
+    assert series == []
     expected = f'{url} has no metrics of a known model server that match job="servers" from the time of the run'
     assert watch.problems() == {"promql": expected}
 
@@ -299,8 +301,8 @@ def test_a_server_in_trouble_is_a_problem_of_the_report(status: int, body: str, 
     with prometheus(lambda *_: (status, body)) as url:
         watch = observer(url, queries={"load": "sum(a)"})
         watch.check()
-        rows, _, _ = observed(watch, 0)
-    assert rows == []
+        series, _, _ = observed(watch, 0)
+    assert series == []
     assert watch.problems()["promql"].startswith("no metrics could be read: ") and reason in watch.problems()["promql"]
     assert watch.problems()["promql load"] == "not evaluated: the Prometheus server did not respond"
 

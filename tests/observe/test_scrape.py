@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from helpers import Client, http_response, scripted
@@ -15,7 +15,7 @@ from inferometer.observe.scrape import Endpoint, Scrape, fetch
 from inferometer.probe.connect import Peer
 from inferometer.probe.kserve import ModelFacts
 from inferometer.probe.reach import Reached
-from inferometer.series import SeriesRow
+from inferometer.series import TimeSeries
 from inferometer.wire.kserve.control import ModelMetadata, ServerMetadata
 from inferometer.wire.target import parse
 
@@ -51,8 +51,9 @@ def page(n: int, w: int = 0) -> str:
     return PAGE.format(n=n, w=w)
 
 
-def values(rows: list[SeriesRow], name: str, **labels: str) -> list[float]:
-    return [row.value for row in rows if row.name == name and labels.items() <= row.labels.items()]
+def values(series: Sequence[TimeSeries], name: str, **labels: str) -> list[float]:
+    chosen = [each for each in series if each.name == name and labels.items() <= each.labels.items()]
+    return [value for each in chosen for value in each.value.tolist()]
 
 
 @pytest.fixture
@@ -72,15 +73,45 @@ def test_samples_are_stored_when_they_change_and_buckets_at_marks() -> None:
         watch.sample()
         watch.mark(1)
         watch.sample()
-        rows = watch.end()
-    assert values(rows, "up") == [1] * 7
-    assert values(rows, "requests_total") == values(rows, "e2e_count") == [0, 1, 2, 3, 4]
-    assert values(rows, "waiting") == [0, 5, 0]
-    assert values(rows, "e2e_bucket", le="1") == [0, 2, 4]
-    assert values(rows, "nothing") == []
-    assert {row.labels["target"] for row in rows} == {f"{url}/metrics"}
-    assert {row.source for row in rows} == {"prometheus"}
+        series = watch.end()
+    assert values(series, "up") == [1] * 7
+    assert values(series, "requests_total") == values(series, "e2e_count") == [0, 1, 2, 3, 4]
+    assert values(series, "waiting") == [0, 5, 0]
+    assert values(series, "e2e_bucket", le="1") == [0, 2, 4]
+    assert values(series, "nothing") == []
+    assert {each.labels["target"] for each in series} == {f"{url}/metrics"}
+    assert {each.source for each in series} == {"prometheus"}
     assert watch.problems() == {}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_series_that_leaves_the_page_has_no_value_until_it_comes_back() -> None:
+    first, second = 'running{engine="a"} 8\nb_bucket{le="1"} 2\n', 'running{engine="b"} 8\nb_bucket{le="2"} 2\n'
+    with scripted(pages(first, first, second, second, "", first)) as url:
+        watch = Scrape(endpoint(url), 1)
+        watch.start()
+        watch.sample()
+        watch.mark(1)
+        watch.sample()
+        series = watch.end()
+    assert str(values(series, "running", engine="a")) == "[8.0, nan, 8.0]"
+    assert str(values(series, "running", engine="b")) == "[8.0, nan]"
+    assert str(values(series, "b_bucket", le="1")) == "[2.0, nan, 2.0]"
+    assert str(values(series, "b_bucket", le="2")) == "[2.0, nan]"
+    at = {each.labels["engine"]: each.at.tolist() for each in series if each.name == "running"}
+    assert at["a"][1] == at["b"][0], "both at the time of the page"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_scrape_that_fails_does_not_end_series() -> None:
+    def script(client: Client) -> None:
+        (pages("running 8"), missing, pages("running 8"))[min(client.number, 2)](client)
+
+    with scripted(script) as url:
+        watch = Scrape(endpoint(url), 1)
+        watch.sample()
+        watch.sample()
+        assert values(watch.end(), "running") == [8]
 
 
 @pytest.mark.usefixtures("quick")
@@ -88,12 +119,12 @@ def test_a_server_that_counts_late_is_read_until_it_has_counted() -> None:
     with scripted(pages(page(0), page(0), page(7), page(8), page(9), page(9))) as url:
         watch = Scrape(endpoint(url), 1)
         watch.start()
-        rows = watch.end()
-    assert values(rows, "requests_total")[-1] == 9
+        series = watch.end()
+    assert values(series, "requests_total")[-1] == 9
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_grows_with_time_alone_is_not_waited_for() -> None:
+def test_what_gseries_with_time_alone_is_not_waited_for() -> None:
     read = itertools.count()
 
     def script(client: Client) -> None:
@@ -116,15 +147,15 @@ def test_the_time_of_a_sample_is_between_request_and_response() -> None:
         before = time.monotonic_ns()
         watch.sample()
         after = time.monotonic_ns()
-        rows = watch.end()
-    assert before < rows[0].at < after
+        series = watch.end()
+    assert before < series[0].at[0] < after
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_label_named_target_is_kept_under_another_name() -> None:
     with scripted(pages('a{target="x"} 1')) as url:
-        rows = Scrape(endpoint(url), 1).end()
-    assert rows[-1].labels == {"exported_target": "x", "target": f"{url}/metrics"}
+        series = Scrape(endpoint(url), 1).end()
+    assert series[-1].labels == {"exported_target": "x", "target": f"{url}/metrics"}
 
 
 def trickle(client: Client) -> None:
@@ -202,9 +233,9 @@ def test_the_reason_why_an_endpoint_cannot_be_read(
         monkeypatch.setattr(fetch, "__defaults__", (30.0,))
     with scripted(script) as url:
         watch = Scrape(endpoint(url), 1)
-        rows = watch.end()
+        series = watch.end()
     assert watch.problems() == {f"{url}/metrics": reason}
-    assert [(row.name, row.value) for row in rows] == [("up", 0)]
+    assert {each.name for each in series} == {"up"} and values(series, "up") == [0]
 
 
 @pytest.mark.usefixtures("quick")
@@ -216,8 +247,8 @@ def test_scrapes_that_failed_are_counted_by_reason() -> None:
         watch = Scrape(endpoint(url), 1)
         for _ in range(4):
             watch.sample()
-    rows = watch.end()  # now the connection is refused
-    assert values(rows, "up") == [1, 0, 0, 0, 0]
+    series = watch.end()  # now the connection is refused
+    assert values(series, "up") == [1, 0, 0, 0, 0]
     welcome = "the page does not have metrics: it starts with '<html><body>Welcome'"
     assert watch.problems() == {
         f"{url}/metrics": f"4 of 5 scrapes failed: HTTP status 404 (2); {welcome} (1); connection refused (1)"

@@ -149,7 +149,7 @@ def test_a_server_without_statistics(server: Server, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(kserve, "statistics", refuse)
     watch = started(server, 0)
-    assert watch.end() == []
+    assert watch.end() == ()
     assert watch.by_stage() == ((None,), ("the server offers no statistics",))
 
 
@@ -162,15 +162,15 @@ def test_statistics_that_did_not_arrive_in_time(server: Server, has_started: boo
     assert watch.by_stage(1) == ((None,), (statistics.NOT_IN_TIME,))
 
 
-def test_rows_have_every_counter_at_every_mark(server: Server) -> None:
+def test_series_have_every_counter_at_every_mark(server: Server) -> None:
     watch = started(server, 100)
     mark(server, watch, -1, stage=1)
     mark(server, watch, 110, stage=2)
     server.counts = [150]
-    rows = watch.end()
-    counts = [row for row in rows if row.name == "inference_count"]
-    assert [row.value for row in counts] == [100, 110, 150]
-    assert [row.at for row in counts] == sorted(row.at for row in counts)
-    assert counts[0].source == "kserve"
-    assert counts[0].labels == {"model": "m", "version": "1", "url": "http://127.0.0.1:8000"}
-    assert {"queue_count", "queue_ns", "success_ns", "execution_count"} <= {row.name for row in rows}
+    series = watch.end()
+    (counts,) = [each for each in series if each.name == "inference_count"]
+    assert counts.value.tolist() == [100, 110, 150]
+    assert counts.at.tolist() == sorted(counts.at.tolist())
+    assert counts.source == "kserve"
+    assert counts.labels == {"model": "m", "version": "1", "url": "http://127.0.0.1:8000"}
+    assert {"queue_count", "queue_ns", "success_ns", "execution_count"} <= {each.name for each in series}

@@ -81,6 +81,13 @@ def test_frequent_scrapes_get_the_same_page_until_the_end(
     assert completed(endpoint) == 3
 
 
+def test_serving_scrapes_counts_as_cpu_time(endpoint: LiveEndpoint) -> None:
+    until(lambda: endpoint.helper_cpu() > 0)  # of the thread that accepts connections
+    before = endpoint._server._connections_cpu.seconds
+    request(endpoint, "/metrics")
+    until(lambda: endpoint._server._connections_cpu.seconds > before)
+
+
 def test_final_values_remain_when_the_spool_has_been_removed(
     endpoint: LiveEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,10 @@
 """Pages of metrics as servers write them, and series as a scraper stores them."""
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from inferometer.series import SeriesRow, TimeSeries, group
+from inferometer.series import Column, TimeSeries
 from inferometer.server_metrics.exposition import parse
 from inferometer.server_metrics.figures import SOURCE, UP, Figures, figures
 from inferometer.units import NS
@@ -75,16 +76,20 @@ def dump(name: str) -> list[Sample]:
 
 def scraped(pages: Mapping[float, Iterable[Sample] | None], target: str = A) -> tuple[TimeSeries, ...]:
     """Return what is stored when these pages are scraped at these instants (seconds); None: the scrape failed."""
-    rows: list[SeriesRow] = []
-    last: dict[tuple[str, str], float] = {}
+    up = Column(SOURCE, UP, {"target": target})
+    columns: dict[tuple[str, str], Column] = {}
     for second, page in pages.items():
         at = round(second * NS)
-        rows.append(SeriesRow(SOURCE, UP, {"target": target}, at, float(page is not None)))
-        for name, labels, value in page or ():
-            if last.get((name, str(labels))) != value:
-                last[name, str(labels)] = value
-                rows.append(SeriesRow(SOURCE, name, labels | {"target": target}, at, value))
-    return group(rows)
+        up.append(at, float(page is not None))
+        present = {(name, str(labels)): (name, labels, value) for name, labels, value in page or ()}
+        for key, (name, labels, value) in present.items():
+            column = columns.setdefault(key, Column(SOURCE, name, labels | {"target": target}))
+            column.append_change(at, value)
+        has_buckets = any("le" in labels for _, labels, _ in present.values())
+        for key in columns.keys() - present.keys() if page is not None else ():
+            if has_buckets or not key[0].endswith("_bucket"):
+                columns[key].append_change(at, math.nan)
+    return (up.series(), *(column.series() for column in columns.values()))
 
 
 def window(series: Iterable[TimeSeries], begin: float, end: float, model: str = "") -> Figures:

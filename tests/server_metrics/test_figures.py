@@ -99,6 +99,32 @@ def test_counter_that_falls_was_reset_and_counts_before_and_after() -> None:
     assert window(pages, 0, 4).counters == {"output_tokens": CounterFigure(110, resets=1)}
 
 
+def test_gauge_that_left_the_page_does_not_count_any_more() -> None:
+    a, b = (_sample(RUNNING, 8, engine=engine) for engine in "ab")
+    pages = scraped({0: [a], 1: [a], 2: [b], 3: [b], 4: [a, b]})
+    assert window(pages, 0, 3).gauges["running"] == GaugeFigure(8, 8)
+    assert window(pages, 3, 4).gauges["running"] == GaugeFigure(12, 16)
+
+
+def test_counter_that_left_the_page_keeps_what_it_counted_and_goes_on_when_it_comes_back() -> None:
+    pages = scraped({0: _page(tokens=100), 1: _page(tokens=150), 2: _page(running=1), 3: _page(tokens=170)})
+    assert [window(pages, 0, end).counters["output_tokens"] for end in (2, 3)] == [CounterFigure(50), CounterFigure(70)]
+    assert window(pages, 2, 3).counters == {"output_tokens": CounterFigure(20)}
+
+
+def test_counter_that_comes_back_lower_was_reset() -> None:
+    pages = scraped({0: _page(tokens=100), 1: _page(running=1), 2: _page(tokens=5)})
+    assert window(pages, 0, 2).counters == {"output_tokens": CounterFigure(5, resets=1)}
+
+
+def test_start_of_the_process_that_is_missing_for_a_while_is_no_restart() -> None:
+    page = _page(tokens=100, started=1000.25)
+    pages = {0: page, 1: _page(tokens=110), 2: _page(tokens=130, started=1000.25)}
+    assert window(scraped(pages), 0, 2).counters == {"output_tokens": CounterFigure(30)}
+    both = (*scraped(pages, A), *scraped(pages, B))
+    assert window(both, 0, 2).counters == {"output_tokens": CounterFigure(30)}, "one server under two addresses"
+
+
 def test_restarted_process_is_noticed_even_if_its_counter_has_not_fallen() -> None:
     pages = scraped({0: _page(tokens=100, started=1000.25), 1: _page(tokens=120, started=2000.5)})
     assert window(pages, 0, 1).counters == {"output_tokens": CounterFigure(120, resets=1)}
@@ -163,6 +189,16 @@ def test_reset_histogram_counts_what_came_after_the_restart() -> None:
     pages = scraped({0: _histogram({"1": 90, "2": 100, "+Inf": 100}), 1: _histogram({"1": 0, "2": 4, "+Inf": 4}, 6.0)})
     ttft = window(pages, 0, 1).histograms["ttft"]
     assert (ttft.count, ttft.resets, ttft.quantiles["p50"]) == (4, 1, pytest.approx(1.5))
+
+
+def test_histogram_of_a_label_set_that_left_the_page_keeps_its_observations() -> None:
+    first = [
+        *_histogram({"1": 10, "2": 10, "+Inf": 10}, engine="a"),
+        *_histogram({"1": 10, "2": 10, "+Inf": 10}, engine="b"),
+    ]
+    last = _histogram({"1": 10, "2": 30, "+Inf": 30}, 30.0, engine="b")
+    ttft = window(scraped({0: first, 1: last}), 0, 1).histograms["ttft"]
+    assert (ttft.count, ttft.resets, ttft.quantiles["p50"]) == (20, 0, pytest.approx(1.5))
 
 
 def test_replicas_are_added_up_or_averaged() -> None:

@@ -19,7 +19,7 @@ from inferometer.observe.scrape import Scrape
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach
 from inferometer.records import Manifest
-from inferometer.series import SeriesRow, group
+from inferometer.series import TimeSeries
 from inferometer.server_metrics import families
 from inferometer.store.folder import SERIES
 
@@ -151,9 +151,9 @@ def with_observations(
     return msgspec.structs.replace(head, statistics=statistics, no_statistics=hidden_reasons)
 
 
-def spool_series(folder: Path, rows: tuple[SeriesRow, ...], t0: int) -> None:
+def spool_series(folder: Path, series: tuple[TimeSeries, ...], t0: int) -> None:
     """Keep what observers recorded with the records, for the case that the run cannot be stored now."""
     from inferometer.store import series as series_file  # noqa: PLC0415 - it imports pyarrow
 
     with contextlib.suppress(OSError):  # the disk is full: the records matter more
-        series_file.write(folder / SERIES, group(row._replace(at=row.at - t0) for row in rows))
+        series_file.write(folder / SERIES, [msgspec.structs.replace(each, at=each.at - t0) for each in series])

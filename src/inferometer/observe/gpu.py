@@ -18,13 +18,13 @@ and, read once: `gpu_memory_total` in bytes, and `gpu_info`, which is 1 and has 
 
 import contextlib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from inferometer.analysis.energy import power_interval
 from inferometer.errors import UserError
 from inferometer.observe.observer import Observer
-from inferometer.series import SeriesRow
+from inferometer.series import Columns, TimeSeries
 from inferometer.timing.clock import now
 from inferometer.units import NS
 
@@ -81,7 +81,7 @@ class GpuWatch(Observer):
         self._nvml = nvml
         self._slow_every = round((interval - _ALLOWED_EARLY * self.interval) * NS)
         self._slow_at: int | None = None
-        self._rows: list[SeriesRow] = []
+        self._columns = Columns(SOURCE)
         self._gpus: list[_Gpu] = []
         self._problems: dict[str, dict[int, str]] = {}
 
@@ -93,7 +93,7 @@ class GpuWatch(Observer):
                 self._note("GPU", index, str(error))
             else:
                 self._gpus.append(gpu)
-                self._rows += gpu.facts(self._nvml, now())
+                gpu.record_facts(self._nvml, now(), self._columns)
         self._take(slow=True)
 
     def mark(self, stage: int) -> None:
@@ -102,11 +102,11 @@ class GpuWatch(Observer):
     def sample(self) -> None:
         self._take(slow=self._slow_at is None or now() - self._slow_at >= self._slow_every)
 
-    def end(self) -> list[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         self._take(slow=True)
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
-        return self._rows
+        return self._columns.series()
 
     def problems(self) -> Mapping[str, str]:
         """What is missing: one line for each value, with the GPUs that do not have it."""
@@ -125,7 +125,8 @@ class GpuWatch(Observer):
                     if _is_permanent(self._nvml, error):
                         gpu.drop(what)
                     continue
-                self._rows += [SeriesRow(SOURCE, name, gpu.labels, at, value) for name, value in values.items()]
+                for name, value in values.items():
+                    self._columns.append(name, gpu.labels, at, value)
 
     def _note(self, what: str, index: int, why: str) -> None:
         self._problems.setdefault(what, {}).setdefault(index, why)
@@ -143,8 +144,8 @@ class _Gpu:
         self.fast: dict[str, _Read] = {"GPU power": power}
         self.slow: dict[str, _Read] = {"GPU energy counter": _energy} | _SLOW
 
-    def facts(self, nvml: Nvml, at: int) -> list[SeriesRow]:
-        """What does not change during a run."""
+    def record_facts(self, nvml: Nvml, at: int, columns: Columns) -> None:
+        """Record what does not change during a run."""
         labels = self.labels | {"power": "instant" if self.has_instant_power else "average"}
         for name, read in {
             "name": lambda: nvml.nvmlDeviceGetName(self.handle),
@@ -154,11 +155,10 @@ class _Gpu:
             with contextlib.suppress(nvml.NVMLError):
                 text = read()
                 labels[name] = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-        rows = [SeriesRow(SOURCE, "gpu_info", labels, at, 1.0)]
+        columns.append("gpu_info", labels, at, 1.0)
         with contextlib.suppress(nvml.NVMLError):
             total = float(_memory_info(nvml, self.handle).total)
-            rows.append(SeriesRow(SOURCE, "gpu_memory_total", self.labels, at, total))
-        return rows
+            columns.append("gpu_memory_total", self.labels, at, total)
 
     def drop(self, what: str) -> None:
         self.fast.pop(what, None)

@@ -13,14 +13,14 @@ container that has a limit.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 from inferometer import memory, processors
 from inferometer.observe.observer import Observer
-from inferometer.series import SeriesRow
+from inferometer.series import Columns, TimeSeries
 from inferometer.timing.clock import now
 
 SOURCE = "host"
@@ -36,7 +36,7 @@ class HostWatch(Observer):
 
     def __init__(self, interval: float) -> None:
         self.interval = interval
-        self._rows: list[SeriesRow] = []
+        self._columns = Columns(SOURCE)
         self._problems: dict[str, str] = {}
         devices = _Devices()
         self._readings: dict[str, Callable[[], _Values]] = {
@@ -60,22 +60,22 @@ class HostWatch(Observer):
             if not self._read(what, at, read):
                 del self._readings[what]
 
-    def end(self) -> list[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         self.sample()
-        return self._rows
+        return self._columns.series()
 
     def problems(self) -> Mapping[str, str]:
         return self._problems
 
     def _read(self, what: str, at: int, read: Callable[[], _Values]) -> bool:
-        """Add the values to the rows. If they cannot be read, note why and return False."""
+        """Record the values. If they cannot be read, note why and return False."""
         try:
             values = read()
         except (OSError, RuntimeError, ValueError, psutil.Error) as error:  # NotImplementedError is a RuntimeError
             self._problems[f"{what} of this machine"] = str(error) or type(error).__name__
             return False
         for name, interface, value in values:
-            self._rows.append(SeriesRow(SOURCE, name, {"interface": interface} if interface else {}, at, float(value)))
+            self._columns.append(name, {"interface": interface} if interface else {}, at, float(value))
         return True
 
 

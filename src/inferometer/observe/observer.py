@@ -1,27 +1,29 @@
 """The seam for observers, and the threads that keep them from holding up a run.
 
 An observer records something beside the run: a server's statistics, its metrics, a machine's GPUs. Its methods are called when
-the run starts, when a stage begins, every `interval` seconds and when the run has ended, and it returns rows for `series.parquet`.
+the run starts, when a stage begins, every `interval` seconds and when the run has ended, and it returns time series for
+`series.parquet`.
 
-Each observer is called in a thread of its own. One that raises or hangs costs its own rows and a line in the manifest, never the run. One that
+Each observer is called in a thread of its own. One that raises or hangs costs its own series and a line in the manifest, never the run. One that
 is still busy when several stages begin sees only the latest of them, so a jump in the stage's number means that it missed the
 stages in between.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
 from inferometer.errors import UserError
-from inferometer.series import SeriesRow
+from inferometer.series import TimeSeries
 from inferometer.server_metrics.vocabulary import QUANTITIES
 
 START_TIMEOUT = 10.0
 """Seconds that all observers together may take before t=0; a slower one starts while the run is in progress."""
 END_TIMEOUT = 10.0
-"""Seconds that all observers together may take after the last request; the rows of a slower one are lost."""
+"""Seconds that all observers together may take after the last request; the series of a slower one are lost."""
 
 
 class Observer(Protocol):
@@ -43,13 +45,18 @@ class Observer(Protocol):
         """Take the current values. A call that takes longer than the interval delays the next one; none are made up for."""
         return
 
-    def end(self) -> Sequence[SeriesRow]:
-        """Take the values from after the last request, and return all rows, their times by CLOCK_MONOTONIC."""
+    def end(self) -> Sequence[TimeSeries]:
+        """Take the values from after the last request, and return all series, their times by CLOCK_MONOTONIC. After a run of many hours
+        there are millions of values: record them in columns (series.py), so that nothing is left to be done for each of them."""
         return ()
 
     def problems(self) -> Mapping[str, str]:
-        """Return what is missing from the rows, and why: the reason by what it is about. Called after `end`."""
+        """Return what is missing from the series, and why: the reason by what it is about. Called after `end`."""
         return {}
+
+    def helper_cpu(self) -> float:
+        """Return the CPU seconds of the threads that the observer started itself (HelperCpu). Called after `end`."""
+        return 0.0
 
     def now(self) -> Mapping[str, float]:
         """Return the latest figures for the live view, by the names of server_metrics/vocabulary.py. Called in the main thread at any
@@ -62,6 +69,25 @@ class Observer(Protocol):
         return
 
 
+class HelperCpu:
+    """CPU time that the helper threads of an observer have taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Add what this thread takes in the block."""
+        begin = time.thread_time()
+        try:
+            yield
+        finally:
+            took = time.thread_time() - begin
+            with self._lock:
+                self.seconds += took
+
+
 class Observers:
     """Drives observers, by name, from start to end. Use it as a context manager: leaving it ends the threads and closes the
     observers."""
@@ -69,9 +95,9 @@ class Observers:
     def __init__(self, observers: Mapping[str, Observer]) -> None:
         self._threads = {name: _ObserverThread(observer) for name, observer in observers.items()}
         self.errors: dict[str, str] = {}
-        """Why an observer's rows are missing or incomplete, by its name or by what they are about; complete after `end`."""
+        """Why an observer's series are missing or incomplete, by its name or by what they are about; complete after `end`."""
         self.cpu_seconds: dict[str, float] = {}
-        """CPU time of each observer's thread; complete after `end`."""
+        """CPU time of each observer's threads; complete after `end`."""
 
     def __enter__(self) -> "Observers":
         return self
@@ -105,21 +131,21 @@ class Observers:
                 values.setdefault(name, []).append(value)
         return {name: sum(each) if _is_additive(name) else sum(each) / len(each) for name, each in values.items()}
 
-    def end(self, timeout: float = END_TIMEOUT) -> tuple[SeriesRow, ...]:
-        """End all observers at once and return the rows of those that end within `timeout`."""
+    def end(self, timeout: float = END_TIMEOUT) -> tuple[TimeSeries, ...]:
+        """End all observers at once and return the series of those that end within `timeout`."""
         deadline = time.monotonic() + timeout
         for thread in self._threads.values():
             thread.tell(ending=True)
-        rows: list[SeriesRow] = []
+        series: list[TimeSeries] = []
         for name, thread in self._threads.items():
             ended = thread.ended.wait(max(deadline - time.monotonic(), 0))
-            rows += thread.rows if ended else ()
+            series += thread.series if ended else ()
             if error := thread.error if ended else f"did not end within {timeout:g} s":
                 self.errors[name] = error
             if ended:
                 self.errors |= thread.observer.problems()
-                self.cpu_seconds[name] = thread.cpu_seconds
-        return tuple(rows)
+                self.cpu_seconds[name] = thread.cpu_seconds + thread.observer.helper_cpu()
+        return tuple(series)
 
 
 def _is_additive(name: str) -> bool:
@@ -135,7 +161,7 @@ class _ObserverThread:
         self._stage = 0
         self._ending = False
         self.ready, self.ended = threading.Event(), threading.Event()
-        self.rows: tuple[SeriesRow, ...] = ()
+        self.series: tuple[TimeSeries, ...] = ()
         self.error = ""
         self.cpu_seconds = 0.0
 
@@ -153,7 +179,7 @@ class _ObserverThread:
             self.observer.start()
             self.ready.set()
             self._follow_stages()
-            self.rows = tuple(self.observer.end())
+            self.series = tuple(self.observer.end())
         except UserError as error:
             self.error = error.what
         except Exception as error:  # whatever it was, it must not cost the run

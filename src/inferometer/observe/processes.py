@@ -20,7 +20,7 @@ import psutil
 
 from inferometer.observe.observer import Observer
 from inferometer.observe.process_names import Found
-from inferometer.series import SeriesRow
+from inferometer.series import Columns, TimeSeries
 from inferometer.timing.clock import now
 
 SOURCE = "process"
@@ -46,7 +46,7 @@ class ProcessWatch(Observer):
     def __init__(self, groups: Mapping[str, Found], interval: float) -> None:
         self.interval = interval
         self._groups = {given: _Group(given, found) for given, found in groups.items()}
-        self._rows: list[SeriesRow] = []
+        self._columns = Columns(SOURCE)
 
     def start(self) -> None:
         self.sample()
@@ -58,11 +58,12 @@ class ProcessWatch(Observer):
         for given, group in self._groups.items():
             at = now()
             labels = {"process": given, "name": group.name}
-            self._rows += [SeriesRow(SOURCE, name, labels, at, value) for name, value in group.read().items()]
+            for name, value in group.read().items():
+                self._columns.append(name, labels, at, value)
 
-    def end(self) -> list[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         self.sample()
-        return self._rows
+        return self._columns.series()
 
     def problems(self) -> Mapping[str, str]:
         return {what: why for group in self._groups.values() for what, why in group.problems.items()}

@@ -16,12 +16,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from inferometer.config.observe import PromQL
 from inferometer.errors import UserError
-from inferometer.observe.observer import Observer
+from inferometer.observe.observer import HelperCpu, Observer
 from inferometer.observe.prometheus_api import Answer, PrometheusApi, QueryError, Result
 from inferometer.observe.raw_samples import RawSamples
-from inferometer.series import SeriesRow
+from inferometer.series import TimeSeries
 from inferometer.server_metrics.figures import UP
 from inferometer.timing.clock import now, wall_offset
 from inferometer.units import NS, format_seconds
@@ -70,7 +74,7 @@ class _Clock(NamedTuple):
     def server_ms(self, at: int) -> int:
         return (at + self.offset) // 1_000_000
 
-    def monotonic(self, server_ms: int) -> int:
+    def monotonic(self, server_ms: NDArray[np.int64]) -> NDArray[np.int64]:
         return server_ms * 1_000_000 - self.offset
 
 
@@ -93,6 +97,7 @@ class PromQLQuery(Observer):
         self._clock: _Clock | None = None
         self._samples: RawSamples | None = None
         self._problems: dict[str, str] = {}
+        self._pool_cpu = HelperCpu()
 
     def check(self) -> None:
         """Raise UserError when the URL, the token or an expression is wrong. A server that does not respond now may respond later."""
@@ -147,8 +152,8 @@ class PromQLQuery(Observer):
         with contextlib.suppress(QueryError):
             self._read(time.monotonic() + _TIMEOUT)
 
-    def end(self) -> Sequence[SeriesRow]:
-        """Read the rest, and return all rows."""
+    def end(self) -> Sequence[TimeSeries]:
+        """Read the rest, and return all series."""
         ended = now()
         deadline = time.monotonic() + _END_BUDGET
         try:
@@ -156,11 +161,14 @@ class PromQLQuery(Observer):
             self._await_scrapes(ended, deadline)
         except QueryError as error:
             self._problems["promql"] = f"{self._unread(ended)}: {error.what}"
-        rows = self._rows(ended)
-        return rows + [row for name in self._queries for row in self._evaluated(name, ended, deadline)]
+        scraped = self._scraped(ended)
+        return scraped + [each for name in self._queries for each in self._evaluated(name, ended, deadline)]
 
     def problems(self) -> Mapping[str, str]:
         return self._problems
+
+    def helper_cpu(self) -> float:
+        return self._pool_cpu.seconds
 
     # --- raw samples ---
 
@@ -183,9 +191,14 @@ class PromQLQuery(Observer):
         def read(selector: str) -> Answer:
             return self._api.evaluate(f"{selector}[{seconds}s]", until, _left(deadline))
 
+        def read_in_pool(selector: str) -> Answer:
+            with self._pool_cpu.counted():
+                return read(selector)
+
         try:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                answers = list((pool.map if self._reads_by_name else map)(read, self._selectors))
+                reading = pool.map(read_in_pool, self._selectors) if self._reads_by_name else map(read, self._selectors)
+                answers = list(reading)
         except QueryError as error:
             if error.kind != "too_much" or until - since < _SHORTEST_PIECE:
                 raise
@@ -212,7 +225,7 @@ class PromQLQuery(Observer):
             time.sleep(max((min(due) - at) / 1000, _POLL_EVERY))
             self._read(deadline)
 
-    def _rows(self, ended: int) -> list[SeriesRow]:
+    def _scraped(self, ended: int) -> list[TimeSeries]:
         if self._clock is None or self._samples is None:
             return []
         clock, end = self._clock, self._clock.server_ms(ended)
@@ -228,7 +241,7 @@ class PromQLQuery(Observer):
             if at <= end and "promql" not in self._problems:
                 age = format_seconds((end - at) / 1000)
                 self._problems[f"promql {target}"] = f"the last scrape was {age} before the end of the run"
-        return [row._replace(at=clock.monotonic(row.at)) for row in self._samples.rows()]
+        return [msgspec.structs.replace(each, at=clock.monotonic(each.at)) for each in self._samples.series()]
 
     def _nothing_found(self, samples: RawSamples) -> str:
         if self._match and (failing := samples.failing()):
@@ -246,7 +259,7 @@ class PromQLQuery(Observer):
 
     # --- expressions ---
 
-    def _evaluated(self, name: str, ended: int, deadline: float) -> list[SeriesRow]:
+    def _evaluated(self, name: str, ended: int, deadline: float) -> list[TimeSeries]:
         """Evaluate one of the user's expressions over the run."""
         problem = f"promql {name}"
         if self._clock is None:
@@ -260,15 +273,19 @@ class PromQLQuery(Observer):
         except QueryError as error:
             self._problems[problem] = error.what
             return []
-        rows = [
-            SeriesRow(QUERY_SOURCE, name, _without_name(one.metric), self._clock.monotonic(round(at * 1000)), value)
-            for one in series
-            for at, text in one.values
-            if not math.isnan(value := float(text))
-        ]
-        if not rows:
+        evaluated = [self._result(name, one) for one in series]
+        evaluated = [each for each in evaluated if len(each.at)]
+        if not evaluated:
             self._problems.setdefault(problem, "the expression has no value during the run")
-        return rows
+        return evaluated
+
+    def _result(self, name: str, one: Result) -> TimeSeries:
+        """Return one series of an expression, without NaN."""
+        assert self._clock is not None
+        value = np.array([float(text) for _, text in one.values])
+        at = np.rint(np.array([at for at, _ in one.values]) * 1000).astype(np.int64)
+        known = ~np.isnan(value)
+        return TimeSeries(QUERY_SOURCE, name, _without_name(one.metric), self._clock.monotonic(at[known]), value[known])
 
     def _series(self, answer: Answer, problem: str) -> list[Result]:
         """Return the series of a result; note what the server warns of, and what cannot be used."""

@@ -1,4 +1,9 @@
-"""Raw samples that were read from a Prometheus server piece by piece, put together as if we had scraped the servers."""
+"""Raw samples that were read from a Prometheus server piece by piece, put together as if we had scraped the servers.
+
+Samples do not say when a series has left the page. But all samples of a scrape have the same time, and so has the sample of `up`: a series
+without a sample at the time of a later scrape that succeeded is gone, and NaN is stored. It belongs to the series `up` whose labels it
+has, too: one instance may be scraped by several jobs, at different times.
+"""
 
 import math
 from bisect import bisect_right
@@ -6,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import msgspec
+import numpy as np
 
 from inferometer.observe.prometheus_api import Result
-from inferometer.series import SeriesRow
+from inferometer.series import Column, TimeSeries
 from inferometer.server_metrics.families import PROCESS_START
 from inferometer.server_metrics.figures import SOURCE, UP
 
@@ -28,12 +34,27 @@ _IN_DOUBT = 1000
 class _Samples(msgspec.Struct):
     """One series. Times are ms since 1970 by the Prometheus server's clock."""
 
-    name: str
-    labels: dict[str, str]
     target: str
-    newest: int = -1
-    changes: list[tuple[int, float]] = []
+    column: Column
     """The first value, and each that differs from the one before."""
+    scrapes: list[int]
+    """When the series' target was scraped with success; empty if that is not known."""
+    newest: int = -1
+
+    def extend(self, new: Iterable[tuple[int, float]]) -> None:
+        for at, value in new:
+            gone = self.gone()
+            if gone is not None and gone < at:
+                self.column.append_change(gone, math.nan)
+            self.column.append_change(at, value)
+            self.newest = at
+
+    def gone(self) -> int | None:
+        """Return the first scrape after the newest sample. Samples that bring along their own times, which are not those of scrapes, tell
+        nothing."""
+        after = bisect_right(self.scrapes, self.newest)
+        is_scraped = after > 0 and self.scrapes[after - 1] == self.newest
+        return self.scrapes[after] if is_scraped and after < len(self.scrapes) else None
 
 
 class RawSamples:
@@ -46,6 +67,8 @@ class RawSamples:
         self._series: dict[tuple[tuple[str, str], ...], _Samples] = {}
         self._scrapes: dict[str, dict[int, float]] = {}
         """By target and time: whether the scrape succeeded, by Prometheus' own series `up`."""
+        self._successes: dict[str, dict[frozenset[tuple[str, str]], list[int]]] = {}
+        """Times of the scrapes that succeeded, in order, by target and by the labels of the series `up`."""
         self._times: dict[str, set[int]] = {}
         """The times of samples, by target. Only model servers are in it: every exporter has the series of _OF_ANY_PROCESS."""
         self._recent: dict[str, set[int]] = {}
@@ -62,29 +85,40 @@ class RawSamples:
             if before:
                 last_before[target] = max(last_before.get(target, 0), times[before - 1])
             pieces.append((one, target, times, before))
-        for one, target, times, before in pieces:
+        for one, target, times, before in sorted(pieces, key=lambda piece: piece[0].metric.get("__name__") != UP):
             # Older values do not matter, and one that the last scrape before the run no longer had must not count as present.
             start = before - (before > 0 and times[before - 1] == last_before[target])
             self._extend(one, target, times, start)
 
     def _extend(self, one: Result, target: str, times: list[int], start: int) -> None:
-        labels = {"exported_target" if label == "target" else label: value for label, value in one.metric.items()}
-        name = labels.pop("__name__", "")
         key = tuple(sorted(one.metric.items()))
         series = self._series.get(key)
         if series is None:
-            series = self._series[key] = _Samples(name, labels | {"target": target}, target)
+            series = self._series[key] = self._new_series(one.metric, target)
         start = max(start, bisect_right(times, series.newest))
         new = [(at, float(text)) for at, (_, text) in zip(times[start:], one.values[start:], strict=True)]
         if not new:
             return
-        series.newest = new[-1][0]
+        name = one.metric.get("__name__", "")
         if name == UP:
+            series.newest = new[-1][0]
             self._scrapes.setdefault(target, {}).update(new)
+            series.scrapes += [at for at, value in new if value]
         else:
-            series.changes += _changes(series.changes[-1:], new)
+            series.extend(new)
         if name not in _OF_ANY_PROCESS:
             self._times.setdefault(target, set()).update(times[start:])
+
+    def _new_series(self, metric: dict[str, str], target: str) -> _Samples:
+        labels = {"exported_target" if label == "target" else label: value for label, value in metric.items()}
+        name = labels.pop("__name__", "")
+        own = frozenset(item for item in metric.items() if item[0] != "__name__")
+        successes = self._successes.setdefault(target, {})
+        if name == UP:
+            successes[own] = []
+        scraped_by = max((up for up in successes if up <= own), key=len, default=None)
+        scrapes = [] if scraped_by is None else successes[scraped_by]
+        return _Samples(target, Column(SOURCE, name, labels | {"target": target}), scrapes)
 
     def newest(self) -> dict[str, int]:
         """Return the time of the latest scrape of each target that was scraped after `begin`."""
@@ -119,22 +153,16 @@ class RawSamples:
         gaps = sorted(later - earlier for earlier, later in pairwise(times))
         return gaps[len(gaps) // 2] if gaps else _IN_DOUBT
 
-    def rows(self) -> Iterator[SeriesRow]:
-        """Return all changes and scrapes of the targets that were scraped after `begin`. The rows' times are ms since 1970 by the
-        server's clock."""
+    def series(self) -> Iterator[TimeSeries]:
+        """Return all changes and scrapes of the targets that were scraped after `begin`. Their times are ms since 1970 by the server's
+        clock. Nothing can be added any more."""
         targets = self.newest()
         for target in targets:
             scrapes = self._scrapes.get(target) or dict.fromkeys(sorted(self._times[target]), 1.0)
-            yield from (SeriesRow(SOURCE, UP, {"target": target}, at, value) for at, value in scrapes.items())
-        for series in self._series.values():
-            if series.target in targets:
-                yield from (SeriesRow(SOURCE, series.name, series.labels, at, value) for at, value in series.changes)
-
-
-def _changes(before: list[tuple[int, float]], new: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return the samples whose value differs from the one before, the first of which is in `before`, if there is one."""
-    found = [] if before else [new[0]]
-    for (_, earlier), (at, value) in pairwise(before + new):
-        if value != earlier and not (math.isnan(value) and math.isnan(earlier)):
-            found.append((at, value))
-    return found
+            at, value = np.fromiter(scrapes, np.int64), np.fromiter(scrapes.values(), np.float64)
+            yield TimeSeries(SOURCE, UP, {"target": target}, at, value)
+        for each in self._series.values():
+            if each.target in targets and each.column.at:
+                if (gone := each.gone()) is not None:
+                    each.column.append_change(gone, math.nan)
+                yield each.column.series()

@@ -1,16 +1,16 @@
 """An observer that scrapes a Prometheus endpoint: at the start, at the observer's interval, when a stage begins, and at the end.
 
-Stored are `up` at every scrape, and other samples when they have changed. Buckets of histograms, most of a page, are stored only
+Stored are `up` at every scrape, and other samples when they have changed, or NaN when they are not on the page any more. Buckets of histograms, most of a page, are stored only
 at the start, when a stage begins and at the end; the sum and the count of a histogram are stored like everything else.
 
 A server may count a request only after it has sent the response. So when nothing is in flight, before the first stage and after
 the last, the page is read until its counters have not changed for a while.
 """
 
+import math
 import time
-from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -18,7 +18,7 @@ from inferometer.errors import UserError
 from inferometer.observe.observer import Observer
 from inferometer.probe import query
 from inferometer.probe.connect import Peer
-from inferometer.series import SeriesRow
+from inferometer.series import Column, TimeSeries
 from inferometer.server_metrics import families
 from inferometer.server_metrics.exposition import NotAnExposition, Page, Sample, parse_page
 from inferometer.server_metrics.targets import SOURCE, STAGE, UP
@@ -36,6 +36,9 @@ _READ_EVERY_S = 0.06
 _READ_FOR_S = 0.5
 """Then take what there is: other clients may be using the server."""
 _SHOWN_REASONS = 3
+
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+"""Name and labels of a series."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -81,9 +84,11 @@ class Scrape(Observer):
         self.interval = interval
         self._endpoint = endpoint
         self._model = model
-        self._columns: dict[tuple[str, tuple[tuple[str, str], ...]], _Column] = {}
-        self._up = _Column(UP, {"target": endpoint.url})
-        self._stages = _Column(STAGE, {"target": endpoint.url})
+        self._columns: dict[_Key, Column] = {}
+        self._present: dict[bool, set[_Key]] = {False: set(), True: set()}
+        """What the latest page had, by whether it is a bucket."""
+        self._up = Column(SOURCE, UP, {"target": endpoint.url})
+        self._stages = Column(SOURCE, STAGE, {"target": endpoint.url})
         self._reasons: Counter[str] = Counter()
         self._now: Mapping[str, float] = {}
 
@@ -100,10 +105,10 @@ class Scrape(Observer):
         """Take the current values."""
         self._scrape()
 
-    def end(self) -> list[SeriesRow]:
-        """Take the values from after the last request, and return all rows."""
+    def end(self) -> Sequence[TimeSeries]:
+        """Take the values from after the last request, and return all series."""
         self._scrape_until_unchanged()
-        return [row for column in (self._up, self._stages, *self._columns.values()) for row in column.rows()]
+        return [column.series() for column in (self._up, self._stages, *self._columns.values()) if column.at]
 
     def problems(self) -> Mapping[str, str]:
         """Return why scrapes failed."""
@@ -127,19 +132,24 @@ class Scrape(Observer):
             self._now = {}
             return None
         self._up.append(at, 1)
-        stored = [sample for sample in page.samples if sample.name != UP and (with_buckets or not _is_bucket(sample))]
-        for sample in stored:
-            self._store(at, sample)
-        self._now = families.latest(stored, self._model)
+        stored = {_key(sample): sample for sample in page.samples if sample.name != UP and not _is_bucket(sample)}
+        self._store(at, stored, buckets=False)
+        if with_buckets:
+            self._store(at, {_key(sample): sample for sample in page.samples if _is_bucket(sample)}, buckets=True)
+        self._now = families.latest(stored.values(), self._model)
         return page
 
-    def _store(self, at: int, sample: Sample) -> None:
-        key = (sample.name, tuple(sample.labels.items()))
-        column = self._columns.get(key)
-        if column is None:
-            column = self._columns[key] = _Column(sample.name, _labelled(sample.labels, self._endpoint.url))
-        if not column.value or column.value[-1] != sample.value:
-            column.append(at, sample.value)
+    def _store(self, at: int, samples: Mapping[_Key, Sample], buckets: bool) -> None:
+        """Store what has changed, and NaN for series that are not on the page any more: what is stored holds until the next value."""
+        for key in self._present[buckets] - samples.keys():
+            self._columns[key].append_change(at, math.nan)
+        self._present[buckets] = set(samples)
+        for key, sample in samples.items():
+            column = self._columns.get(key)
+            if column is None:
+                labels = _labelled(sample.labels, self._endpoint.url)
+                column = self._columns[key] = Column(SOURCE, sample.name, labels)
+            column.append_change(at, sample.value)
 
     def _scrape_until_unchanged(self) -> None:
         begin = time.monotonic()
@@ -151,36 +161,24 @@ class Scrape(Observer):
                 return
 
 
-class _Column:
-    """The values of a series that were stored, and when."""
-
-    def __init__(self, name: str, labels: dict[str, str]) -> None:
-        self._name, self._labels = name, labels
-        self.at, self.value = array("q"), array("d")
-
-    def append(self, at: int, value: float) -> None:
-        self.at.append(at)
-        self.value.append(value)
-
-    def rows(self) -> Iterator[SeriesRow]:
-        for at, value in zip(self.at, self.value, strict=True):
-            yield SeriesRow(SOURCE, self._name, self._labels, at, value)
-
-
 def _labelled(labels: Mapping[str, str], url: str) -> dict[str, str]:
     """Add the endpoint; a label of that name is renamed as Prometheus does it."""
     return {"exported_target" if name == "target" else name: value for name, value in labels.items()} | {"target": url}
+
+
+def _key(sample: Sample) -> _Key:
+    return sample.name, tuple(sample.labels.items())
 
 
 def _is_bucket(sample: Sample) -> bool:
     return sample.name.endswith("_bucket") and "le" in sample.labels
 
 
-def _totals(page: Page) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def _totals(page: Page) -> dict[_Key, float]:
     """Return what changes only when the server counts something: whole-numbered counters and the counts of histograms and summaries.
     Not what grows with time, such as CPU seconds, and not what this very scrape changes."""
     return {
-        (sample.name, tuple(sample.labels.items())): sample.value
+        _key(sample): sample.value
         for sample in page.samples
         if sample.value.is_integer()
         and not sample.name.startswith(_OWN)

@@ -14,7 +14,7 @@ a server mistaken for another would be missing from the means.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from inferometer.observe.observer import Observer
 from inferometer.probe import kserve
 from inferometer.probe.connect import Peer
 from inferometer.records import Spent, StageStatistics
-from inferometer.series import SeriesRow
+from inferometer.series import Columns, TimeSeries
 from inferometer.timing.clock import now
 from inferometer.wire.kserve.control import ModelStatistics, NotOffered, difference
 
@@ -74,11 +74,11 @@ class StatisticsWatch(Observer):
         self._stage = stage
         self._marks.append(_Mark(now(), self._read()))
 
-    def end(self) -> list[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         """Read the statistics from after the last request, which include what the server still did for cancelled ones."""
         self._marks.append(_Mark(now(), self._read_until_unchanged()))
         self._has_ended = True
-        return self._rows()
+        return self._series()
 
     def by_stage(self, stages: int | None = None) -> tuple[tuple[StageStatistics | None, ...], tuple[str, ...]]:
         """Return the statistics of each stage, None if they are missing, and why ("" if they are not).
@@ -123,15 +123,16 @@ class StatisticsWatch(Observer):
         self._pairs += [pair] if pair else []
         return found
 
-    def _rows(self) -> list[SeriesRow]:
+    def _series(self) -> Sequence[TimeSeries]:
         """All counters at all marks."""
-        rows = []
+        columns = Columns(SOURCE)
         for at, readings in self._marks:
             for peer, reading in zip(self._peers, () if isinstance(readings, str) else readings, strict=False):
                 for model in reading:
                     labels = {"model": model.name, "version": model.version, "url": peer.target.url}
-                    rows += [SeriesRow(SOURCE, name, labels, at, value) for name, value in _counters(model).items()]
-        return rows
+                    for name, value in _counters(model).items():
+                        columns.append(name, labels, at, value)
+        return columns.series()
 
     def _servers(self) -> list[int]:
         """Return the index of one peer for each server."""

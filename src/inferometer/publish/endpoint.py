@@ -1,6 +1,6 @@
 """The live Prometheus endpoint of a run: http://127.0.0.1:PORT/metrics, from before the first request until the run is stored.
 
-It is an observer without rows. Its thread keeps the counts up to date, so that a scrape never has much to catch up on; each
+It is an observer without series. Its thread keeps the counts up to date, so that a scrape never has much to catch up on; each
 scrape is served in a thread of its own, of which there are at most _MAX_CONNECTIONS.
 """
 
@@ -16,10 +16,10 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 
 from inferometer.errors import UserError
-from inferometer.observe.observer import Observer
+from inferometer.observe.observer import HelperCpu, Observer
 from inferometer.publish.families import LiveFamilies
 from inferometer.publish.page import CONTENT_TYPE, page
-from inferometer.series import SeriesRow
+from inferometer.series import TimeSeries
 
 HOST = "127.0.0.1"
 _UPDATE_EVERY = 0.5
@@ -63,12 +63,15 @@ class LiveEndpoint(Observer):
     def sample(self) -> None:
         self._families.update()
 
-    def end(self) -> Sequence[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         """Take the final values, which are served until `close`."""
         self._families.update()
         with self._lock:
             self._made = 0.0
         return ()
+
+    def helper_cpu(self) -> float:
+        return self._server.cpu_seconds
 
     def close(self) -> None:
         if self._serving is not None:  # otherwise `shutdown` would wait forever
@@ -96,8 +99,17 @@ class _Server(ThreadingTCPServer):
 
     def __init__(self, port: int, read_page: Callable[[], bytes]) -> None:
         self.read_page = read_page
+        self._connections_cpu, self._loop_cpu = HelperCpu(), 0.0
         self._free = threading.Semaphore(_MAX_CONNECTIONS)
         super().__init__((HOST, port), _Handler)
+
+    @property
+    def cpu_seconds(self) -> float:
+        return self._connections_cpu.seconds + self._loop_cpu
+
+    def service_actions(self) -> None:
+        """Note what the thread that accepts connections has taken so far; called by it again and again."""
+        self._loop_cpu = time.thread_time()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
@@ -107,7 +119,8 @@ class _Server(ThreadingTCPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            super().process_request_thread(request, client_address)
+            with self._connections_cpu.counted():
+                super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 

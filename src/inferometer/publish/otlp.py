@@ -17,14 +17,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from inferometer.observe.observer import END_TIMEOUT, Observer
+from inferometer.observe.observer import END_TIMEOUT, HelperCpu, Observer
 from inferometer.publish.families import LiveFamilies
 from inferometer.publish.new_rows import NewRows, Rows
 from inferometer.publish.otlp_metrics import metrics_message
 from inferometer.publish.otlp_transport import Message, Outcome, Transport
 from inferometer.publish.spans import SpanMaker
 from inferometer.records import ROW
-from inferometer.series import SeriesRow
+from inferometer.series import TimeSeries
 from inferometer.timing.clock import wall_offset
 
 _INTERVAL = 0.5
@@ -53,7 +53,7 @@ class OtlpExport(Observer):
     def sample(self) -> None:
         self._send(time.monotonic() + _INTERVAL, self._timeout)
 
-    def end(self) -> Sequence[SeriesRow]:
+    def end(self) -> Sequence[TimeSeries]:
         timeout = min(self._timeout, _MOST_AT_END)
         deadline = time.monotonic() + timeout
         if self._sent is not None:  # a message from before the end: if it fails, the others are still tried
@@ -66,6 +66,9 @@ class OtlpExport(Observer):
             for source in self._sources:
                 source.delivery.reason = source.delivery.reason or f"no response within {timeout:g} s"
         return ()
+
+    def helper_cpu(self) -> float:
+        return self._sender.cpu.seconds
 
     def close(self) -> None:
         self._sender.close()
@@ -235,6 +238,7 @@ class _Sender:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self.cpu = HelperCpu()
         self._messages: queue.SimpleQueue[tuple[Message, float] | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -260,6 +264,8 @@ class _Sender:
     def _run(self) -> None:
         while (entry := self._messages.get()) is not None:
             try:
-                self._outcomes.put(self._transport.send(*entry))
+                with self.cpu.counted():
+                    outcome = self._transport.send(*entry)
+                self._outcomes.put(outcome)
             except Exception as error:  # whatever it was, it must not cost the run
                 self._outcomes.put(Outcome(False, reason=f"{type(error).__name__}: {error}"))

@@ -6,6 +6,7 @@ succeeded, and they must be two different ones: otherwise there is no figure, bu
 - A series that the page did not have at the first of these scrapes starts at 0: servers report some metrics only after the first request.
 - A value that falls, or a process that was started again, is a reset: what the counter had grown before and what it has grown since then
   count, and what happened between the last scrape before and the restart is lost.
+- A series that leaves the page keeps what it has counted. One that comes back goes on from there, unless its value is lower: a reset.
 - Buckets are stored at the start, when a stage begins, and at the end. A window counts from the stored buckets nearest to its begin to
   those nearest to its end: with the fewest observations between. If they have counted other observations than the histogram's
   count has over the window (by more than a tenth), there are no quantiles.
@@ -87,7 +88,7 @@ def bucket_counts(tracks: Sequence[Track], within: Interval, count: float) -> Bu
     between = Interval(within.target, first, last)
     totals = grown(counts, between)
     at = np.array((first, last), np.int64)
-    held = [(track.le, *np.nan_to_num(track.held(at)).tolist()) for track in buckets]
+    held = [(track.le, *np.nan_to_num(track.counted().held(at)).tolist()) for track in buckets]
     is_reset = totals.resets > 0 or any(after < before for _, before, after in held)
     summed: dict[float, float] = {}
     for edge, before, after in held:
@@ -137,8 +138,7 @@ def quantile(q: float, buckets: Buckets) -> tuple[float | None, float | None]:
 
 def _between(track: Track, first: int, last: int) -> tuple[Instants, Values]:
     """The values of a counter from one scrape to another, with that at the first of them; 0 if there was none."""
-    known = ~np.isnan(track.value)
-    at, value = track.at[known], track.value[known]
+    _, _, at, value = track.counted()
     begin, end = np.searchsorted(at, (first, last), "right")
     before = value[begin - 1] if begin else 0.0
     return np.concatenate(([first], at[begin:end])), np.concatenate(([before], value[begin:end]))
@@ -147,7 +147,7 @@ def _between(track: Track, first: int, last: int) -> tuple[Instants, Values]:
 def _nearest(target: Target, counts: Sequence[Track], at: int) -> int:
     """The stored buckets, before or after a scrape, that differ from it by fewer observations, or else are nearer in time. If
     nothing has been counted yet, no buckets are needed."""
-    if all(np.nan_to_num(track.held(np.array([at], np.int64)))[0] == 0 for track in counts):
+    if all(np.nan_to_num(track.counted().held(np.array([at], np.int64)))[0] == 0 for track in counts):
         return at
     index = int(np.searchsorted(target.marks, at, "right"))
     around: list[int] = target.marks[max(index - 1, 0) : index + 1].tolist()

@@ -7,7 +7,7 @@ Two targets are one server, and count once, if they report the same start of the
 same series. This happens if a server is reached under two addresses.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,7 +26,8 @@ SOURCE = "prometheus"
 """The source of scraped samples in series.parquet. Their labels are those of the page and `target`, the endpoint's URL."""
 UP = "up"
 """A series per target with a value at the time of each scrape: 1 if it succeeded, else 0. Other samples are stored only when their
-value has changed, and hold until the next one: their value at a scrape is the latest one at or before it."""
+value has changed, and hold until the next one: their value at a scrape is the latest one at or before it. NaN: the page did not have them
+any more."""
 
 STAGE = "scrape_stage"
 """A series per target with the number of each stage, at the time of the scrape that was made because the stage had begun."""
@@ -45,6 +46,11 @@ class Track(NamedTuple):
         """Return the values at these instants: each holds until the next one; NaN before the first."""
         index = np.searchsorted(self.at, instants, "right") - 1
         return np.where(index >= 0, self.value[np.maximum(index, 0)], np.nan)
+
+    def counted(self) -> "Track":
+        """Return the track of a counter without gaps: one that leaves the page has counted what it has counted."""
+        known = ~np.isnan(self.value)
+        return self._replace(at=self.at[known], value=self.value[known])
 
 
 class Target(NamedTuple):
@@ -137,17 +143,15 @@ def _scrapes(own: Sequence[TimeSeries]) -> tuple[Instants, NDArray[np.bool_]]:
 
 
 def _restarts(own: Sequence[TimeSeries]) -> Instants:
-    changes = [each.at[1:][np.diff(each.value) != 0] for each in own if each.name == families.PROCESS_START]
-    return _union(changes)
+    return _union(at[1:][np.diff(value) != 0] for at, value in _process_starts(own))
 
 
 def _is_several(own: Sequence[TimeSeries], quantities: Mapping[str, Sequence[Track]]) -> bool:
     """Whether several servers answer in turn, as behind a load balancer: the start of the process changes back to an earlier one, or a
     counter that fell jumps back to where it was, at least twice. After a restart it would have to grow there."""
-    for each in own:
-        if each.name == families.PROCESS_START:
-            seen = each.value[np.concatenate(([True], np.diff(each.value) != 0))]
-            return len(np.unique(seen)) < len(seen)
+    for _, value in _process_starts(own):
+        seen = value[np.concatenate(([True], np.diff(value) != 0))]
+        return len(np.unique(seen)) < len(seen)
     counters = (track for name, tracks in quantities.items() for track in tracks if _is_counter(name, track))
     return any(_returns(track.value[~np.isnan(track.value)]) >= 2 for track in counters)
 
@@ -169,9 +173,16 @@ def _returns(value: Values) -> int:
 
 def _identity(own: Sequence[TimeSeries]) -> object:
     """What two targets that are one server have in common; None if the server does not say when it was started."""
-    starts = [tuple(each.value.tolist()) for each in own if each.name == families.PROCESS_START]
+    starts = [tuple(value.tolist()) for _, value in _process_starts(own)]
     names = frozenset((each.name, _labels(each)) for each in own)
     return (tuple(starts), names) if starts else None
+
+
+def _process_starts(own: Sequence[TimeSeries]) -> Iterator[tuple[Instants, Values]]:
+    for each in own:
+        if each.name == families.PROCESS_START:
+            known = ~np.isnan(each.value)
+            yield each.at[known], each.value[known]
 
 
 def _labels(each: TimeSeries) -> frozenset[tuple[str, str]]:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from inferometer.records import Sample
-from inferometer.series import SeriesRow, TimeSeries, group
+from inferometer.series import Columns, TimeSeries
 from inferometer.store import arrow
 
 CLIENT = "client"
@@ -27,11 +27,12 @@ _COLUMNS = [*_KEY, "at", "value"]
 
 def client_health(samples: Iterable[Sample]) -> tuple[TimeSeries, ...]:
     """The samples of the client's processes as series, labelled by shard."""
-    return group(
-        SeriesRow(CLIENT, name, {"shard": str(sample.shard)}, sample.at, getattr(sample, name))
-        for sample in samples
-        for name in _HEALTH
-    )
+    columns = Columns(CLIENT)
+    for sample in samples:
+        labels = {"shard": str(sample.shard)}
+        for name in _HEALTH:
+            columns.append(name, labels, sample.at, getattr(sample, name))
+    return columns.series()
 
 
 def write(path: Path, series: Sequence[TimeSeries]) -> None:
