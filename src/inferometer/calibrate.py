@@ -18,6 +18,7 @@ from inferometer import conduct
 from inferometer.analysis.percentiles import PERCENTILES, Distribution, distribution, needed
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
+from inferometer.config.observe import NO_OBSERVERS
 from inferometer.records import Run
 from inferometer.units import NS
 
@@ -71,6 +72,7 @@ def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
                     "data": {"type": "synthetic", "input": 64, "output": _CHUNKS},
                     "load": {"duration": seconds} | load,
                     "client": {"processes": 1, "probe": False},
+                    "observe": dict(NO_OBSERVERS),
                     "output": folder,
                 }
             )
