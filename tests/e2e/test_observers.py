@@ -172,3 +172,15 @@ def test_a_url_to_observe_that_is_not_one_is_an_error(tmp_path: Path, sim: str) 
     assert result.status == 2
     assert "--observe: " in result.err and "http://HOST:PORT/metrics" in result.err
     assert not list(tmp_path.iterdir())
+
+
+def test_an_endpoint_of_another_program_is_named_with_what_to_do(tmp_path: Path, sim: str) -> None:
+    def other(client: Client) -> None:
+        if client.request():
+            client.send(http_response(b"another_program_requests_total 1\n"))
+
+    with scripted(other) as url:
+        run, summary = measure(tmp_path, sim, server={"model": "sim"}, observe={"prometheus": [url]})
+    text = " ".join(console.render(run, summary).split())
+    assert f"none of the metrics of {url}/metrics is one that inferometer knows" in text
+    assert "next: check" in text and "--observe" in text

@@ -282,12 +282,28 @@ def test_only_the_measured_server_gets_the_api_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:9100", "ftp://a/metrics", "http://", "http://a:b/", "grpc://a:8001", "", "http://[a"]
+    "url", ["foo", "9100", "ftp://a/metrics", "http://", "http://a:b/", "grpc://a:8001", "", "http://[a"]
 )
 def test_what_is_not_an_http_url_is_an_error(url: str) -> None:
     with pytest.raises(UserError) as error:
         given(url)
     assert error.value.key == "observe.prometheus" and "http://HOST:PORT/metrics" in error.value.next_step
+    assert error.value.what == f"{url!r} is not an HTTP URL"
+
+
+@pytest.mark.parametrize("url", ["ftp://u:secret@a/m?secret", "u:secret@a:9100", "foo?token=secret"])
+def test_a_url_that_is_not_one_is_quoted_without_secrets(url: str) -> None:
+    with pytest.raises(UserError) as error:
+        given(url)
+    assert "secret" not in str(error.value)
+
+
+def test_a_url_without_a_scheme_is_an_http_url() -> None:
+    found = given("localhost:9100", "10.0.0.7:9100/m?a=b", "[::1]:9100", "localhost")
+    assert [each.url for each in found] == [
+        "http://localhost:9100/metrics", "http://10.0.0.7:9100/m", "http://[::1]:9100/metrics", "http://localhost/metrics"
+    ]  # fmt: skip
+    assert found[1].path == "/m?a=b"
 
 
 def offered(url: str | list[str], kserve: str = "", **secrets: str) -> list[str]:

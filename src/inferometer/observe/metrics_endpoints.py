@@ -1,5 +1,6 @@
 """Which Prometheus endpoints a run scrapes: those of the config, or those that the measured servers turn out to have."""
 
+import re
 import ssl
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,6 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from inferometer.config.schema import TLS, Server
-from inferometer.config.secret import without_password
 from inferometer.errors import UserError
 from inferometer.observe.scrape import Endpoint, fetch
 from inferometer.probe import reach
@@ -18,6 +18,8 @@ from inferometer.wire.target import Target, parse
 
 _KEY = "observe.prometheus"
 _PATH = "/metrics"
+_HOST = re.compile(r"(localhost|\[[0-9a-fA-F:]+\]|[\w.-]+(?=:\d))(:\d+)?([/?].*)?")
+"""A URL without a scheme: `localhost`, `host:9100`, `[::1]:9100/metrics`."""
 _LOOK_TIMEOUT = 1.0
 """Seconds in which a server must show that it has an endpoint."""
 _TRITON_PORTS = (8000, 8001)
@@ -41,14 +43,14 @@ def offered(server: Server, reached: Reached) -> list[Endpoint]:
 
 
 def _given(url: str, server: Server, reached: Reached) -> Endpoint:
+    not_http = UserError(f"{_shown(url)!r} is not an HTTP URL", f"write http://HOST:PORT{_PATH}", _KEY)
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(f"http://{url}" if _HOST.fullmatch(url) else url)
         base = parse(f"{parts.scheme}://{parts.netloc}")
-    except (ValueError, UserError) as error:
-        what = error.what if isinstance(error, UserError) else f"{without_password(url)!r} is not a URL: {error}"
-        raise UserError(what, f"write http://HOST:PORT{_PATH}", _KEY) from None
+    except (ValueError, UserError):
+        raise not_http from None
     if base.grpc:
-        raise UserError(f"{base.url!r} is not an HTTP URL", f"write http://HOST:PORT{_PATH}", _KEY)
+        raise not_http
     path = quote(parts.path if parts.path.strip("/") else _PATH, safe="/%:@!$&'()*+,;=~")
     query = "?" + quote(parts.query, safe="/%:@!$&'()*+,;=~?[]") if parts.query else ""
     measured = next((target for target in reached.targets if _is_same(target, base)), None)
@@ -56,6 +58,12 @@ def _given(url: str, server: Server, reached: Reached) -> Endpoint:
     own = {"Authorization": base.credentials} if base.credentials else {}
     context = _context(server, is_measured=measured is not None) if base.tls else None
     return Endpoint(Peer(base, context), path + query, f"{base.url}{path}", headers | own)
+
+
+def _shown(url: str) -> str:
+    """The URL as the user wrote it, without what may be secret."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    return scheme + separator + rest.rpartition("@")[2].partition("?")[0]
 
 
 def _is_same(target: Target, other: Target) -> bool:
