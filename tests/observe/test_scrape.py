@@ -275,6 +275,14 @@ def test_a_url_without_a_path_gets_one() -> None:
     assert found[3].headers == {"Authorization": "Basic dTpzZWNyZXQ="}
 
 
+def test_urls_that_differ_in_the_query_alone_are_endpoints_of_their_own() -> None:
+    """The query is not shown: it may have a token."""
+    found = given("http://a:1/m?job=x", "http://a:1/m?job=y", "http://a:1/m?job=x", "http://a:2/m")
+    assert [(each.url, each.path) for each in found] == [
+        ("http://a:1/m", "/m?job=x"), ("http://a:1/m#2", "/m?job=y"), ("http://a:2/m", "/m")
+    ]  # fmt: skip
+
+
 def test_only_the_measured_server_gets_the_api_key() -> None:
     measured, other_port, other_host = given("http://127.0.0.1:8000", "http://127.0.0.1:8002", "http://other:8000")
     assert measured.headers["Authorization"] == "Bearer key-1" and measured.headers["X-Own"] == "own"

@@ -2,6 +2,7 @@
 
 import re
 import ssl
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote, urlsplit
@@ -28,8 +29,18 @@ _TRITON_METRICS_PORT = 8002
 
 def given(urls: Sequence[str], server: Server, reached: Reached) -> list[Endpoint]:
     """Return the endpoints with these URLs. Raises UserError when one is not a URL. The headers of the run, and so its API key, go
-    only to the measured servers themselves."""
-    return list({endpoint.url: endpoint for endpoint in (_given(url, server, reached) for url in urls)}.values())
+    only to the measured servers themselves.
+
+    URLs may differ in the query alone, which is not shown because it may have a token: these get a number.
+    """
+    found = [_given(url, server, reached) for url in urls]
+    count: Counter[str] = Counter()
+    endpoints = []
+    for endpoint in {(each.url, each.path): each for each in found}.values():
+        count[endpoint.url] += 1
+        number = f"#{count[endpoint.url]}" if count[endpoint.url] > 1 else ""
+        endpoints.append(msgspec.structs.replace(endpoint, url=endpoint.url + number))
+    return endpoints
 
 
 def offered(server: Server, reached: Reached) -> list[Endpoint]:
