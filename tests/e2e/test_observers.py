@@ -184,3 +184,17 @@ def test_an_endpoint_of_another_program_is_named_with_what_to_do(tmp_path: Path,
     text = " ".join(console.render(run, summary).split())
     assert f"none of the metrics of {url}/metrics is one that inferometer knows" in text
     assert "next: check" in text and "--observe" in text
+
+
+@pytest.mark.parametrize("padding", [0, 30], ids=["whole", "truncated"])
+def test_a_token_in_a_query_is_not_stored_although_the_page_echoes_it(tmp_path: Path, sim: str, padding: int) -> None:
+    def echo(client: Client) -> None:
+        if request := client.request():
+            client.send(http_response(b"<html>" + b"x" * padding + request[0].encode()))
+
+    with scripted(echo) as url:
+        observe = {"prometheus": [f"{url}/m?token=s3cr3t%2Ftoken-of-many-characters-that-goes-on"]}
+        run, summary = measure(tmp_path, sim, server={"model": "sim"}, observe=observe)
+    assert "it starts with" in run.manifest.observer_errors[f"{url}/m"]
+    assert "s3cr3t" not in console.render(run, summary)
+    assert not any(b"s3cr3t" in path.read_bytes() for path in run.folder.rglob("*") if path.is_file())
