@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import cli, start
-from helpers import Client, http_response, measure, scripted
+from helpers import Client, http_response, measure, polite, scripted
 from waiting import until
 
 from inferometer import store
@@ -198,3 +198,18 @@ def test_a_token_in_a_query_is_not_stored_although_the_page_echoes_it(tmp_path: 
     assert "it starts with" in run.manifest.observer_errors[f"{url}/m"]
     assert "s3cr3t" not in console.render(run, summary)
     assert not any(b"s3cr3t" in path.read_bytes() for path in run.folder.rglob("*") if path.is_file())
+
+
+def test_replicas_without_metrics_are_named_if_others_have_some(tmp_path: Path, sim: str) -> None:
+    with scripted(polite) as other:
+        run, summary = measure(tmp_path, [sim, other], server={"model": "sim"}, observe={})
+    assert {each.labels["target"] for each in run.series() if each.name == "up"} == {f"{sim}/metrics"}
+    why = run.manifest.observer_errors["prometheus"]
+    assert other in why and sim not in why
+    assert why in " ".join(console.render(run, summary).split())
+
+
+def test_a_server_without_metrics_costs_no_line(tmp_path: Path) -> None:
+    with scripted(polite) as url:
+        run, _ = measure(tmp_path, url, server={"model": "sim"}, observe={})
+    assert "prometheus" not in {each.source for each in run.series()} and run.manifest.observer_errors == {}

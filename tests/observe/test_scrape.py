@@ -316,7 +316,7 @@ def test_a_url_without_a_scheme_is_an_http_url() -> None:
 
 def offered(url: str | list[str], kserve: str = "", **secrets: str) -> list[str]:
     server = server_of(url)
-    return [each.url for each in metrics_endpoints.offered(server, reached_of(server, kserve, **secrets))]
+    return [each.url for each in metrics_endpoints.offered(server, reached_of(server, kserve, **secrets))[0]]
 
 
 def test_the_endpoint_of_each_server_is_found_below_its_prefix_or_at_the_root() -> None:
@@ -335,10 +335,37 @@ def test_the_endpoint_of_each_server_is_found_below_its_prefix_or_at_the_root() 
     assert sorted(set(seen)) == [("/a/metrics", "key"), ("/b/metrics", "key"), ("/metrics", "key")]
 
 
-def test_a_server_that_does_not_respond_is_not_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+def status(code: int) -> Callable[[Client], None]:
+    """Return a script that responds with this HTTP status."""
+
+    def script(client: Client) -> None:
+        client.request()
+        client.send(f"HTTP/1.1 {code} No\r\nContent-Length: 0\r\n\r\n".encode())
+
+    return script
+
+
+NO_ENDPOINT = [pages(""), pages("{}"), html, status(404), status(405), status(501)]
+FAILING = [silent, trickle, close, cut, status(401), status(403), status(503)]
+
+
+@pytest.mark.parametrize("script", [*NO_ENDPOINT, *FAILING])
+def test_an_endpoint_that_cannot_be_read_now_is_kept_unlike_one_that_is_not_there(
+    script: Callable[[Client], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics_endpoints, "_LOOK_TIMEOUT", 0.1)
-    with scripted(silent) as url, scripted(trickle) as other, scripted(pages("")) as empty:
-        assert offered([url, other, empty]) == []
+    with scripted(script) as url:
+        assert offered(url) == ([f"{url}/metrics"] if script in FAILING else [])
+
+
+def test_an_endpoint_that_can_be_read_is_preferred_to_one_that_cannot() -> None:
+    def by_path(client: Client) -> None:
+        request = client.request()
+        assert request is not None
+        client.send(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n" if "/a/" in request[0] else http_response(b"x 1"))
+
+    with scripted(by_path) as url:
+        assert offered(f"{url}/a") == [f"{url}/metrics"]
 
 
 def test_the_metrics_of_triton_are_on_another_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,4 +378,4 @@ def test_the_metrics_of_triton_are_on_another_port(monkeypatch: pytest.MonkeyPat
 
 
 def _refuse() -> tuple[int, scrape.Page]:
-    raise UserError("refused")
+    raise scrape.NotOffered("refused")

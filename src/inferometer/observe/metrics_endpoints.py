@@ -3,7 +3,7 @@
 import re
 import ssl
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote, urlsplit
 
@@ -11,7 +11,8 @@ import msgspec
 
 from inferometer.config.schema import TLS, Server
 from inferometer.errors import UserError
-from inferometer.observe.scrape import Endpoint, fetch
+from inferometer.observe.observer import Observer
+from inferometer.observe.scrape import Endpoint, NotOffered, fetch
 from inferometer.probe import reach
 from inferometer.probe.connect import Peer
 from inferometer.probe.reach import Reached
@@ -43,14 +44,31 @@ def given(urls: Sequence[str], server: Server, reached: Reached) -> list[Endpoin
     return endpoints
 
 
-def offered(server: Server, reached: Reached) -> list[Endpoint]:
-    """Return the endpoints that the measured servers have: each is read once. A server without one is no error."""
+def offered(server: Server, reached: Reached) -> tuple[list[Endpoint], list[str]]:
+    """Return the endpoints that the measured servers have, and the URLs of servers that have none. Each endpoint is read once; one
+    that cannot be read now is kept, so that the scrapes record why."""
     found: dict[str, Endpoint] = {}
+    without: list[str] = []
     with ThreadPoolExecutor(max_workers=8) as pool:
-        for endpoint in pool.map(lambda target: _first(_candidates(target, server, reached)), reached.targets):
-            if endpoint is not None:
+        endpoints = pool.map(lambda target: _first(_candidates(target, server, reached)), reached.targets)
+        for target, endpoint in zip(reached.targets, endpoints, strict=True):
+            if endpoint is None:
+                without.append(target.url)
+            else:
                 found.setdefault(endpoint.url, endpoint)
-    return list(found.values())
+    return list(found.values()), without
+
+
+class LeftOut(Observer):
+    """Records which of several servers have no metrics, while others do: the figures are not those of all."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = urls
+
+    def problems(self) -> Mapping[str, str]:
+        """Return the servers that are left out."""
+        servers = ", ".join(self._urls)
+        return {"prometheus": f"no metrics of {servers} were found; name the endpoints of all servers with --observe"}
 
 
 def _given(url: str, server: Server, reached: Reached) -> Endpoint:
@@ -98,15 +116,19 @@ def _candidates(target: Target, server: Server, reached: Reached) -> list[Endpoi
 
 
 def _first(endpoints: Sequence[Endpoint]) -> Endpoint | None:
-    """Return the first one that has a page of metrics."""
+    """Return the first one that has a page of metrics, else the first that may have one: it is slow, fails or requires a key."""
+    failing = None
     for endpoint in endpoints:
         try:
             _, page = fetch(endpoint, _LOOK_TIMEOUT)
+        except NotOffered:
+            continue
         except UserError:
+            failing = failing or endpoint
             continue
         if page.samples or page.types:  # an empty page may be anything
             return endpoint
-    return None
+    return failing
 
 
 def _context(server: Server, is_measured: bool) -> ssl.SSLContext:
