@@ -76,10 +76,7 @@ def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
                     "output": folder,
                 }
             )
-            run, summary = conduct.measure(config, _StopOnInterrupt())
-            if run.manifest.outcome.interrupted:  # after the last snapshot
-                raise KeyboardInterrupt
-            return run, summary
+            return conduct.measure(config, _StopOnInterrupt())
 
         one, alone = measure("added latency, one request at a time", {"type": "closed", "concurrency": 1}, False)
         full, most = measure("maximum throughput, 64 requests in flight", {"type": "closed", "concurrency": 64}, False)
@@ -115,6 +112,8 @@ class _StopOnInterrupt:
     def progress(self, snapshot: Any) -> None:
         if snapshot.stopping:
             raise KeyboardInterrupt
+
+    def waiting(self, *_: Any) -> None: ...
 
     def over(self) -> None: ...
 
