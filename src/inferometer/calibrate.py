@@ -18,6 +18,7 @@ from inferometer import conduct
 from inferometer.analysis.percentiles import PERCENTILES, Distribution, distribution, needed
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
+from inferometer.config.observe import NO_OBSERVERS
 from inferometer.records import Run
 from inferometer.units import NS
 
@@ -71,13 +72,11 @@ def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
                     "data": {"type": "synthetic", "input": 64, "output": _CHUNKS},
                     "load": {"duration": seconds} | load,
                     "client": {"processes": 1, "probe": False},
+                    "observe": dict(NO_OBSERVERS),
                     "output": folder,
                 }
             )
-            run, summary = conduct.measure(config, _StopOnInterrupt())
-            if run.manifest.outcome.interrupted:  # after the last snapshot
-                raise KeyboardInterrupt
-            return run, summary
+            return conduct.measure(config, _StopOnInterrupt())
 
         one, alone = measure("added latency, one request at a time", {"type": "closed", "concurrency": 1}, False)
         full, most = measure("maximum throughput, 64 requests in flight", {"type": "closed", "concurrency": 64}, False)
@@ -113,6 +112,8 @@ class _StopOnInterrupt:
     def progress(self, snapshot: Any) -> None:
         if snapshot.stopping:
             raise KeyboardInterrupt
+
+    def waiting(self, *_: Any) -> None: ...
 
     def over(self) -> None: ...
 

@@ -29,6 +29,7 @@ from inferometer import conduct, tensors, triton_client, workload
 from inferometer.analysis.protocol_comparison import PROTOCOLS, Comparison, Measured, cell_of
 from inferometer.conduct.measuring import completed
 from inferometer.config import from_mapping
+from inferometer.config.observe import NO_OBSERVERS
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
 from inferometer.probe import reach
@@ -276,7 +277,7 @@ def _config(options: ComparisonOptions, protocol: str, data: Data | None = None,
         "load": {"type": "closed", "concurrency": options.concurrency} | ends,
         "client": {"probe": False},
         "measure": {"warmup": str(options.concurrency)},
-        "observe": {"prometheus": []},  # only the HTTP port has metrics: scraping would slow that one down
+        "observe": dict(NO_OBSERVERS),  # only the HTTP port has metrics: scraping would slow that one down
     }
     config = from_mapping(tree, options.overrides, "command line")
     return config if folder is None else msgspec.structs.replace(config, output=str(folder))

@@ -18,6 +18,7 @@ from inferometer import conduct
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.window import START, STEADY
 from inferometer.config import from_mapping
+from inferometer.config.observe import NO_OBSERVERS
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
 from inferometer.probe import reach
@@ -112,6 +113,7 @@ def _config(options: TritonOptions, folder: str) -> Config:
         },
         "client": {"probe": False},
         "measure": {"warmup": str(options.warmups)},
+        "observe": dict(NO_OBSERVERS),  # as Triton's client, which sends nothing but its requests
         "output": folder,
     }
     return from_mapping(tree, options.overrides, "command line")

@@ -14,7 +14,10 @@ from command import cli, start
 from waiting import until
 
 from inferometer import calibrate as calibration
+from inferometer import conduct
+from inferometer.analysis.summary import Summary
 from inferometer.calibrate import Calibration
+from inferometer.records import Run
 
 FOUND = Calibration(
     schema=1,
@@ -62,10 +65,20 @@ def test_unknown_figures_are_dashes_with_a_remedy(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_percentiles_of_too_few_values_are_not_known() -> None:
+def test_percentiles_of_too_few_values_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
+    observed: list[dict[str, float]] = []
+    measure = conduct.measure
+
+    def noted(*arguments: Any) -> tuple[Run, Summary]:
+        run, summary = measure(*arguments)
+        observed.append(run.manifest.observer_cpu)
+        return run, summary
+
+    monkeypatch.setattr(conduct, "measure", noted)
     found = calibration.calibrate(0.1, steps.append)
     assert len(steps) == calibration.STEPS
+    assert observed == [{}] * calibration.STEPS, "nothing disturbs the measurement"
     assert found.lag_p99["500"] is None  # of some 50
     assert found.lag_p50["500"] is not None
     known = msgspec.json.decode(msgspec.json.encode(found))

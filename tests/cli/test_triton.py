@@ -146,6 +146,7 @@ def test_warm_up_requests_do_not_count_and_records_are_kept_on_request(url: str,
     throughput = re.search(r"Throughput: (.*) infer/sec", result.out)
     assert throughput is not None
     assert float(throughput[1]) == pytest.approx(12 / span, rel=1e-9)
+    assert set(run.manifest.observer_cpu) == {"kserve"}, "nothing else disturbs the measurement"
 
 
 def test_the_csv_has_a_header_and_a_row_in_microseconds(url: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import socket
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class Scraper:
 
     def progress(self, snapshot: Snapshot) -> None:
         self.pages.append(scrape(self.url))
+
+    def waiting(self, observers: Sequence[str]) -> None: ...
 
     def over(self) -> None:
         if self.url:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import cli, start
-from helpers import Client, http_response, measure, scripted
+from helpers import Client, http_response, measure, polite, scripted
 from waiting import until
 
 from inferometer import store
@@ -172,3 +172,44 @@ def test_a_url_to_observe_that_is_not_one_is_an_error(tmp_path: Path, sim: str) 
     assert result.status == 2
     assert "--observe: " in result.err and "http://HOST:PORT/metrics" in result.err
     assert not list(tmp_path.iterdir())
+
+
+def test_an_endpoint_of_another_program_is_named_with_what_to_do(tmp_path: Path, sim: str) -> None:
+    def other(client: Client) -> None:
+        if client.request():
+            client.send(http_response(b"another_program_requests_total 1\n"))
+
+    with scripted(other) as url:
+        run, summary = measure(tmp_path, sim, server={"model": "sim"}, observe={"prometheus": [url]})
+    text = " ".join(console.render(run, summary).split())
+    assert f"none of the metrics of {url}/metrics is one that inferometer knows" in text
+    assert "next: check" in text and "--observe" in text
+
+
+@pytest.mark.parametrize("padding", [0, 30], ids=["whole", "truncated"])
+def test_a_token_in_a_query_is_not_stored_although_the_page_echoes_it(tmp_path: Path, sim: str, padding: int) -> None:
+    def echo(client: Client) -> None:
+        if request := client.request():
+            client.send(http_response(b"<html>" + b"x" * padding + request[0].encode()))
+
+    with scripted(echo) as url:
+        observe = {"prometheus": [f"{url}/m?token=s3cr3t%2Ftoken-of-many-characters-that-goes-on"]}
+        run, summary = measure(tmp_path, sim, server={"model": "sim"}, observe=observe)
+    assert "it starts with" in run.manifest.observer_errors[f"{url}/m"]
+    assert "s3cr3t" not in console.render(run, summary)
+    assert not any(b"s3cr3t" in path.read_bytes() for path in run.folder.rglob("*") if path.is_file())
+
+
+def test_replicas_without_metrics_are_named_if_others_have_some(tmp_path: Path, sim: str) -> None:
+    with scripted(polite) as other:
+        run, summary = measure(tmp_path, [sim, other], server={"model": "sim"}, observe={})
+    assert {each.labels["target"] for each in run.series() if each.name == "up"} == {f"{sim}/metrics"}
+    why = run.manifest.observer_errors["prometheus"]
+    assert other in why and sim not in why
+    assert why in " ".join(console.render(run, summary).split())
+
+
+def test_a_server_without_metrics_costs_no_line(tmp_path: Path) -> None:
+    with scripted(polite) as url:
+        run, _ = measure(tmp_path, url, server={"model": "sim"}, observe={})
+    assert "prometheus" not in {each.source for each in run.series()} and run.manifest.observer_errors == {}

@@ -249,6 +249,8 @@ def test_ctrl_c_ends_the_preparation_of_requests(tmp_path: Path, processes: int)
                 os.kill(os.getpid(), signal.SIGINT)
             seen.append(snapshot.prepared)
 
+        def waiting(self, observers: Any) -> None: ...
+
         def over(self) -> None: ...
 
     with scripted(polite) as url, pytest.raises(KeyboardInterrupt):

@@ -151,6 +151,20 @@ def test_observers_that_hang_cost_a_reason_and_the_others_keep_their_series() ->
     assert observers.errors == {name: "did not end within 0.05 s" for name in ("start", "end")}
 
 
+def test_waiting_for_observers_is_shown_and_can_be_ended() -> None:
+    observers = Observers({"good": Counting(), "hangs": Hanging("end")})
+    observers.start()
+    shown: list[Sequence[str]] = []
+
+    def waiting(names: Sequence[str]) -> None:
+        shown.append(names)
+        observers.stop_waiting()
+
+    assert [row.name for row in observers.end(timeout=60, waiting=waiting)] == ["calls"]
+    assert shown == [("hangs",)]
+    assert observers.errors == {"hangs": "ended by Ctrl-C"}
+
+
 def test_observers_that_raise_cost_a_reason_and_the_others_keep_their_series() -> None:
     failing = {
         "start": Failing("start", UserError("no GPU", "install one")),

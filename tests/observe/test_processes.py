@@ -248,7 +248,8 @@ def test_a_name_without_a_process_is_an_error_that_names_the_closest(start: Star
     with pytest.raises(UserError) as caught:
         find(["inferometer-test-servr.py"])
     assert caught.value.what == "no process on this machine is called inferometer-test-servr.py"
-    assert caught.value.remedy.startswith("the closest names are inferometer-test-server.py")
+    assert caught.value.remedy.startswith("start the server first, or give the process id; the closest names are ")
+    assert "inferometer-test-server.py" in caught.value.remedy
     assert caught.value.key == "observe.processes"
 
 

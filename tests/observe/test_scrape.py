@@ -306,6 +306,14 @@ def test_a_url_without_a_path_gets_one() -> None:
     assert found[3].headers == {"Authorization": "Basic dTpzZWNyZXQ="}
 
 
+def test_urls_that_differ_in_the_query_alone_are_endpoints_of_their_own() -> None:
+    """The query is not shown: it may have a token."""
+    found = given("http://a:1/m?job=x", "http://a:1/m?job=y", "http://a:1/m?job=x", "http://a:2/m")
+    assert [(each.url, each.path) for each in found] == [
+        ("http://a:1/m", "/m?job=x"), ("http://a:1/m#2", "/m?job=y"), ("http://a:2/m", "/m")
+    ]  # fmt: skip
+
+
 def test_only_the_measured_server_gets_the_api_key() -> None:
     measured, other_port, other_host = given("http://127.0.0.1:8000", "http://127.0.0.1:8002", "http://other:8000")
     assert measured.headers["Authorization"] == "Bearer key-1" and measured.headers["X-Own"] == "own"
@@ -313,17 +321,33 @@ def test_only_the_measured_server_gets_the_api_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:9100", "ftp://a/metrics", "http://", "http://a:b/", "grpc://a:8001", "", "http://[a"]
+    "url", ["foo", "9100", "ftp://a/metrics", "http://", "http://a:b/", "grpc://a:8001", "", "http://[a"]
 )
 def test_what_is_not_an_http_url_is_an_error(url: str) -> None:
     with pytest.raises(UserError) as error:
         given(url)
     assert error.value.key == "observe.prometheus" and "http://HOST:PORT/metrics" in error.value.next_step
+    assert error.value.what == f"{url!r} is not an HTTP URL"
+
+
+@pytest.mark.parametrize("url", ["ftp://u:secret@a/m?secret", "u:secret@a:9100", "foo?token=secret"])
+def test_a_url_that_is_not_one_is_quoted_without_secrets(url: str) -> None:
+    with pytest.raises(UserError) as error:
+        given(url)
+    assert "secret" not in str(error.value)
+
+
+def test_a_url_without_a_scheme_is_an_http_url() -> None:
+    found = given("localhost:9100", "10.0.0.7:9100/m?a=b", "[::1]:9100", "localhost")
+    assert [each.url for each in found] == [
+        "http://localhost:9100/metrics", "http://10.0.0.7:9100/m", "http://[::1]:9100/metrics", "http://localhost/metrics"
+    ]  # fmt: skip
+    assert found[1].path == "/m?a=b"
 
 
 def offered(url: str | list[str], kserve: str = "", **secrets: str) -> list[str]:
     server = server_of(url)
-    return [each.url for each in metrics_endpoints.offered(server, reached_of(server, kserve, **secrets))]
+    return [each.url for each in metrics_endpoints.offered(server, reached_of(server, kserve, **secrets))[0]]
 
 
 def test_the_endpoint_of_each_server_is_found_below_its_prefix_or_at_the_root() -> None:
@@ -342,10 +366,37 @@ def test_the_endpoint_of_each_server_is_found_below_its_prefix_or_at_the_root() 
     assert sorted(set(seen)) == [("/a/metrics", "key"), ("/b/metrics", "key"), ("/metrics", "key")]
 
 
-def test_a_server_that_does_not_respond_is_not_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+def status(code: int) -> Callable[[Client], None]:
+    """Return a script that responds with this HTTP status."""
+
+    def script(client: Client) -> None:
+        client.request()
+        client.send(f"HTTP/1.1 {code} No\r\nContent-Length: 0\r\n\r\n".encode())
+
+    return script
+
+
+NO_ENDPOINT = [pages(""), pages("{}"), html, status(404), status(405), status(501)]
+FAILING = [silent, trickle, close, cut, status(401), status(403), status(503)]
+
+
+@pytest.mark.parametrize("script", [*NO_ENDPOINT, *FAILING])
+def test_an_endpoint_that_cannot_be_read_now_is_kept_unlike_one_that_is_not_there(
+    script: Callable[[Client], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics_endpoints, "_LOOK_TIMEOUT", 0.1)
-    with scripted(silent) as url, scripted(trickle) as other, scripted(pages("")) as empty:
-        assert offered([url, other, empty]) == []
+    with scripted(script) as url:
+        assert offered(url) == ([f"{url}/metrics"] if script in FAILING else [])
+
+
+def test_an_endpoint_that_can_be_read_is_preferred_to_one_that_cannot() -> None:
+    def by_path(client: Client) -> None:
+        request = client.request()
+        assert request is not None
+        client.send(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n" if "/a/" in request[0] else http_response(b"x 1"))
+
+    with scripted(by_path) as url:
+        assert offered(f"{url}/a") == [f"{url}/metrics"]
 
 
 def test_the_metrics_of_triton_are_on_another_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,4 +409,4 @@ def test_the_metrics_of_triton_are_on_another_port(monkeypatch: pytest.MonkeyPat
 
 
 def _refuse() -> tuple[int, scrape.Page]:
-    raise UserError("refused")
+    raise scrape.NotOffered("refused")

@@ -346,3 +346,22 @@ def test_the_plain_line_has_the_servers_own_figures(watched: Any) -> None:
     view = watched(OPEN, terminal=False)
     view.show(snapshot(rows=ended(9), observed=OBSERVED))
     assert "server running 12 waiting 3 KV cache 45%" in view.written.getvalue().splitlines()[1]
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_end_waits_for_is_shown(watched: Any) -> None:
+    view = watched(OPEN)
+    assert "observers" not in view.show(snapshot())
+    view.view.waiting(["promql", "otlp"])
+    assert "waiting for the observers: promql, otlp; press Ctrl-C" in view.show(snapshot())
+
+
+def test_without_a_terminal_what_the_end_waits_for_is_one_line(watched: Any) -> None:
+    view = watched(OPEN, terminal=False)
+    view.show(snapshot())
+    view.view.waiting(["promql", "otlp"])
+    view.view.waiting(["otlp"])
+    assert view.written.getvalue().count("waiting for the observers") == 1
+    assert "waiting for the observers: promql, otlp" in view.written.getvalue()

@@ -2,7 +2,7 @@
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,8 @@ class Show(Protocol):
     def planned(self, outline: Outline) -> None: ...
 
     def progress(self, snapshot: Snapshot) -> None: ...
+
+    def waiting(self, observers: Sequence[str]) -> None: ...
 
     def over(self) -> None: ...
 
@@ -144,7 +146,8 @@ def _measure(
                 watching.mark(snapshot.stage)
                 if show:
                     show.progress(msgspec.structs.replace(snapshot, observed=watching.now()))
-            observed = watching.end()
+            with stop_on_ctrl_c(watching.stop_waiting):
+                observed = watching.end(waiting=show.waiting) if show else watching.end()
     except BaseException:
         discard_if_empty(folder, shards)
         raise

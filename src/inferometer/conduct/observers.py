@@ -57,13 +57,16 @@ def _scrapes(job: Job) -> Mapping[str, Observer]:
     """Make an observer for each Prometheus endpoint."""
     config, reached = job.config, job.reached
     urls = config.observe.prometheus
+    without: list[str] = []
     if urls == "auto":
         if config.observe.promql is not None:  # it has the same metrics, which must not count twice
             return {}
-        endpoints = metrics_endpoints.offered(config.server, reached)
+        endpoints, without = metrics_endpoints.offered(config.server, reached)
     else:
         endpoints = metrics_endpoints.given(urls, config.server, reached)
-    return {endpoint.url: Scrape(endpoint, float(config.observe.interval), reached.model) for endpoint in endpoints}
+    interval = float(config.observe.interval)
+    made: dict[str, Observer] = {each.url: Scrape(each, interval, reached.model) for each in endpoints}
+    return made | ({"prometheus": metrics_endpoints.LeftOut(without)} if made and without else {})
 
 
 def _promql(job: Job) -> Mapping[str, Observer]:

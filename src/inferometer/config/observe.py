@@ -1,5 +1,7 @@
 """The sections `observe`, what to record beside a run, and `export`, where to send live figures."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
@@ -38,7 +40,7 @@ class Observe(Section):
     prometheus: Annotated[
         Literal["auto"] | list[str],
         Meta(
-            description="Prometheus endpoints to scrape during the run; without a path, `/metrics` is added. `auto`: the `/metrics` of each measured server (Triton at its usual ports: port 8002), if it has one and `observe.promql` is not set. `[]`: none."
+            description="Prometheus endpoints to scrape during the run; without a path, `/metrics` is added. `auto`: the `/metrics` of each measured server (Triton at its usual ports: port 8002), if it has one and `observe.promql` is not set. `[]`: none. A list does not go with `observe.promql`: metrics that both read would count twice."
         ),
     ] = "auto"
     promql: Annotated[
@@ -59,6 +61,10 @@ class Observe(Section):
         ),
     ] = "auto"
     interval: Annotated[Seconds, Meta(description="Time between two samples, of everything above.")] = Seconds(1)
+
+
+NO_OBSERVERS: Mapping[str, object] = MappingProxyType({"prometheus": [], "host": False, "gpu": False})
+"""The section `observe` of a run beside which nothing is recorded, so that nothing disturbs it."""
 
 
 class Otlp(Section):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, unquote_plus, urlsplit, urlunsplit
 
 from inferometer.config.data import Data, Mix
 from inferometer.config.schema import Config, Server
@@ -28,7 +28,8 @@ def observe_words(config: Config) -> tuple[str, ...]:
     sections = [section for section in (promql, otlp) if section is not None]
     found = _in_headers(header for section in sections for header in section.headers.items())
     scraped = [] if config.observe.prometheus == "auto" else config.observe.prometheus
-    found += _passwords([*scraped, *(section.url for section in sections)])
+    urls = [*scraped, *(section.url for section in sections)]
+    found += _passwords(urls) + _in_queries(urls)
     return _longest_first(found)
 
 
@@ -68,6 +69,12 @@ def _passwords(urls: Iterable[str]) -> list[str]:
     return found
 
 
+def _in_queries(urls: Iterable[str]) -> list[str]:
+    """The values of parameters, both as they are written in the URL and as they are meant."""
+    pairs = [pair.partition("=")[::2] for url in urls for pair in url.partition("?")[2].partition("#")[0].split("&")]
+    return _in_headers((name, each) for name, value in pairs for each in (value, unquote_plus(value)))
+
+
 def _longest_first(secrets: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({word for word in secrets if len(word) >= _SHORTEST}, key=len, reverse=True))
 
@@ -94,10 +101,8 @@ def hide(text: str, secrets: tuple[str, ...]) -> str:
     """`text` without the secrets, and without the start of one that was truncated."""
     for secret in secrets:
         text = text.replace(secret, REMOVED)
-    if text.endswith("..."):
+    if "..." in text:
         for secret in secrets:
             for length in range(len(secret) - 1, _SHORTEST - 1, -1):
-                if text.endswith(secret[:length] + "..."):
-                    text = text[: -length - 3] + REMOVED
-                    break
+                text = text.replace(secret[:length] + "...", REMOVED)
     return text

@@ -57,9 +57,10 @@ class Supervisor:
             raise
 
     def stop(self) -> None:
-        """Stop the run on Ctrl-C: the first call waits for the requests in flight, the second ends it now. Safe in a signal handler:
-        `watch` passes it on to the shards."""
-        self._stop = min(self._stop + 1, 2)
+        """Stop the run on Ctrl-C: the first call waits for the requests in flight, the second ends it now. Without effect
+        once all shards have ended: the outcome of the run is decided. Safe in a signal handler: `watch` passes it on to the shards."""
+        if self._running:
+            self._stop = min(self._stop + 1, 2)
 
     def end_stage(self, stage: int) -> None:
         """Make all shards that are still in this stage continue with the next one, within a tick."""

@@ -12,7 +12,7 @@ stages in between.
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -24,6 +24,11 @@ START_TIMEOUT = 10.0
 """Seconds that all observers together may take before t=0; a slower one starts while the run is in progress."""
 END_TIMEOUT = 10.0
 """Seconds that all observers together may take after the last request; the series of a slower one are lost."""
+
+_WAIT_STEP = 0.05
+"""Seconds after which the end of the waiting is noticed."""
+_TELL_EVERY = 0.5
+"""Seconds between two calls that say which observers have not ended."""
 
 
 class Observer(Protocol):
@@ -94,6 +99,7 @@ class Observers:
 
     def __init__(self, observers: Mapping[str, Observer]) -> None:
         self._threads = {name: _ObserverThread(observer) for name, observer in observers.items()}
+        self._is_waiting = True
         self.errors: dict[str, str] = {}
         """Why an observer's series are missing or incomplete, by its name or by what they are about; complete after `end`."""
         self.cpu_seconds: dict[str, float] = {}
@@ -131,21 +137,42 @@ class Observers:
                 values.setdefault(name, []).append(value)
         return {name: sum(each) if _is_additive(name) else sum(each) / len(each) for name, each in values.items()}
 
-    def end(self, timeout: float = END_TIMEOUT) -> tuple[TimeSeries, ...]:
-        """End all observers at once and return the series of those that end within `timeout`."""
+    def stop_waiting(self) -> None:
+        """Make `end` return now, without the series of observers that have not ended. Safe in a signal handler."""
+        self._is_waiting = False  # not an Event: the thread that the signal interrupts may hold its lock
+
+    def end(
+        self, timeout: float = END_TIMEOUT, *, waiting: Callable[[Sequence[str]], None] = lambda _: None
+    ) -> tuple[TimeSeries, ...]:
+        """End all observers at once and return the series of those that end within `timeout`. From time to time, `waiting` is called with
+        the names of those that have not ended yet."""
         deadline = time.monotonic() + timeout
         for thread in self._threads.values():
             thread.tell(ending=True)
+        self._wait(deadline, waiting)
+        late = f"did not end within {timeout:g} s" if self._is_waiting else "ended by Ctrl-C"
         series: list[TimeSeries] = []
         for name, thread in self._threads.items():
-            ended = thread.ended.wait(max(deadline - time.monotonic(), 0))
+            ended = thread.ended.is_set()
             series += thread.series if ended else ()
-            if error := thread.error if ended else f"did not end within {timeout:g} s":
+            if error := thread.error if ended else late:
                 self.errors[name] = error
             if ended:
                 self.errors |= thread.observer.problems()
                 self.cpu_seconds[name] = thread.cpu_seconds + thread.observer.helper_cpu()
         return tuple(series)
+
+    def _wait(self, deadline: float, waiting: Callable[[Sequence[str]], None]) -> None:
+        """Wait until all observers have ended, until the deadline, or until `stop_waiting` is called."""
+        due = time.monotonic() + _TELL_EVERY
+        while self._is_waiting and time.monotonic() < deadline:
+            pending = {name: thread for name, thread in self._threads.items() if not thread.ended.is_set()}
+            if not pending:
+                return
+            if time.monotonic() >= due:
+                waiting(tuple(pending))
+                due = time.monotonic() + _TELL_EVERY
+            next(iter(pending.values())).ended.wait(min(_WAIT_STEP, max(deadline - time.monotonic(), 0)))
 
 
 def _is_additive(name: str) -> bool:

@@ -95,5 +95,6 @@ def _no_such_name(given: str, names: set[str]) -> UserError:
     close = difflib.get_close_matches(given.lower(), by_lower, n=3, cutoff=0.5)
     close += [lower for lower in by_lower if given.lower() in lower and lower not in close][:2]
     closest = ", ".join(by_lower[name] for name in close)
-    remedy = f"the closest names are {closest}; or give the process id" if closest else "give the process id"
+    remedy = "start the server first, or give the process id"
+    remedy += f"; the closest names are {closest}" if closest else ""
     return UserError(f"no process on this machine is called {given}", remedy, key=KEY)

@@ -17,7 +17,7 @@ import msgspec
 from inferometer.errors import UserError
 from inferometer.observe.observer import Observer
 from inferometer.probe import query
-from inferometer.probe.connect import Peer
+from inferometer.probe.connect import Peer, Refused
 from inferometer.series import Column, TimeSeries
 from inferometer.server_metrics import families
 from inferometer.server_metrics.exposition import NotAnExposition, Page, Sample, parse_page
@@ -32,6 +32,9 @@ MAX_PAGE = 8 * 2**20
 """Bytes of a page."""
 _HEADERS = USER_AGENT | {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
 
+_NOT_OFFERED = (404, 405, 501)
+"""HTTP status codes of a server that has no such endpoint."""
+
 _READ_EVERY_S = 0.06
 _READ_FOR_S = 0.5
 """Then take what there is: other clients may be using the server."""
@@ -39,6 +42,10 @@ _SHOWN_REASONS = 3
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels of a series."""
+
+
+class NotOffered(UserError):  # noqa: N818 - not an error of the server
+    """The server has no metrics at this endpoint."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -55,7 +62,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 def fetch(endpoint: Endpoint, timeout: float = TIMEOUT) -> tuple[int, Page]:
     """Return the page, and the instant halfway between the request and the first byte of the response (CLOCK_MONOTONIC ns).
 
-    Raises UserError, without a remedy, when there is no such page.
+    Raises UserError, without a remedy, when the page could not be read: NotOffered, if there is none.
     """
     peer = msgspec.structs.replace(
         endpoint.peer, connect_timeout=timeout, timeout=0
@@ -65,7 +72,9 @@ def fetch(endpoint: Endpoint, timeout: float = TIMEOUT) -> tuple[int, Page]:
         reply = query.http(peer, "GET", endpoint.path, headers, deadline=timeout, max_size=MAX_PAGE)
     except UserError as error:  # the report names the endpoint before the reason
         reason = error.what.removeprefix(f"{peer.target.url}: ").removeprefix(f"GET {endpoint.path}: ")
-        raise UserError(reason) from None
+        raise (NotOffered if isinstance(error, Refused) else UserError)(reason) from None
+    if reply.status in _NOT_OFFERED:
+        raise NotOffered(f"HTTP status {reply.status}")
     if reply.status != 200:
         raise UserError(f"HTTP status {reply.status}")
     if (encoding := reply.headers.get("content-encoding", "identity")) != "identity":
@@ -73,7 +82,7 @@ def fetch(endpoint: Endpoint, timeout: float = TIMEOUT) -> tuple[int, Page]:
     try:
         return (reply.sent + reply.first_byte) // 2, parse_page(reply.body.decode("utf-8", "replace"))
     except NotAnExposition as error:
-        raise UserError(str(error)) from None
+        raise NotOffered(str(error)) from None
 
 
 class Scrape(Observer):

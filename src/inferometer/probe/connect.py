@@ -24,6 +24,10 @@ class Peer(msgspec.Struct, frozen=True):
     """For each read or write; 0: no limit."""
 
 
+class Refused(UserError):  # noqa: N818 - not an error of the server
+    """Nothing listens at the port."""
+
+
 def connect(peer: Peer) -> tuple[socket.socket, Address]:
     """Connect to the first address of the host that accepts, including TLS."""
     target = peer.target
@@ -77,7 +81,7 @@ def _encrypted(target: Target, sock: socket.socket, context: ssl.SSLContext) -> 
 
 def _unreachable(target: Target, error: OSError, timeout: float) -> UserError:
     if isinstance(error, ConnectionRefusedError):
-        return UserError(f"{target.url}: connection refused", "start the server, or check host and port")
+        return Refused(f"{target.url}: connection refused", "start the server, or check host and port")
     if isinstance(error, TimeoutError):
         limit = format_seconds(timeout) if timeout else "the system's limit"
         return UserError(

@@ -5,7 +5,7 @@ It reads what the shards have recorded so far, in the parent process, and costs 
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,14 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 class LiveView:
-    """Shows one run. conduct/ calls `probing` and `over`, then `planned`, `progress` and `over`."""
+    """Shows one run. conduct/ calls `probing` and `over`, then `planned`, `progress`, `waiting` and `over`."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._live: Live | None = None
         self._is_probing = False
         self._title = ""
+        self._waiting = ""
         self._last: Snapshot | None = None
         self._drained = (
             0.0  # seconds spent so far on waiting for requests between stages, which the plan does not count
@@ -113,6 +114,13 @@ class LiveView:
             line = self._line(snapshot) if snapshot.started else _preparing(snapshot)
             self._console.print(line, highlight=False, soft_wrap=True)
 
+    def waiting(self, observers: Sequence[str]) -> None:
+        """Show which observers the end of the run waits for. Called again as long as it waits."""
+        is_first = not self._waiting
+        self._waiting = f"waiting for the observers: {', '.join(observers)}; press Ctrl-C to do without them"
+        if self._live is None and is_first:
+            self._console.print(self._waiting, highlight=False, soft_wrap=True)
+
     def over(self) -> None:
         """End the view."""
         if self._is_probing:
@@ -121,6 +129,7 @@ class LiveView:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        self._waiting = ""
 
     # --- what is shown ---
 
@@ -137,6 +146,8 @@ class LiveView:
         if self._failed:
             kinds = "   ".join(f"{code} {count}" for code, count in self._failed.most_common(5))
             parts += ["", Text(kinds, style="red")]
+        if self._waiting:
+            parts += ["", self._waiting]
         return self._panel(Group(*parts), "cyan", subtitle=f"figures of the last {WINDOW:.0f} s", padding=(1, 2))
 
     def _panel(self, inside: RenderableType, color: str, **more: Any) -> RenderableType:
@@ -146,7 +157,9 @@ class LiveView:
 
     def _bar(self, snapshot: Snapshot) -> RenderableType:
         share, eta = self._share(snapshot)
-        if snapshot.stopping:
+        if self._waiting:
+            left = "all responses have arrived"
+        elif snapshot.stopping:
             left = "stopping; press Ctrl-C again to end now"
         elif snapshot.draining:
             left = f"draining: {snapshot.in_flight:,} in flight before the next stage"

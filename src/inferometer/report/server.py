@@ -14,7 +14,7 @@ from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.width import fitted
 from inferometer.server_metrics.families import SERVERS
-from inferometer.server_metrics.figures import Figures
+from inferometer.server_metrics.figures import SOURCE, Figures
 
 _COLUMNS = ("mean", "p50", "p90", "p99", "max", "total")
 _OPTIONAL = ("p50", "p90", "p99")
@@ -86,8 +86,11 @@ def server(run: Run, summary: Summary, width: int) -> RenderableType:
     parts += [Text(_one_line(line), style="dim") for line in _missing(summary, view)]
     problems = [f"{name}: {why}" for name, why in unread(run.manifest).items()]
     if not parts and not problems:
-        targets = ", ".join(view.figures.servers) or "the server"
-        problems = [f"none of the metrics of {targets} is one that inferometer knows (series.parquet has them)"]
+        targets = {each.labels["target"]: None for each in run.series() if each.source == SOURCE}
+        problems = [
+            f"none of the metrics of {', '.join(targets) or 'the server'} is one that inferometer knows (series.parquet has "
+            "them); next: check that this is the model server's endpoint, and name another with --observe"
+        ]
     if not parts:
         return Text.assemble(("server's metrics", "bold"), "   not read: ", "; ".join(map(_one_line, problems)))
     return Group(*parts, *(Text(_one_line(problem), style="yellow") for problem in problems))
