@@ -78,7 +78,7 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         parts.append(_tokens(summary, width))
     if summary.sessions is not None:
         parts.append(sessions(summary.sessions, width))
-    elif by_stage := {stage.name: stage.sessions for stage in summary.stages if stage.sessions is not None}:
+    elif by_stage := [(stage.name, stage.sessions) for stage in summary.stages if stage.sessions is not None]:
         parts.append(sessions_by_stage(by_stage, width))
     if summary.failures:
         parts.append(_failures(summary, width))
