@@ -318,7 +318,7 @@ def _draft(job: Job, plan: Plan) -> Draft:
             clock={"source": manifest.clock_source(), "stamps": "unknown"},
             seeds={"seed": config.seed},
             versions=manifest.versions(),
-            host=manifest.host() | {"processes": shards},
+            host=manifest.host() | {"processes": shards, "has_server": manifest.is_here(reached.addresses)},
             server=manifest.server(config, reached.facts),
         ),
         shards,
