@@ -87,7 +87,8 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
             shared = held.enter_context(_shared(config, reached, lambda: portions(config, plan, shards, probe.e2e_ns)))
         folder = store.new_folder(config.output)
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
-        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns)
+        names = tuple(stage.name for stage in manifest.stage_plans(config, plan, turns))
+        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns, names)
         return _measure(job, plan, folder, show, start, held)
 
 

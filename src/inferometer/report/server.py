@@ -140,7 +140,7 @@ def _number(column: str, value: float, scale: float) -> str:
 
 def _title(figures: Figures) -> str:
     kinds = ", ".join(sorted({SERVERS[kind].title if kind in SERVERS else kind for kind in figures.servers.values()}))
-    return formatting.one_line(f"server ({kinds})" if kinds else "server", 24)
+    return formatting.one_line(f"server ({kinds})" if kinds else "server", 26)
 
 
 # --- stages and replicas ---------------------------------------------------------------------------------------------
