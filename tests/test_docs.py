@@ -229,11 +229,13 @@ def test_a_configuration_means_the_same_as_pbtxt_and_as_yaml() -> None:
 def test_metrics_of_the_server_are_those_that_are_documented() -> None:
     async def names() -> set[str]:
         models = Models(asyncio.get_running_loop())
-        page = metrics.page(models).decode()
+        page = metrics.page(models, 0.0).decode()
         await models.close()
         return set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
 
-    assert set(re.findall(r"`(nv_\w+)`", SERVE.read_text(encoding="utf-8"))) == asyncio.run(names())
+    assert set(re.findall(r"`((?:nv|process|inferometer)_\w+)`", SERVE.read_text(encoding="utf-8"))) == asyncio.run(
+        names()
+    )
 
 
 def test_options_of_the_server_that_are_documented_exist() -> None:

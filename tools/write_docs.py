@@ -52,7 +52,8 @@ def metrics() -> str:
 
 
 def server_metrics() -> str:
-    shown = {name: server for name, server in SERVERS.items() if name != "ray_vllm"}
+    shown = {name: server for name, server in SERVERS.items() if name not in ("ray_vllm", "inferometer")}
+    quantities = {name: each for name, each in QUANTITIES.items() if each.kind != "info"}
     offered = {name: {row.quantity for row in server.rows} for name, server in shown.items()}
     return "\n".join(
         [
@@ -61,13 +62,13 @@ def server_metrics() -> str:
             "Every server has its own names for its metrics. Inferometer stores them under these names and reports them under one name for\n"
             "each quantity, in one unit, whatever the server.\n",
             "## Quantities\n\n| name | kind | unit | definition |\n|---|---|---|---|",
-            *(f"| `{name}` | {each.kind} | {each.unit} | {each.definition} |" for name, each in QUANTITIES.items()),
+            *(f"| `{name}` | {each.kind} | {each.unit} | {each.definition} |" for name, each in quantities.items()),
             "\n## Which server offers what\n",
             f"| | {' | '.join(_short(server.title) for server in shown.values())} |",
             f"|---|{':-:|' * len(shown)}",
             *(
                 f"| `{name}` | {' | '.join('x' if name in offered[server] else '' for server in shown)} |"
-                for name in QUANTITIES
+                for name in quantities
             ),
             "\n## Names\n",
             "If a server has several names for a quantity (older and newer versions), the first one on its page counts. Counters may end in\n"

@@ -1,8 +1,10 @@
 """The circumstances of a run for its manifest: versions, host, clock, server, and the config with secrets removed."""
 
 import importlib.metadata
+import ipaddress
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from inferometer.config.fields import RampUp, Seconds, Window
 from inferometer.config.loads import Constant, Gamma, Poisson, StageSpec, stages_of
 from inferometer.config.schema import Config
 from inferometer.config.secret import REMOVED, is_secret, without_password
+from inferometer.probe.connect import Address
 from inferometer.probe.kserve import ModelFacts
 from inferometer.records import StagePlan
 from inferometer.types import ClosedStage, OpenStage, Plan
@@ -81,6 +84,18 @@ def host() -> dict[str, object]:
         "cores": os.cpu_count(),
         "memory": psutil.virtual_memory().total,
     }
+
+
+def is_here(addresses: Iterable[Address]) -> bool:
+    """Return whether all of these addresses are this machine's own. A forwarded port on this machine looks the same."""
+    interfaces = {own.address.partition("%")[0] for each in psutil.net_if_addrs().values() for own in each}
+    hosts = [str(address[0]).partition("%")[0] for _, address in addresses]
+    return all(host in interfaces or _is_loopback(host) for host in hosts)
+
+
+def _is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host)
+    return address.is_loopback or address.is_unspecified  # to connect to 0.0.0.0 is to connect to this machine
 
 
 def _cpu() -> str:

@@ -365,6 +365,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     seeds: dict[str, int]
     versions: dict[str, str]
     host: dict[str, object]
+    """The machine that the client ran on; `has_server`: whether all addresses of the server were its own."""
     server: dict[str, object] = {}
     """KServe: name and version of the server; inputs, outputs and batch size of the model."""
     statistics: tuple[StageStatistics | None, ...] = ()

@@ -43,7 +43,7 @@ def manifest(**changes: object) -> Manifest:
         clock={"stamps": "kernel"},
         seeds={"seed": 0},
         versions={"python": "3.11"},
-        host={"cpus": 2},
+        host={"cpus": 2, "has_server": True},
     )
     return msgspec.structs.replace(made, **changes)
 

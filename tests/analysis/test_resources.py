@@ -1,13 +1,16 @@
 """The use of resources over the windows of runs in which every value is known."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import synthetic_run as made
 
+from inferometer import manifest
 from inferometer.analysis.resources import ResourceUse
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.records import Run, StagePlan
@@ -17,6 +20,8 @@ from inferometer.series import TimeSeries
 LONG = 30.0
 """Seconds for which there are series; the run takes about half of it."""
 GIB = 1 << 30
+REMOTE = {"has_server": False}
+"""manifest.host if the server is on another machine."""
 
 
 def series(
@@ -157,37 +162,71 @@ def test_a_counter_that_disagrees_with_the_integral_is_noted() -> None:
 
 
 def test_figures_of_another_machine_than_the_servers_say_so() -> None:
-    remote = config("http://10.0.0.5:8000")
-    use = use_of(*HOST, *gpu(0), config=remote)
+    use = use_of(*HOST, *gpu(0), host=REMOTE)
     assert not use.is_servers_machine and use.energy is not None
     assert use.energy.joules and use.energy.per_request is None
-    assert use.energy.reason == "the server is on another machine"
-    run = run_with(*HOST, config=remote)
+    assert use.energy.reason == "the server is not known to be on this machine"
+    run = run_with(*HOST, host=REMOTE)
     assert "client machine" in console.render(run, summarise(run))
 
 
 @pytest.mark.parametrize(
-    ("url", "observe", "is_here"),
+    ("host", "observe", "is_here"),
     [
-        ("http://localhost:8000", {}, True),
-        ("grpc://[::1]:8001", {}, True),
-        (["http://127.0.0.1:1", "http://10.0.0.5:1"], {}, False),
-        ("http://10.0.0.5:8000", {"gpu": "auto"}, False),
-        ("http://10.0.0.5:8000", {"gpu": True}, True),
-        ("http://10.0.0.5:8000", {"processes": ["vllm"]}, True),
+        ({"has_server": True}, {}, True),
+        ({"has_server": False}, {"gpu": "auto"}, False),
+        ({"has_server": False}, {"gpu": True}, True),
+        ({"has_server": False}, {"processes": ["vllm"]}, True),
+        ({}, {}, False),
     ],
 )
-def test_the_server_is_here_by_its_url_or_because_the_config_says_so(
-    url: Any, observe: dict[str, object], is_here: bool
+def test_the_server_is_here_by_its_address_or_because_the_config_says_so(
+    host: dict[str, object], observe: dict[str, object], is_here: bool
 ) -> None:
-    assert use_of(*HOST, config=config(url, **observe)).is_servers_machine == is_here
+    found = use_of(*HOST, host=host, config=config("http://server:8000", **observe))
+    assert found.is_servers_machine == is_here
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        (["127.0.0.1"], True),
+        (["127.8.9.1"], True),
+        (["::1"], True),
+        (["0.0.0.0"], True),
+        (["192.0.2.7"], True),
+        (["fe80::1%eth0"], True),
+        (["127.0.0.1", "192.0.2.8"], False),
+        (["2001:db8::1"], False),
+    ],
+)
+def test_the_server_is_here_if_its_addresses_are_those_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, hosts: list[str], expected: bool
+) -> None:
+    own = {"eth0": [SimpleNamespace(address="192.0.2.7"), SimpleNamespace(address="fe80::1%eth0")]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: own)
+    assert manifest.is_here((2, (host, 8000)) for host in hosts) == expected
 
 
 def test_a_saturated_machine_is_noted_if_the_server_is_on_it() -> None:
     busy = (series("host", "cpu_busy", lambda at: 1.96 * at), series("host", "cpu_idle", lambda at: 0.04 * at))
     (note,) = use_of(*busy).notes
     assert note == "the CPU was 98 % busy: the client and the server may have slowed each other down"
-    assert not use_of(*busy, config=config("http://10.0.0.5:8000")).notes
+    assert not use_of(*busy, host=REMOTE).notes
+    lines = section(run_with(*busy, *PROCESS, stages=2), 100)
+    assert lines[1] == f" ! {note}", "right below the CPU's line"
+
+
+def test_the_maximum_is_not_below_the_mean() -> None:
+    def early(at: Any) -> Any:  # before the second whole second, where two samples within the window begin
+        return np.minimum(at, 1.0)
+
+    busy, idle = series("host", "cpu_busy", early), series("host", "cpu_idle", lambda at: at - early(at))
+    use = use_of(busy, idle, series("process", "cpu", early, process="vllm", name="vllm"))
+    assert use.host is not None and use.host.cpu_max is not None and use.host.cpu is not None
+    assert use.host.cpu_max >= use.host.cpu
+    process = use.processes["vllm"]
+    assert process.cpu_max is not None and process.cpu is not None and process.cpu_max >= process.cpu > 0
 
 
 def test_each_stage_has_its_own_figures_and_the_run_their_sum() -> None:
@@ -275,7 +314,37 @@ def test_processes_gpus_and_energy_have_rows(width: int) -> None:
 def test_each_stage_has_a_row(width: int) -> None:
     lines = section(run_with(*HOST, *PROCESS, *gpu(0), stages=2), width)
     rows = [line for line in lines if line.startswith((" 1 closed", " 2 closed"))]
-    assert len(rows) == 2 and all("75 %" in row and "0.750" in row for row in rows)
+    assert len(rows) == 2 and all("0.750" in row and " 400 W " in row and " 75 % " not in row for row in rows)
+    assert not any(line.startswith(" 1 closed") for line in section(run_with(*HOST, stages=2), width))
+
+
+def test_stages_have_the_cpu_if_they_differ_in_it() -> None:
+    busy = series("host", "cpu_busy", lambda at: at**2 / 40)
+    idle = series("host", "cpu_idle", lambda at: at - at**2 / 40)
+    run = run_with(busy, idle, stages=2)
+    same = tuple(msgspec.structs.replace(plan, name="same") for plan in run.manifest.plan)
+    run = msgspec.structs.replace(run, manifest=msgspec.structs.replace(run.manifest, plan=same))
+    lines = section(run, 80)
+    assert [line.split()[0] for line in lines[-3:]] == ["resources", "same", "same"]
+    shares = [int(line.split()[1]) for line in lines[-2:]]
+    assert shares[0] + 10 <= shares[1]
+
+
+def test_what_the_machine_cannot_tell_is_below_its_figures_and_not_below_the_verdict() -> None:
+    errors = {
+        "disk of this machine": "the system has no counters of disks",
+        "GPU energy counter": "Not Supported (GPU 0)",
+        "host": "did not end within 10 s",
+    }
+    run = run_with(*HOST, observer_errors=errors)
+    assert section(run, 100)[-2:] == [
+        " not recorded: disk of this machine: the system has no counters of disks",
+        " not recorded: GPU energy counter: Not Supported (GPU 0)",
+    ]
+    report = console.render(run, summarise(run))
+    assert "observer host: did not end within 10 s" in report and report.count("no counters of disks") == 1
+    nothing = run_with(observer_errors=errors)
+    assert "observer disk of this machine: " in console.render(nothing, summarise(nothing))
 
 
 def test_missing_energy_is_not_known_with_the_reason() -> None:

@@ -69,7 +69,7 @@ def test_requests_and_tokens_are_counted_alike_without_those_of_the_probe() -> N
     assert not view.notes
 
 
-def two_stages(late: int = 0, **server: object) -> Summary:
+def two_stages(late: int = 0, names: tuple[str, str] = ("slow", "fast"), **server: object) -> Summary:
     """Two stages of 400 and 200 requests; the second one is noticed 0.2 s after it began, and a scrape happens before."""
     rows, chunks = made.open_rows()
     rows["stage"] = rows["id"] >= 400
@@ -77,8 +77,11 @@ def two_stages(late: int = 0, **server: object) -> Summary:
     rows["done"][399] += late
     scrapes = [*scrapes_of(rows), begin + SECOND // 20]
     series = vllm(rows, scrapes, [begin + SECOND // 5], **server)  # type: ignore[arg-type]
-    plan = (msgspec.structs.replace(made.OPEN, name="slow"), msgspec.structs.replace(made.OPEN, name="fast", rate=99.0))
-    return summarise(with_series(made.run(rows, chunks, plan=plan), series))
+    plan = [
+        msgspec.structs.replace(made.OPEN, name=name, rate=rate)
+        for name, rate in zip(names, (100.0, 99.0), strict=True)
+    ]
+    return summarise(with_series(made.run(rows, chunks, plan=tuple(plan)), series))
 
 
 def test_a_stage_is_compared_with_the_requests_that_ended_in_it() -> None:
@@ -234,6 +237,8 @@ def test_queue() -> None:
     (note,) = whole(closed(num_requests_waiting=lambda at: 16 if (at // SECOND) % 2 else 8)).notes
     assert note == "the server queued: 12 requests waiting on average (at most 16); its capacity was reached"
     assert not whole(closed(num_requests_waiting=lambda at: 1 if at > 9 * SECOND else 0)).notes
+    (one,) = whole(closed(num_requests_waiting=lambda at: 1)).notes
+    assert one.startswith("the server queued: 1 request waiting on average (at most 1); ")
 
 
 def test_queue_of_stages() -> None:
@@ -243,6 +248,12 @@ def test_queue_of_stages() -> None:
     first, second = (stage.server for stage in summary.stages)
     assert first is not None and not first.notes
     assert second is not None and second.notes[0].startswith("the server queued: ")
+
+
+def test_stages_with_the_same_name_are_counted_each() -> None:
+    summary = two_stages(names=("same", "same"), num_requests_waiting=lambda at: 20 if at > 4.5 * SECOND else 5)
+    (note,) = whole(summary).notes
+    assert note.startswith("the server queued in 2 of 2 stages, most in same: ")
 
 
 def test_preemptions_and_a_full_cache() -> None:

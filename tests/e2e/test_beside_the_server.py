@@ -3,13 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from command import cli
 from helpers import measure
 
 from inferometer.analysis.server_view import ServerView
 from inferometer.analysis.summary import Summary
-from inferometer.serve.background import running
+from inferometer.report import console
+from inferometer.serve.background import running, serving
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Batch
 
@@ -35,11 +37,21 @@ def test_both_count_the_same_requests_and_tokens(tmp_path: Path, sim: str) -> No
     view = view_of(summary)
     assert agree(view) and view.comparison["requests"].client == 80
     assert run.manifest.probe.requests > 0, "those of the probe do not count"
-    assert view.figures.servers == {f"{sim}/metrics": "vllm"}
+    assert view.figures.servers == {f"{sim}/metrics": "inferometer"}
+    assert " server (inferometer serve) " in console.render(run, summary)
     assert {check.name: check.status for check in summary.checks if check.name in ("other_clients", "restarts")} == {
         "other_clients": "pass",
         "restarts": "pass",
     }
+
+
+def test_our_own_server_under_two_addresses_counts_once(tmp_path: Path) -> None:
+    with serving(msgspec.structs.replace(simulator(), metrics=0)) as server:
+        assert server.metrics and not server.metrics.startswith(server.url)
+        observe = {"prometheus": [server.url, server.metrics]}
+        _, summary = measure(tmp_path, server.url, server={"model": "sim"}, data=DATA, load=CLOSED, observe=observe)
+    view = view_of(summary)
+    assert list(view.figures.servers.values()) == ["inferometer"] and agree(view)
 
 
 def test_the_clients_latencies_are_the_servers_and_a_little_more(tmp_path: Path, sim: str) -> None:

@@ -29,6 +29,7 @@ def test_a_run_has_the_use_of_this_machine_and_of_named_processes(tmp_path: Path
     assert {"host", "process"} <= {each.source for each in run.series()}
     use = summary.resources
     assert use is not None and use.host is not None and use.is_servers_machine
+    assert run.manifest.host["has_server"] is True
     assert use.host.cpu is not None and 0 < use.host.cpu <= 1
     assert use.host.memory_total == psutil.virtual_memory().total
     assert use.host.loopback and use.host.loopback > 0

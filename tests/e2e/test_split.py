@@ -27,6 +27,8 @@ def test_two_urls_of_one_server_count_once(tmp_path: Path) -> None:
         run, summary = measure(tmp_path, [first, second], server=PAIR, data={"type": "tensors"}, load=LOAD)
     assert sorted(run.records.rows["url"].tolist()) == [0] * 5 + [1] * 5
     assert summary.breakdown is not None and summary.breakdown.counted == 10
+    assert time_split_line(run, summary).split(", ms")[1].split() == ["e2e", "client", "overhead", "queue", "compute"]
+    assert "overhead: network and server" in console.render(run, summary)
     assert summary.no_breakdown is None and run.manifest.no_statistics == ("",)
 
 

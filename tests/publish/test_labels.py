@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferometer import schedule
+from inferometer import manifest, schedule
 from inferometer.conduct.live_families import stage_labels, target_rate
 from inferometer.config import from_mapping
 from inferometer.config.loads import Replay, StageSpec, stages_of
+from inferometer.fleet.job import whole_plan
 
 
 def stages(load: dict[str, Any]) -> list[StageSpec]:
@@ -22,15 +23,19 @@ CLOSED = {"type": "closed", "concurrency": 2, "requests": 5}
 @pytest.mark.parametrize(
     ("load", "labels"),
     [
-        (POISSON, ["poisson"]),
-        ({"stages": [POISSON, CLOSED]}, ["poisson", "closed"]),
-        ({"stages": [POISSON, CLOSED, POISSON]}, ["0 poisson", "closed", "2 poisson"]),
-        ({"stages": [POISSON | {"name": "calm"}, POISSON | {"name": "calm"}]}, ["0 calm", "1 calm"]),
+        (POISSON, ["1 poisson 10/s"]),
+        ({"stages": [POISSON, CLOSED, POISSON]}, ["1 poisson 10/s", "2 closed 2", "3 poisson 10/s"]),
+        (
+            {"stages": [POISSON | {"name": "calm"}, CLOSED, POISSON | {"name": "calm"}]},
+            ["1 calm", "2 closed 2", "3 calm"],
+        ),
         ({"type": "closed", "concurrency": "1:3", "duration": "1s"}, [f"concurrency {level}" for level in (1, 2, 3)]),
     ],
 )
-def test_labels_of_stages_are_distinct(load: dict[str, Any], labels: list[str]) -> None:
-    assert stage_labels(stages(load)) == labels
+def test_labels_of_stages_are_the_names_in_reports_and_distinct(load: dict[str, Any], labels: list[str]) -> None:
+    config = from_mapping({"server": {"url": "http://x"}, "load": load})
+    plans = manifest.stage_plans(config, whole_plan(config))
+    assert stage_labels([plan.name for plan in plans]) == labels
 
 
 @pytest.mark.parametrize(

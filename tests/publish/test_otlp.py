@@ -99,7 +99,7 @@ def test_every_request_is_a_span_with_the_recorded_times(tmp_path: Path, protoco
             "server.port": int(url.rpartition(":")[2]),
             "http.response.status_code": 200,
             "inferometer.run": run.folder.name,
-            "inferometer.stage": "closed",
+            "inferometer.stage": "1 closed 2",
         }
         assert (span.name, span.kind) == ("chat m", Span.SPAN_KIND_CLIENT)
         assert span.status.code == Status.STATUS_CODE_UNSET
@@ -169,7 +169,7 @@ def test_metrics_count_what_the_records_have(tmp_path: Path, protocol: str) -> N
     assert not received.spans
     metrics, rows = received.last_metrics, run.records.rows
     (completed,) = metrics["inferometer_requests_completed"].sum.data_points
-    assert completed.as_int == len(rows) and values(completed)["stage"] == "closed"
+    assert completed.as_int == len(rows) and values(completed)["stage"] == "1 closed 2"
     (e2e,) = metrics["inferometer_e2e_seconds"].histogram.data_points
     seconds = (rows["done"] - rows["sent"]) / 1e9
     assert e2e.count == len(rows) and e2e.sum == pytest.approx(seconds.sum())

@@ -55,12 +55,12 @@ def run(**about: object) -> Run:
     return made.run(rows, chunks, **about)
 
 
-def staged() -> Run:
+def staged(*names: str) -> Run:
     rows, chunks = made.open_rows()
     rows["stage"] = rows["id"] >= 400
     plan = tuple(
-        StagePlan(type="poisson", open=True, name=f"{number} poisson 100/s", rate=100.0, duration=seconds)
-        for number, seconds in ((1, 4.0), (2, 2.0))
+        StagePlan(type="poisson", open=True, name=name, rate=100.0, duration=seconds)
+        for name, seconds in zip(names or ("1 poisson 100/s", "2 poisson 100/s"), (4.0, 2.0), strict=True)
     )
     return made.run(rows, chunks, plan=plan)
 
@@ -145,6 +145,18 @@ def test_stages_have_a_row_each() -> None:
     assert row(table, "1 poisson 100/s")[:2] == ["11.83", "12.00"]
     assert row(table, "2 poisson 100/s")[:2] == ["0.500", "-"]
     assert "2 poisson 100/s: waiting, kv_cache_use not known: no scrape succeeded in this window" in table
+
+
+def test_stages_with_the_same_name_have_a_row_each() -> None:
+    of = staged("same", "same")
+    summary = summarise(of)
+    views = [ServerView(Figures(gauges={"running": GaugeFigure(mean, 16.0)})) for mean in (2.0, 12.0)]
+    stages = tuple(
+        msgspec.structs.replace(stage, server=view) for stage, view in zip(summary.stages, views, strict=True)
+    )
+    found = rendered(of, msgspec.structs.replace(summary, server=LANGUAGE_MODEL, stages=stages))
+    table = below(found, "server (vLLM)")
+    assert [line.split() for line in table[1:3]] == [["same", "2.000"], ["same", "12.00"]]
 
 
 def test_replicas_have_a_row_each() -> None:

@@ -29,6 +29,14 @@ def test_every_quantity_is_offered_by_some_server() -> None:
     assert {row.quantity for server in SERVERS.values() for row in server.rows} == QUANTITIES.keys()
 
 
+@pytest.mark.parametrize("name", ["vllm:num_requests_running", "nv_inference_pending_request_count"])
+def test_our_own_server_is_recognised_although_its_metrics_have_the_names_of_others(name: str) -> None:
+    found = totals([(name, {}, 3.0), ("inferometer_serve_info", {"version": "1"}, 1.0)])
+    assert list(found.servers.values()) == ["inferometer"]
+    assert [gauge.mean for gauge in found.gauges.values()] == [3.0], "the other one only tells which server it is"
+    assert found.missing == {}
+
+
 @pytest.mark.parametrize("name", ["vllm:prompt_tokens_total", "vllm:prompt_tokens", "vllm_prompt_tokens_total", "ray_vllm_prompt_tokens_total", "prompt_tokens_total"])  # fmt: skip
 def test_names_are_known_with_and_without_total_and_with_either_separator(name: str) -> None:
     assert _values((name, {"model_name": "m"}, 7.0)) == {"input_tokens": 7.0}

@@ -28,7 +28,7 @@ AVERAGES = "server statistics"
 
 PARTS = {
     "client": "from the intended instant to the send; 0 in closed loop, where latencies count from the send",
-    "network": "the remainder: transfer in both directions and the server's protocol handling; never less than 0",
+    "network": "the remainder, which reports call overhead: transfer in both directions and the server's protocol handling; never less than 0",
     "queue": "waiting in the server, as reported by it",
     "compute": "in the model, as reported by the server: input, inference, output and cache lookup",
     "excess": "how much more time the server reports than the client saw: its totals include work after a response was sent, "

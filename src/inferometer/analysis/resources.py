@@ -6,7 +6,6 @@ and power are interpolated at the edges of that time. A whole run is all of its 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -47,7 +46,7 @@ class HostUse(msgspec.Struct, frozen=True):
     cpu: float | None = None
     """Mean share of all cores, 0 to 1."""
     cpu_max: float | None = None
-    """Highest share between two samples."""
+    """Highest share between two samples, or the mean if that is higher."""
     cpus: int | None = None
     usable_cpus: float | None = None
     """Those that the client may use, because of a container's limit or its affinity."""
@@ -70,7 +69,7 @@ class ProcessUse(msgspec.Struct, frozen=True):
     cpu: float | None = None
     """Mean number of busy cores."""
     cpu_max: float | None = None
-    """Highest number of busy cores between two samples."""
+    """Highest number of busy cores between two samples, or the mean if that is higher."""
     memory_max: float | None = None
     """Resident memory in bytes; what processes share counts for each of them."""
     threads_max: float | None = None
@@ -118,7 +117,7 @@ class ResourceUse(msgspec.Struct, frozen=True):
     span: float
     """Seconds that the figures are over."""
     is_servers_machine: bool
-    """Whether the server is on this machine, too."""
+    """Whether the server is known to be on this machine, too."""
     host: HostUse | None = None
     processes: dict[str, ProcessUse] = {}
     """By the name or id in observe.processes."""
@@ -162,6 +161,15 @@ def resource_uses(run: Run, spans: Spans, rates: Sequence[Throughput]) -> Resour
     return ResourceUses(whole, tuple(stages))
 
 
+def unreadable(manifest: Manifest) -> dict[str, str]:
+    """Why values of this machine or its GPUs were not recorded, by what they are about: most often, the machine does not have them."""
+    return {
+        name: why
+        for name, why in manifest.observer_errors.items()
+        if name.startswith("GPU ") or name.endswith(" of this machine")
+    }
+
+
 def _times(spans: Spans, rates: Sequence[Throughput]) -> list[Time]:
     """For each stage, the time that its rates count over, or its window if it has no rates."""
     times = []
@@ -201,12 +209,10 @@ def _use(manifest: Manifest, recorded: Sequence[TimeSeries], times: Sequence[Tim
 
 
 def _is_servers_machine(manifest: Manifest) -> bool:
-    """Whether the server is on this machine: by its URL, or because its processes or GPUs were given as being here."""
+    """Whether the server is on this machine: by its address, or because its processes or GPUs were given as being here."""
     if settings.text(manifest, "observe", "processes") or settings.text(manifest, "observe", "gpu") is True:
         return True
-    url = settings.text(manifest, "server", "url")
-    hosts = [urlsplit(str(each)).hostname or "" for each in (url if isinstance(url, list | tuple) else [url])]
-    return all(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)
+    return manifest.host.get("has_server") is True
 
 
 def _by_label(recorded: Iterable[TimeSeries], source: str, label: str) -> dict[str, list[TimeSeries]]:
@@ -227,12 +233,12 @@ def _host(reader: SeriesFigures, recorded: Sequence[TimeSeries]) -> HostUse:
     busy, idle = own.get("cpu_busy"), own.get("cpu_idle")
     worked, rested = reader.rate("cpu", busy), reader.rate("cpu", idle)
     share = None if worked is None or rested is None or worked + rested <= 0 else worked / (worked + rested)
-    both = None
+    both = None  # busy and idle
     if busy is not None and idle is not None and len(busy.at) == len(idle.at):
         both = msgspec.structs.replace(busy, value=busy.value + idle.value)
     return HostUse(
         cpu=share,
-        cpu_max=reader.highest_rate(busy, both),
+        cpu_max=_at_least(share, reader.highest_rate(busy, both)),
         cpus=None if cpus is None else int(cpus),
         usable_cpus=_constant(own.get("usable_cpus")),
         load_max=reader.highest("load", own.get("load")),
@@ -248,10 +254,11 @@ def _host(reader: SeriesFigures, recorded: Sequence[TimeSeries]) -> HostUse:
 
 def _process(reader: SeriesFigures, recorded: Sequence[TimeSeries]) -> ProcessUse:
     own = {each.name: each for each in recorded}
+    cpu = reader.rate("cpu", own.get("cpu"))
     return ProcessUse(
         name=recorded[0].labels.get("name", ""),
-        cpu=reader.rate("cpu", own.get("cpu")),
-        cpu_max=reader.highest_rate(own.get("cpu")),
+        cpu=cpu,
+        cpu_max=_at_least(cpu, reader.highest_rate(own.get("cpu"))),
         memory_max=reader.highest("memory", own.get("memory")),
         threads_max=reader.highest("threads", own.get("threads")),
         processes_max=reader.highest("processes", own.get("processes")),
@@ -289,6 +296,11 @@ def _throttled(reader: SeriesFigures, bits: TimeSeries | None) -> dict[str, floa
     return {name: share for name, share in shares.items() if share}
 
 
+def _at_least(mean: float | None, highest: float | None) -> float | None:
+    """The maximum. The mean counts the edges of the window, too, which no two samples within it cover."""
+    return highest if mean is None or highest is None else max(mean, highest)
+
+
 def _constant(series: TimeSeries | None) -> float | None:
     return None if series is None or not len(series.value) else float(series.value[0])
 
@@ -302,7 +314,7 @@ def _energy(reader: SeriesFigures, gpus: Mapping[str, GpuUse], is_servers: bool)
         return EnergyUse(reason=f"GPU {unknown[0]}: {reader.missing.get(f'gpus.{unknown[0]}.energy', 'not known')}")
     joules = math.fsum(gpu.energy or 0.0 for gpu in gpus.values())
     if not is_servers:
-        return EnergyUse(joules, reason="the server is on another machine")
+        return EnergyUse(joules, reason="the server is not known to be on this machine")
     if reasons := [time.reason for time in reader.times if time.reason]:
         return EnergyUse(joules, reason=reasons[0])
     requests, tokens = (

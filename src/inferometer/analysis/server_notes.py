@@ -4,7 +4,7 @@ These are findings about the server, so they do not change the verdict. What cha
 clients, is a check (checks/server.py).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from inferometer.analysis.server_comparison import Comparison
 from inferometer.server_metrics.figures import Figures
@@ -21,14 +21,14 @@ COUNTS = 0.01
 LATER, LATER_SHARE = 0.001, 0.02
 """By how much the server's mean latency may exceed the client's: seconds, and a share of the client's."""
 
-Queues = Mapping[str, tuple[float, float]]
-"""The mean and the maximum number of requests waiting, by the name of the stage (empty if there is only one)."""
+Queues = Sequence[tuple[str, float, float]]
+"""The name of each stage (empty if there is only one), and its mean and maximum number of requests waiting. Names may repeat."""
 
 
 def notes(figures: Figures, derived: Mapping[str, float], fresh_limit: float | None) -> tuple[str, ...]:
     """Return the findings that figures of a window show. `fresh_limit` is the allowed share of cached tokens if every prompt is new,
     else None."""
-    queues = {"": (waiting.mean, waiting.max)} if (waiting := figures.gauges.get("waiting")) else {}
+    queues = [("", waiting.mean, waiting.max)] if (waiting := figures.gauges.get("waiting")) else []
     return tuple(_queue(queues, 1, _queue_time(figures, derived)) + _cache(figures, derived, fresh_limit))
 
 
@@ -60,14 +60,14 @@ def _queue_time(figures: Figures, derived: Mapping[str, float]) -> float | None:
 
 
 def _queue(queues: Queues, stages: int, wait: float | None) -> list[str]:
-    long = {name: queue for name, queue in queues.items() if queue[0] >= QUEUED}
+    long = [queue for queue in queues if queue[1] >= QUEUED]
     if not long:
         return []
-    name = max(long, key=lambda each: long[each][0])
-    mean, most = long[name]
+    name, mean, most = max(long, key=lambda queue: queue[1])
     where = f" in {len(long)} of {stages} stages, most in {name}" if stages > 1 else ""
     each = f", {format_seconds(wait)} each on average" if wait else ""
-    waiting = f"{format_number(mean, 3)} requests waiting on average (at most {most:,.0f}){each}"
+    number = format_number(mean, 3)
+    waiting = f"{number} request{'' if number == '1' else 's'} waiting on average (at most {most:,.0f}){each}"
     return [f"the server queued{where}: {waiting}; its capacity was reached"]
 
 

@@ -167,11 +167,11 @@ def _whole(
     window = min(begin for begin, _ in measured), max(end for _, end in measured)
     view = stages[0] if len(stages) == 1 else _view(run, series, window, (edges[0], edges[-1]))
     names = [plan.name or plan.type for plan in run.manifest.plan]
-    queues: Queues = {
-        name: (waiting.mean, waiting.max)
+    queues: Queues = [
+        (name, waiting.mean, waiting.max)
         for name, stage in zip(names, stages, strict=True)
         if (waiting := stage.figures.gauges.get("waiting"))
-    }
+    ]
     rows = run.records.rows
     has_failures = bool(((rows["failure"] != 0) & (rows["sent"] != MISSING)).any())
     found = notes_of_run(

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 
 from inferometer import __version__, schedule
@@ -27,15 +28,14 @@ def live_families(job: Job) -> LiveFamilies:
         version=__version__,
     )
     plan = whole_plan(config, job.probe.e2e_ns, job.turns) if any(isinstance(spec, Replay) for spec in specs) else None
-    counts = LiveCounts(job.spool, job.shards, stage_labels(specs), classes)
+    counts = LiveCounts(job.spool, job.shards, stage_labels(job.stages), classes)
     return LiveFamilies(counts, info, partial(target_rate, specs, job.turns, plan))
 
 
-def stage_labels(specs: list[StageSpec]) -> list[str]:
-    """Return a label for each stage: its name or its type, with its index if several have the same."""
-    names = [spec.name or str(spec.__struct_config__.tag) for spec in specs]
+def stage_labels(names: Sequence[str]) -> list[str]:
+    """Return a label for each stage: its name, with its number in front if several have the same."""
     counted = Counter(names)
-    return [name if counted[name] == 1 else f"{index} {name}" for index, name in enumerate(names)]
+    return [name if counted[name] == 1 else f"{number} {name}" for number, name in enumerate(names, 1)]
 
 
 def target_rate(specs: list[StageSpec], turns: float, plan: Plan | None, stage: int, seconds: float) -> float | None:

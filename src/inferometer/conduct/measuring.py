@@ -89,7 +89,8 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
             shared = held.enter_context(_shared(config, reached, lambda: portions(config, plan, shards, probe.e2e_ns)))
         folder = store.new_folder(config.output)
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
-        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns)
+        names = tuple(stage.name for stage in manifest.stage_plans(config, plan, turns))
+        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns, names)
         return _measure(job, plan, folder, show, start, held)
 
 
@@ -321,7 +322,7 @@ def _draft(job: Job, plan: Plan) -> Draft:
             clock={"source": manifest.clock_source(), "stamps": "unknown"},
             seeds={"seed": config.seed},
             versions=manifest.versions(),
-            host=manifest.host() | {"processes": shards},
+            host=manifest.host() | {"processes": shards, "has_server": manifest.is_here(reached.addresses)},
             server=manifest.server(config, reached.facts),
         ),
         shards,

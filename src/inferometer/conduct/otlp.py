@@ -2,7 +2,6 @@
 
 from inferometer.conduct.live_families import live_families, stage_labels
 from inferometer.config.data import Mix
-from inferometer.config.loads import stages_of
 from inferometer.config.observe import Otlp
 from inferometer.config.secret import without_password
 from inferometer.fleet.job import Job
@@ -33,7 +32,7 @@ def _traced_run(job: Job) -> TracedRun:
         model=job.reached.model,
         method=config.server.method or "",
         servers=tuple((target.host, target.port) for target in targets),
-        stages=tuple(stage_labels(stages_of(config.load))),
+        stages=tuple(stage_labels(job.stages)),
         classes=tuple(class_.name for class_ in classes),
         class_models=tuple(class_.model or "" for class_ in classes),
         is_http=not targets[0].grpc,

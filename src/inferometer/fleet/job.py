@@ -47,6 +47,8 @@ class Job(msgspec.Struct, frozen=True):
     """What the requests before the run showed."""
     turns: float = 0.0
     """Mean number of turns per session; 0: there are no sessions."""
+    stages: tuple[str, ...] = ()
+    """Name of each stage, as in reports."""
 
 
 class ShardReport(msgspec.Struct, frozen=True):

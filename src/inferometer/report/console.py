@@ -78,7 +78,7 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         parts.append(_tokens(summary, width))
     if summary.sessions is not None:
         parts.append(sessions(summary.sessions, width))
-    elif by_stage := {stage.name: stage.sessions for stage in summary.stages if stage.sessions is not None}:
+    elif by_stage := [(stage.name, stage.sessions) for stage in summary.stages if stage.sessions is not None]:
         parts.append(sessions_by_stage(by_stage, width))
     if summary.failures:
         parts.append(_failures(summary, width))
@@ -195,9 +195,13 @@ def _breakdown_is_expected(run: Run) -> bool:
     return bool(run.manifest.server) or not settings.sends_text(run.manifest)
 
 
+_OVERHEAD = "overhead: network and server"
+
+
 def _breakdown(found: Breakdown) -> RenderableType:
-    """The parts of the mean end-to-end time."""
-    parts = {"client": found.client, "network": found.network, "queue": found.queue, "compute": found.compute}
+    """The parts of the mean end-to-end time. What summary.json calls network is more than that: what the server does outside of the
+    model is part of it."""
+    parts = {"client": found.client, "overhead": found.network, "queue": found.queue, "compute": found.compute}
     inner = {
         "input": found.compute_input,
         "inference": found.compute_infer,
@@ -214,9 +218,9 @@ def _breakdown(found: Breakdown) -> RenderableType:
         batch = f"; {found.batch:.3g} inferences per execution" if found.batch else ""
         notes.append(f"compute: {', '.join(named)}{batch}")
     if found.source == PER_REQUEST:
-        notes.append("queue and compute: as the server reported them for each request; network is the rest")
+        notes.append(f"queue and compute: by the server, for each request; {_OVERHEAD}")
     else:
-        notes.append("queue and compute: averages of the server's statistics over all requests; network is the rest")
+        notes.append(f"queue and compute: by the server, averages of all requests; {_OVERHEAD}")
         if found.counted is not None and found.counted > found.requests:
             others = found.counted - found.requests
             notes.append(f"the server counted {others:,} more requests: from other clients, or ones that failed here")

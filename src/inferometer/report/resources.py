@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inferometer.analysis.resources import EnergyUse, GpuUse, ResourceUse
+from inferometer.analysis.resources import EnergyUse, GpuUse, ResourceUse, unreadable
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
 from inferometer.report import formatting, tables
@@ -17,9 +17,11 @@ _LABEL = 18
 """Columns of the labels on the left, with the space behind them."""
 _ENOUGH = 1 << 20
 """Bytes per second of network and disk from which on they are worth showing."""
+_CPU_DIFFERS = 0.1
+"""By how much the CPU's share must differ between stages to be worth a column."""
 _OPTIONAL_PROCESSES = ("threads", "written/s", "disk read/s")
 _OPTIONAL_GPUS = ("temperature", "clock", "power max", "memory max")
-_OPTIONAL_STAGES = ("memory", "CPU max", "J per token", "GPU", "power")
+_OPTIONAL_STAGES = ("J per token", "GPU", "power")
 """Columns that a narrow table leaves out, the first of them first."""
 
 
@@ -27,7 +29,7 @@ def resources(run: Run, summary: Summary, width: int) -> RenderableType:
     """CPU, memory, GPUs and energy. The summary must have the use of resources."""
     use = summary.resources
     assert use is not None
-    head, tail = _lines(), _lines()
+    head, energy = _lines(), _lines()
     parts = list(_host(use)) if use.host is not None else []
     if use.observing_share is not None:
         parts.append(Text(f"observing took {_cost(use.observing_share)} of a core", style="dim"))
@@ -36,17 +38,27 @@ def resources(run: Run, summary: Summary, width: int) -> RenderableType:
             "this machine" if use.is_servers_machine else "client machine", tables.flow(parts, width - _LABEL - 1)
         )
     if use.energy is not None:
-        tail.add_row("energy", tables.flow(list(_energy(use.energy, use.span)), width - _LABEL - 1))
-    for note in use.notes:
-        tail.add_row("", Text(note, style="yellow"))
-    shown: dict[RenderableType, object] = {
-        head: head.rows,
-        _by_stage(summary, width): summary.stages,
-        _processes(use, width): use.processes,
-        _gpus(use, width): use.gpus,
-        tail: tail.rows,
-    }
-    return Group(*(part for part, rows in shown.items() if rows))
+        energy.add_row("energy", tables.flow(list(_energy(use.energy, use.span)), width - _LABEL - 1))
+    shown: list[tuple[RenderableType, object]] = [
+        (head, head.rows),
+        *((Text(f"! {note}", style="yellow"), True) for note in use.notes if not _is_about_gpu(note)),
+        (_by_stage(summary, width), summary.stages),
+        (_processes(use, width), use.processes),
+        (_gpus(use, width), use.gpus),
+        (energy, energy.rows),
+        *((Text(f"! {note}", style="yellow"), True) for note in use.notes if _is_about_gpu(note)),
+        *((Text(line, style="dim"), True) for line in _not_recorded(run)),
+    ]
+    return Group(*(part for part, rows in shown if rows))
+
+
+def _is_about_gpu(note: str) -> bool:
+    return note.startswith("GPU ")
+
+
+def _not_recorded(run: Run) -> Iterator[str]:
+    for name, why in unreadable(run.manifest).items():
+        yield formatting.one_line(f"not recorded: {name}: {why}", 1000)
 
 
 def _lines() -> Table:
@@ -93,17 +105,26 @@ def _cost(share: float) -> str:
 
 
 def _processes(use: ResourceUse, width: int) -> Table:
-    columns = ["CPU cores", "CPU max", "memory max", "processes", "threads", "disk read/s", "written/s"]
-    table = tables.table("server processes", columns)
-    for given, each in use.processes.items():
+    """One row per name or id. Columns that say nothing are left out: one process each, a disk that was hardly used."""
+    uses = list(use.processes.values())
+    columns = {
+        "CPU cores": [formatting.number(each.cpu) for each in uses],
+        "CPU max": [formatting.number(each.cpu_max) for each in uses],
+        "memory max": [_bytes(each.memory_max) for each in uses],
+    }
+    if any((each.processes_max or 0) > 1 for each in uses):
+        columns["processes"] = [formatting.count(each.processes_max) for each in uses]
+    columns["threads"] = [formatting.count(each.threads_max) for each in uses]
+    for name, rates in {
+        "disk read/s": [each.disk_read for each in uses],
+        "written/s": [each.disk_written for each in uses],
+    }.items():
+        if any((rate or 0.0) >= _ENOUGH for rate in rates):
+            columns[name] = [_bytes(rate) for rate in rates]
+    table = tables.table("server processes", list(columns))
+    for (given, each), cells in zip(use.processes.items(), zip(*columns.values(), strict=True), strict=True):
         label = given if given == each.name or not each.name else f"{given} {each.name}"
-        table.add_row(
-            formatting.one_line(label, 24),
-            *(f"{formatting.number(value)} " for value in (each.cpu, each.cpu_max)),
-            f"{_bytes(each.memory_max)} ",
-            *(f"{formatting.count(value)} " for value in (each.processes_max, each.threads_max)),
-            *(f"{_bytes(value)} " for value in (each.disk_read, each.disk_written)),
-        )
+        table.add_row(formatting.one_line(label, 24), *(f"{cell} " for cell in cells))
     return fitted(table, width, _OPTIONAL_PROCESSES)
 
 
@@ -147,28 +168,28 @@ def _energy(energy: EnergyUse, span: float) -> Iterator[Text]:
 
 
 def _by_stage(summary: Summary, width: int) -> RenderableType:
-    """One row per stage: the CPU of the machine and of each process, the use and energy of all GPUs."""
-    stages = {stage.name: stage.resources for stage in summary.stages if stage.resources is not None}
-    uses = list(stages.values())
+    """One row per stage: the CPU of the machine, if stages differ in it, and of each process, the use and energy of all GPUs."""
+    stages = [(stage.name, stage.resources) for stage in summary.stages if stage.resources is not None]
+    uses = [use for _, use in stages]
     if not uses:
         return Group()
     named = [given for given in uses[0].processes][:3]
-    columns = ["CPU", "CPU max", "memory"] if uses[0].host is not None else []
+    busy = [use.host.cpu for use in uses if use.host is not None and use.host.cpu is not None]
+    has_cpu = bool(busy) and max(busy) - min(busy) >= _CPU_DIFFERS
+    columns = ["CPU"] if has_cpu else []
     columns += [f"{formatting.one_line(uses[0].processes[given].name or given, 12)} cores" for given in named]
     columns += ["GPU", "power", "energy", "J per request", "J per token"] if uses[0].gpus else []
     if not columns:
         return Group()
     table = tables.table("resources", columns)
-    for name, use in stages.items():
-        table.add_row(formatting.one_line(name, 24), *(f"{cell} " for cell in _stage_cells(use, named)))
+    for name, use in stages:
+        table.add_row(formatting.one_line(name, 24), *(f"{cell} " for cell in _stage_cells(use, has_cpu, named)))
     return fitted(table, width, _OPTIONAL_STAGES)
 
 
-def _stage_cells(use: ResourceUse, named: list[str]) -> Iterator[str]:
-    if use.host is not None:
-        yield _percent(use.host.cpu)
-        yield _percent(use.host.cpu_max)
-        yield _bytes(use.host.memory_max)
+def _stage_cells(use: ResourceUse, has_cpu: bool, named: list[str]) -> Iterator[str]:
+    if has_cpu:
+        yield _percent(use.host.cpu if use.host is not None else None)
     for given in named:
         yield formatting.number(use.processes[given].cpu) if given in use.processes else "-"
     if use.gpus and use.energy is not None:

@@ -77,7 +77,7 @@ def server(run: Run, summary: Summary, width: int) -> RenderableType:
     assert view is not None
     parts: list[RenderableType] = []
     if summary.stages:
-        parts += _by_stage({stage.name: stage.server for stage in summary.stages if stage.server}, view, width)
+        parts += _by_stage([(stage.name, stage.server) for stage in summary.stages if stage.server], view, width)
     else:
         parts += _figures(view, width)
     for more in (_by_target(view.figures, width), _client_and_server(view.comparison)):
@@ -151,7 +151,7 @@ def _number(column: str, value: float, scale: float) -> str:
 
 def _title(figures: Figures) -> str:
     kinds = ", ".join(sorted({SERVERS[kind].title if kind in SERVERS else kind for kind in figures.servers.values()}))
-    return formatting.one_line(f"server ({kinds})" if kinds else "server", 24)
+    return formatting.one_line(f"server ({kinds})" if kinds else "server", 26)
 
 
 # --- stages and replicas ---------------------------------------------------------------------------------------------
@@ -173,12 +173,12 @@ _STAGE_COLUMNS = {
 """The quantity and its statistic in each column of the table of stages."""
 
 
-def _by_stage(stages: Mapping[str, ServerView], whole: ServerView, width: int) -> list[RenderableType]:
-    """One row per stage. The other figures are in summary.json."""
-    cells = {
-        stage: {label: _cells(view, name).get(column) for label, (name, column) in _STAGE_COLUMNS.items()}
-        for stage, view in stages.items()
-    }
+def _by_stage(stages: Sequence[tuple[str, ServerView]], whole: ServerView, width: int) -> list[RenderableType]:
+    """One row per stage; names may repeat. The other figures are in summary.json."""
+    cells = [
+        (stage, {label: _cells(view, name).get(column) for label, (name, column) in _STAGE_COLUMNS.items()})
+        for stage, view in stages
+    ]
     return _rows(_title(whole.figures), cells, _STAGE_COLUMNS, width, _OPTIONAL_BY_STAGE)
 
 
@@ -188,29 +188,32 @@ def _by_target(figures: Figures, width: int) -> list[RenderableType]:
     targets = sorted({target for _, gauge in shown.values() for target in gauge.by_target})
     if len(targets) < 2:
         return []
-    cells = {
-        _address(target): {
-            label: formatting.number(gauge.by_target[target] * row.scale) if target in gauge.by_target else None
-            for label, (row, gauge) in shown.items()
-        }
+    cells = [
+        (
+            _address(target),
+            {
+                label: formatting.number(gauge.by_target[target] * row.scale) if target in gauge.by_target else None
+                for label, (row, gauge) in shown.items()
+            },
+        )
         for target in targets
-    }
+    ]
     return _rows("replicas, means", cells, shown, width, tuple(reversed(shown)))
 
 
 def _rows(
     title: str,
-    cells: Mapping[str, Mapping[str, str | None]],
+    cells: Sequence[tuple[str, Mapping[str, str | None]]],
     columns: Iterable[str],
     width: int,
     optional: Sequence[str],
 ) -> list[RenderableType]:
-    """A table of cells by row and column, without columns that are empty."""
-    kept = [column for column in columns if any(row[column] is not None for row in cells.values())]
+    """A table of cells by column, with a row for each label, without columns that are empty."""
+    kept = [column for column in columns if any(row[column] is not None for _, row in cells)]
     if not kept:
         return []
     table = tables.table(title, kept)
-    for name, row in list(cells.items())[:_MAX_ROWS]:
+    for name, row in cells[:_MAX_ROWS]:
         table.add_row(formatting.one_line(name, 24), *(f"{row[column] or '-'} " for column in kept))
     shown: list[RenderableType] = [fitted(table, width, [name for name in optional if name in kept])]
     if len(cells) > _MAX_ROWS:

@@ -1,6 +1,6 @@
 """The table of sessions: their length, tokens and cache hits, and the time to first token by turn."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -39,11 +39,11 @@ def sessions(found: SessionSummary, width: int) -> RenderableType:
     return Group(fitted(table, width, _OPTIONAL), Text(counts, style="dim"))
 
 
-def sessions_by_stage(found: Mapping[str, SessionSummary], width: int) -> RenderableType:
-    """One row per stage, by its name. The other figures are in summary.json."""
+def sessions_by_stage(found: Sequence[tuple[str, SessionSummary]], width: int) -> RenderableType:
+    """One row per stage, with its name. The other figures are in summary.json."""
     columns = ["ok", "failed", "cut off", "turns", "duration p50", "duration p99", "cached, %", "ttft 1st", "ttft last"]
     table = tables.table("sessions", columns)
-    for name, each in found.items():
+    for name, each in found:
         turns = list(each.ttft_by_turn.values())
         table.add_row(
             formatting.one_line(name, 24),

@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inferometer.analysis.checks import Check, in_words
+from inferometer.analysis.resources import unreadable
 from inferometer.analysis.server_view import unread
 from inferometer.analysis.summary import FIGURES, Summary
 from inferometer.records import Run
@@ -28,6 +29,8 @@ def verdict(run: Run, summary: Summary, width: int) -> RenderableType:
     if by_status["fail"]:
         lines.append(Padding(Text(f"may be quoted: {may_be_quoted(summary)}", style="bold"), (0, 0, 0, 1)))
     elsewhere = unread(run.manifest)  # report/server.py prints them
+    if summary.resources is not None:
+        elsewhere |= unreadable(run.manifest)  # report/resources.py
     for name, why in run.manifest.observer_errors.items():
         if name not in elsewhere:
             lines.append(Text(formatting.one_line(f"observer {name}: {why}", 1000), style="yellow"))

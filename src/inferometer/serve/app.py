@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,8 @@ def _simulator(
 
 
 def _pages(models: Models, simulator: Simulator | None) -> list[Callable[[], bytes]]:
-    pages = [lambda: metrics.page(models)]
+    started = time.time()
+    pages = [lambda: metrics.page(models, started)]
     return pages if simulator is None else [*pages, simulator.metrics]
 
 

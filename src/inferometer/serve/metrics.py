@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import psutil
 
+from inferometer import __version__
 from inferometer.serve.histogram import Histogram
 from inferometer.serve.models.registry import Model, Models
 from inferometer.serve.models.statistics import Statistics
@@ -77,7 +78,8 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...] = (
 )
 
 
-def page(models: Models) -> bytes:
+def page(models: Models, started: float) -> bytes:
+    """Return the page. `started` is when the server was started, in seconds since 1970."""
     served = [models.find(name) for name in models.names()]
     lines: list[str] = []
     for name, text, value in _COUNTERS:
@@ -101,6 +103,13 @@ def page(models: Models) -> bytes:
     for name, text, histogram in _HISTOGRAMS:
         lines += _histograms(name, text, [(_labels(model), histogram(model.counted)) for model in served])
     lines += _machine()
+    lines += _family(
+        "process_start_time_seconds", "Start time of the server since unix epoch in seconds.", "gauge", [({}, started)]
+    )
+    # the other names are those of vLLM and Triton: only this one tells that it is neither
+    lines += _family(
+        "inferometer_serve_info", "Version of inferometer serve.", "gauge", [({"version": __version__}, 1)]
+    )
     return ("\n".join(lines) + "\n").encode()
 
 

@@ -265,7 +265,11 @@ _DCGM = (
     _row("gpu_clock", "DEV_SM_CLOCK"),
 )
 
+_INFEROMETER = (_row("server_info", "info"),)
+"""The other metrics of `inferometer serve` have the names of vLLM and Triton."""
+
 SERVERS: dict[str, Server] = {
+    "inferometer": Server("inferometer serve", "inferometer_serve_", _INFEROMETER),
     "vllm": Server("vLLM", "vllm:", _VLLM),
     "ray_vllm": Server("vLLM under Ray Serve", "ray_vllm:", _VLLM),
     "sglang": Server("SGLang", "sglang:", _SGLANG),

@@ -2,7 +2,8 @@
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["gauge", "counter", "histogram"]
+Kind = Literal["gauge", "counter", "histogram", "info"]
+"""`info`: only tells which server it is; there is no figure of it."""
 
 
 class Quantity(NamedTuple):
@@ -17,6 +18,7 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES: dict[str, Quantity] = {
+    "server_info": Quantity("info", "", "tells which server it is"),
     # the queue
     "running": Quantity("gauge", "requests", "requests that the server is processing"),
     "waiting": Quantity("gauge", "requests", "requests that wait in the server's queue"),

@@ -75,7 +75,7 @@ class Served:
             self.models.add(str(self.repository))
         await self.models.start()
         self.sim = Simulator(self.settings.sim, self.loop) if self.settings.sim is not None else None
-        pages: list[Callable[[], bytes]] = [lambda: metrics.page(self.models)]
+        pages: list[Callable[[], bytes]] = [lambda: metrics.page(self.models, 0.0)]
         if self.sim is not None:
             pages.append(self.sim.metrics)
         self.web = Web(self.settings, self.models, self.sim, pages)

@@ -139,7 +139,7 @@ def test_metrics_have_tritons_names_and_the_counts(tmp_path: Path) -> None:
         async with serving(tmp_path, {'odd"name': f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
             for rows in (1, 1, 3):
                 await Call('odd"name', fp32(*[[0.0]] * rows)).on(models).outputs()
-            text = metrics.page(models).decode()
+            text = metrics.page(models, 1.5e9).decode()
         assert (
             '# TYPE nv_inference_request_success counter\nnv_inference_request_success{model="odd\\"name",version="1"} 3\n'
             in text
@@ -160,6 +160,8 @@ def test_metrics_have_tritons_names_and_the_counts(tmp_path: Path) -> None:
             assert samples[f"nv_inference_{kind}_latency_seconds_bucket", "+Inf"] == 3
         for part in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
             assert samples[f"nv_inference_{part}_duration_us", ""] >= 0
+        assert samples["process_start_time_seconds", ""] == 1.5e9
+        assert samples["inferometer_serve_info", ""] == 1
         assert 0 <= samples["nv_cpu_utilization", ""] <= 1
         assert 0 < samples["nv_cpu_memory_used_bytes", ""] < samples["nv_cpu_memory_total_bytes", ""]
 
@@ -170,7 +172,7 @@ def test_large_counts_are_exact(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
             models.find("m").counted.request.observe_gaps(array("q", range(1_234_568)))
-            text = metrics.page(models).decode()
+            text = metrics.page(models, 1.5e9).decode()
         assert 'nv_inference_request_latency_seconds_count{model="m",version="1"} 1234567\n' in text
         assert 'nv_inference_request_latency_seconds_bucket{model="m",version="1",le="+Inf"} 1234567\n' in text
 
