@@ -109,6 +109,8 @@ class _StopOnInterrupt:
 
     def planned(self, *_: Any, **__: Any) -> None: ...
 
+    def warn(self, *_: Any) -> None: ...
+
     def progress(self, snapshot: Any) -> None:
         if snapshot.stopping:
             raise KeyboardInterrupt

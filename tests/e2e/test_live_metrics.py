@@ -49,6 +49,8 @@ class Scraper:
     def planned(self, outline: Outline) -> None:
         self.url = outline.metrics_url
 
+    def warn(self, line: str) -> None: ...
+
     def progress(self, snapshot: Snapshot) -> None:
         self.pages.append(scrape(self.url))
 

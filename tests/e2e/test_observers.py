@@ -213,3 +213,24 @@ def test_a_server_without_metrics_costs_no_line(tmp_path: Path) -> None:
     with scripted(polite) as url:
         run, _ = measure(tmp_path, url, server={"model": "sim"}, observe={})
     assert "prometheus" not in {each.source for each in run.series()} and run.manifest.observer_errors == {}
+
+
+def test_a_named_endpoint_that_cannot_be_read_is_a_line_at_the_start(tmp_path: Path, sim: str) -> None:
+    dead = ("--observe", "http://127.0.0.1:1", "--set", f"output={tmp_path}")
+    result = cli("run", sim, "--requests", "2", "--prompt", "x", *dead)
+    assert result.err.count("http://127.0.0.1:1/metrics: connection refused; its metrics will be missing\n") == 1
+
+
+def test_metrics_that_were_not_asked_for_cost_no_line_at_the_start(tmp_path: Path) -> None:
+    """A server that requires a key for its metrics."""
+
+    def guarded(client: Client) -> None:
+        while request := client.request():
+            denied = b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n"
+            client.send(denied if "/metrics" in request[0] else http_response())
+
+    with scripted(guarded) as url:
+        options = ("--model", "m", "--requests", "2", "--prompt", "x", "--set", f"output={tmp_path}")
+        result = cli("run", url, "--concurrency", "1", *options)
+    assert "will be missing" not in result.err
+    assert f"{url}/metrics: HTTP status 401" in " ".join(result.out.split())

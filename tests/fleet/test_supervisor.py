@@ -243,6 +243,8 @@ def test_ctrl_c_ends_the_preparation_of_requests(tmp_path: Path, processes: int)
 
         def planned(self, outline: Any) -> None: ...
 
+        def warn(self, line: str) -> None: ...
+
         def progress(self, snapshot: Any) -> None:
             assert not snapshot.started
             if snapshot.prepared and not any(seen):

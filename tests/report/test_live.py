@@ -365,3 +365,10 @@ def test_without_a_terminal_what_the_end_waits_for_is_one_line(watched: Any) -> 
     view.view.waiting(["otlp"])
     assert view.written.getvalue().count("waiting for the observers") == 1
     assert "waiting for the observers: promql, otlp" in view.written.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_cannot_be_reached_at_the_start_is_a_line(watched: Any, terminal: bool) -> None:
+    view = watched(OPEN, terminal=terminal)
+    view.view.warn("http://a:1/metrics: connection refused; its metrics will be missing")
+    assert "http://a:1/metrics: connection refused; its metrics will be missing" in view.written.getvalue()

@@ -16,7 +16,13 @@ from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
 from inferometer.conduct.context import check_context
 from inferometer.conduct.interrupts import stop_on_ctrl_c
-from inferometer.conduct.observers import live_url, observers_of, spool_series, with_observations
+from inferometer.conduct.observers import (
+    live_url,
+    observers_of,
+    spool_series,
+    warnings_at_start,
+    with_observations,
+)
 from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spool, save
 from inferometer.config.check import check_streams
 from inferometer.config.data import Images, Mix, Tensors
@@ -52,6 +58,8 @@ class Show(Protocol):
     def probing(self) -> None: ...
 
     def planned(self, outline: Outline) -> None: ...
+
+    def warn(self, line: str) -> None: ...
 
     def progress(self, snapshot: Snapshot) -> None: ...
 
@@ -128,6 +136,7 @@ def _measure(
     job: Job, plan: Plan, folder: Path, show: Show | None, start: StartShard, held: contextlib.ExitStack
 ) -> tuple[Run, Summary]:
     config, reached, shards = job.config, job.reached, job.shards
+    secrets = words(config.server, reached.secrets, config.data) + observe_words(config)
     try:
         draft = _draft(job, plan)
         with disk_errors(folder):
@@ -138,6 +147,9 @@ def _measure(
         if show:
             show.planned(_outline(job, plan, live_url(observers)))
         watching.start()
+        if show:
+            for line in warnings_at_start(job, observers, secrets):
+                show.warn(line)
         supervisor = Supervisor(job, start, plan)
         settling = _settling(job, draft.manifest.plan)
         with stop_on_ctrl_c(supervisor.stop):
@@ -168,7 +180,6 @@ def _measure(
             job.spool, lost, own, ended_early, granted, partial(workload.classes_of, config.data, config.seed)
         )
     finished = _finished(draft.manifest, supervisor)
-    secrets = words(config.server, reached.secrets, config.data) + observe_words(config)
     finished = with_observations(finished, observers, watching, secrets)
     spool_series(job.spool, observed, supervisor.t0)
     drafts.end(draft_file, Draft(finished, shards))

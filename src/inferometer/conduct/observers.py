@@ -112,6 +112,16 @@ def live_url(observers: Mapping[str, Observer]) -> str:
     return str(getattr(observers.get(LIVE_METRICS), "url", ""))
 
 
+def warnings_at_start(job: Job, observers: Mapping[str, Observer], secrets: tuple[str, ...]) -> list[str]:
+    """Return what cannot be reached of what the config names. The run goes on: it may be there later."""
+    is_named = job.config.observe.prometheus != "auto"
+    return [
+        hide(observer.warning, secrets)
+        for observer in observers.values()
+        if observer.warning and (is_named or not isinstance(observer, Scrape))
+    ]
+
+
 def _otlp(job: Job) -> Mapping[str, Observer]:
     """Make the sender of metrics and spans."""
     if job.config.export.otlp is None:

@@ -37,6 +37,8 @@ class Observer(Protocol):
 
     interval: float = 0.0
     """Seconds between two calls of `sample`; 0: it is not called."""
+    warning: str = ""
+    """After `start`: what will be missing, in a sentence for the live view; empty: nothing that is known yet."""
 
     def start(self) -> None:
         """Prepare, and take the values from before the first request."""

@@ -104,6 +104,8 @@ class Scrape(Observer):
     def start(self) -> None:
         """Take the values from before the first request."""
         self._scrape_until_unchanged()
+        if self._reasons:
+            self.warning = f"{self._endpoint.url}: {next(iter(self._reasons))}; its metrics will be missing"
 
     def mark(self, stage: int) -> None:
         """Take the values at the start of a stage."""

@@ -9,6 +9,7 @@ not been sent yet stays in the run's spool on disk, so a slow receiver costs no 
 """
 
 import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +22,14 @@ from inferometer.observe.observer import END_TIMEOUT, HelperCpu, Observer
 from inferometer.publish.families import LiveFamilies
 from inferometer.publish.new_rows import NewRows, Rows
 from inferometer.publish.otlp_metrics import metrics_message
-from inferometer.publish.otlp_transport import Message, Outcome, Transport
+from inferometer.publish.otlp_transport import Message, Outcome, Transport, error_text, parse
 from inferometer.publish.spans import SpanMaker
 from inferometer.records import ROW
 from inferometer.series import TimeSeries
 from inferometer.timing.clock import wall_offset
 
+_CONNECT_TIMEOUT = 1.0
+"""Seconds in which the receiver must accept a connection before the run."""
 _INTERVAL = 0.5
 """Seconds between two looks for requests that have ended. Messages may be sent for as long, one after the other."""
 _METRICS_EVERY = 5.0
@@ -49,6 +52,14 @@ class OtlpExport(Observer):
         self._receiver, self._timeout = receiver, timeout
         self._sources = sources
         self._sent: _Sent | None = None  # the message that is being sent
+
+    def start(self) -> None:
+        """Find out whether the receiver can be reached. Whatever it is, messages are sent: the receiver may be back by then."""
+        target = parse(self._receiver)
+        try:
+            socket.create_connection((target.host, target.port), _CONNECT_TIMEOUT).close()
+        except (OSError, UnicodeError) as error:
+            self.warning = f"{self._receiver}: cannot connect: {error_text(error)}; what is sent there will be lost"
 
     def sample(self) -> None:
         self._send(time.monotonic() + _INTERVAL, self._timeout)

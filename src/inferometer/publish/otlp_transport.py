@@ -106,7 +106,7 @@ class _Http:
             connection = self._connection(timeout)
             connection.connect()
         except OSError as error:
-            return Outcome(False, reason=f"cannot connect: {_error_text(error)}", can_retry=True)
+            return Outcome(False, reason=f"cannot connect: {error_text(error)}", can_retry=True)
         try:
             connection.sock.settimeout(max(deadline - time.monotonic(), 0.001))
             path = self._target.prefix + _PATHS[type(message)]
@@ -116,7 +116,7 @@ class _Http:
         except TimeoutError:
             return Outcome(False, reason=f"no response within {timeout:g} s")
         except (OSError, http.client.HTTPException) as error:
-            return Outcome(False, reason=_error_text(error))
+            return Outcome(False, reason=error_text(error))
         finally:
             connection.close()
         if response.status != 200:
@@ -188,7 +188,8 @@ def _accepted(reply: ExportTraceServiceResponse | ExportMetricsServiceResponse) 
     return Outcome(True, rejected, bounded(partial.error_message) if rejected else "")
 
 
-def _error_text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
+    """Describe an error of the network in a few words."""
     if isinstance(error, ssl.SSLError):
         return tls_reason(error)
     return bounded(getattr(error, "strerror", None) or str(error) or type(error).__name__)

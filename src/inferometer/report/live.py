@@ -56,7 +56,7 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 class LiveView:
-    """Shows one run. conduct/ calls `probing` and `over`, then `planned`, `progress`, `waiting` and `over`."""
+    """Shows one run. conduct/ calls `probing` and `over`, then `planned`, `warn`, `progress`, `waiting` and `over`."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -95,6 +95,10 @@ class LiveView:
         else:
             self._console.print(f"{self._title} · {processes}", highlight=False, soft_wrap=True)
             self._last_line = time.monotonic() + _FIRST_LINE - _LINE_EVERY
+
+    def warn(self, line: str) -> None:
+        """Print what will be missing from the report."""
+        self._console.print(Text(formatting.one_line(line, 1000), style="yellow"), soft_wrap=True)
 
     def progress(self, snapshot: Snapshot) -> None:
         """Take note of how the run stands."""

@@ -86,7 +86,8 @@ def server(run: Run, summary: Summary, width: int) -> RenderableType:
     parts += [Text(_one_line(line), style="dim") for line in _missing(summary, view)]
     problems = [f"{name}: {why}" for name, why in unread(run.manifest).items()]
     if not parts and not problems:
-        targets = {each.labels["target"]: None for each in run.series() if each.source == SOURCE}
+        scraped = (each.labels["target"] for each in run.series() if each.source == SOURCE)
+        targets = list(view.figures.servers) or list(dict.fromkeys(scraped))
         problems = [
             f"none of the metrics of {', '.join(targets) or 'the server'} is one that inferometer knows (series.parquet has "
             "them); next: check that this is the model server's endpoint, and name another with --observe"
