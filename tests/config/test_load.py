@@ -243,15 +243,6 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, text: str | byte
     assert "\n" not in str(caught.value)
 
 
-def test_scraping_and_promql_exclude_each_other() -> None:
-    """What both read would count twice."""
-    promql = {"url": "http://127.0.0.1:9090"}
-    found = error(observe={"promql": promql, "prometheus": ["http://127.0.0.1:8000/metrics"]})
-    assert found.key == "observe.prometheus" and "observe.promql" in found.line
-    assert config(observe={"promql": promql, "prometheus": []}).observe.prometheus == []
-    assert config(observe={"promql": promql}).observe.prometheus == "auto"
-
-
 @pytest.mark.parametrize("path", ["/nowhere/bench.yaml", "/", "x\0y"])
 def test_missing_files(path: str) -> None:
     with pytest.raises(UserError) as caught:

@@ -38,12 +38,6 @@ def check(config: Config) -> None:
         _check_headers({config.sessions.header: ""}, "sessions.header")
     if config.observe.interval < _SHORTEST_INTERVAL:
         raise UserError("the interval is too short", "give 10ms or more, such as 1s", "observe.interval")
-    if config.observe.promql is not None and config.observe.prometheus not in ("auto", []):
-        raise UserError(
-            "does not go with observe.promql: metrics that both read would count twice",
-            "leave out one of them",
-            "observe.prometheus",
-        )
     _check_otlp(config)
     api = _check_url(config.server)
     _check_server(config.server, api)

@@ -40,7 +40,7 @@ class Observe(Section):
     prometheus: Annotated[
         Literal["auto"] | list[str],
         Meta(
-            description="Prometheus endpoints to scrape during the run; without a path, `/metrics` is added. `auto`: the `/metrics` of each measured server (Triton at its usual ports: port 8002), if it has one and `observe.promql` is not set. `[]`: none. A list does not go with `observe.promql`: metrics that both read would count twice."
+            description="Prometheus endpoints to scrape during the run; without a path, `/metrics` is added. `auto`: the `/metrics` of each measured server (Triton at its usual ports: port 8002), if it has one and `observe.promql` is not set. `[]`: none. A server that both a list and `observe.promql` read counts once if it reports the start of its process."
         ),
     ] = "auto"
     promql: Annotated[

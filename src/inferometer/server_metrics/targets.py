@@ -4,7 +4,7 @@ What a target offers is decided by the whole run, so that every window counts th
 in the table (families.py), and of the label sets only those of the measured model, if any on the page are labelled with it.
 
 Two targets are one server, and count once, if they report the same start of their process, to the fraction of a second, and have the
-same series. This happens if a server is reached under two addresses.
+same known series. This happens if a server is reached under two addresses, or is scraped and also read from a Prometheus server.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -174,7 +174,7 @@ def _returns(value: Values) -> int:
 def _identity(own: Sequence[TimeSeries]) -> object:
     """What two targets that are one server have in common; None if the server does not say when it was started."""
     starts = [tuple(value.tolist()) for _, value in _process_starts(own)]
-    names = frozenset((each.name, _labels(each)) for each in own)
+    names = frozenset((each.name, _labels(each)) for each in own if families.known(each.name))
     return (tuple(starts), names) if starts else None
 
 
@@ -186,7 +186,11 @@ def _process_starts(own: Sequence[TimeSeries]) -> Iterator[tuple[Instants, Value
 
 
 def _labels(each: TimeSeries) -> frozenset[tuple[str, str]]:
-    return frozenset((label, value) for label, value in each.labels.items() if label != "target")
+    return frozenset((label, value) for label, value in each.labels.items() if label not in _OF_THE_TARGET)
+
+
+_OF_THE_TARGET = ("target", "instance", "job")
+"""Labels that say how a server was reached; the last two are Prometheus's own."""
 
 
 def _union(instants: Iterable[Instants]) -> Instants:
