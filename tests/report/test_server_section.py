@@ -109,6 +109,22 @@ def test_client_beside_server() -> None:
     assert any(line.startswith("difference of means: network and client") for line in table)
 
 
+def test_counters_are_left_out_if_nothing_was_counted() -> None:
+    none = {"preemptions": CounterFigure(0), "requests": CounterFigure(0)}
+    quiet = msgspec.structs.replace(LANGUAGE_MODEL.figures, counters=none)
+    found = lines(msgspec.structs.replace(LANGUAGE_MODEL, figures=quiet, comparison={}))
+    assert not any(line.startswith("preemptions") for line in found)
+    assert row(below(found, "server (vLLM)"), "requests") == ["0"]
+
+
+def test_the_further_lines_of_a_note_are_aligned_with_its_text() -> None:
+    of = run()
+    summary = msgspec.structs.replace(summarise(of), server=LANGUAGE_MODEL)
+    found = console.render(of, summary, width=80).splitlines()
+    at = next(number for number, line in enumerate(found) if line.startswith(" ! the server queued"))
+    assert found[at + 1].startswith("   ") and found[at + 1].strip()
+
+
 def test_notes_and_what_is_missing() -> None:
     found = lines(LANGUAGE_MODEL)
     assert "! the server queued: 12 requests waiting on average (at most 31); its capacity was reached" in found

@@ -218,7 +218,7 @@ def _breakdown(found: Breakdown) -> RenderableType:
         batch = f"; {found.batch:.3g} inferences per execution" if found.batch else ""
         notes.append(f"compute: {', '.join(named)}{batch}")
     if found.source == PER_REQUEST:
-        notes.append(f"queue and compute: by the server, for each request; {_OVERHEAD}")
+        notes.append(f"queue and compute: by the server, per request; {_OVERHEAD}")
     else:
         notes.append(f"queue and compute: by the server, averages of all requests; {_OVERHEAD}")
         if found.counted is not None and found.counted > found.requests:

@@ -41,12 +41,12 @@ def resources(run: Run, summary: Summary, width: int) -> RenderableType:
         energy.add_row("energy", tables.flow(list(_energy(use.energy, use.span)), width - _LABEL - 1))
     shown: list[tuple[RenderableType, object]] = [
         (head, head.rows),
-        *((Text(f"! {note}", style="yellow"), True) for note in use.notes if not _is_about_gpu(note)),
+        *((tables.note(note), True) for note in use.notes if not _is_about_gpu(note)),
         (_by_stage(summary, width), summary.stages),
         (_processes(use, width), use.processes),
         (_gpus(use, width), use.gpus),
         (energy, energy.rows),
-        *((Text(f"! {note}", style="yellow"), True) for note in use.notes if _is_about_gpu(note)),
+        *((tables.note(note), True) for note in use.notes if _is_about_gpu(note)),
         *((Text(line, style="dim"), True) for line in _not_recorded(run)),
     ]
     return Group(*(part for part, rows in shown if rows))

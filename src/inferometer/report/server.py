@@ -66,7 +66,9 @@ _ROWS = {
 }
 _OFF_IF_ZERO = ("swapped", "spec_acceptance")
 """Gauges that are 0 if the server does not do this at all."""
-_IMPLIED = {"inference_time": {"prefill_time", "decode_time"}, "tpot": {"itl"}}
+_QUIET_IF_ZERO = ("preemptions",)
+"""Counters that are worth showing only if there is something in them, in any of the stages."""
+_IMPLIED = {"inference_time": {"prefill_time", "decode_time"}, "compute_time": {"inference_time"}, "tpot": {"itl"}}
 """Quantities that say nothing new if the server has these."""
 _COUNTED = ("requests", "input_tokens", "output_tokens")
 
@@ -82,7 +84,7 @@ def server(run: Run, summary: Summary, width: int) -> RenderableType:
         parts += _figures(view, width)
     for more in (_by_target(view.figures, width), _client_and_server(view.comparison)):
         parts += ["", *more] if parts and more else more
-    parts += [Text(f"! {_one_line(note)}", style="yellow") for note in view.notes]
+    parts += [tables.note(_one_line(note)) for note in view.notes]
     parts += [Text(_one_line(line), style="dim") for line in _missing(summary, view)]
     problems = [f"{name}: {why}" for name, why in unread(run.manifest).items()]
     if not parts and not problems:
@@ -109,6 +111,7 @@ def _figures(view: ServerView, width: int) -> list[RenderableType]:
     Columns that no quantity has are left out."""
     left_out = {name.removesuffix(f".{MEAN}") for name in view.comparison}
     left_out |= {name for name, others in _IMPLIED.items() if others <= view.figures.histograms.keys()}
+    left_out |= _without_counts([view])
     rows = {row.label: cells for name, row in _ROWS.items() if name not in left_out and (cells := _cells(view, name))}
     if not rows:
         return []
@@ -117,6 +120,12 @@ def _figures(view: ServerView, width: int) -> list[RenderableType]:
     for label, cells in rows.items():
         table.add_row(label, *(f"{cells[column]} " if column in cells else "" for column in columns))
     return [fitted(table, width, _OPTIONAL)]
+
+
+def _without_counts(views: Iterable[ServerView]) -> set[str]:
+    """Counters that are 0 in all of these views, and say nothing then."""
+    counters = [view.figures.counters for view in views]
+    return {name for name in _QUIET_IF_ZERO if not any(name in each and each[name].delta for each in counters)}
 
 
 def _cells(view: ServerView, name: str) -> dict[str, str]:
@@ -180,7 +189,9 @@ def _by_stage(stages: Sequence[tuple[str, ServerView]], whole: ServerView, width
         (stage, {label: _cells(view, name).get(column) for label, (name, column) in _STAGE_COLUMNS.items()})
         for stage, view in stages
     ]
-    return _rows(_title(whole.figures), cells, _STAGE_COLUMNS, width, _OPTIONAL_BY_STAGE)
+    left_out = _without_counts(view for _, view in stages)
+    columns = [label for label, (name, _) in _STAGE_COLUMNS.items() if name not in left_out]
+    return _rows(_title(whole.figures), cells, columns, width, _OPTIONAL_BY_STAGE)
 
 
 def _by_target(figures: Figures, width: int) -> list[RenderableType]:

@@ -20,6 +20,15 @@ def table(title: str, columns: list[str]) -> Table:
     return made
 
 
+def note(text: str) -> Table:
+    """A line that a user should read, with an exclamation mark before it; further lines are aligned with its text."""
+    made = Table.grid(padding=(0, 1))
+    made.add_column(style="yellow", width=1)
+    made.add_column(style="yellow")
+    made.add_row("!", Text(text))
+    return made
+
+
 def flow(parts: Sequence[Text], room: int) -> Text:
     """Put the parts one after the other, with line breaks only between them."""
     gap, lines = Text("   "), [Text()]
