@@ -93,7 +93,7 @@ def test_counters_rise_to_what_is_stored(tmp_path: Path, sim: str, start: StartS
     records, scraper = run_scraped(tmp_path, sim, start, processes)
     rows, last = records.rows, scraper.pages[-1]
     assert total(last, "inferometer_requests_sent_total") == len(rows)
-    for stage, name in enumerate(("calm", "closed")):
+    for stage, name in enumerate(("calm", "2 closed 3")):
         for number, class_ in enumerate(("good", "broken")):
             labels = {"stage": name, "class": class_}
             own = rows[(rows["stage"] == stage) & (rows["class"] == number)]
