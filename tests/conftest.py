@@ -1,5 +1,6 @@
 """Shared by all tests: hypothesis settings, tests that need more than `make setup` installs, and runs that start quickly."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -47,6 +48,13 @@ def runs_start_soon() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervisor, "_START_IN", NS // 50)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_is_collected() -> Iterator[None]:
+    """Undo gc.freeze(), with which commands and servers end or start: what a test leaves behind may hold open files."""
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from inferometer.analysis.percentiles import PERCENTILES, Distribution, distribu
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
 from inferometer.config.observe import NO_OBSERVERS
-from inferometer.records import Run
+from inferometer.records import Run, Snapshot
 from inferometer.units import NS
 
 _ITL_MS = 10
@@ -102,22 +102,12 @@ def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
         )
 
 
-class _StopOnInterrupt:
-    """A `conduct.Show` that prints nothing. After Ctrl-C an ordinary run ends with a report; here it raises."""
+class _StopOnInterrupt(conduct.Show):
+    """A view that prints nothing. After Ctrl-C an ordinary run ends with a report; here it raises."""
 
-    def probing(self) -> None: ...
-
-    def planned(self, *_: Any, **__: Any) -> None: ...
-
-    def warn(self, *_: Any) -> None: ...
-
-    def progress(self, snapshot: Any) -> None:
+    def progress(self, snapshot: Snapshot) -> None:
         if snapshot.stopping:
             raise KeyboardInterrupt
-
-    def waiting(self, *_: Any) -> None: ...
-
-    def over(self) -> None: ...
 
 
 def _per(total: float, count: int) -> float | None:

@@ -3,7 +3,7 @@
 import socket
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +37,18 @@ TWO_STAGES = {
 Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-class Scraper:
+class Scraper(conduct.Show):
     """A view that scrapes the endpoint whenever it is told how the run goes, and once after the last request."""
 
     def __init__(self) -> None:
         self.url = ""
         self.pages: list[Values] = []
 
-    def probing(self) -> None: ...
-
     def planned(self, outline: Outline) -> None:
         self.url = outline.metrics_url
 
-    def warn(self, line: str) -> None: ...
-
     def progress(self, snapshot: Snapshot) -> None:
         self.pages.append(scrape(self.url))
-
-    def waiting(self, observers: Sequence[str]) -> None: ...
 
     def over(self) -> None:
         if self.url:

@@ -238,22 +238,12 @@ def test_ctrl_c_ends_the_preparation_of_requests(tmp_path: Path, processes: int)
     endless = {"type": "closed", "concurrency": 4, "requests": 2_000_000}
     seen: list[float] = []
 
-    class View:
-        def probing(self) -> None: ...
-
-        def planned(self, outline: Any) -> None: ...
-
-        def warn(self, line: str) -> None: ...
-
+    class View(measuring.Show):
         def progress(self, snapshot: Any) -> None:
             assert not snapshot.started
             if snapshot.prepared and not any(seen):
                 os.kill(os.getpid(), signal.SIGINT)
             seen.append(snapshot.prepared)
-
-        def waiting(self, observers: Any) -> None: ...
-
-        def over(self) -> None: ...
 
     with scripted(polite) as url, pytest.raises(KeyboardInterrupt):
         measure(

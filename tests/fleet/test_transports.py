@@ -25,7 +25,6 @@ from inferometer.fleet.control import StartShard
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.tcp import TcpShard, clock_offset
 from inferometer.records import Run, Snapshot
-from inferometer.report.live import Outline
 from inferometer.store.spool import Control
 
 PROCESSES: dict[str, StartShard] = {"local": LocalProcess, "tcp": TcpShard}
@@ -34,20 +33,14 @@ EITHER = pytest.mark.parametrize("transport", ["local", pytest.param("tcp", mark
 EVERY = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
-class Watched:
+class Watched(conduct.Show):
     """A `conduct.Show` that keeps the snapshots."""
 
     def __init__(self) -> None:
         self.snapshots: list[Snapshot] = []
 
-    def probing(self) -> None: ...
-
-    def planned(self, outline: Outline) -> None: ...
-
     def progress(self, snapshot: Snapshot) -> None:
         self.snapshots.append(snapshot)
-
-    def over(self) -> None: ...
 
 
 def measure(

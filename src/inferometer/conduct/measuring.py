@@ -53,19 +53,31 @@ from inferometer.workload import image_tensors, images, tensors, tokenizer
 
 
 class Show(Protocol):
-    """Shows how a run goes (report/live.py)."""
+    """Shows how a run goes (report/live.py). Inherit from this class: what a view has no use for, it leaves out."""
 
-    def probing(self) -> None: ...
+    def probing(self) -> None:
+        """Show that the server is probed."""
+        return
 
-    def planned(self, outline: Outline) -> None: ...
+    def planned(self, outline: Outline) -> None:
+        """Show what will be sent."""
+        return
 
-    def warn(self, line: str) -> None: ...
+    def warn(self, line: str) -> None:
+        """Show what will be missing."""
+        return
 
-    def progress(self, snapshot: Snapshot) -> None: ...
+    def progress(self, snapshot: Snapshot) -> None:
+        """Show the current state of the run."""
+        return
 
-    def waiting(self, observers: Sequence[str]) -> None: ...
+    def waiting(self, observers: Sequence[str]) -> None:
+        """Show which observers the run waits for after its last response."""
+        return
 
-    def over(self) -> None: ...
+    def over(self) -> None:
+        """End the view."""
+        return
 
 
 def measure(config: Config, show: Show | None = None, start: StartShard | None = None) -> tuple[Run, Summary]:

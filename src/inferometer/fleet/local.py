@@ -64,7 +64,9 @@ class LocalProcess(_SharedControl):
             stderr=self._log,
             process_group=0,  # only the parent handles the terminal's Ctrl-C, even while this process is still starting
         )
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._output = select.poll()  # unlike select(), it takes file descriptors above 1023
+        self._output.register(self._process.stdout)
         try:
             data = pickle.dumps((job, shard))
             self._process.stdin.write(len(data).to_bytes(8, "little") + data)
@@ -76,8 +78,7 @@ class LocalProcess(_SharedControl):
         return self._process.poll() is None
 
     def wait(self, seconds: float) -> None:
-        assert self._process.stdout is not None
-        if select.select([self._process.stdout], [], [], seconds)[0]:
+        if self._output.poll(1000 * seconds):
             time.sleep(0.001)  # the result is there, and the process is about to end
 
     def kill(self) -> None:
