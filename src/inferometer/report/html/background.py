@@ -21,6 +21,8 @@ from inferometer.server_metrics.vocabulary import QUANTITIES
 from inferometer.units import NS, format_bytes, format_seconds
 
 _TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "tokens_per_chunk")
+_OPTIONAL = ("cached_tokens", "reasoning_tokens", "tokens_per_chunk")
+"""Left out if they are 0, or if every chunk has one token."""
 _CLIENT_CHECKS = ("lag", "cpu", "stalls", "memory", "clock_step", "read_delay", "stamps", "workers")
 _SIGNS = {"fail": ("✗", "bad"), "warn": ("!", "warn"), "pass": ("✓", "good")}
 
@@ -75,7 +77,7 @@ def tokens(summary: Summary, stages: list[Part]) -> Section:
     for stage in stages:
         for name in _TOKENS:
             found = stage.metrics.get(name) if stage.metrics else None
-            if found is not None and found.count:
+            if found is not None and found.count and not (name in _OPTIONAL and found.max in (0, 1)):
                 label = name.replace("_", " ")
                 rows.append([f"{stage.name}: {label}" if len(stages) > 1 else label, *_counts(found)])
     if not rows:
@@ -155,16 +157,27 @@ def _rows(view: ServerView) -> list[tuple[str, dict[str, str]]]:
             values = {"mean": gauge.mean, "max": gauge.max}
         elif (histogram := found.histograms.get(name)) and histogram.count:
             values = {"mean": histogram.mean, **histogram.quantiles}
-        elif counter := found.counters.get(name):
+        elif (counter := found.counters.get(name)) and (counter.delta or name == "preemptions"):
             values = {"total": counter.delta}
         elif name in view.derived:
             values = {"mean": view.derived[name]}
-        cells = {column: _scaled(value, scale) for column, value in values.items() if value is not None}
+        cells = {column: _cell(column, value * scale) for column, value in values.items() if value is not None}
         if histogram := found.histograms.get(name):
             cells |= {column: f"< {_scaled(edge, scale)}" for column, edge in histogram.below.items()}
         if cells:
-            rows.append((f"{name.replace('_', ' ')}{f', {unit}' if unit else ''}", cells))
+            rows.append((_label(name, unit), cells))
     return rows
+
+
+def _cell(column: str, value: float) -> str:
+    return formatting.count(value) if column in ("max", "total") else formatting.number(value)
+
+
+def _label(name: str, unit: str) -> str:
+    """`ttft, ms`; a number of things has no unit beside its name."""
+    words = name.replace("_", " ").replace(".", " ")
+    is_counted = unit in ("", "requests", "tokens", "inferences", "executions")
+    return words if is_counted else f"{words}, {unit}"
 
 
 def _comparison(view: ServerView) -> list[Block]:
@@ -172,8 +185,8 @@ def _comparison(view: ServerView) -> list[Block]:
     rows = []
     for name, both in view.comparison.items():
         scale, unit = _UNITS.get(both.unit, (1.0, both.unit))
-        cells = [_scaled(each, scale) for each in (both.client, both.server, both.difference)]
-        rows.append([f"{name.replace('_', ' ').replace('.', ' ')}, {unit}", *cells])
+        cells = [formatting.count(each * scale) for each in (both.client, both.server, both.difference)]
+        rows.append([_label(name, unit), *cells])
     if not rows:
         return []
     return [

@@ -127,10 +127,10 @@ function makeChart(figure, spec) {
     };
     const clip = `clip-${figure.dataset.chart}`;
     const parts = [`<clipPath id="${clip}"><rect x="${LEFT}" y="0" width="${inner}" height="${height - bottom + 1}"/></clipPath>`];
-    for (const band of spec.bands ?? []) {
+    for (const [index, band] of (spec.bands ?? []).entries()) {
       const [a, b] = [clamp(view.x(band.from), LEFT, width - RIGHT), clamp(view.x(band.to), LEFT, width - RIGHT)];
       if (b - a < 1) continue;
-      parts.push(`<rect class="stage" x="${a}" y="${top}" width="${b - a}" height="${height - top - bottom}"/>`);
+      if (index % 2 === 0) parts.push(`<rect class="stage" x="${a}" y="${top}" width="${b - a}" height="${height - top - bottom}"/>`);
       if (spec.bandLabels && b - a > 40) {
         const letters = Math.floor((b - a) / 6.5);
         const name = band.label.length > letters ? `${band.label.slice(0, Math.max(letters - 1, 1))}…` : band.label;
@@ -139,10 +139,10 @@ function makeChart(figure, spec) {
     }
     const body = painter.paint(view);
     parts.push(body.axis ?? "");
-    const marks = spec.x.hide ? [] : ticks(low, high, spec.x.scale || "linear", inner / 75, spec.x.format === "time");
+    const marks = spec.x.hide ? [] : ticks(low, high, spec.x.scale || "linear", inner / 60, spec.x.format === "time");
     const format = FORMATS[spec.x.format || "number"];
     let last = -1e9;
-    for (const mark of ticks(low, high, spec.x.scale || "linear", inner / 75, spec.x.format === "time")) {
+    for (const mark of ticks(low, high, spec.x.scale || "linear", inner / 60, spec.x.format === "time")) {
       parts.push(`<line class="grid" x1="${view.x(mark)}" x2="${view.x(mark)}" y1="${top}" y2="${height - bottom}"/>`);
     }
     for (const mark of marks) {
@@ -293,7 +293,7 @@ function paintLines(spec) {
     for (const line of spec.vlines ?? []) {
       if (line.at < view.low || line.at > view.high) continue;
       const x = view.x(line.at), isRight = x > view.width / 2;
-      labels.push(`<line class="limit" x1="${x}" x2="${x}" y1="${view.top}" y2="${bottom}"/><text class="limit-name" x="${x + (isRight ? -5 : 5)}" y="${bottom - 6}" text-anchor="${isRight ? "end" : "start"}">${escape(line.label)}</text>`);
+      labels.push(`<line class="limit" x1="${x}" x2="${x}" y1="${view.top}" y2="${bottom}"/><text class="limit-name" x="${x + (isRight ? -5 : 5)}" y="${view.top + 10}" text-anchor="${isRight ? "end" : "start"}">${escape(line.label)}</text>`);
     }
     return { axis: axis.join(""), marks: marks.join(""), labels: labels.join("") };
   }

@@ -16,7 +16,7 @@ _PERCENTILES = ("p50", "p90", "p99")
 def load_curve(run: Run, summary: Summary, stages: list[Part]) -> Section:
     """How latencies grow with the load: a point per stage. Empty for a run of one stage."""
     if len(stages) < 2:
-        return Section("curve", "Latency and throughput", [])
+        return Section("curve", "Load curve", [])
     rates = {"requests": "completed requests/s"}
     if is_token_run(run, stages):
         rates["output_tokens"] = "output tokens/s"
@@ -32,7 +32,7 @@ def load_curve(run: Run, summary: Summary, stages: list[Part]) -> Section:
     blocks: list[Block] = [page.tabs(switches, panes)] if panes else []
     return Section(
         "curve",
-        "Latency and throughput",
+        "Load curve",
         [*blocks, _stages(run, stages, names)],
         "One point per stage. Throughput grows to the right until the server is saturated; from there on only latency grows.",
     )
@@ -137,7 +137,7 @@ def goodput(stages: list[Part]) -> Section:
         ]
         for stage, found in known
     ]
-    blocks = [page.table(["stage", "met the limits", "95 % CI", "goodput/s", "95 % CI", ""], rows)]
+    blocks = [page.table(["stage", "met the limits", "95 % CI", "goodput/s", "95 % CI", ""], rows, texts=(5,))]
     if len(known) > 1:
         blocks.insert(0, _goodput_chart(known))
     limits_ = " and ".join(known[0][1].slos)

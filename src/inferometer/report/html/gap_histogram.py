@@ -47,6 +47,7 @@ class TimeBins(msgspec.Struct, frozen=True):
 
 
 class GapHistogram(NamedTuple):
+    times: TimeBins
     by_time: Counts
     """One row per interval of time: a gap counts when it ends."""
     by_group: Counts
@@ -81,7 +82,7 @@ def count_gaps(run: Run, times: TimeBins, group: NDArray[np.int64], groups: int)
         index, whose = _expand(first, last, owners)
         tokens += np.bincount(times.index(arrival[index]), per_chunk[whose], minlength=times.count)
         position, previous = position + len(arrival), int(arrival[-1])
-    return GapHistogram(by_time.reshape(times.count, BINS), by_group.reshape(-1, BINS), tokens)
+    return GapHistogram(times, by_time.reshape(times.count, BINS), by_group.reshape(-1, BINS), tokens)
 
 
 def _expand(

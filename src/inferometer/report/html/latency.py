@@ -1,5 +1,6 @@
 """How latencies are distributed: a CDF and a table of percentiles per metric, by stage and by traffic class."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -221,5 +222,12 @@ def _table(name: str, lines: list[Line]) -> list[Block]:
 
 
 def _interval(found: Distribution, decimals: int) -> str:
-    low, high = (formatting.milliseconds(end, decimals) for end in found.ci.get("p99", (None, None)))
-    return f"{low} – {high}"
+    low, high = found.ci.get("p99", (None, None))
+    if low is None or not math.isfinite(low):
+        return "–"
+    start = formatting.milliseconds(low, decimals)
+    return (
+        f"over {start}"
+        if high is None or not math.isfinite(high)
+        else f"{start} – {formatting.milliseconds(high, decimals)}"
+    )

@@ -1,6 +1,7 @@
 """The first two sections: the verdict with the headline figures, and what was run."""
 
 import math
+import re
 from collections.abc import Sequence
 
 from inferometer.analysis import settings
@@ -155,16 +156,16 @@ def _latency(name: str, column: str, stages: list[Part]) -> dict[str, str] | Non
     if not known:
         return None
     if len(stages) > 1:
-        if column == "p50":
-            return None
         value, stage = known[0]
-        rest = f"; {known[-1][1].name}: {milliseconds(known[-1][0])}" if len(known) > 1 else ""
+        rest = f"; {milliseconds(known[-1][0])} at {known[-1][1].name}" if len(known) > 1 else ""
         return page.card(title, *_split(value), f"at {stage.name}{rest}")
     found = known[0][1].metrics[name]
     return page.card(title, *_split(found.value(column)), interval(found, column))
 
 
 def _split(seconds: float | None) -> tuple[str, str]:
+    if seconds is not None and math.isinf(seconds):
+        return "∞", ""
     text = formatting.milliseconds(seconds)
     return (text, "ms") if text.replace(",", "").replace(".", "").isdigit() else (text, "")
 
@@ -176,12 +177,21 @@ def milliseconds(seconds: float | None) -> str:
 
 def interval(found: Distribution, column: str) -> str:
     """The confidence interval of a statistic in words, or why it cannot be relied on."""
+    value = found.value(column)
+    if value is not None and math.isinf(value):
+        return f"{found.infinite:,} failed requests count as infinitely slow"
     if column in found.unsupported:
         return "too few values to support it"
     low, high = found.ci.get(column, (None, None))
     if low is None or high is None or not math.isfinite(high):
         return ""
     return f"95 % CI {formatting.milliseconds(low)} – {formatting.milliseconds(high)}"
+
+
+def started(summary: Summary) -> str:
+    """When the run started, to the second."""
+    date, _, time = summary.started.partition("T")
+    return f"{date} {re.sub(r'[.][0-9]+', '', time)}".strip()
 
 
 # --- what was run ----------------------------------------------------------------------------------------------------
@@ -203,7 +213,7 @@ def what_was_run(run: Run, summary: Summary, stages: list[Part]) -> Section:
         ),
         ("data", _data(run)),
         *(("", text) for text in formatting.data_notes(manifest)),
-        ("started", summary.started),
+        ("started", started(summary)),
         (
             "measured",
             f"{format_seconds(window.span)}; {counts.ok:,} ok, {counts.failed:,} failed, {counts.dropped:,} dropped",
@@ -225,14 +235,24 @@ def _data(run: Run) -> str:
     return _flat(data)
 
 
+_MINOR = ("type", "chat_template", "prompt_as", "salt")
+"""Keys of the data that the summary leaves out; the whole config is in the last sections."""
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return f"{len(value):,} values" if len(value) > 4 else ", ".join(map(_plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _flat(value: object) -> str:
     """`synthetic, input 400, output 60`; settings without a value are left out, and nested ones are in brackets."""
     if not isinstance(value, dict):
-        return str(value)
+        return _plain(value)
     kind = [str(value["type"])] if value.get("type") else []
     rest = [
-        f"{key} ({_flat(each)})" if isinstance(each, dict) else f"{key} {each}"
+        f"{key} ({_flat(each)})" if isinstance(each, dict) else f"{key} {_plain(each)}"
         for key, each in value.items()
-        if key != "type" and each not in (None, "", [], {}, (), False)
+        if key not in _MINOR and each not in (None, "", [], {}, (), False)
     ]
     return ", ".join(kind + rest)

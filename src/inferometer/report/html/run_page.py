@@ -18,7 +18,9 @@ def encode(run: Run, summary: Summary) -> bytes:
     return render(
         Page(
             title=_title(run),
-            subtitle=" · ".join(filter(None, (formatting.describe_api(run.manifest), _load(run), summary.started))),
+            subtitle=" · ".join(
+                filter(None, (formatting.describe_api(run.manifest), _load(run), overview.started(summary)))
+            ),
             sections=sections(run, summary),
             footer=f"Made by inferometer {summary.inferometer} from {run.folder.name}. This file works without a network.",
             version=summary.inferometer,
@@ -30,18 +32,19 @@ def sections(run: Run, summary: Summary) -> list[Section]:
     """The sections of a run. Those that do not apply to it have no blocks."""
     stages = parts(run, summary)
     rows = run.records.rows
-    times = timeline.time_bins(run)
+    times = timeline.time_bins(run, len(rows), timeline.REQUESTS_PER_BIN)
+    fine = timeline.time_bins(run, run.chunk_total, timeline.CHUNKS_PER_BIN)
     width = max(len(run.records.classes), 1)
     group = rows["stage"].astype(np.int64) * width + np.maximum(rows["class"], 0)
-    gaps = count_gaps(run, times, np.where(run.records.phase == STEADY, group, -1), len(run.manifest.plan) * width)
+    gaps = count_gaps(run, fine, np.where(run.records.phase == STEADY, group, -1), len(run.manifest.plan) * width)
     return [
         overview.verdict(run, summary, stages),
         overview.what_was_run(run, summary, stages),
         latency.latency(run, summary, stages, gaps),
+        timeline.timeline(run, summary, stages, times, gaps),
+        timeline.heatmap(run, summary, stages, gaps),
         curve.load_curve(run, summary, stages),
         curve.goodput(stages),
-        timeline.timeline(run, summary, stages, times, gaps),
-        timeline.heatmap(run, summary, stages, times, gaps),
         slowest.slowest(run, stages),
         background.breakdown(summary, stages),
         background.failures(summary),

@@ -17,7 +17,7 @@ from inferometer.units import NS
 _COUNT = 10
 _CHUNKS = 400
 """Chunks per request at most: of more, those before the longest gaps are kept."""
-_STALL = 3.0
+_STALL = 4.0
 """A gap counts as a stall if it is this many times as long as the median of its response."""
 _KEYS = {
     "wait": "waiting to be sent",
@@ -35,7 +35,7 @@ def slowest(run: Run, stages: list[Part]) -> Section:
     rows = run.records.rows
     chosen = np.flatnonzero((run.records.phase == STEADY) & (rows["failure"] == 0) & (rows["sent"] != MISSING))
     if not len(chosen):
-        return Section("slowest", "Slowest requests", [])
+        return Section("slowest", "Slowest", [])
     took = e2e(rows[chosen])
     order = np.lexsort((rows["id"][chosen], -took))[:_COUNT]
     picked = chosen[order]
@@ -54,7 +54,7 @@ def slowest(run: Run, stages: list[Part]) -> Section:
         "keys": [[name, style] for style, name in _KEYS.items() if style in used],
     }
     title = "Where the time of the slowest requests went."
-    return Section("slowest", "Slowest requests", [page.chart(title, "Drag to zoom; hover to read single gaps.", data)])
+    return Section("slowest", "Slowest", [page.chart(title, "Drag to zoom; hover to read single gaps.", data)])
 
 
 def _arrivals(run: Run, starts: NDArray[np.int64], counts: NDArray[np.int32]) -> list[NDArray[np.int64]]:

@@ -19,8 +19,9 @@ from inferometer.units import NS
 
 _MOST = 300
 """Intervals at most."""
-_FEWEST, _PER_BIN = 60, 8
-"""As long as there are more intervals than the first, each should have as many requests as the second, on average."""
+_FEWEST = 60
+REQUESTS_PER_BIN, CHUNKS_PER_BIN = 8, 40
+"""As long as there are more than _FEWEST intervals, each should have that many requests or chunks, on average."""
 _WIDTHS = [width * scale for scale in (10**6, 10**7, 10**8, 10**9, 10**10, 10**11, 10**12) for width in (1, 2, 5)]
 _COLUMNS, _ROWS = 120, 40
 _HEIGHT = 118
@@ -30,14 +31,14 @@ _KINDS = 6
 Floats = NDArray[np.float64]
 
 
-def time_bins(run: Run) -> TimeBins:
-    """Intervals from t=0 to the last response, of a round length."""
+def time_bins(run: Run, events: int, per_bin: int) -> TimeBins:
+    """Intervals from t=0 to the last response, of a round length and with at least `per_bin` of the events if that leaves enough."""
     rows = run.records.rows
     done = rows["done"][rows["done"] != MISSING]
     length = max(int(done.max(initial=1)), int(rows["intended"].max(initial=0)), 1)
     for width in _WIDTHS:
         count = -(-length // width)
-        if count <= _MOST and (count <= _FEWEST or len(rows) >= _PER_BIN * count):
+        if count <= _MOST and (count <= _FEWEST or events >= per_bin * count):
             return TimeBins(0, width, count)
     return TimeBins(0, -(-length // _MOST), _MOST)
 
@@ -58,7 +59,7 @@ def timeline(run: Run, summary: Summary, stages: list[Part], times: TimeBins, ga
     axis = _Axis(times.count * times.seconds, _bands(run, stages), times.middles)
     charts = [
         _rates(run, axis, times),
-        *(_token_rate(axis, times, gaps) if is_token_run(run, stages) else []),
+        *(_token_rate(axis, gaps) if is_token_run(run, stages) else []),
         _in_flight(run, axis, times),
         *_latencies(run, summary, axis, times, gaps),
         *_figures(run, axis),
@@ -74,7 +75,7 @@ def timeline(run: Run, summary: Summary, stages: list[Part], times: TimeBins, ga
 
 
 def _bands(run: Run, stages: list[Part]) -> list[dict[str, object]]:
-    """Each stage, from its first to its last intended instant; every other one is shaded."""
+    """Each stage, from its first to its last intended instant."""
     rows, found = run.records.rows, []
     for stage in stages:
         intended = rows["intended"][rows["stage"] == stage.number]
@@ -146,10 +147,10 @@ def _per_second(at: NDArray[np.int64], times: TimeBins) -> Floats:
     return rate
 
 
-def _token_rate(axis: _Axis, times: TimeBins, gaps: GapHistogram) -> list[Block]:
+def _token_rate(axis: _Axis, gaps: GapHistogram) -> list[Block]:
     if not gaps.tokens.any():
         return []
-    series = [_series("output tokens/s", gaps.tokens / times.seconds, colour=2)]
+    series = [_series("output tokens/s", gaps.tokens / gaps.times.seconds, colour=2, x=gaps.times.middles)]
     return [
         _chart(
             axis,
@@ -205,7 +206,7 @@ def _latencies(run: Run, summary: Summary, axis: _Axis, times: TimeBins, gaps: G
             charts.append(_percentiles(summary, axis, name, _by_bin(at, known[name], times.count)))
     if is_streamed and gaps.by_time.any():
         values = [[value_at(row, level) for row in gaps.by_time] for level in (500, 990, 1000)]
-        charts.append(_percentiles(summary, axis, "itl", values, ("p50", "p99", "max")))
+        charts.append(_percentiles(summary, axis, "itl", values, ("p50", "p99", "max"), gaps.times))
     parts = [(name, known[name]) for name in ("queue", "compute") if np.isfinite(known[name]).any()]
     if parts:
         series = [
@@ -230,8 +231,10 @@ def _percentiles(
     name: str,
     values: Sequence[Sequence[float | None]],
     labels: tuple[str, str, str] = ("p50", "p90", "max"),
+    times: TimeBins | None = None,
 ) -> Block:
-    looks: tuple[dict[str, object], ...] = ({"colour": 0}, {"colour": 1}, {"colour": 7, "faint": True})
+    x = {} if times is None else {"x": times.middles}
+    looks: list[dict[str, Any]] = [{"colour": 0, **x}, {"colour": 1, **x}, {"colour": 7, "faint": True, **x}]
     series = [
         _series(label, (None if each is None else 1e3 * each for each in own), **look)
         for label, own, look in zip(labels, values, looks, strict=True)
@@ -359,12 +362,12 @@ def _figures(run: Run, axis: _Axis) -> list[Block]:
 # --- heatmap ---------------------------------------------------------------------------------------------------------
 
 
-def heatmap(run: Run, summary: Summary, stages: list[Part], times: TimeBins, gaps: GapHistogram) -> Section:
+def heatmap(run: Run, summary: Summary, stages: list[Part], gaps: GapHistogram) -> Section:
     """The gaps between chunks over time, in at most 120 columns and 40 rows."""
-    totals = gaps.by_time.sum(axis=0)
+    times, totals = gaps.times, gaps.by_time.sum(axis=0)
     used = np.flatnonzero(totals[1:]) + 1  # without the gaps of 0
     if not len(used):
-        return Section("heatmap", "ITL over time", [])
+        return Section("heatmap", "ITL heatmap", [])
     step = -(-times.count // _COLUMNS)
     columns = -(-times.count // step)
     first, last = int(used[0]), int(used[-1]) + 1
@@ -391,4 +394,4 @@ def heatmap(run: Run, summary: Summary, stages: list[Part], times: TimeBins, gap
     }
     title = "Gaps between the chunks of a response."
     reading = "The darker, the more gaps. A second band above the first is a stall that repeats, such as prefills of other requests."
-    return Section("heatmap", "ITL over time", [page.chart(title, reading, data)])
+    return Section("heatmap", "ITL heatmap", [page.chart(title, reading, data)])
