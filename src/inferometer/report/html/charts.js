@@ -197,7 +197,8 @@ function makeChart(figure, spec) {
   holder.addEventListener("pointercancel", release);
   holder.addEventListener("pointerleave", () => everyone.forEach(each => each.cursor(null)));
   holder.addEventListener("dblclick", () => zoomAll(null));
-  new ResizeObserver(() => { if (holder.clientWidth && holder.clientWidth !== chart.width) draw(); }).observe(holder);
+  const resized = () => { if (holder.clientWidth && holder.clientWidth !== chart.width) draw(); };
+  new ResizeObserver(() => requestAnimationFrame(resized)).observe(holder);  // not at once: drawing changes the size again
   draw();
   return chart;
 }
@@ -288,7 +289,7 @@ function paintLines(spec) {
     for (const [index, each] of all.entries()) if (!hidden.has(index)) marks.push(paintSeries(each, view));
     for (const line of spec.hlines ?? []) {
       if (line.at < low || line.at > high) continue;
-      labels.push(`<line class="limit" x1="${LEFT}" x2="${view.width - RIGHT}" y1="${y(line.at)}" y2="${y(line.at)}"/><text class="limit-name" x="${view.width - RIGHT - 4}" y="${y(line.at) - 4}" text-anchor="end">${escape(line.label)}</text>`);
+      labels.push(`<line class="limit" x1="${LEFT}" x2="${view.width - RIGHT}" y1="${y(line.at)}" y2="${y(line.at)}"/><text class="limit-name" x="${LEFT + 6}" y="${y(line.at) - 4}">${escape(line.label)}</text>`);
     }
     for (const line of spec.vlines ?? []) {
       if (line.at < view.low || line.at > view.high) continue;
@@ -378,7 +379,7 @@ function paintHeat(spec) {
       const x = view.x(from), width = view.x(from + columns * step) - x;
       const mask = `heat-${spec.id}`;
       const marks = `<mask id="${mask}" mask-type="alpha"><image href="${url}" x="${x}" y="${view.top}" width="${width}" height="${bottom - view.top}" preserveAspectRatio="none"/></mask><rect class="heat" x="${x}" y="${view.top}" width="${width}" height="${bottom - view.top}" mask="url(#${mask})"/>`;
-      const labels = (spec.hlines ?? []).filter(line => line.at > low && line.at < high).map(line => `<line class="limit" x1="${LEFT}" x2="${view.width - RIGHT}" y1="${y(line.at)}" y2="${y(line.at)}"/><text class="limit-name" x="${view.width - RIGHT - 4}" y="${y(line.at) - 4}" text-anchor="end">${escape(line.label)}</text>`);
+      const labels = (spec.hlines ?? []).filter(line => line.at > low && line.at < high).map(line => `<line class="limit" x1="${LEFT}" x2="${view.width - RIGHT}" y1="${y(line.at)}" y2="${y(line.at)}"/><text class="limit-name" x="${LEFT + 6}" y="${y(line.at) - 4}">${escape(line.label)}</text>`);
       return { axis: axis.join(""), marks, labels: labels.join("") };
     },
     hover(at, view, pixel) {

@@ -109,7 +109,7 @@ def _stages(run: Run, stages: list[Part], names: list[str]) -> Block:
         )
     titles = ["offered/s", "completed/s", *(["tokens/s"] if has_tokens else []), "in flight"]
     return page.table(
-        ["stage", "ok", "failed", *titles, *(f"{TITLES[name]} {column}, ms" for name, column in columns)], rows
+        ["latencies in ms", "ok", "failed", *titles, *(f"{TITLES[name]} {column}" for name, column in columns)], rows
     )
 
 
@@ -165,13 +165,6 @@ def _goodput_chart(known: list[tuple[Part, Goodput]]) -> Block:
     ends = [found.ci["rate"] for _, _, found in points]
     series = [
         {"name": "offered", "colour": 7, "dash": True, "x": x, "y": x},
-        {
-            "name": "completed",
-            "colour": 0,
-            "points": True,
-            "x": x,
-            "y": page.rounded(stage.throughput.requests for _, stage, _ in points),
-        },
         {
             "name": "goodput",
             "colour": 2,

@@ -42,7 +42,7 @@ def sections(run: Run, summary: Summary) -> list[Section]:
         overview.what_was_run(run, summary, stages),
         latency.latency(run, summary, stages, gaps),
         timeline.timeline(run, summary, stages, times, gaps),
-        timeline.heatmap(run, summary, stages, gaps),
+        timeline.heatmap(run, summary, stages, times, gaps),
         curve.load_curve(run, summary, stages),
         curve.goodput(stages),
         slowest.slowest(run, stages),

@@ -11,7 +11,7 @@ from inferometer.analysis.metrics import METRICS, lag, start
 from inferometer.analysis.summary import Summary
 from inferometer.records import MISSING, Run
 from inferometer.report.html import page
-from inferometer.report.html.gap_histogram import GapHistogram, TimeBins, edge, value_at
+from inferometer.report.html.gap_histogram import Counts, GapHistogram, TimeBins, edge, value_at
 from inferometer.report.html.page import Block, Section
 from inferometer.report.html.parts import TITLES, Part, is_token_run, limits
 from inferometer.report.html.server_series import Curve, gauge_curves, machine_curves
@@ -20,7 +20,7 @@ from inferometer.units import NS
 _MOST = 300
 """Intervals at most."""
 _FEWEST = 60
-REQUESTS_PER_BIN, CHUNKS_PER_BIN = 8, 40
+REQUESTS_PER_BIN, CHUNKS_PER_BIN = 8, 200
 """As long as there are more than _FEWEST intervals, each should have that many requests or chunks, on average."""
 _WIDTHS = [width * scale for scale in (10**6, 10**7, 10**8, 10**9, 10**10, 10**11, 10**12) for width in (1, 2, 5)]
 _COLUMNS, _ROWS = 120, 40
@@ -70,7 +70,8 @@ def timeline(run: Run, summary: Summary, stages: list[Part], times: TimeBins, ga
         charts[0]["data"]["bandLabels"] = len(axis.bands) > 1
         charts[-1]["data"]["x"]["hide"] = False
         charts[-1]["data"]["height"] = _HEIGHT + 30
-    lead = f"All charts share one time axis, in intervals of {times.seconds:g} s. Drag in one to zoom into all of them; double-click to return."
+    finer = f" ({gaps.times.seconds:g} s for chunks)" if gaps.times != times and gaps.by_time.any() else ""
+    lead = f"All charts share one time axis, in intervals of {times.seconds:g} s{finer}. Drag in one to zoom into all of them; double-click to return."
     return Section("time", "Over time", charts, lead)
 
 
@@ -362,26 +363,26 @@ def _figures(run: Run, axis: _Axis) -> list[Block]:
 # --- heatmap ---------------------------------------------------------------------------------------------------------
 
 
-def heatmap(run: Run, summary: Summary, stages: list[Part], gaps: GapHistogram) -> Section:
-    """The gaps between chunks over time, in at most 120 columns and 40 rows."""
+def heatmap(run: Run, summary: Summary, stages: list[Part], end: TimeBins, gaps: GapHistogram) -> Section:
+    """The gaps between chunks over time, in at most 120 columns and 40 rows; `end` has the end of the time axis."""
     times, totals = gaps.times, gaps.by_time.sum(axis=0)
-    used = np.flatnonzero(totals[1:]) + 1  # without the gaps of 0
-    if not len(used):
+    if not totals[1:].any():
         return Section("heatmap", "ITL heatmap", [])
     step = -(-times.count // _COLUMNS)
     columns = -(-times.count // step)
-    first, last = int(used[0]), int(used[-1]) + 1
+    first, last = _shortest(totals), int(np.flatnonzero(totals)[-1]) + 1
     pitch = -(-(last - first) // _ROWS)
     rows = -(-(last - first) // pitch)
     padded = np.zeros((columns * step, rows * pitch), np.int64)
     own = gaps.by_time[:, first : first + rows * pitch]
     padded[: len(own), : own.shape[1]] = own
+    padded[: len(own), 0] += gaps.by_time[:, :first].sum(axis=1)
     counts = padded.reshape(columns, step, rows, pitch).sum(axis=(1, 3))
     data = {
         "kind": "heat",
         "group": "time",
         "height": 280,
-        "x": {"label": "seconds since the start", "format": "time", "min": 0, "max": times.count * times.seconds},
+        "x": {"label": "seconds since the start", "format": "time", "min": 0, "max": end.count * end.seconds},
         "y": {"label": "gap in ms (logarithmic)"},
         "columns": columns,
         "rows": rows,
@@ -393,5 +394,12 @@ def heatmap(run: Run, summary: Summary, stages: list[Part], gaps: GapHistogram) 
         "bands": _bands(run, stages),
     }
     title = "Gaps between the chunks of a response."
-    reading = "The darker, the more gaps. A second band above the first is a stall that repeats, such as prefills of other requests."
+    reading = "The darker, the more gaps. A second band above the first is a stall that repeats, such as prefills of other requests. The lowest row has all shorter gaps."
     return Section("heatmap", "ITL heatmap", [page.chart(title, reading, data)])
+
+
+def _shortest(totals: Counts) -> int:
+    """The bin below which there is one gap in a thousand, so that a few very short ones do not take up most of the chart."""
+    cumulative = np.cumsum(totals)
+    at = int(np.searchsorted(cumulative, cumulative[-1] // 1000, "right"))
+    return max(at, int(np.flatnonzero(totals[1:])[0]) + 1)
