@@ -12,10 +12,10 @@ from inferometer.analysis.resources import ResourceUse
 from inferometer.analysis.server_view import ServerView, unread
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
-from inferometer.report import formatting
+from inferometer.report import formatting, tables
 from inferometer.report.html import page
 from inferometer.report.html.page import Block, Section
-from inferometer.report.html.parts import Part
+from inferometer.report.html.parts import LATENCIES, TITLES, Part
 from inferometer.server_metrics.families import SERVERS
 from inferometer.server_metrics.vocabulary import QUANTITIES
 from inferometer.units import NS, format_bytes, format_seconds
@@ -109,6 +109,31 @@ def sessions(summary: Summary) -> Section:
 
 def _scaled(value: float | None, scale: float) -> str:
     return formatting.number(None if value is None else value * scale)
+
+
+def replicas(summary: Summary) -> Section:
+    """The figures of each address that requests were sent to."""
+    names = [name for name in LATENCIES if any(each.metrics and each.metrics[name].count for each in summary.replicas)]
+    columns = [(name, column) for name in names for column in ("p50", "p99")]
+    rows = [
+        [
+            formatting.one_line(each.name, 60),
+            f"{each.counts.ok:,}",
+            f"{each.counts.failed + each.counts.dropped:,}",
+            formatting.number(each.throughput.requests),
+            *(_percentile(each.metrics, *column) for column in columns),
+        ]
+        for each in summary.replicas
+    ]
+    titles = ["ok", "failed", "requests/s", *(f"{TITLES[name]} {column}" for name, column in columns)]
+    return Section("replicas", "Replicas", [page.table(["latencies in ms", *titles], rows)] if rows else [])
+
+
+def _percentile(metrics: Mapping[str, Distribution], name: str, column: str) -> str:
+    found = metrics.get(name)
+    if found is None or not found.count:
+        return "–"
+    return formatting.milliseconds(found.value(column)) + (tables.MARK if column in found.unsupported else "")
 
 
 # --- the server and resources ----------------------------------------------------------------------------------------

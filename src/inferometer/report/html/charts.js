@@ -319,7 +319,7 @@ function paintLines(spec) {
     for (let i = 0; i < each.x.length; i++) {
       if (!here(i)) { previous = null; continue; }
       const [x, at] = [view.x(each.x[i]).toFixed(1), y(each.y[i]).toFixed(1)];
-      line += previous === null ? `M${x} ${at}` : each.step ? `H${x}V${at}` : `L${x} ${at}`;
+      line += previous === null ? `M${x} ${at}h0` : each.step ? `H${x}V${at}` : `L${x} ${at}`;
       previous = at;
     }
     parts.push(`<path class="line ${style}" d="${line}"/>`);
@@ -425,11 +425,11 @@ function paintRows(spec) {
     hover(at, view, pixel) {
       if (at === null) return null;
       const each = all[clamp(Math.floor((pixel - 20) / PITCH), 0, all.length - 1)];
-      const i = indexAt(each.tokens, at), when = `${number(at)} s`;
+      const i = indexAt(each.tokens, at), when = `${number(at)} ${spec.x.unit}`;
       const part = each.parts.find(([from, to]) => at >= from && at <= to);
       const name = part ? spec.keys.find(([, style]) => style === part[2])?.[0] ?? "" : "";
       if (i < 0 || i + 1 >= each.tokens.length) return { text: `${each.label} · ${when} · ${name}` };
-      return { text: `${each.label} · ${when} · after chunk ${each.numbers[i]}: next one ${number(1e3 * (each.tokens[i + 1] - each.tokens[i]))} ms later` };
+      return { text: `${each.label} · ${when} · after chunk ${each.numbers[i]}: next one ${number((spec.x.unit === "s" ? 1e3 : 1) * (each.tokens[i + 1] - each.tokens[i]))} ms later` };
     },
   };
 }

@@ -69,7 +69,7 @@ def latency(run: Run, summary: Summary, stages: list[Part], gaps: GapHistogram) 
     return Section(
         "latency",
         "Latency",
-        [page.tabs(switches, panes)],
+        [page.tabs(switches, panes), *(page.note(each.remark) for each in stages if each.remark)],
         "How long requests took. The curve says which share of them took at most that long: further left is faster, and a long flat top is a slow tail.",
     )
 
@@ -216,8 +216,6 @@ def _table(name: str, lines: list[Line]) -> list[Block]:
         blocks.append(
             page.note(f"Up to {failed:,} failed requests count as infinitely slow (measure.failures_as_inf).")
         )
-    if any(line.is_overloaded for line in lines):
-        blocks.append(page.note("An overloaded stage has no steady latencies: they grow for as long as it lasts."))
     return blocks
 
 

@@ -37,11 +37,7 @@ def verdict(run: Run, summary: Summary, stages: list[Part]) -> Section:
         blocks += [_checks(failed), page.note(f"May be quoted: {may_be_quoted(summary)}.")]
     if summary.slos:
         blocks += [page.heading("Objectives"), _objectives(summary, stages), _reasons(summary)]
-    blocks += [
-        page.note(formatting.one_line(text, 1000))
-        for text in (*(each.remark for each in stages), *run.manifest.outcome.notes)
-        if text
-    ]
+    blocks += [page.note(formatting.one_line(text, 1000)) for text in run.manifest.outcome.notes]
     if warned:
         blocks.append(page.details(_plural(len(warned), "warning"), [_checks(warned)]))
     if passed:
@@ -57,7 +53,9 @@ def _answer(summary: Summary, stages: list[Part]) -> str:
     """The run in a sentence."""
     if not summary.slos:
         kinds = [kind for kind, is_fine in summary.quotable.items() if is_fine]
-        return f"Figures that may be quoted: {may_be_quoted(summary)}." if len(kinds) < 2 else ""
+        if len(kinds) < len(summary.quotable):
+            return f"Figures that may be quoted: {may_be_quoted(summary)}."
+        return "Latency and throughput may be quoted. No objectives were set."
     statuses = [result.status for result in summary.slos]
     if len(stages) == 1:
         counts = [f"{statuses.count(status)} {status}" for status in _SIGNS if status in statuses]

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import msgspec
-
 from inferometer.analysis import settings
 from inferometer.analysis.groups import Group
 from inferometer.analysis.overload import Overload
@@ -52,7 +50,7 @@ class Part(NamedTuple):
     @property
     def remark(self) -> str:
         """Why the stage has no latencies; empty if it has."""
-        return f"{self.name}: {describe(self.overload)}" if self.is_overloaded and self.overload else ""
+        return f"{self.name}: {describe(self.overload)}." if self.is_overloaded and self.overload else ""
 
 
 def parts(run: Run, summary: Summary) -> list[Part]:
@@ -103,8 +101,3 @@ def _thresholds(objective: Slo) -> list[tuple[str, float]]:
     if objective.kind == "metric":
         return [(objective.name, objective.threshold.value)]
     return [(condition.metric, condition.threshold.value) for condition in objective.conditions]
-
-
-def plain(value: object) -> object:
-    """A struct as dicts, lists and strings."""
-    return msgspec.to_builtins(value, enc_hook=str)

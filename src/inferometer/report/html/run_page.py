@@ -50,6 +50,7 @@ def sections(run: Run, summary: Summary) -> list[Section]:
         background.failures(summary),
         background.sessions(summary),
         background.tokens(summary, stages),
+        background.replicas(summary),
         background.server(run, summary),
         background.resources(summary),
         background.client(run, summary),

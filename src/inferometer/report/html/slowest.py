@@ -15,6 +15,8 @@ from inferometer.report.html.parts import Part
 from inferometer.units import NS
 
 _COUNT = 10
+_LONG = 2.0
+"""Seconds from which on the axis is in seconds."""
 _CHUNKS = 400
 """Chunks per request at most: of more, those before the longest gaps are kept."""
 _STALL = 4.0
@@ -42,14 +44,15 @@ def slowest(run: Run, stages: list[Part]) -> Section:
     own = np.asarray(rows[picked])
     arrivals = _arrivals(run, own["chunk_start"], own["chunk_count"])
     names = {stage.number: stage.name for stage in stages}
+    unit, length = ("s", NS) if took[order[0]] >= _LONG else ("ms", NS // 1000)
     lines = [
-        _line(run, row, int(begin), arrival, names if len(stages) > 1 else {})
+        _line(run, row, int(begin), arrival, names if len(stages) > 1 else {}, length)
         for row, begin, arrival in zip(own, start(rows[picked]).tolist(), arrivals, strict=True)
     ]
     used = {style for line in lines for _, _, style in line["parts"]}
     data = {
         "kind": "rows",
-        "x": {"label": "seconds since the request was due"},
+        "x": {"label": f"{unit} since the request was due", "unit": unit},
         "rows": lines,
         "keys": [[name, style] for style, name in _KEYS.items() if style in used],
     }
@@ -71,7 +74,10 @@ def _arrivals(run: Run, starts: NDArray[np.int64], counts: NDArray[np.int32]) ->
     return [np.concatenate(parts) if parts else np.zeros(0, np.int64) for parts in found]
 
 
-def _line(run: Run, row: np.void, begin: int, arrival: NDArray[np.int64], stages: dict[int, str]) -> dict[str, Any]:
+def _line(
+    run: Run, row: np.void, begin: int, arrival: NDArray[np.int64], stages: dict[int, str], length: int
+) -> dict[str, Any]:
+    """The row of a request; `length` is that of the axis's unit in ns."""
     sent, done = (int(row[name]) - begin for name in ("sent", "done"))
     offsets = arrival - begin
     parts = [(0, sent, "wait")] if sent > 0 else []
@@ -94,9 +100,9 @@ def _line(run: Run, row: np.void, begin: int, arrival: NDArray[np.int64], stages
     kept = _kept(offsets)
     return {
         "label": _label(run, row, done, stages),
-        "end": page.rounded([done / NS])[0],
-        "parts": [[_seconds(from_), _seconds(to), style] for from_, to, style in parts if to > from_],
-        "tokens": [_seconds(at) for at in offsets[kept].tolist()],
+        "end": _units(done, length),
+        "parts": [[_units(from_, length), _units(to, length), style] for from_, to, style in parts if to > from_],
+        "tokens": [_units(at, length) for at in offsets[kept].tolist()],
         "numbers": (kept + 1).tolist(),
     }
 
@@ -109,8 +115,8 @@ def _kept(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique(np.concatenate([longest, longest + 1]))
 
 
-def _seconds(ns: int) -> float:
-    return round(ns / NS, 5)
+def _units(ns: int, length: int) -> float:
+    return round(ns / length, 5 if length == NS else 2)
 
 
 def _label(run: Run, row: np.void, done: int, stages: dict[int, str]) -> str:
