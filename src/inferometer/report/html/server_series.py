@@ -30,15 +30,15 @@ class Curve(NamedTuple):
     """Each value holds until the next one."""
 
 
-def gauge_curves(run: Run, names: Sequence[str]) -> list[Curve]:
+def gauge_curves(run: Run, series: Sequence[TimeSeries], names: Sequence[str]) -> dict[str, Curve]:
     """The server's gauges of these names at its scrapes: sums or means over all label sets and targets."""
     model = str(settings.text(run.manifest, "server", "model") or "")
-    found = targets(run.series(), model)
-    curves = []
+    found = targets(series, model)
+    curves = {}
     for name in names:
         offers = [target for target in offering(found, name) if not target.is_several]
         if offers and (curve := _gauge(name, offers)):
-            curves.append(curve)
+            curves[name] = curve
     return curves
 
 
@@ -54,9 +54,8 @@ def _gauge(name: str, offers: Sequence[Target]) -> Curve | None:
     return _thinned(name.replace("_", " "), at[count > 0], level[count > 0], is_step=True)
 
 
-def machine_curves(run: Run) -> dict[str, list[Curve]]:
+def machine_curves(run: Run, series: Sequence[TimeSeries]) -> dict[str, list[Curve]]:
     """`cpu`: shares of this machine's cores and of one core by the busiest client process; `power`: of each GPU in W."""
-    series = run.series()
     by_name = {(each.source, each.name): each for each in series}
     found: dict[str, list[Curve]] = {}
     cpu = []

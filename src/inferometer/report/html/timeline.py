@@ -1,7 +1,7 @@
 """What happened when: charts below each other that share one time axis, from the requests and from what observers recorded."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,12 +57,14 @@ def timeline(run: Run, summary: Summary, stages: list[Part], times: TimeBins, ga
     if not len(run.records.rows):
         return Section("time", "Over time", [])
     axis = _Axis(times.count * times.seconds, _bands(run, stages), times.middles)
+    series = run.series()
+    gauges = gauge_curves(run, series, ("running", "waiting", "kv_cache_use"))
     charts = [
         _rates(run, axis, times),
         *(_token_rate(axis, gaps) if is_token_run(run, stages) else []),
-        _in_flight(run, axis, times),
+        _in_flight(run, axis, times, gauges),
         *_latencies(run, summary, axis, times, gaps),
-        *_figures(run, axis),
+        *_figures(axis, gauges, machine_curves(run, series)),
         *_failures(run, axis, times),
         *_lags(run, axis, times),
     ]
@@ -163,12 +165,12 @@ def _token_rate(axis: _Axis, gaps: GapHistogram) -> list[Block]:
     ]
 
 
-def _in_flight(run: Run, axis: _Axis, times: TimeBins) -> Block:
+def _in_flight(run: Run, axis: _Axis, times: TimeBins, gauges: Mapping[str, Curve]) -> Block:
     mean, least, most = in_flight(run, times)
     series = [{**_series("in flight", mean, colour=0), "lo": page.rounded(least), "hi": page.rounded(most)}]
-    curves = gauge_curves(run, ("running", "waiting"))
-    for curve, colour in zip(curves, (2, 1), strict=False):
-        series.append(_curve(curve, f"{curve.name} (server)", colour))
+    for name, colour in (("running", 2), ("waiting", 1)):
+        if name in gauges:
+            series.append(_curve(gauges[name], f"{name} (server)", colour))
     reading = "Steady growth means overload." + (" Waiting is the server's own queue." if len(series) > 1 else "")
     return _chart(axis, "Requests in flight.", reading, series, "requests")
 
@@ -325,10 +327,10 @@ def _curve(curve: Curve, name: str, colour: int) -> dict[str, Any]:
     }
 
 
-def _figures(run: Run, axis: _Axis) -> list[Block]:
+def _figures(axis: _Axis, gauges: Mapping[str, Curve], machine: Mapping[str, list[Curve]]) -> list[Block]:
     charts = []
-    if cache := gauge_curves(run, ("kv_cache_use",)):
-        series = [_curve(cache[0], "KV cache in use", 3)]
+    if "kv_cache_use" in gauges:
+        series = [_curve(gauges["kv_cache_use"], "KV cache in use", 3)]
         charts.append(
             _chart(
                 axis,
@@ -339,7 +341,6 @@ def _figures(run: Run, axis: _Axis) -> list[Block]:
                 {"format": "share", "min": 0, "max": 1},
             )
         )
-    machine = machine_curves(run)
     if cpu := machine.get("cpu"):
         series = [_curve(curve, curve.name, colour) for curve, colour in zip(cpu, (7, 0), strict=False)]
         charts.append(
@@ -399,7 +400,7 @@ def heatmap(run: Run, summary: Summary, stages: list[Part], end: TimeBins, gaps:
 
 
 def _shortest(totals: Counts) -> int:
-    """The bin below which there is one gap in a thousand, so that a few very short ones do not take up most of the chart."""
+    """The bin below which there are five gaps in a thousand, so that a few very short ones do not take up most of the chart."""
     cumulative = np.cumsum(totals)
-    at = int(np.searchsorted(cumulative, cumulative[-1] // 1000, "right"))
+    at = int(np.searchsorted(cumulative, 5 * cumulative[-1] // 1000, "right"))
     return max(at, int(np.flatnonzero(totals[1:])[0]) + 1)
