@@ -293,7 +293,7 @@ function paintLines(spec) {
     }
     for (const line of spec.vlines ?? []) {
       if (line.at < view.low || line.at > view.high) continue;
-      const x = view.x(line.at), isRight = x > view.width / 2;
+      const x = view.x(line.at), isRight = x > view.width * 0.72;
       labels.push(`<line class="limit" x1="${x}" x2="${x}" y1="${view.top}" y2="${bottom}"/><text class="limit-name" x="${x + (isRight ? -5 : 5)}" y="${view.top + 10}" text-anchor="${isRight ? "end" : "start"}">${escape(line.label)}</text>`);
     }
     return { axis: axis.join(""), marks: marks.join(""), labels: labels.join("") };

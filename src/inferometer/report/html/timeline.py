@@ -395,7 +395,7 @@ def heatmap(run: Run, summary: Summary, stages: list[Part], end: TimeBins, gaps:
         "bands": _bands(run, stages),
     }
     title = "Gaps between the chunks of a response."
-    reading = "The darker, the more gaps. A second band above the first is a stall that repeats, such as prefills of other requests. The lowest row has all shorter gaps."
+    reading = "The stronger the colour, the more gaps. A second band above the first is a stall that repeats, such as prefills of other requests. The lowest row has all shorter gaps."
     return Section("heatmap", "ITL heatmap", [page.chart(title, reading, data)])
 
 
