@@ -7,7 +7,7 @@ from inferometer.analysis.summary import Summary
 from inferometer.analysis.window import STEADY
 from inferometer.records import Run
 from inferometer.report import formatting
-from inferometer.report.html import background, curve, latency, overview, slowest, timeline
+from inferometer.report.html import background, curve, heatmap, latency, overview, slowest, timeline
 from inferometer.report.html.gap_histogram import count_gaps
 from inferometer.report.html.page import Page, Section, render
 from inferometer.report.html.parts import parts
@@ -42,7 +42,7 @@ def sections(run: Run, summary: Summary) -> list[Section]:
         overview.what_was_run(run, summary, stages),
         latency.latency(run, summary, stages, gaps),
         timeline.timeline(run, summary, stages, times, gaps),
-        timeline.heatmap(run, summary, stages, times, gaps),
+        heatmap.heatmap(run, summary, stages, times, gaps),
         curve.load_curve(run, summary, stages),
         curve.goodput(stages),
         slowest.slowest(run, stages),

@@ -11,7 +11,7 @@ from inferometer.analysis.metrics import METRICS, lag, start
 from inferometer.analysis.summary import Summary
 from inferometer.records import MISSING, Run
 from inferometer.report.html import page
-from inferometer.report.html.gap_histogram import Counts, GapHistogram, TimeBins, edge, value_at
+from inferometer.report.html.gap_histogram import GapHistogram, TimeBins, value_at
 from inferometer.report.html.page import Block, Section
 from inferometer.report.html.parts import TITLES, Part, is_token_run, limits
 from inferometer.report.html.server_series import Curve, gauge_curves, machine_curves
@@ -23,7 +23,6 @@ _FEWEST = 60
 REQUESTS_PER_BIN, CHUNKS_PER_BIN = 8, 200
 """As long as there are more than _FEWEST intervals, each should have that many requests or chunks, on average."""
 _WIDTHS = [width * scale for scale in (10**6, 10**7, 10**8, 10**9, 10**10, 10**11, 10**12) for width in (1, 2, 5)]
-_COLUMNS, _ROWS = 120, 40
 _HEIGHT = 118
 _KINDS = 6
 """Kinds of failures with a line of their own."""
@@ -56,7 +55,7 @@ def timeline(run: Run, summary: Summary, stages: list[Part], times: TimeBins, ga
     """The section, without charts that would have nothing to show."""
     if not len(run.records.rows):
         return Section("time", "Over time", [])
-    axis = _Axis(times.count * times.seconds, _bands(run, stages), times.middles)
+    axis = _Axis(times.count * times.seconds, stage_bands(run, stages), times.middles)
     series = run.series()
     gauges = gauge_curves(run, series, ("running", "waiting", "kv_cache_use"))
     charts = [
@@ -77,7 +76,7 @@ def timeline(run: Run, summary: Summary, stages: list[Part], times: TimeBins, ga
     return Section("time", "Over time", charts, lead)
 
 
-def _bands(run: Run, stages: list[Part]) -> list[dict[str, object]]:
+def stage_bands(run: Run, stages: list[Part]) -> list[dict[str, object]]:
     """Each stage, from its first to its last intended instant."""
     rows, found = run.records.rows, []
     for stage in stages:
@@ -359,48 +358,3 @@ def _figures(axis: _Axis, gauges: Mapping[str, Curve], machine: Mapping[str, lis
             _chart(axis, "GPU power.", "Idle power under load means that the GPU waits.", series, "W", {"min": 0})
         )
     return charts
-
-
-# --- heatmap ---------------------------------------------------------------------------------------------------------
-
-
-def heatmap(run: Run, summary: Summary, stages: list[Part], end: TimeBins, gaps: GapHistogram) -> Section:
-    """The gaps between chunks over time, in at most 120 columns and 40 rows; `end` has the end of the time axis."""
-    times, totals = gaps.times, gaps.by_time.sum(axis=0)
-    if not totals[1:].any():
-        return Section("heatmap", "ITL heatmap", [])
-    step = -(-times.count // _COLUMNS)
-    columns = -(-times.count // step)
-    first, last = _shortest(totals), int(np.flatnonzero(totals)[-1]) + 1
-    pitch = -(-(last - first) // _ROWS)
-    rows = -(-(last - first) // pitch)
-    padded = np.zeros((columns * step, rows * pitch), np.int64)
-    own = gaps.by_time[:, first : first + rows * pitch]
-    padded[: len(own), : own.shape[1]] = own
-    padded[: len(own), 0] += gaps.by_time[:, :first].sum(axis=1)
-    counts = padded.reshape(columns, step, rows, pitch).sum(axis=(1, 3))
-    data = {
-        "kind": "heat",
-        "group": "time",
-        "height": 280,
-        "x": {"label": "seconds since the start", "format": "time", "min": 0, "max": end.count * end.seconds},
-        "y": {"label": "gap in ms (logarithmic)"},
-        "columns": columns,
-        "rows": rows,
-        "from": times.start / NS,
-        "step": step * times.seconds,
-        "edges": page.rounded(1e3 * edge(first + pitch * index) for index in range(rows + 1)),
-        "counts": counts.reshape(-1).tolist(),
-        "hlines": limits(summary, "itl"),
-        "bands": _bands(run, stages),
-    }
-    title = "Gaps between the chunks of a response."
-    reading = "The stronger the colour, the more gaps. A second band above the first is a stall that repeats, such as prefills of other requests. The lowest row has all shorter gaps."
-    return Section("heatmap", "ITL heatmap", [page.chart(title, reading, data)])
-
-
-def _shortest(totals: Counts) -> int:
-    """The bin below which there are five gaps in a thousand, so that a few very short ones do not take up most of the chart."""
-    cumulative = np.cumsum(totals)
-    at = int(np.searchsorted(cumulative, 5 * cumulative[-1] // 1000, "right"))
-    return max(at, int(np.flatnonzero(totals[1:])[0]) + 1)
