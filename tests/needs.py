@@ -33,7 +33,7 @@ REAL = {
 """Markers and the servers and clients by other people that they stand for (tools/real_servers/install.sh)."""
 
 
-PROGRAMS = {"prometheus": ("prometheus", "promtool")}
+PROGRAMS = {"chromium": ("chromium",), "prometheus": ("prometheus", "promtool")}
 """Markers and the programs that they stand for (Debian's packages of the same name)."""
 
 

@@ -23,6 +23,12 @@ def _json(run: "Run", summary: "Summary", file: IO[bytes]) -> None:
     file.write(json.encode(summary))
 
 
+def _html(run: "Run", summary: "Summary", file: IO[bytes]) -> None:
+    from inferometer.report.html import run_page  # noqa: PLC0415
+
+    file.write(run_page.encode(run, summary))
+
+
 def _csv(run: "Run", summary: "Summary", file: IO[bytes]) -> None:
     from inferometer.report import csv  # noqa: PLC0415
 
@@ -37,6 +43,7 @@ def _perf_csv(run: "Run", summary: "Summary", file: IO[bytes]) -> None:
 
 EXPORTERS = {
     "json": Exporter(_json, "Write the summary as JSON: every figure, check and definition."),
+    "html": Exporter(_html, "Write the report as one HTML file with charts, which works without a network."),
     "csv": Exporter(_csv, "Write one row per request as CSV."),
     "perf-csv": Exporter(_perf_csv, "Write one row per stage as CSV, with the columns of perf_analyzer."),
 }

@@ -1,0 +1,231 @@
+"""How latencies are distributed: a CDF and a table of percentiles per metric, by stage and by traffic class."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer.analysis import settings
+from inferometer.analysis.distributions import counts_as_inf
+from inferometer.analysis.metrics import METRICS
+from inferometer.analysis.percentiles import PERCENTILES, Distribution
+from inferometer.analysis.summary import Summary
+from inferometer.analysis.window import STEADY
+from inferometer.records import Run
+from inferometer.report import formatting, tables
+from inferometer.report.html import page
+from inferometer.report.html.gap_histogram import Counts, GapHistogram, middle
+from inferometer.report.html.page import Block, Section
+from inferometer.report.html.parts import TITLES, Part, latencies, limits
+
+MILLION = 1_000_000
+LEVELS = np.unique(
+    np.concatenate(
+        [
+            [1],
+            np.arange(5, 991, 5) * 1000,
+            np.arange(9905, 9991, 5) * 100,
+            np.arange(9991, 10000) * 100,
+            [999_950, 999_990, MILLION],
+        ]
+    )
+)
+"""The levels at which a CDF is drawn, in millionths, so that ranks are computed in integers: close together in the tail."""
+_MOST_STAGES = 12
+"""With more stages, their classes are only in the table."""
+
+
+class Line(NamedTuple):
+    """A CDF with its row of the table."""
+
+    name: str
+    values: list[float | None]
+    """In ms, at the first of LEVELS."""
+    found: Distribution | None
+    is_overloaded: bool = False
+
+
+def latency(run: Run, summary: Summary, stages: list[Part], gaps: GapHistogram) -> Section:
+    """The section, with a switch for the metric and one for the grouping."""
+    names = latencies(stages)
+    groupings = _groupings(run, stages)
+    panes: dict[str, Sequence[Block]] = {}
+    for name in names:
+        for key, (_, selections) in groupings.items():
+            lines = [line for chosen in selections if (line := _line(run, gaps, name, chosen))]
+            panes[f"{name}|{key}"] = (
+                [_chart(summary, name, lines), *_table(name, lines)]
+                if lines
+                else [page.note("There are no values for this choice.")]
+            )
+    if not panes:
+        return Section("latency", "Latency", [])
+    switches = [
+        [(name, TITLES[name]) for name in names],
+        [(key, label) for key, (label, _) in groupings.items()],
+    ]
+    return Section(
+        "latency",
+        "Latency",
+        [page.tabs(switches, panes), *(page.note(each.remark) for each in stages if each.remark)],
+        "How long requests took. The curve says which share of them took at most that long: further left is faster, and a long flat top is a slow tail.",
+    )
+
+
+class _Selection(NamedTuple):
+    name: str
+    stage: int
+    class_: int
+    """-1: all."""
+    metrics: dict[str, Distribution]
+    is_overloaded: bool
+
+
+def _groupings(run: Run, stages: list[Part]) -> dict[str, tuple[str, list[_Selection]]]:
+    """Ways to divide the requests: by stage, and by class within each stage."""
+    found = {
+        "all": (
+            "by stage" if len(stages) > 1 else "all requests",
+            [_Selection(each.name, each.number, -1, each.metrics, each.is_overloaded) for each in stages],
+        )
+    }
+    if run.records.classes and len(stages) <= _MOST_STAGES:
+        for each in stages:
+            label = f"classes at {each.name}" if len(stages) > 1 else "by class"
+            found[f"s{each.number}"] = (
+                label,
+                [
+                    _Selection(group.name, each.number, index, group.metrics, each.is_overloaded)
+                    for index, group in enumerate(each.classes)
+                ],
+            )
+    return found
+
+
+def _line(run: Run, gaps: GapHistogram, name: str, chosen: _Selection) -> Line | None:
+    found = chosen.metrics.get(name) if chosen.metrics else None
+    values = from_histogram(_gaps_of(run, gaps, chosen)) if name == "itl" else _values_of(run, name, chosen)
+    if not any(value is not None for value in values):
+        return None
+    return Line(chosen.name, values, found, chosen.is_overloaded)
+
+
+def _gaps_of(run: Run, gaps: GapHistogram, chosen: _Selection) -> Counts:
+    width = max(len(run.records.classes), 1)
+    own = gaps.by_group[chosen.stage * width : (chosen.stage + 1) * width]
+    counts: Counts = own.sum(axis=0) if chosen.class_ < 0 else own[chosen.class_]
+    return counts
+
+
+def _values_of(run: Run, name: str, chosen: _Selection) -> list[float | None]:
+    """The latencies in ms at LEVELS; null for those of failed requests, if they count as infinitely slow."""
+    rows = run.records.rows
+    mask = (run.records.phase == STEADY) & (rows["stage"] == chosen.stage)
+    if chosen.class_ >= 0:
+        mask &= rows["class"] == chosen.class_
+    compute = METRICS[name].values
+    assert compute is not None
+    values = compute(rows[mask & (rows["failure"] == 0)])
+    values = np.sort(values[~np.isnan(values)])
+    infinite = 0
+    if METRICS[name].can_fail and len(values) and settings.measure(run.manifest).failures_as_inf:
+        infinite = int(np.count_nonzero(mask & counts_as_inf(run)))
+    return _at_levels(len(values) + infinite, len(values), lambda ranks: values[ranks - 1] * 1e3)
+
+
+def from_histogram(counts: Counts) -> list[float | None]:
+    """The same from the counts of gaps."""
+    total, cumulative = int(counts.sum()), np.cumsum(counts)
+    return _at_levels(
+        total,
+        total,
+        lambda ranks: np.array([middle(int(at)) * 1e3 for at in np.searchsorted(cumulative, ranks)]),
+    )
+
+
+def _at_levels(total: int, known: int, read: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> list[float | None]:
+    """Read the value of each level's rank, until the largest; None from the first that is not known."""
+    if not known:
+        return []
+    ranks = np.maximum(-(-LEVELS * total // MILLION), 1)
+    ranks = ranks[: int(np.searchsorted(ranks, total)) + 1]
+    inside = ranks[ranks <= known]
+    return [*(float(value) for value in read(inside)), *([None] * (len(ranks) - len(inside)))]
+
+
+def _chart(summary: Summary, name: str, lines: list[Line]) -> Block:
+    series = [
+        {
+            "name": f"{line.name} (overloaded)" if line.is_overloaded else line.name,
+            "x": page.rounded(line.values),
+            "dash": line.is_overloaded,
+            "floor": True,
+        }
+        for line in lines
+    ]
+    definition = METRICS[name].definition.partition(":")[0].partition(";")[0]
+    return page.chart(
+        f"Cumulative distribution of {TITLES[name]}",
+        f"({definition}). Hover to read the share of {'gaps' if name == 'itl' else 'requests'} that took at most that long.",
+        {
+            "kind": "xy",
+            "height": 300,
+            "x": {"label": f"{TITLES[name]} in ms (logarithmic)", "scale": "log", "unit": "ms", "short": "within"},
+            "y": {
+                "label": "share",
+                "format": "share",
+                "min": 0,
+                "max": 1,
+                "values": [level / MILLION for level in LEVELS.tolist()],
+                "nines": True,
+            },
+            "series": series,
+            "vlines": limits(summary, name),
+        },
+    )
+
+
+_COLUMNS = ("mean", *PERCENTILES, "max")
+
+
+def _table(name: str, lines: list[Line]) -> list[Block]:
+    rows: list[list[object]] = []
+    is_marked = False
+    for line in lines:
+        if line.found is None or not line.found.count or line.is_overloaded:
+            rows.append([line.name, *("–" for _ in range(len(_COLUMNS) + 2))])
+            continue
+        found = line.found
+        decimals = formatting.decimals_for(1e3 * (found.value("p50") or 0))
+        cells: list[object] = []
+        for column in _COLUMNS:
+            text = formatting.milliseconds(found.value(column), decimals)
+            if column in found.unsupported:
+                is_marked = True
+                cells.append(page.tinted(text + tables.MARK, "soft"))
+            else:
+                cells.append(text)
+        rows.append([line.name, f"{found.count:,}", *cells, _interval(found, decimals)])
+    titles = ["p99.9" if column == "p999" else column for column in _COLUMNS]
+    blocks = [page.table(["ms", "gaps" if name == "itl" else "requests", *titles, "p99, 95 % CI"], rows)]
+    if is_marked:
+        blocks.append(page.note(f"{tables.MARK} too few independent values to support this percentile."))
+    if failed := max((line.found.infinite for line in lines if line.found), default=0):
+        blocks.append(
+            page.note(f"Up to {failed:,} failed requests count as infinitely slow (measure.failures_as_inf).")
+        )
+    return blocks
+
+
+def _interval(found: Distribution, decimals: int) -> str:
+    low, high = found.ci.get("p99", (None, None))
+    if low is None or not math.isfinite(low):
+        return "–"
+    start = formatting.milliseconds(low, decimals)
+    return (
+        f"over {start}"
+        if high is None or not math.isfinite(high)
+        else f"{start} – {formatting.milliseconds(high, decimals)}"
+    )

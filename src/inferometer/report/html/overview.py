@@ -1,0 +1,256 @@
+"""The first two sections: the verdict with the headline figures, and what was run."""
+
+import math
+import re
+from collections.abc import Sequence
+
+from inferometer.analysis import settings
+from inferometer.analysis.checks import Check, in_words
+from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.slo_expression import parse
+from inferometer.analysis.summary import Summary
+from inferometer.records import Run
+from inferometer.report import formatting
+from inferometer.report.html import page
+from inferometer.report.html.page import Block, Section
+from inferometer.report.html.parts import TITLES, Part, is_token_run, latencies
+from inferometer.report.verdict import may_be_quoted
+from inferometer.units import format_seconds
+
+_TONES = {"VALID": "good", "VALID with warnings": "warn", "INVALID": "bad"}
+_SIGNS = {"met": ("✓", "good"), "missed": ("✗", "bad"), "undecided": ("?", "warn")}
+_CHECKS = {"fail": ("✗", "bad"), "warn": ("!", "warn"), "pass": ("✓", "good")}
+
+
+def verdict(run: Run, summary: Summary, stages: list[Part]) -> Section:
+    """Whether the figures may be trusted, which objectives are met, and the headline figures."""
+    words = in_words(summary.checks)
+    blocks: list[Block] = [
+        {"kind": "verdict", "tone": _TONES[words], "words": words, "text": _answer(summary, stages)},
+        page.cards(_cards(run, summary, stages)),
+    ]
+    failed = [check for check in summary.checks if check.status == "fail"]
+    warned = [check for check in summary.checks if check.status == "warn"]
+    passed = [check for check in summary.checks if check.status == "pass"]
+    if failed:
+        blocks.append(page.heading("Why the run is not valid"))
+        blocks += [_checks(failed), page.note(f"May be quoted: {may_be_quoted(summary)}.")]
+    if summary.slos:
+        blocks += [page.heading("Objectives"), _objectives(summary, stages), _reasons(summary)]
+    blocks += [page.note(formatting.one_line(text, 1000)) for text in run.manifest.outcome.notes]
+    if warned:
+        blocks.append(page.details(_plural(len(warned), "warning"), [_checks(warned)]))
+    if passed:
+        blocks.append(page.details(f"{_plural(len(passed), 'check')} passed", [_checks(passed)]))
+    return Section("verdict", "Verdict", blocks)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _answer(summary: Summary, stages: list[Part]) -> str:
+    """The run in a sentence."""
+    if not summary.slos:
+        kinds = [kind for kind, is_fine in summary.quotable.items() if is_fine]
+        if len(kinds) < len(summary.quotable):
+            return f"Figures that may be quoted: {may_be_quoted(summary)}."
+        return "Latency and throughput may be quoted. No objectives were set."
+    statuses = [result.status for result in summary.slos]
+    if len(stages) == 1:
+        counts = [f"{statuses.count(status)} {status}" for status in _SIGNS if status in statuses]
+        return f"{_plural(len(statuses), 'objective')}: {', '.join(counts)}."
+    by_outcome: dict[str, list[str]] = {}
+    for stage in stages:
+        own = {result.status for result in stage.slos}
+        outcome = next(status for status in ("missed", "undecided", "met") if status in own)
+        by_outcome.setdefault(outcome, []).append(stage.name)
+    words = {
+        "met": "All objectives are met at",
+        "undecided": "too short to decide at",
+        "missed": "an objective is missed at",
+    }
+    found = [f"{words[outcome]} {', '.join(by_outcome[outcome])}" for outcome in words if outcome in by_outcome]
+    text = "; ".join(found)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _checks(checks: Sequence[Check]) -> Block:
+    return page.items(
+        [
+            page.item(*_CHECKS[check.status], formatting.one_line(check.message, 1000), check.name.replace("_", " "))
+            for check in checks
+        ]
+    )
+
+
+def _objectives(summary: Summary, stages: list[Part]) -> Block:
+    """One row per objective, one column per stage."""
+    names = [result.slo for result in summary.slos]
+    rows = []
+    for name in names:
+        cells: list[object] = [name]
+        for stage in stages:
+            result = next((each for each in stage.slos if each.slo == name), None)
+            if result is None:
+                cells.append("–")
+                continue
+            sign, tone = _SIGNS[result.status]
+            value = "" if result.value is None else parse(result.expression).amount(result.value)
+            cells.append(page.tinted(f"{sign} {value}" if value else f"{sign} {result.status}", tone))
+        rows.append(cells)
+    return page.table(["objective", *(stage.name if len(stages) > 1 else "measured" for stage in stages)], rows)
+
+
+def _reasons(summary: Summary) -> Block:
+    names = {stage.stage: stage.name for stage in summary.stages}
+    lines = []
+    for result in summary.slos:
+        where = ", ".join(names[stage] for stage in result.stages if stage in names)
+        text = f"{where}: {result.reason}" if where and len(result.stages) < len(names) else result.reason
+        lines.append(page.item(*_SIGNS[result.status], formatting.one_line(text, 1000), result.slo))
+    return page.details("How each one was judged (with 95 % confidence)", [page.items(lines)])
+
+
+# --- headline figures ------------------------------------------------------------------------------------------------
+
+
+def _cards(run: Run, summary: Summary, stages: list[Part]) -> list[dict[str, str]]:
+    rates = {"requests": "requests/s"}
+    if is_token_run(run, stages):
+        rates["output_tokens"] = "output tokens/s"
+    elif summary.throughput.inferences is not None:
+        rates["inferences"] = "inferences/s"
+    cards = [card for name, title in rates.items() if (card := _rate(title, name, stages))]
+    for name in latencies(stages):
+        if name in ("ttft", "itl", "e2e"):
+            cards += [card for column in ("p50", "p99") if (card := _latency(name, column, stages))]
+    failed = summary.counts.failed + summary.counts.dropped
+    total = failed + summary.counts.ok
+    under = f"of {total:,} requests" + (f", {100 * failed / total:.2g} %" if failed else "")
+    cards.append(page.card("failed", f"{failed:,}", "", under, "bad" if failed else ""))
+    return cards
+
+
+def _rate(title: str, name: str, stages: list[Part]) -> dict[str, str] | None:
+    """A rate with its interval; of several stages the highest."""
+    known = [(value, stage) for stage in stages if (value := getattr(stage.throughput, name)) is not None]
+    if not known:
+        return None
+    value, stage = max(known, key=lambda pair: pair[0])
+    if len(stages) > 1:
+        return page.card(title, formatting.number(value), "", f"most, at {stage.name}")
+    low, high = stage.throughput.ci.get(name, (None, None))
+    under = f"95 % CI {formatting.number(low)} – {formatting.number(high)}" if low is not None else ""
+    return page.card(title, formatting.number(value), "", under)
+
+
+def _latency(name: str, column: str, stages: list[Part]) -> dict[str, str] | None:
+    """A percentile with its interval; of several stages the lowest and the highest that have one."""
+    title = f"{TITLES[name]} {column}"
+    usable = [stage for stage in stages if not stage.is_overloaded and stage.metrics and stage.metrics[name].count]
+    values = [(stage.metrics[name].value(column), stage) for stage in usable]
+    known = [(value, stage) for value, stage in values if value is not None]
+    if not known:
+        return None
+    if len(stages) > 1:
+        value, stage = known[0]
+        rest = f"; {milliseconds(known[-1][0])} at {known[-1][1].name}" if len(known) > 1 else ""
+        return page.card(title, *_split(value), f"at {stage.name}{rest}")
+    found = known[0][1].metrics[name]
+    return page.card(title, *_split(found.value(column)), interval(found, column))
+
+
+def _split(seconds: float | None) -> tuple[str, str]:
+    if seconds is not None and math.isinf(seconds):
+        return "∞", ""
+    text = formatting.milliseconds(seconds)
+    return (text, "ms") if text.replace(",", "").replace(".", "").isdigit() else (text, "")
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A latency with its unit."""
+    return " ".join(part for part in _split(seconds) if part)
+
+
+def interval(found: Distribution, column: str) -> str:
+    """The confidence interval of a statistic in words, or why it cannot be relied on."""
+    value = found.value(column)
+    if value is not None and math.isinf(value):
+        return f"{found.infinite:,} failed requests count as infinitely slow"
+    if column in found.unsupported:
+        return "too few values to support it"
+    low, high = found.ci.get(column, (None, None))
+    if low is None or high is None or not math.isfinite(high):
+        return ""
+    return f"95 % CI {formatting.milliseconds(low)} – {formatting.milliseconds(high)}"
+
+
+def started(summary: Summary) -> str:
+    """When the run started, to the second."""
+    date, _, time = summary.started.partition("T")
+    return f"{date} {re.sub(r'[.][0-9]+', '', time)}".strip()
+
+
+# --- what was run ----------------------------------------------------------------------------------------------------
+
+
+def what_was_run(run: Run, summary: Summary, stages: list[Part]) -> Section:
+    """The target, the load, the data, and when."""
+    manifest = run.manifest
+    window = summary.window
+    counts = summary.counts
+    pairs = [
+        ("target", formatting.describe_target(manifest)),
+        ("model", str(settings.text(manifest, "server", "model") or "")),
+        ("API", formatting.describe_api(manifest)),
+        ("server", " ".join(str(manifest.server[key]) for key in ("name", "version") if manifest.server.get(key))),
+        *(
+            (f"load, {stage.name}" if len(stages) > 1 else "load", formatting.describe_load(stage.plan))
+            for stage in stages
+        ),
+        ("data", _data(run)),
+        *(("", text) for text in formatting.data_notes(manifest)),
+        ("started", started(summary)),
+        (
+            "measured",
+            f"{format_seconds(window.span)}; {counts.ok:,} ok, {counts.failed:,} failed, {counts.dropped:,} dropped",
+        ),
+        ("inferometer", summary.inferometer),
+        ("run", run.folder.name),
+    ]
+    return Section("run", "What was run", [page.facts((name, formatting.one_line(text, 400)) for name, text in pairs)])
+
+
+def _data(run: Run) -> str:
+    """The data section of the config, as `key value` pairs."""
+    data = run.manifest.config.get("data")
+    if not isinstance(data, dict):
+        return ""
+    classes = data.get("classes")
+    if isinstance(classes, list | tuple):
+        return "; ".join(f"{each.get('name')}: {_flat(each.get('data'))}" for each in classes if isinstance(each, dict))
+    return _flat(data)
+
+
+_MINOR = ("type", "chat_template", "prompt_as", "salt")
+"""Keys of the data that the summary leaves out; the whole config is in the last sections."""
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return f"{len(value):,} values" if len(value) > 4 else ", ".join(map(_plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _flat(value: object) -> str:
+    """`synthetic, input 400, output 60`; settings without a value are left out, and nested ones are in brackets."""
+    if not isinstance(value, dict):
+        return _plain(value)
+    kind = [str(value["type"])] if value.get("type") else []
+    rest = [
+        f"{key} ({_flat(each)})" if isinstance(each, dict) else f"{key} {_plain(each)}"
+        for key, each in value.items()
+        if key not in _MINOR and each not in (None, "", [], {}, (), False)
+    ]
+    return ", ".join(kind + rest)

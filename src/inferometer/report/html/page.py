@@ -1,0 +1,185 @@
+"""A page: a title and a list of sections, each a list of blocks. Any document, not only that of a run, is put together from these.
+
+A block is a plain dict with its `kind`; the template has one branch per kind. Charts are blocks, too: their data travels as JSON in the
+page, and charts.js draws them. The same page gives the same bytes: there is no clock and no random name in it.
+
+The page can load nothing and run no script but its own: its Content-Security-Policy names the script's hash. So even a text that was
+not escaped could not do anything.
+"""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+Block = dict[str, Any]
+_DIGITS = 5
+
+
+class Section(msgspec.Struct, frozen=True):
+    id: str
+    """The anchor, unique in the page."""
+    title: str
+    blocks: Sequence[Block]
+    lead: str = ""
+    """A sentence that says what the section shows."""
+
+
+class Page(msgspec.Struct, frozen=True):
+    title: str
+    subtitle: str
+    sections: Sequence[Section]
+    footer: str
+    version: str
+    """That of inferometer, which made the data."""
+
+
+def render(page: Page) -> bytes:
+    """Render the page. Sections without blocks are left out."""
+    import jinja2  # noqa: PLC0415 (other exports do without it)
+    from markupsafe import Markup  # noqa: PLC0415
+
+    page = msgspec.structs.replace(page, sections=[section for section in page.sections if section.blocks])
+    charts: dict[str, Block] = {}
+    for section in page.sections:
+        _number_charts(section.blocks, charts)
+    script = _file("charts.js")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    text = environment.from_string(_file("page.html.j2")).render(
+        page=page,
+        style=Markup(_file("style.css")),
+        script=Markup(script),
+        script_hash=Markup("sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
+        data=Markup(_json({"charts": charts})),
+    )
+    return text.encode("utf-8", "replace")
+
+
+def _file(name: str) -> str:
+    return resources.files("inferometer.report.html").joinpath(name).read_text("utf-8")
+
+
+def _number_charts(blocks: Iterable[Block], charts: dict[str, Block]) -> None:
+    """Give each chart the next number, and collect their data."""
+    for block in blocks:
+        if block["kind"] == "chart":
+            block["id"] = f"c{len(charts) + 1}"
+            charts[block["id"]] = {"title": block["title"], "id": block["id"], **block["data"]}
+        for inner in (*block.get("panes", ()), block):
+            _number_charts(inner.get("blocks", ()), charts)
+
+
+def _json(value: object) -> str:
+    """Compact JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def rounded(values: Iterable[float | None]) -> list[float | int | None]:
+    """Numbers for a chart: with five significant digits, whole ones as integers, unknown and infinite ones as null."""
+    return [_round(value) for value in values]
+
+
+def _round(value: float | None) -> float | int | None:
+    if value is None or not math.isfinite(value):
+        return None
+    short = float(f"{value:.{_DIGITS}g}")
+    return int(short) if short == int(short) else short
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def chart(title: str, reading: str, data: Mapping[str, Any], tight: bool = False) -> Block:
+    """A chart, with a sentence that says what to read from it; `tight`: one of several below each other."""
+    return {"kind": "chart", "title": title, "reading": reading, "data": dict(data), "tight": tight}
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "", texts: Sequence[int] = ()
+) -> Block:
+    """A table of strings, or of `tinted` cells; `texts` are the columns with prose, which are aligned to the left."""
+    return {"kind": "table", "columns": columns, "rows": rows, "caption": caption, "texts": tuple(texts)}
+
+
+def tinted(text: str, tone: str, small: str = "") -> Block:
+    """A cell of a table in a colour (good, warn, bad), with an addition in small print."""
+    return {"text": text, "tone": tone, "small": small}
+
+
+def bar(share: float, tone: str = "") -> Block:
+    """A cell with a bar, up to 160 pixels long."""
+    return {"bar": round(160 * min(max(share, 0.0), 1.0)), "tone": tone}
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> Block:
+    """Names and values, without those that have no value."""
+    return {"kind": "facts", "facts": [(name, value) for name, value in pairs if value]}
+
+
+def cards(each: Sequence[Mapping[str, str]]) -> Block:
+    return {"kind": "cards", "cards": each}
+
+
+def card(name: str, value: str, unit: str = "", under: str = "", tone: str = "") -> dict[str, str]:
+    """A headline figure with its name above and a remark below."""
+    return {"name": name, "value": value, "unit": unit, "under": under, "tone": tone}
+
+
+def item(sign: str, tone: str, text: str, name: str = "") -> dict[str, str]:
+    return {"sign": sign, "tone": tone, "text": text, "name": name}
+
+
+def items(each: Sequence[Mapping[str, str]]) -> Block:
+    """A list in which every line has a sign, and a name if any line has one."""
+    return {"kind": "items", "items": each, "named": any(one["name"] for one in each)}
+
+
+def note(text: str) -> Block:
+    return {"kind": "note", "text": text}
+
+
+def heading(text: str) -> Block:
+    return {"kind": "heading", "text": text}
+
+
+def code(text: str) -> Block:
+    return {"kind": "code", "text": text}
+
+
+def details(summary: str, blocks: Sequence[Block]) -> Block:
+    """Blocks that are folded away until the reader opens them."""
+    return {"kind": "details", "summary": summary, "blocks": blocks}
+
+
+def tabs(switches: Sequence[Sequence[tuple[str, str]]], panes: Mapping[str, Sequence[Block]]) -> Block:
+    """Blocks of which one pane is shown at a time. Each switch has values and labels; the key of a pane is its values, joined by `|`.
+
+    The first pane is that of each switch's first value. A switch with a single value is not needed, and not shown.
+    """
+    kept = [index for index, switch in enumerate(switches) if len(switch) > 1]
+    shown = [
+        {"key": "|".join(key.split("|")[index] for index in kept), "blocks": blocks} for key, blocks in panes.items()
+    ]
+    return {"kind": "tabs", "switches": [switches[index] for index in kept], "panes": shown}
+
+
+def stack(parts: Sequence[tuple[str, float, str, int]]) -> Block:
+    """A bar divided by (name, value, text, colour)."""
+    total = math.fsum(value for _, value, _, _ in parts) or 1.0
+    return {
+        "kind": "stack",
+        "parts": [
+            {"name": name, "percent": f"{100 * value / total:.2f}", "text": text, "colour": colour}
+            for name, value, text, colour in parts
+        ],
+    }

@@ -1,0 +1,202 @@
+"""The HTML report: its sections, its charts' data, and that it is safe, small and always the same."""
+
+from pathlib import Path
+
+import html_runs
+import msgspec
+import numpy as np
+import pytest
+import synthetic_run as made
+from click.testing import CliRunner
+from html_runs import HOSTILE, Page, encoded, page
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferometer import store
+from inferometer.analysis.summary import summarise
+from inferometer.cli.report import command
+from inferometer.errors import UserError
+from inferometer.records import Chunks, Failure
+from inferometer.report.html import gap_histogram, timeline
+from inferometer.report.html.latency import LEVELS, MILLION
+
+
+def test_the_verdict_comes_first_and_the_definitions_last() -> None:
+    found = page(html_runs.staged())
+    sections = ["verdict", "run", "latency", "time", "heatmap", "curve", "goodput", "slowest", "failures"]
+    assert found.ids("section") == [*sections, "tokens", "client", "environment", "definitions"]
+    links = [attrs["href"] for tag, attrs in found.tags if tag == "a"]
+    assert links == [f"#{name}" for name in found.ids("section")]
+
+
+def test_the_page_says_the_verdict_the_objectives_and_what_was_run() -> None:
+    text = " ".join(page(html_runs.plain()).text.split())
+    assert " 3 objectives: " in text
+    assert "ttft.p90 < 60ms ✓" in text and "itl.p99 < 11ms ✗" in text
+    assert "my-model at http://127.0.0.1:8000" in text and "closed loop, 8 in flight, 600 requests" in text
+
+
+def test_an_invalid_run_says_why() -> None:
+    rows, chunks = made.closed_rows()
+    made.fail(rows, slice(0, 100))
+    text = " ".join(page(made.run(rows, chunks, failures=(Failure("http_503", "busy"),))).text.split())
+    assert " INVALID " in text and "Why the run is not valid" in text and "http_503 100 " in text
+
+
+def test_an_empty_run_has_a_page_without_charts() -> None:
+    found = page(html_runs.empty())
+    assert not found.charts and "latency" not in found.ids("section") and "nan" not in found.text.lower().split()
+
+
+def test_nothing_is_loaded_and_no_other_script_may_run() -> None:
+    found = page(html_runs.plain())
+    assert not [tag for tag, _ in found.tags if tag in ("img", "link", "iframe", "object")]
+    assert not [attrs for _, attrs in found.tags if attrs.get("src") or not str(attrs.get("href", "#")).startswith("#")]
+    (policy,) = (str(attrs["content"]) for _, attrs in found.tags if attrs.get("http-equiv"))
+    assert "default-src 'none'" in policy and "script-src 'sha256-" in policy
+
+
+def test_text_from_servers_and_configs_is_escaped() -> None:
+    found = page(html_runs.staged(name=HOSTILE))
+    assert [tag for tag, _ in found.tags if tag == "script"] == ["script", "script"]
+    assert not [tag for tag, _ in found.tags if tag == "img"]
+    assert "<img src=x onerror=" in found.text  # as text
+    assert any(HOSTILE[:20] in each["name"] for chart in found.charts.values() for each in chart.get("series", ()))
+
+
+def test_the_same_run_gives_the_same_bytes() -> None:
+    assert encoded(html_runs.staged()) == encoded(html_runs.staged())
+
+
+def test_tensor_runs_have_queue_and_compute_and_no_token_charts() -> None:
+    found = page(html_runs.tensors())
+    assert {"heatmap", "tokens"}.isdisjoint(found.ids("section")) and "breakdown" in found.ids("section")
+    titles = [chart["title"] for chart in found.charts.values()]
+    assert "Queue and compute." in titles and not [title for title in titles if "TTFT" in title or "ITL" in title]
+    assert "TTFT" not in found.text and "tokens/s" not in found.text
+
+
+def test_a_hundred_thousand_requests_fit_into_3_mb() -> None:
+    rows, chunks = made.closed_rows(5_000, users=64)
+    copies = 20
+    length = int(rows["done"].max()) + made.MS
+    many = np.tile(rows, copies)
+    moved = np.repeat(np.arange(copies) * length, len(rows))
+    for name in ("intended", "sent", "first_byte", "first_token", "first_content", "last_token", "done"):
+        many[name] += moved
+    many["id"] = np.arange(len(many))
+    many["chunk_start"] = np.arange(len(many)) * 10
+    arrivals = np.tile(chunks.arrival, copies) + np.repeat(np.arange(copies) * length, len(chunks.arrival))
+    run = made.run(many, Chunks(arrivals, np.tile(chunks.tokens, copies)))
+    source = encoded(run)
+    assert len(run.records.rows) == 100_000 and len(source) < 1_000_000
+    assert max(len(each["y"]) for each in Page(source).chart("Requests per second")["series"]) <= 600
+
+
+# --- the charts' data ------------------------------------------------------------------------------------------------
+
+
+def test_rates_add_up_to_the_requests() -> None:
+    run = html_runs.plain()
+    chart = page(run).chart("Requests per second")
+    width = chart["x"]["values"]["step"]
+    assert [sum(each["y"]) * width for each in chart["series"]] == pytest.approx([600, 600], rel=1e-3)
+
+
+def test_in_flight_is_the_number_between_send_and_end() -> None:
+    rows = made.blank(3)
+    rows["sent"] = np.array([0, 1, 1]) * made.SECOND
+    rows["done"] = np.array([2, 2, 4]) * made.SECOND
+    times = gap_histogram.TimeBins(0, made.SECOND, 4)
+    mean, least, most = timeline.in_flight(made.run(rows), times)
+    assert (mean.tolist(), least.tolist(), most.tolist()) == ([1, 3, 1, 1], [0, 1, 1, 0], [1, 3, 3, 1])
+
+
+def test_server_gauges_are_drawn_with_the_requests_in_flight() -> None:
+    names = [each["name"] for each in page(html_runs.plain()).chart("Requests in flight")["series"]]
+    assert names == ["in flight", "running (server)", "waiting (server)"]
+
+
+def test_the_distribution_has_the_percentiles_of_the_table() -> None:
+    run = html_runs.plain()
+    found = summarise(run).metrics
+    levels = LEVELS.tolist()
+    for name, title, tolerance in (("ttft", "distribution of TTFT", 1e-4), ("itl", "distribution of ITL", 0.016)):
+        (line,) = page(run).chart(title)["series"]
+        for level, column in ((500_000, "p50"), (900_000, "p90"), (990_000, "p99")):
+            assert line["x"][levels.index(level)] == pytest.approx(1e3 * found[name].value(column), rel=tolerance)
+        assert line["x"] == sorted(line["x"])
+    assert levels[-1] == MILLION
+
+
+def test_failed_requests_that_count_as_infinitely_slow_end_the_curve_early() -> None:
+    rows, chunks = made.closed_rows()
+    made.fail(rows, slice(0, 60))
+    config = made.manifest().config | {"measure": {"failures_as_inf": True}}
+    (line,) = page(made.run(rows, chunks, failures=(Failure("http_503", ""),), config=config)).chart("TTFT")["series"]
+    known = [value for value in line["x"] if value is not None]
+    assert LEVELS[len(known) - 1] == pytest.approx(900_000, rel=0.01) and line["x"][-1] is None
+
+
+@given(st.integers(1, 2**40))
+def test_gaps_lie_between_the_edges_of_their_bins(gap: int) -> None:
+    index = int(gap_histogram.bin_of(np.array([gap]))[0])
+    low, high = gap_histogram.edge(index), gap_histogram.edge(index + 1)
+    assert low * 1e9 <= gap * (1 + 1e-12) and gap < high * 1e9 * (1 + 1e-12) and high <= low * (1 + 1 / 64 + 1e-9)
+
+
+def test_every_gap_is_in_the_heatmap_however_the_chunks_are_read() -> None:
+    run = html_runs.plain()
+    chart = page(run).chart("Gaps between")
+    assert sum(chart["counts"]) == 600 * 9 and chart["columns"] <= 120 and chart["rows"] <= 40
+    whole = list(run.chunks())
+    split = msgspec.structs.replace(run, chunks=lambda: (p for w in whole for p in made.pieces(w, 777)))
+    assert encoded(split) == encoded(run)
+
+
+def test_the_slowest_requests_are_the_slowest() -> None:
+    run = html_runs.plain()
+    rows = run.records.rows
+    took = (rows["done"] - rows["sent"]) / 1e9
+    chart = page(run).chart("slowest requests")
+    assert chart["x"]["unit"] == "ms"
+    assert [each["end"] for each in chart["rows"]] == pytest.approx(1e3 * np.sort(took)[::-1][:10], rel=1e-4)
+    assert all(len(each["tokens"]) == 10 for each in chart["rows"])
+
+
+def test_objectives_are_drawn_as_lines() -> None:
+    found = page(html_runs.staged())
+    assert [line["at"] for line in found.chart("TTFT against")["hlines"]] == [60]
+    assert [line["at"] for line in found.chart("distribution of ITL")["vlines"]] == [11]
+
+
+# --- --open ----------------------------------------------------------------------------------------------------------
+
+
+def stored(folder: Path) -> Path:
+    run = html_runs.plain()
+    folder.mkdir()
+    store.write(folder, run.manifest, run.records, run.chunks())
+    return folder
+
+
+def call(*arguments: object) -> None:
+    result = CliRunner().invoke(command, [str(each) for each in arguments], standalone_mode=False)
+    if result.exception:
+        raise result.exception
+
+
+def test_open_writes_the_page_into_the_folder_and_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    folder = stored(tmp_path / "run")
+    call(folder, "--open")
+    assert opened == [(folder / "report.html").resolve().as_uri()]
+    assert (folder / "report.html").read_bytes().startswith(b"<!doctype html>")
+    call(folder, "--open", "--html", tmp_path / "own.html")
+    assert opened[1:] == [(tmp_path / "own.html").resolve().as_uri()]
+
+
+def test_open_needs_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--open needs a file"):
+        call(stored(tmp_path / "run"), "--open", "--html", "-")

@@ -1,0 +1,124 @@
+"""The HTML report in a real browser without a network: no error, and charts that respond to hover, zoom and toggles.
+
+The page is opened once as it is. A copy of it also gets a script that drives the charts by pointer events and writes what happened
+into the page, which Chromium then prints. So nothing but Chromium is needed.
+"""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import html_runs
+import pytest
+
+pytestmark = pytest.mark.chromium
+
+FLAGS = (
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+    ),
+    *(
+        "--disable-component-update",
+        "--disable-sync",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--proxy-server=127.0.0.1:9",
+    ),
+    *("--enable-logging=stderr", "--v=0", "--window-size=1280,900", "--virtual-time-budget=5000", "--dump-dom"),
+)
+DRIVER = """
+const wait = () => new Promise(resolve => setTimeout(resolve, 100));
+const all = [...document.querySelectorAll("figure[data-chart]")];
+const shown = () => all.filter(each => each.querySelector(".plot").clientWidth);
+const send = (figure, type, share, down = 0.5) => {
+  const plot = figure.querySelector(".plot"), box = plot.getBoundingClientRect();
+  const at = { clientX: box.left + 54 + share * (box.width - 68), clientY: box.top + down * box.height, bubbles: true, pointerId: 1 };
+  plot.dispatchEvent(type === "dblclick" ? new MouseEvent(type, at) : new PointerEvent(type, at));
+};
+const drag = figure => { send(figure, "pointerdown", 0.25); send(figure, "pointermove", 0.5); send(figure, "pointerup", 0.75); };
+(async () => {
+  const found = { charts: all.length, drawn: shown().filter(each => each.dataset.drawn).length, shown: shown().length };
+  found.hover = shown().map(each => { send(each, "pointermove", 0.4); return each.dataset.hover; });
+  const specs = JSON.parse(document.getElementById("data").textContent).charts;
+  const time = all.filter(each => specs[each.dataset.chart].group === "time");
+  send(time[0], "pointermove", 0.4);
+  found.linked = time.map(each => each.querySelectorAll(".cursor line").length);
+  found.values = [...time[0].querySelectorAll(".key b")].map(each => each.textContent);
+  drag(time[0]);
+  found.zoomed = time.map(each => each.dataset.zoom);
+  send(time[1], "dblclick", 0.5);
+  found.reset = time.map(each => each.dataset.zoom);
+  const single = all.find(each => !time.includes(each) && shown().includes(each));
+  drag(single);
+  found.alone = [single.dataset.zoom !== "", time[0].dataset.zoom];
+  const lines = () => time[0].querySelectorAll("path.line").length;
+  const before = lines();
+  time[0].querySelector("button.key").click();
+  found.toggled = [before, lines()];
+  const tabs = document.querySelector(".tabs"), button = tabs.querySelectorAll(".switch button")[1];
+  button.click();
+  await wait();
+  const pane = [...tabs.querySelectorAll(".pane")].filter(each => !each.hidden);
+  found.pane = [pane.length, pane[0].dataset.key, pane[0].querySelector("figure").dataset.drawn];
+  const colour = () => getComputedStyle(document.body).backgroundColor;
+  const light = colour();
+  document.getElementById("theme").click();
+  found.theme = light !== colour();
+  found.overflow = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+  found.title = document.title;
+  found.width = window.innerWidth;
+  document.body.append(Object.assign(document.createElement("pre"), { id: "driven", textContent: JSON.stringify(found) }));
+})();
+"""
+
+
+def opened(source: bytes, folder: Path, *flags: str) -> tuple[str, str]:
+    """The page after its scripts have run, and what Chromium logged."""
+    path = folder / "page.html"
+    path.write_bytes(source)
+    command = ["chromium", *FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout, done.stderr
+
+
+def driven(source: bytes, folder: Path, *flags: str) -> dict[str, Any]:
+    """What the driver found."""
+    text = re.sub(r"script-src '[^']+'", "script-src 'unsafe-inline'", source.decode(), count=1)
+    text = text.replace("</body>", f"<script>{DRIVER}</script></body>")
+    page, log = opened(text.encode(), folder, *flags)
+    assert "CONSOLE" not in log and "data-errors" not in page
+    result = re.search(r'<pre id="driven">(.*?)</pre>', page, re.DOTALL)
+    assert result, log
+    found: dict[str, Any] = json.loads(result[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+    return found
+
+
+@pytest.mark.parametrize("name", ["plain", "staged", "tensors", "empty"])
+def test_the_page_opens_without_an_error(name: str, tmp_path: Path) -> None:
+    run = html_runs.staged(html_runs.HOSTILE) if name == "staged" else getattr(html_runs, name)()
+    page, log = opened(html_runs.encoded(run), tmp_path)
+    assert 'data-ready="1"' in page and "data-errors" not in page and "CONSOLE" not in log
+    assert "<title>owned</title>" not in page
+
+
+def test_charts_respond_to_hover_zoom_and_toggles(tmp_path: Path) -> None:
+    found = driven(html_runs.encoded(html_runs.staged(html_runs.HOSTILE)), tmp_path)
+    assert found["drawn"] == found["shown"] > 8 and all(found["hover"])
+    assert len(found["linked"]) > 5 and set(found["linked"]) == {1}
+    assert all(float(value.replace(",", "")) > 0 for value in found["values"])
+    zoom = found["zoomed"]
+    assert len(set(zoom)) == 1 and 0 < float(zoom[0].split()[0]) < float(zoom[0].split()[1])
+    assert set(found["reset"]) == {""} and found["alone"] == [True, ""]
+    assert found["toggled"] == [2, 1] and found["pane"] == [1, "itl|all", "1"]
+    assert found["theme"] and found["title"] != "owned"
+
+
+def test_the_page_fits_a_phone(tmp_path: Path) -> None:
+    found = driven(html_runs.encoded(html_runs.staged()), tmp_path, "--window-size=390,844")
+    assert found["width"] < 520 and found["drawn"] == found["shown"] and not found["overflow"]
