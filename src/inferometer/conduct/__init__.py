@@ -12,7 +12,8 @@ interrupts.py  Ctrl-C and SIGTERM
 """
 
 from inferometer.analysis.slo_expression import parse_all as parse_slos
+from inferometer.conduct.comparing import compare_stored, parse_conditions
 from inferometer.conduct.measuring import Show, measure
 from inferometer.conduct.saving import UnsavedError, open_run
 
-__all__ = ["Show", "UnsavedError", "measure", "open_run", "parse_slos"]
+__all__ = ["Show", "UnsavedError", "compare_stored", "measure", "open_run", "parse_conditions", "parse_slos"]
