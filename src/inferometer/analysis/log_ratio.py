@@ -137,7 +137,7 @@ def more_runs(found: LogRatio, count: int, log_effect: float) -> int | None:
     """The same as more runs per side, or more pairs; None: more than anybody would measure."""
     deviation = found.error * math.sqrt(count)
     for runs in range(count, _MOST_RUNS):
-        freedom = found.freedom + (runs - count) * (1 if found.method == "paired" else 2)
+        freedom = round(found.freedom) + (runs - count) * (1 if found.method == "paired" else 2)
         if deviation / math.sqrt(runs) * (student.quantile(CONFIDENCE, freedom) + _NORMAL_80) <= log_effect:
             return runs - count
         if runs - count > 50:  # t is nearly normal: solve directly

@@ -1,6 +1,7 @@
 """Student's t distribution: tail probabilities and quantiles, with any positive number of degrees of freedom."""
 
 import math
+from functools import lru_cache
 
 from inferometer.analysis import binomial
 
@@ -17,12 +18,13 @@ def tail(t: float, freedom: float) -> float:
     return beyond if t >= 0 else 1 - beyond
 
 
+@lru_cache(maxsize=4096)
 def quantile(confidence: float, freedom: float) -> float:
     """How many standard errors a two-sided interval with this confidence extends to each side."""
     beyond, low, high = (1 - confidence) / 2, 0.0, 1.0
     while tail(high, freedom) > beyond and high < _WIDEST:
         high *= 2
-    while high - low > 1e-9 * high:
+    while high - low > 1e-8 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if tail(middle, freedom) > beyond else (low, middle)
     return high

@@ -18,7 +18,7 @@ from inferometer.analysis.blocks import BLOCKS
 
 REPLICATES = 400
 CELLS = 10 * BLOCKS
-_RANKS = 2048
+_RANKS = 1024
 _TAIL = 0.05
 """The share of the values, the largest, that get half of the ranks."""
 
@@ -72,5 +72,5 @@ def _resample(counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     starts = rng.integers(0, CELLS, (REPLICATES, BLOCKS))
     weights = np.zeros((REPLICATES, CELLS))
     np.add.at(weights, (np.arange(REPLICATES)[:, None], starts), 1)
-    totals: NDArray[np.int64] = np.rint(weights @ stretches).astype(np.int64)
+    totals: NDArray[np.int64] = np.rint(weights @ stretches.astype(np.float64)).astype(np.int64)
     return totals
