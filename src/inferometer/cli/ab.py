@@ -73,9 +73,9 @@ def command(
     \b
     Two servers, 8 pairs of 30 s
       inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8001 --rate 20
-    Two builds on one machine: each is started for its runs and stopped after them
-      inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8000 --duration 1m \\
-        --start-a './build-old/serve --port 8000' --start-b './build-new/serve --port 8000'
+    Two builds: each is started for its runs and stopped after them
+      inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8000 --pairs 10 \\
+        --start-a './old --port 8000' --start-b './new --port 8000'
 
     All runs are stored in one folder, and `inferometer compare FOLDER` prints the comparison again. A pair with an INVALID run is
     left out unless --force is given. Ctrl-C compares the pairs that are complete.

@@ -26,8 +26,8 @@ def command(
       inferometer compare 'runs/before-*' 'runs/after-*'
     The pairs that `inferometer ab` measured
       inferometer compare runs/20261116-103000-cccc
-    A gate in CI: exit status 1 if B is worse by more than 5 %, or if that is undecided
-      inferometer compare A B --fail-if 'ttft.p99 worse by 5%' --markdown summary.md --junit results.xml
+    A gate in CI: exit status 1 if B is worse by more than 5 %, or undecided
+      inferometer compare A B --fail-if 'ttft.p99 worse by 5%' --junit out.xml
 
     Runs are compared only if they have the same workload, model, load and objectives, and are VALID and complete; --force
     compares them nevertheless. With one run per side, intervals do not cover run-to-run variation.
