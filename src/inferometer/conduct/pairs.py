@@ -35,11 +35,16 @@ def repeat(config: Config, count: int, note: Note) -> tuple[Path, list[Measured]
     folder = store.new_folder(config.output)
     measured: list[Measured] = []
     for number in range(count):
-        one = _run(config, folder, number, note(number + 1, count, ""))
-        if one[0].manifest.outcome.interrupted and measured:
+        try:
+            one = _run(config, folder, number, note(number + 1, count, ""))
+        except KeyboardInterrupt:  # before its first request
+            if not measured:
+                raise
             break
-        measured.append(one)
-        if one[0].manifest.outcome.interrupted:
+        is_interrupted = one[0].manifest.outcome.interrupted
+        if not (is_interrupted and measured):
+            measured.append(one)
+        if is_interrupted:
             break
     return folder, measured
 

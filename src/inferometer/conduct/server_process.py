@@ -87,7 +87,7 @@ def _tail(log: Path) -> str:
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """End the whole process group: politely, then at once. What the leader left behind is ended as well."""
     _signal_group(process, signal.SIGTERM)
-    _until(lambda: process.poll() is not None, GRACE)
+    _until(lambda: process.poll() is not None and not _has_group(process), GRACE)
     _signal_group(process, signal.SIGKILL)
     process.wait()
 
@@ -96,6 +96,15 @@ def _until(is_over: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not is_over() and time.monotonic() < deadline:
         time.sleep(_LOOK / 4)
+
+
+def _has_group(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether anything that the command started still runs; the shell itself may end before its server does."""
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
