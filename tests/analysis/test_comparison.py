@@ -112,6 +112,14 @@ def test_a_metric_that_one_side_lacks_is_named_with_its_side() -> None:
     assert found.conditions[0].status == "undecided"
 
 
+def test_a_gap_of_zero_has_no_ratio() -> None:
+    rows, chunks = made.closed_rows()
+    run = made.run(rows, msgspec.structs.replace(chunks, arrival=np.repeat(rows["first_token"], rows["chunk_count"])))
+    found = compare(Side("a", (measured(),)), Side("b", ((run, summarise(run)),)))
+    assert found.metrics["itl.p50"].ratio is None and "it is 0 on side B" in found.metrics["itl.p50"].sentence
+    assert "itl.p50" not in summarise_repeats([(run, summarise(run))] * 2).metrics
+
+
 def with_config(**sections: object) -> Measured:
     return measured(config=made.manifest().config | sections)
 

@@ -36,7 +36,7 @@ def slow() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def fast() -> Iterator[str]:
-    with running(simulator(timing=Fixed(ttft=0.002, itl=0.001))) as url:
+    with running(simulator(timing=Fixed(ttft=0.002, itl=0.002))) as url:
         yield url
 
 
@@ -65,10 +65,10 @@ def test_compare_finds_the_faster_simulator(stored: Path, tmp_path: Path) -> Non
     result = cli("compare", stored / "a" / "LATEST", stored / "b" / "LATEST", "--json", out)
     assert result.status == 0, result
     metrics = json.loads(out.read_text())["metrics"]
-    assert metrics["itl.p50"]["verdict"] == "better" and 0.05 < metrics["itl.p50"]["ratio"] < 0.6
-    assert metrics["itl.p50"]["ci"][0] <= metrics["itl.p50"]["ratio"] <= metrics["itl.p50"]["ci"][1]
+    assert metrics["tpot.p50"]["verdict"] == "better" and 0.05 < metrics["tpot.p50"]["ratio"] < 0.6
+    assert metrics["tpot.p50"]["ci"][0] <= metrics["tpot.p50"]["ratio"] <= metrics["tpot.p50"]["ci"][1]
     assert metrics["e2e.p50"]["verdict"] == "better" and metrics["throughput.requests"]["verdict"] == "better"
-    assert "ITL p50 is" in result.out and "% lower" in result.out
+    assert "TPOT p50 is" in result.out and "% lower" in result.out
     assert "does not cover run-to-run variation" in " ".join(result.out.split())
     assert "nan" not in result.out.lower()
 
@@ -76,13 +76,13 @@ def test_compare_finds_the_faster_simulator(stored: Path, tmp_path: Path) -> Non
 def test_a_condition_gives_status_1_and_is_in_every_file(stored: Path, tmp_path: Path) -> None:
     markdown, junit = tmp_path / "out.md", tmp_path / "out.xml"
     sides = (stored / "b", stored / "a")
-    result = cli("compare", *sides, "--fail-if", "itl.p50 worse by 5%", "--markdown", markdown, "--junit", junit)
+    result = cli("compare", *sides, "--fail-if", "tpot.p50 worse by 5%", "--markdown", markdown, "--junit", junit)
     assert result.status == 1 and "fails" in result.out
-    assert "| `itl.p50 worse by 5%` | ❌ fails |" in markdown.read_text()
+    assert "| `tpot.p50 worse by 5%` | ❌ fails |" in markdown.read_text()
     suite = ET.parse(junit).getroot()[0]
     assert suite.get("failures") == "1"
-    assert suite[0].get("name") == "itl.p50 worse by 5%" and suite[0].find("failure") is not None
-    assert cli("compare", *reversed(sides), "--fail-if", "itl.p50 worse by 5%").status == 0
+    assert suite[0].get("name") == "tpot.p50 worse by 5%" and suite[0].find("failure") is not None
+    assert cli("compare", *reversed(sides), "--fail-if", "tpot.p50 worse by 5%").status == 0
 
 
 def test_an_undecided_condition_fails_unless_it_is_allowed(stored: Path) -> None:
@@ -113,7 +113,7 @@ def test_several_sides_are_compared_with_the_first(stored: Path, tmp_path: Path)
         (("{a}",), ("at least two sides",)),
         (("{a}", "{a}/nothing"), ("there is no such folder",)),
         (("{a}", "{a}/*nothing*"), ("no folder matches",)),
-        (("{a}", "{b}", "--fail-if", "ittl.p50 worse by 5%"), ("column 1", "did you mean itl.p50?")),
+        (("{a}", "{b}", "--fail-if", "tpott.p50 worse by 5%"), ("column 1", "did you mean tpot.p50?")),
         (("{a}", "{b}", "--json", "-", "--junit", "-"), ("both write to standard output",)),
         (("{a}", "{b}", "--markdown", "/nothing/x.md"), ("does not exist",)),
     ],
@@ -125,14 +125,14 @@ def test_bad_input_takes_two_lines(stored: Path, arguments: tuple[str, ...], wor
 
 def test_run_and_report_write_markdown_and_junit(stored: Path, tmp_path: Path) -> None:
     markdown, junit = tmp_path / "run.md", tmp_path / "run.xml"
-    slo = ("--slo", "itl.p50 < 1us", "--slo", "failure_rate < 90%")
+    slo = ("--slo", "tpot.p50 < 1us", "--slo", "failure_rate < 90%")
     result = cli("report", stored / "a" / "LATEST", *slo, "--markdown", markdown, "--junit", junit)
     assert result.status == 1
     text = markdown.read_text()
-    assert text.startswith("## VALID") and "| `itl.p50 < 1us` | ❌ missed |" in text and "| itl |" in text
+    assert text.startswith("## VALID") and "| `tpot.p50 < 1us` | ❌ missed |" in text and "| tpot |" in text
     suite = ET.parse(junit).getroot()[0]
     outcomes = {case.get("name"): case.find("failure") is None for case in suite}
-    assert outcomes["itl.p50 < 1us"] is False and outcomes["failure_rate < 90%"] and outcomes["completed"]
+    assert outcomes["tpot.p50 < 1us"] is False and outcomes["failure_rate < 90%"] and outcomes["completed"]
 
 
 def test_repeat_shows_the_variation_between_runs(tmp_path: Path, fast: str, slow: str) -> None:
@@ -141,7 +141,7 @@ def test_repeat_shows_the_variation_between_runs(tmp_path: Path, fast: str, slow
     assert result.status == 0, result
     tree = json.loads(out.read_text())
     assert len(tree["runs"]) == 3 and tree["verdicts"] == ["VALID"] * 3
-    itl = tree["metrics"]["itl.p50"]
+    itl = tree["metrics"]["tpot.p50"]
     assert len(itl["values"]) == 3 and itl["ci"][0] < itl["mean"] < itl["ci"][1] and itl["within"] is not None
     assert "between runs" in result.out and "within a run" in result.out
     seeds = {json.loads((Path(each) / "manifest.json").read_text())["seeds"]["seed"] for each in tree["runs"]}
@@ -157,14 +157,14 @@ def test_ab_measures_interleaved_pairs_and_compares_them(tmp_path: Path, slow: s
     out = tmp_path / "out.json"
     result = cli("ab", slow, fast, "--pairs", "3", *LOAD, *settings(tmp_path / "runs"), "--json", out)
     assert result.status == 0, result
-    metric = json.loads(out.read_text())["metrics"]["itl.p50"]
+    metric = json.loads(out.read_text())["metrics"]["tpot.p50"]
     assert metric["method"] == "paired" and metric["ratio"] < 0.6 and metric["sign_flip"] == 0.25
     (folder,) = (tmp_path / "runs").glob("2*")
     pairs = json.loads((folder / "pairs.json").read_text())["pairs"]
     started = [json.loads((folder / name / "manifest.json").read_text())["started"] for pair in pairs for name in pair]
     assert [started[0] < started[1], started[2] < started[3], started[4] < started[5]] == [True, False, True]
     again = cli("compare", folder, "--json", "-")
-    assert json.loads(again.out)["metrics"]["itl.p50"] == metric
+    assert json.loads(again.out)["metrics"]["tpot.p50"] == metric
 
 
 def free_port() -> int:
@@ -182,10 +182,10 @@ def serve_command(port: int, itl: str) -> str:
 def test_ab_starts_and_stops_a_server_for_each_run(tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    commands = ("--start-a", serve_command(port, "4ms"), "--start-b", serve_command(port, "1ms"))
+    commands = ("--start-a", serve_command(port, "8ms"), "--start-b", serve_command(port, "2ms"))
     result = cli("ab", url, url, "--pairs", "2", *LOAD, *settings(tmp_path), *commands, "--json", tmp_path / "out.json")
     assert result.status == 0, result
-    assert json.loads((tmp_path / "out.json").read_text())["metrics"]["itl.p50"]["ratio"] < 0.6
+    assert json.loads((tmp_path / "out.json").read_text())["metrics"]["tpot.p50"]["ratio"] < 0.6
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), 1):
         pass
 
@@ -206,12 +206,12 @@ def test_ctrl_c_compares_complete_pairs_and_ends_the_server(tmp_path: Path, fast
     port = free_port()
     process = start(
         "ab", fast, f"http://127.0.0.1:{port}", "--pairs", "50", *LOAD, *settings("runs"),  # type: ignore[arg-type]
-        "--start-b", serve_command(port, "4ms"), "--start-timeout", "60s", cwd=tmp_path,
+        "--start-b", serve_command(port, "8ms"), "--start-timeout", "60s", cwd=tmp_path,
     )  # fmt: skip
     until(lambda: any(_pairs(each) >= 2 for each in tmp_path.glob("runs/2*/pairs.json")), "two pairs", 90)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert "interrupted: comparing" in err and "ITL p50" in out and process.returncode == 0, (out, err)
+    assert "interrupted: comparing" in err and "TPOT p50" in out and process.returncode == 0, (out, err)
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), 1):
         pass
 

@@ -201,11 +201,8 @@ def _ratios(
 ) -> dict[str, LogRatio]:
     values: dict[str, list[list[float]]] = {}
     for name, sides in figures.items():
-        known = [
-            [each.value for each in side if each.value is not None and math.isfinite(each.value)] for side in sides
-        ]
-        if all(len(one) == len(side) for one, side in zip(known, sides, strict=True)):
-            values[name] = known
+        if all(each.has_ratio for side in sides for each in side):
+            values[name] = [[each.value or 0.0 for each in side] for side in sides]
     if len(a.runs) == len(b.runs) == 1:
         return _single(a, b, figures, values, stage)
     method = log_ratio.paired if pairs else log_ratio.unpaired
@@ -268,11 +265,13 @@ def _metric(
 
 
 def _typical(values: Sequence[float | None]) -> float | None:
-    """The geometric mean; infinite if most are, None if one is missing or only some are infinite."""
+    """The geometric mean, 0 if one is; infinite if most are, None if one is missing or only some are infinite."""
     known = [value for value in values if value is not None]
     finite = [value for value in known if math.isfinite(value)]
     if len(known) < len(values):
         return None
+    if 0 in known:
+        return 0.0
     if len(finite) < len(known):
         return math.inf if 2 * len(finite) < len(known) or not finite else None
     return _rounded(math.exp(math.fsum(map(math.log, finite)) / len(finite)))

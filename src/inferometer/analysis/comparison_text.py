@@ -75,6 +75,8 @@ def not_compared(name: str, sides: Sequence[Sequence[Figure]]) -> str:
     for label, side in zip("AB", sides, strict=True):
         if any(each.value is None for each in side):
             return f"{title(name)} cannot be compared: it was not measured on side {label}"
+        if any(each.value == 0 for each in side):
+            return f"{title(name)} cannot be compared: it is 0 on side {label}"
     if any(each.value is not None and math.isinf(each.value) for side in sides for each in side):
         return f"{title(name)} cannot be compared: it is infinite in some runs, because requests failed"
     if not all(each.is_supported for side in sides for each in side):

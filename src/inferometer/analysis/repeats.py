@@ -69,7 +69,7 @@ def _stage(runs: Sequence[Part]) -> dict[str, Variation]:
     found = {}
     for name in USUAL:
         figures = [figure(part, name) for part in runs]
-        values = [each.value for each in figures if each.value is not None and math.isfinite(each.value)]
+        values = [each.value for each in figures if each.value is not None and each.has_ratio]
         if len(values) < len(figures):
             continue
         within = [error for part in runs if (error := _within(part, name)) is not None]

@@ -59,6 +59,11 @@ class Figure(msgspec.Struct, frozen=True):
     relative_error: float | None = None
     """Standard error of its logarithm, if its confidence interval gives one."""
 
+    @property
+    def has_ratio(self) -> bool:
+        """Whether it can be divided: it is known, positive and finite. A gap may be 0, and with failures a percentile is infinite."""
+        return self.value is not None and 0 < self.value < math.inf
+
 
 Part = Summary | StageSummary
 
@@ -82,8 +87,6 @@ def figure(part: Part, name: str) -> Figure:
     found = part.metrics.get(metric, Distribution(unit="s", count=0))
     field = STATISTICS[statistic]
     value = found.mean if field == "mean" else found.value(field) if found.count else None
-    if value is not None and value <= 0:
-        value = None
     interval = found.ci.get("mean", (None, None)) if field == "mean" else (None, None)
     count = part.counts.ok if metric == "itl" else found.count  # the count of itl is one of gaps
     return Figure(value, count, found.unit, field not in found.unsupported, _relative_error(value, interval))
