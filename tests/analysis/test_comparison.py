@@ -9,8 +9,10 @@ import pytest
 import synthetic_run as made
 
 from bench import comparison as bench
+from inferometer.analysis import log_ratio
 from inferometer.analysis.comparable import doubts, unusable
 from inferometer.analysis.comparison import Comparison, Measured, Side, compare
+from inferometer.analysis.comparison_text import sentence
 from inferometer.analysis.fail_if import parse
 from inferometer.analysis.repeats import summarise_repeats
 from inferometer.analysis.summary import summarise
@@ -48,8 +50,27 @@ def test_pairs_are_found_by_their_seeds_and_show_a_small_difference() -> None:
     assert ttft.method == "paired" and ttft.verdict == "worse" and ttft.better == "lower"
     assert ttft.ci[0] is not None and 1 < ttft.ci[0] < ttft.ratio < ttft.ci[1] < 1.05  # type: ignore[operator]
     assert ttft.sentence.startswith("TTFT p50 is 3") and "% higher (" in ttft.sentence
-    assert "p = 0.12" in ttft.sentence, "the smallest p of four pairs"
+    assert ttft.sign_flip == 0.125 and "sign-flip" not in ttft.sentence, "four pairs cannot have a smaller p"
     assert "4 pairs" in found.notes[0] and "fewer than the 8" in found.notes[0]
+
+
+def test_the_sentence_says_when_the_exact_test_disagrees() -> None:
+    """The t interval of seven pairs excludes 1, but two of them have the opposite sign."""
+    found = log_ratio.paired([1.0] * 7, [1.02, 1.02, 1.02, 1.02, 1.02, 0.999, 0.998])
+    assert found.p() < 0.05 < (found.sign_flip or 0)
+    assert "the exact sign-flip test alone does not show it (p = 0.0" in sentence("e2e.p50", "worse", found)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "error", "words"),
+    [
+        (0.88, 0.01, "TTFT p99 is 12 % lower (10 to 14 %)"),
+        (1.25, 0.0002, "TTFT p99 is 25.0 % higher (24.9 to 25.1 %)"),
+        (3.0, 0.05, "TTFT p99 is 3 times as high (2.7 to 3.33)"),
+    ],
+)
+def test_sentences_have_the_digits_that_the_interval_supports(ratio: float, error: float, words: str) -> None:
+    assert sentence("ttft.p99", "worse", log_ratio.single(1.0, ratio, (error, 0.0))) == words
 
 
 def test_repeats_without_common_seeds_are_compared_by_welch() -> None:

@@ -246,7 +246,7 @@ def _metric(
         ratio, ci = _rounded(exp(found.value)), (_rounded(exp(low)), _rounded(exp(high)))
         if (found.p() if p_holm is None else p_holm) <= ALPHA and found.value:
             verdict = "better" if (found.value > 0) == higher else "worse"
-        sentence = text.sentence(name, verdict, found, higher)
+        sentence = text.sentence(name, verdict, found)
         if verdict == "no clear difference":
             sentence += text.more(found, effect, len(sides[0]), min(counts))
     elif a is not None and b is not None and math.isinf(a) != math.isinf(b):

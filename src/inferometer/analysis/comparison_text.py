@@ -21,6 +21,7 @@ _RATES = {
     "throughput.inferences": "throughput (inferences/s)",
     "goodput": "goodput",
 }
+_ALPHA = 0.05
 _AS_TIMES = 2.0
 """From this ratio on, a change is "2.3 times as high" rather than "130 % higher"."""
 
@@ -31,7 +32,7 @@ def title(name: str) -> str:
     return _RATES.get(name) or f"{_SHORT.get(metric, metric)} {statistic}"
 
 
-def sentence(name: str, verdict: str, found: LogRatio, higher_is_better: bool) -> str:
+def sentence(name: str, verdict: str, found: LogRatio) -> str:
     """What the comparison shows about a figure."""
     low, high = (exp(end) for end in found.interval())
     if verdict == "no clear difference":
@@ -40,12 +41,24 @@ def sentence(name: str, verdict: str, found: LogRatio, higher_is_better: bool) -
     if ratio >= _AS_TIMES:
         words = f"{format_number(ratio, 3)} times as high ({format_number(low, 3)} to {format_number(high, 3)})"
     elif ratio > 1:
-        words = f"{_percent(ratio - 1)} % higher ({_percent(low - 1)} to {_percent(high - 1)} %)"
+        words = _change(ratio - 1, low - 1, high - 1, "higher")
     else:
-        words = f"{_percent(1 - ratio)} % lower ({_percent(1 - high)} to {_percent(1 - low)} %)"
-    unsure = found.sign_flip is not None and found.sign_flip > 0.05
-    doubt = f"; the exact sign-flip test alone does not show it (p = {format_number(found.sign_flip or 0, 2)})"
-    return f"{title(name)} is {words}{doubt if unsure else ''}"
+        words = _change(1 - ratio, 1 - high, 1 - low, "lower")
+    return f"{title(name)} is {words}{_doubt(found)}"
+
+
+def _change(share: float, low: float, high: float, word: str) -> str:
+    """`12 % lower (9 to 15 %)`, with as many decimals as it takes for the ends to differ."""
+    decimals = next((n for n in range(4) if round(100 * high, n) - round(100 * low, n) >= 2 * 10**-n), 4)
+    shown = [f"{100 * each:.{decimals}f}" for each in (share, low, high)]
+    return f"{shown[0]} % {word} ({shown[1]} to {shown[2]} %)"
+
+
+def _doubt(found: LogRatio) -> str:
+    """What the exact test says against a clear difference. With fewer than six pairs, it cannot confirm any."""
+    if found.sign_flip is None or found.sign_flip <= _ALPHA or 2**-found.freedom > _ALPHA:
+        return ""
+    return f"; the exact sign-flip test alone does not show it (p = {format_number(found.sign_flip, 2)})"
 
 
 def more(found: LogRatio, effect: float, runs: int, requests: int) -> str:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from inferometer.analysis import student
-from inferometer.analysis.blocks import BLOCKS
+from inferometer.analysis.blocks import BLOCKS, NORMAL
 
 CONFIDENCE = 0.95
 _MOST_PAIRS = 16
@@ -28,7 +28,9 @@ _NORMAL_80 = 0.8416
 _SPARE = 1.15
 """Projections count with a standard error larger by this factor: it is an estimate from 20 blocks or a few runs, and half of all
 estimates are too small. (bench/comparison: without it, differences are found in 63 to 86 % of the comparisons, not in 80 %.)"""
-_MOST_RUNS = 10_000
+_MOST_RUNS = 500
+_NEARLY_NORMAL = 50
+"""With as many runs, t is the normal distribution."""
 _LARGEST = 300.0
 
 Method = Literal["paired", "unpaired", "single"]
@@ -129,20 +131,24 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 def more_values(found: LogRatio, count: int, log_effect: float) -> int:
     """How many more requests per side it takes to show a difference of `log_effect` with a power of 80 %; 0: none."""
     width = student.quantile(CONFIDENCE, found.freedom) + _NORMAL_80
-    more = count * ((_SPARE * found.error * width / log_effect) ** 2 - 1)
-    if more <= 0:
-        return 0
-    step = 10.0 ** max(math.floor(math.log10(more)) - 1, 0)
-    return round(math.ceil(more / step) * step)
+    return _rounded_up(count * ((_SPARE * found.error * width / log_effect) ** 2 - 1))
 
 
 def more_runs(found: LogRatio, count: int, log_effect: float) -> int | None:
     """The same as more runs per side, or more pairs; None: more than anybody would measure."""
     deviation = _SPARE * found.error * math.sqrt(count)
-    for runs in range(count, _MOST_RUNS):
-        freedom = round(found.freedom) + (runs - count) * (1 if found.method == "paired" else 2)
-        if deviation / math.sqrt(runs) * (student.quantile(CONFIDENCE, freedom) + _NORMAL_80) <= log_effect:
-            return runs - count
-        if runs - count > 50:  # t is nearly normal: solve directly
-            return max(math.ceil((deviation * (1.96 + _NORMAL_80) / log_effect) ** 2) - count, 1)
-    return None
+    for more in range(_NEARLY_NORMAL):
+        freedom = round(found.freedom) + more * (1 if found.method == "paired" else 2)
+        width = student.quantile(CONFIDENCE, max(freedom, 1)) + _NORMAL_80
+        if deviation / math.sqrt(count + more) * width <= log_effect:
+            return more
+    more = _rounded_up((deviation * (NORMAL + _NORMAL_80) / log_effect) ** 2 - count)
+    return more if more <= _MOST_RUNS else None
+
+
+def _rounded_up(more: float) -> int:
+    """Two significant digits: it is a projection."""
+    if more <= 0:
+        return 0
+    step = 10.0 ** max(math.floor(math.log10(more)) - 1, 0)
+    return round(math.ceil(more / step) * step)
