@@ -99,10 +99,9 @@ def command(
     sides = []
     for letter, url, start in (("A", url_a, start_a), ("B", url_b, start_b)):
         tree: dict[str, Any] = read_tree(file) if file is not None else {}
-        server = tree.setdefault("server", {})
-        server["url"] = url
-        if model is not None:
-            server["model"] = model
+        given = {"url": url} | ({"model": model} if model is not None else {})
+        if isinstance(tree.setdefault("server", {}), dict):  # otherwise the check of the config says what is wrong
+            tree["server"].update(given)
         is_stable = any(setting.startswith("load.stable=") for setting in overrides)
         set_load(tree, rate, concurrency, duration, requests, is_stable)
         set_data(tree, input_tokens, output_tokens, prompts)

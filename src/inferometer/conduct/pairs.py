@@ -32,20 +32,20 @@ class Starter(msgspec.Struct, frozen=True):
 
 def repeat(config: Config, count: int, note: Note) -> tuple[Path, list[Measured]]:
     """Run a config several times, with fresh seeds. Ends early after a Ctrl-C, without the run that it interrupted."""
-    folder = store.new_folder(config.output)
     measured: list[Measured] = []
-    for number in range(count):
-        try:
-            one = _run(config, folder, number, note(number + 1, count, ""))
-        except KeyboardInterrupt:  # before its first request
-            if not measured:
-                raise
-            break
-        is_interrupted = one[0].manifest.outcome.interrupted
-        if not (is_interrupted and measured):
-            measured.append(one)
-        if is_interrupted:
-            break
+    with _new_folder(config.output) as folder:
+        for number in range(count):
+            try:
+                one = _run(config, folder, number, note(number + 1, count, ""))
+            except KeyboardInterrupt:  # before its first request
+                if not measured:
+                    raise
+                break
+            is_interrupted = one[0].manifest.outcome.interrupted
+            if not (is_interrupted and measured):
+                measured.append(one)
+            if is_interrupted:
+                break
     return folder, measured
 
 
@@ -54,9 +54,8 @@ def measure_pairs(sides: Sequence[tuple[str, Config, Starter | None]], count: in
 
     After a Ctrl-C it returns with the pairs that are complete.
     """
-    folder = store.new_folder(sides[0][1].output)
     pairs: list[tuple[str, str]] = []
-    with _terminable(), contextlib.suppress(KeyboardInterrupt):
+    with _new_folder(sides[0][1].output) as folder, _terminable(), contextlib.suppress(KeyboardInterrupt):
         for number in range(count):
             names: dict[int, str] = {}
             for position, index in enumerate((0, 1) if number % 2 == 0 else (1, 0)):
@@ -70,6 +69,17 @@ def measure_pairs(sides: Sequence[tuple[str, Config, Starter | None]], count: in
             pairs.append((names[0], names[1]))
             _write(folder, PairList(sides[0][0], sides[1][0], pairs))
     return folder, len(pairs)
+
+
+@contextlib.contextmanager
+def _new_folder(base: str) -> Iterator[Path]:
+    """A folder for several runs; if nothing was stored in it, it is removed."""
+    folder = store.new_folder(base)
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            folder.rmdir()
 
 
 def _run(config: Config, folder: Path, number: int, show: conduct.Show | None) -> Measured:
