@@ -6,6 +6,7 @@ import sys
 NAMES = (
     "truth",
     "coverage",
+    "comparison",
     "throughput",
     "verdict",
     "ceiling",

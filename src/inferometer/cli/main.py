@@ -18,6 +18,8 @@ COMMANDS = {
     "data": "Show what a workload consists of without sending it, write it to a file, or convert samples.",
     "infer": "Send one request and show the response, and where its time went.",
     "report": "Print the report of a stored run again, or export it.",
+    "compare": "Compare stored runs: which is better, by how much, and how sure that is.",
+    "ab": "Measure two servers in turn and compare them; starts and stops them on request.",
     "serve": "Start the reference server: tensor models (KServe v2, as Triton) and a simulated LLM.",
     "compare-protocols": "Measure one model over gRPC, HTTP and JSON, side by side.",
     "triton": "Run Triton's simple performance client: the same flags, the same output.",

@@ -91,3 +91,36 @@ def server_settings(*own: str) -> Callable[[Command], Command]:
         help="Set a key of the config's section server, such as server.api_key_env=VARIABLE or server.tls.ca=FILE "
         "(docs/reference/config.md lists them). Can be repeated.",
     )
+
+
+def comparison_options(function: Command) -> Command:
+    """Add what `compare` and `ab` share: `--fail-if`, `--allow-undecided`, `--force` and the files."""
+    options = (
+        click.option(
+            "--fail-if",
+            multiple=True,
+            metavar="CONDITION",
+            help="Exit with status 1 if this is shown, such as 'ttft.p99 worse by 5%'. Can be repeated.",
+        ),
+        click.option(
+            "--allow-undecided",
+            is_flag=True,
+            help="Exit with status 0 if the runs are too short to decide a condition.",
+        ),
+        click.option("--force", is_flag=True, help="Compare runs that differ or are INVALID; the notes say in what."),
+        click.option(
+            "--json", "json_path", metavar="PATH", help="Write the comparison as JSON. Use - for standard output."
+        ),
+        click.option(
+            "--markdown", "markdown_path", metavar="PATH", help="Write it as Markdown. Use - for standard output."
+        ),
+        click.option(
+            "--junit",
+            "junit_path",
+            metavar="PATH",
+            help="Write conditions and metrics as JUnit XML. Use - for standard output.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function

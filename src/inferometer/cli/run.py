@@ -3,13 +3,16 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from inferometer.apis import scheme_of
 from inferometer.cli.options import export_options, image_options, slo_options
 from inferometer.errors import UserError, named
+
+if TYPE_CHECKING:
+    from inferometer.config import Config
 
 _NAMES = {
     "output": "--set output=DIR (`output` in the file)",
@@ -24,7 +27,7 @@ _HOST = re.compile(r"(localhost|\[[0-9a-fA-F:]+\]|[\w.-]+(?=:\d)|[\w.-]+(?=/v1/?
 """A URL without a scheme: `localhost`, `host:8000`, `[::1]:8000/prefix`, `host/v1`."""
 
 
-def _number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
     """Make a callback that reads a number, and leaves a range (START:END[:STEP]) to the config."""
 
     def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
@@ -52,14 +55,14 @@ def _number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, 
 @click.option("--model", help="The model to use. Default: the first that the server lists.")
 @click.option(
     "--rate",
-    callback=_number_or_range(float),
+    callback=number_or_range(float),
     metavar="N|START:END[:STEP]",
     help="Open loop: send N requests per second on average, at random (Poisson) times, no matter how fast the server "
     "responds. 100:500:100 measures a stage for each of 100, 200 ... 500.",
 )
 @click.option(
     "--concurrency",
-    callback=_number_or_range(int),
+    callback=number_or_range(int),
     metavar="N|START:END[:STEP]",
     help="Closed loop: keep N requests in flight; each response makes room for the next request. 1:8:2 measures a "
     "stage for each of 1, 3, 5 and 7. Default: 16.",
@@ -97,6 +100,13 @@ def _number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, 
     help="Offer live figures to Prometheus at http://127.0.0.1:N/metrics during the run.",
 )
 @click.option("--otlp", metavar="URL", help="Send metrics, and a span per request, to this OpenTelemetry receiver.")
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Measure N times, with a fresh seed each, and show how much the figures vary between runs.",
+)
 @click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
 @click.option("--explain", is_flag=True, help="Add the definition of every metric and check to the report.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress during the run.")
@@ -120,6 +130,7 @@ def command(
     observed: tuple[str, ...],
     metrics_port: int | None,
     otlp: str | None,
+    repeat: int,
     histogram: bool,
     explain: bool,
     quiet: bool,
@@ -157,12 +168,12 @@ def command(
     is_url = _is_url(source)
     tree: dict[str, Any] = {"server": {"url": source}} if is_url else read_tree(source, or_url=True)
     is_stable = any(setting.startswith("load.stable=") for setting in overrides)
-    _set_load(tree, rate, concurrency, duration, requests, is_stable)
+    set_load(tree, rate, concurrency, duration, requests, is_stable)
     if prompts and image is not None:
         raise UserError(
             "--prompt and --image exclude each other: a request has one or the other", "leave out one of them"
         )
-    _set_data(tree, input_tokens, output_tokens, prompts)
+    set_data(tree, input_tokens, output_tokens, prompts)
     _set_images(tree, image, scaling, crop)
     _set_observed(tree, observed, metrics_port, otlp)
     if model is not None:
@@ -175,6 +186,8 @@ def command(
     try:
         with named(_NAMES | (_IMAGE_NAMES if image is not None else {}), origin):
             config = from_mapping(tree, overrides, origin, with_scheme)
+            if repeat > 1:
+                return _repeat(config, repeat, exports, allow_undecided, quiet)
             run, summary = conduct.measure(config, None if quiet else LiveView())
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, exports, explain, histogram)
@@ -182,12 +195,30 @@ def command(
     return deliver(run, summary, exports, explain, histogram, allow_undecided)
 
 
+def _repeat(config: "Config", count: int, exports: dict[str, str], allow_undecided: bool, quiet: bool) -> int:
+    """Measure several times, and report the variation between the runs."""
+    from inferometer.conduct.pairs import repeat  # noqa: PLC0415
+    from inferometer.report.live import LiveView  # noqa: PLC0415
+    from inferometer.report.repeats import check_repeat_exports, deliver_repeats  # noqa: PLC0415
+
+    check_repeat_exports(exports)
+
+    def note(number: int, of: int, side: str) -> LiveView | None:
+        if quiet:
+            return None
+        click.echo(f"run {number} of {of}", err=True)
+        return LiveView()
+
+    folder, measured = repeat(config, count, note)
+    return deliver_repeats(folder, measured, exports, allow_undecided)
+
+
 def _is_url(source: str) -> bool:
     """Whether the argument is a URL, with or without a scheme, rather than a file."""
     return "://" in source or (_HOST.fullmatch(source) is not None and not Path(source).exists())
 
 
-def _set_load(
+def set_load(
     tree: dict[str, Any],
     rate: float | str | None,
     concurrency: int | str | None,
@@ -236,7 +267,7 @@ def _end_of_load(tree: dict[str, Any], given: dict[str, Any], is_stable: bool) -
     return ends | settling
 
 
-def _set_data(
+def set_data(
     tree: dict[str, Any], input_tokens: int | None, output_tokens: int | None, prompts: tuple[str, ...]
 ) -> None:
     """Put the options for prompts and responses over the file's."""

@@ -9,10 +9,14 @@ context.py     whether the longest prompt fits into the model's context
 observers.py   what is observed beside a run, and where that is stored
 saving.py      from the shards' spool to the run's folder, also for a run that never ended
 interrupts.py  Ctrl-C and SIGTERM
+comparing.py   stored runs, compared with each other
+pairs.py       several runs in one folder: repeats, and interleaved pairs of two servers
+server_process.py  a server that is started by a command for a run, and ended after it
 """
 
 from inferometer.analysis.slo_expression import parse_all as parse_slos
+from inferometer.conduct.comparing import compare_stored, parse_conditions
 from inferometer.conduct.measuring import Show, measure
 from inferometer.conduct.saving import UnsavedError, open_run
 
-__all__ = ["Show", "UnsavedError", "measure", "open_run", "parse_slos"]
+__all__ = ["Show", "UnsavedError", "compare_stored", "measure", "open_run", "parse_conditions", "parse_slos"]

@@ -41,9 +41,23 @@ def _perf_csv(run: "Run", summary: "Summary", file: IO[bytes]) -> None:
     perf_csv.write(run, summary, file)
 
 
+def _markdown(run: "Run", summary: "Summary", file: IO[bytes]) -> None:
+    from inferometer.report import markdown  # noqa: PLC0415
+
+    file.write(markdown.run_summary(run, summary).encode())
+
+
+def _junit(run: "Run", summary: "Summary", file: IO[bytes]) -> None:
+    from inferometer.report import junit  # noqa: PLC0415
+
+    file.write(junit.run_suite(run, summary))
+
+
 EXPORTERS = {
     "json": Exporter(_json, "Write the summary as JSON: every figure, check and definition."),
     "html": Exporter(_html, "Write the report as one HTML file with charts, which works without a network."),
     "csv": Exporter(_csv, "Write one row per request as CSV."),
     "perf-csv": Exporter(_perf_csv, "Write one row per stage as CSV, with the columns of perf_analyzer."),
+    "markdown": Exporter(_markdown, "Write a summary as Markdown, for a pull request or a CI job."),
+    "junit": Exporter(_junit, "Write checks and objectives as JUnit XML, one test case each."),
 }

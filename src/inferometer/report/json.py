@@ -14,13 +14,13 @@ from inferometer.analysis.summary import Summary
 
 def encode(summary: Summary) -> bytes:
     """Encode a summary; equal summaries give equal bytes."""
-    return msgspec.json.format(msgspec.json.encode(_with_words(msgspec.to_builtins(summary))), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(with_words(msgspec.to_builtins(summary))), indent=2) + b"\n"
 
 
-def _with_words(tree: Any) -> Any:
+def with_words(tree: Any) -> Any:
     """The tree with "inf" and "-inf" instead of infinite numbers."""
     if isinstance(tree, dict):
-        return {key: _with_words(value) for key, value in tree.items()}
+        return {key: with_words(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_with_words(value) for value in tree]
+        return [with_words(value) for value in tree]
     return str(tree) if isinstance(tree, float) and math.isinf(tree) else tree

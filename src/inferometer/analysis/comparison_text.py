@@ -1,0 +1,108 @@
+"""The sentences of a comparison: "TTFT p99 is 12 % lower (9 to 15 %)"."""
+
+import math
+from collections.abc import Sequence
+
+from inferometer.analysis import log_ratio
+from inferometer.analysis.log_ratio import LogRatio, exp
+from inferometer.analysis.run_figures import Figure
+from inferometer.units import format_number
+
+_SHORT = {
+    "ttft": "TTFT", "ttft_service": "TTFT from the send", "ttft_content": "TTFT of the content", "itl": "ITL", "tpot": "TPOT",
+    "ntpot": "NTPOT", "e2e": "E2E", "e2e_service": "E2E from the send", "queue": "queue time", "compute": "compute time",
+    "network": "network time", "tps_user": "tokens/s per user",
+}  # fmt: skip
+_RATES = {
+    "throughput.requests": "throughput (requests/s)",
+    "throughput.output_tokens": "throughput (output tokens/s)",
+    "throughput.input_tokens": "throughput (input tokens/s)",
+    "throughput.total_tokens": "throughput (tokens/s)",
+    "throughput.inferences": "throughput (inferences/s)",
+    "goodput": "goodput",
+}
+_ALPHA = 0.05
+_AS_TIMES = 2.0
+"""From this ratio on, a change is "2.3 times as high" rather than "130 % higher"."""
+
+
+def title(name: str) -> str:
+    """What people call a figure: `TTFT p99`."""
+    metric, _, statistic = name.partition(".")
+    return _RATES.get(name) or f"{_SHORT.get(metric, metric)} {statistic}"
+
+
+def sentence(name: str, verdict: str, found: LogRatio) -> str:
+    """What the comparison shows about a figure."""
+    low, high = (exp(end) for end in found.interval())
+    if verdict == "no clear difference":
+        return f"{title(name)}: no clear difference ({_signed(low)} to {_signed(high)} %)"
+    ratio = exp(found.value)
+    if ratio >= _AS_TIMES:
+        words = f"{format_number(ratio, 3)} times as high ({format_number(low, 3)} to {format_number(high, 3)})"
+    elif ratio > 1:
+        words = _change(ratio - 1, low - 1, high - 1, "higher")
+    else:
+        words = _change(1 - ratio, 1 - high, 1 - low, "lower")
+    return f"{title(name)} is {words}{_doubt(found)}"
+
+
+def _change(share: float, low: float, high: float, word: str) -> str:
+    """`12 % lower (9 to 15 %)`, with as many decimals as it takes for the ends to differ."""
+    decimals = next((n for n in range(4) if round(100 * high, n) - round(100 * low, n) >= 2 * 10**-n), 4)
+    shown = [f"{100 * each:.{decimals}f}" for each in (share, low, high)]
+    return f"{shown[0]} % {word} ({shown[1]} to {shown[2]} %)"
+
+
+def _doubt(found: LogRatio) -> str:
+    """What the exact test says against a clear difference. With fewer than six pairs, it cannot confirm any."""
+    if found.sign_flip is None or found.sign_flip <= _ALPHA or 2**-found.freedom > _ALPHA:
+        return ""
+    return f"; the exact sign-flip test alone does not show it (p = {format_number(found.sign_flip, 2)})"
+
+
+def more(found: LogRatio, effect: float, runs: int, requests: int) -> str:
+    """How much more to measure until a difference of `effect` would show."""
+    shown = f"{format_number(100 * effect, 3)} %"
+    log_effect = math.log(1 + effect)
+    count = (
+        log_ratio.more_values(found, requests, log_effect)
+        if found.method == "single"
+        else log_ratio.more_runs(found, runs, log_effect)
+    )
+    what = {"single": "request", "paired": "pair", "unpaired": "run"}[found.method]
+    if count is None:
+        return f"; it varies too much to show {shown}"
+    if count == 0:
+        return f"; {shown} would have shown"
+    each = "" if found.method == "paired" else " per side"
+    return f"; {count:,} more {what}{'s' * (count > 1)}{each} would show {shown}"
+
+
+def infinite(name: str, side: str) -> str:
+    return f"{title(name)} is infinite on side {side}: too many of its requests failed"
+
+
+def not_compared(name: str, sides: Sequence[Sequence[Figure]]) -> str:
+    """Why there is no interval."""
+    for label, side in zip("AB", sides, strict=True):
+        if any(each.value is None for each in side):
+            return f"{title(name)} cannot be compared: it was not measured on side {label}"
+        if any(each.value == 0 for each in side):
+            return f"{title(name)} cannot be compared: it is 0 on side {label}"
+    if any(each.value is not None and math.isinf(each.value) for side in sides for each in side):
+        return f"{title(name)} cannot be compared: it is infinite in some runs, because requests failed"
+    if not all(each.is_supported for side in sides for each in side):
+        return (
+            f"{title(name)}: no clear difference; too few requests for this percentile: run longer, or repeat the runs"
+        )
+    return f"{title(name)} cannot be compared: one run has no confidence interval for it"
+
+
+def _percent(share: float) -> str:
+    return format_number(100 * share, 2) if abs(share) < 0.1 else f"{100 * share:.0f}"
+
+
+def _signed(ratio: float) -> str:
+    number = _percent(ratio - 1)
+    return number if number.startswith("-") or ratio == 1 else f"+{number}"

@@ -1,0 +1,145 @@
+"""`inferometer ab`: measure two servers in interleaved pairs of runs, and compare them."""
+
+from typing import Any
+
+import click
+
+from inferometer.cli.options import comparison_options
+from inferometer.cli.run import number_or_range, set_data, set_load
+from inferometer.errors import UserError, named
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("url_a", metavar="URL_A")
+@click.argument("url_b", metavar="URL_B")
+@click.option("--pairs", type=click.IntRange(min=2), default=8, show_default=True, help="The number of pairs of runs.")
+@click.option("--config", "file", metavar="FILE", help="A config file (YAML) for everything but server.url.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any key of the config, over the file."
+)
+@click.option("--model", help="The model to use on both servers. Default: the first that each lists.")
+@click.option("--rate", callback=number_or_range(float), metavar="N", help="Open loop: send N requests per second.")
+@click.option(
+    "--concurrency",
+    callback=number_or_range(int),
+    metavar="N",
+    help="Closed loop: keep N requests in flight. Default: 16.",
+)
+@click.option("--duration", metavar="TIME", help="How long each run measures. Default: 30s.")
+@click.option("--requests", type=int, metavar="N", help="Measure each run with this many requests instead.")
+@click.option("--input", "input_tokens", type=int, metavar="N", help="The number of tokens in each prompt.")
+@click.option("--output", "output_tokens", type=int, metavar="N", help="The number of tokens to generate per request.")
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="Send this prompt. Can be repeated.")
+@click.option("--slo", "slos", multiple=True, metavar="OBJECTIVE", help="Objectives, for the goodput. Can be repeated.")
+@click.option("--start-a", metavar="CMD", help="Shell command that starts server A for each of its runs.")
+@click.option("--start-b", metavar="CMD", help="The same for server B.")
+@click.option(
+    "--start-timeout",
+    default="10m",
+    show_default=True,
+    metavar="TIME",
+    help="How long a started server may take to respond.",
+)
+@comparison_options
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+def command(
+    url_a: str,
+    url_b: str,
+    pairs: int,
+    file: str | None,
+    overrides: tuple[str, ...],
+    model: str | None,
+    rate: float | str | None,
+    concurrency: int | str | None,
+    duration: str | None,
+    requests: int | None,
+    input_tokens: int | None,
+    output_tokens: int | None,
+    prompts: tuple[str, ...],
+    slos: tuple[str, ...],
+    start_a: str | None,
+    start_b: str | None,
+    start_timeout: str,
+    fail_if: tuple[str, ...],
+    allow_undecided: bool,
+    force: bool,
+    json_path: str | None,
+    markdown_path: str | None,
+    junit_path: str | None,
+    quiet: bool,
+) -> int:
+    """Measure the servers at URL_A and URL_B in turn (AB, BA, AB ...), in pairs with the same seed, and compare them.
+
+    \b
+    Two servers, 8 pairs of 30 s
+      inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8001 --rate 20
+    Two builds: each is started for its runs and stopped after them
+      inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8000 --pairs 10 \\
+        --start-a './old --port 8000' --start-b './new --port 8000'
+
+    All runs are stored in one folder, and `inferometer compare FOLDER` prints the comparison again. A pair with an INVALID run is
+    left out unless --force is given. Ctrl-C compares the pairs that are complete.
+
+    Exit status: as for `inferometer compare`; 130 if it was interrupted before there was a pair to compare.
+    """
+    from rich.console import Console  # noqa: PLC0415
+
+    from inferometer import conduct  # noqa: PLC0415
+    from inferometer.conduct.comparing import compare_pairs  # noqa: PLC0415
+    from inferometer.conduct.pairs import Starter, measure_pairs  # noqa: PLC0415
+    from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
+    from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
+    from inferometer.report.compare_output import check_comparison_paths, deliver_comparison  # noqa: PLC0415
+
+    paths = {"json": json_path, "markdown": markdown_path, "junit": junit_path}
+    check_comparison_paths(paths)
+    conditions = conduct.parse_conditions(fail_if)
+    conduct.parse_slos(slos, "--slo")
+    patience = _patience(start_timeout)
+    sides = []
+    for letter, url, start in (("A", url_a, start_a), ("B", url_b, start_b)):
+        tree: dict[str, Any] = read_tree(file) if file is not None else {}
+        given = {"url": url} | ({"model": model} if model is not None else {})
+        if isinstance(tree.setdefault("server", {}), dict):  # otherwise the check of the config says what is wrong
+            tree["server"].update(given)
+        is_stable = any(setting.startswith("load.stable=") for setting in overrides)
+        set_load(tree, rate, concurrency, duration, requests, is_stable)
+        set_data(tree, input_tokens, output_tokens, prompts)
+        if slos:
+            tree["slo"] = list(slos)
+        with named({"server.model": "--model NAME"}, file or "command line"):
+            config = from_mapping(tree, overrides, file or "command line", with_scheme if start is None else None)
+        sides.append(
+            (
+                url if url_a != url_b else f"{letter}: {start or url}",
+                config,
+                Starter(start, patience) if start else None,
+            )
+        )
+    progress = Console(stderr=True)
+
+    def note(number: int, of: int, side: str) -> None:
+        if not quiet:
+            progress.print(
+                f"[dim]{number}/{of}[/dim] {side} {sides['AB'.index(side)][1].server.urls[0]}", highlight=False
+            )
+
+    with named({"server.model": "--model NAME"}):
+        folder, complete = measure_pairs(sides, pairs, note)
+    if not complete:
+        raise click.Abort
+    if complete < pairs:
+        progress.print(f"interrupted: comparing {complete} of {pairs} pairs", highlight=False)
+    status = deliver_comparison([compare_pairs(folder, conditions, force)], paths, allow_undecided)
+    if "-" not in paths.values():
+        click.echo(f" {folder}")
+    return status
+
+
+def _patience(text: str) -> float:
+    from inferometer.units import parse_seconds  # noqa: PLC0415
+
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise UserError(f"--start-timeout: {error}", "write it as 90s or 10m") from None

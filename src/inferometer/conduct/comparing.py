@@ -1,0 +1,113 @@
+"""Compare stored runs: from folders and globs to sides, and to comparisons of each with the first."""
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from inferometer.analysis.comparable import STAGES_DIFFER, doubts, unusable
+from inferometer.analysis.comparison import Comparison, Side, compare
+from inferometer.analysis.fail_if import FailIf
+from inferometer.analysis.fail_if import parse as parse_condition
+from inferometer.conduct.saving import open_run
+from inferometer.errors import UserError
+from inferometer.store.folder import MANIFEST
+
+PAIRS = "pairs.json"
+"""In a folder of `inferometer ab`: which runs belong together."""
+
+
+class PairList(msgspec.Struct, frozen=True):
+    """The pairs of a folder of `inferometer ab`: names of the runs' folders, A's and B's."""
+
+    a: str
+    b: str
+    """The URLs."""
+    pairs: list[tuple[str, str]]
+
+
+def parse_conditions(texts: Sequence[str]) -> tuple[FailIf, ...]:
+    """Parse `--fail-if`. Raises UserError with the column at fault."""
+    return tuple(dict.fromkeys(parse_condition(text) for text in texts))
+
+
+def compare_stored(names: Sequence[str], conditions: Sequence[FailIf] = (), force: bool = False) -> list[Comparison]:
+    """Compare each side with the first. A name is a run's folder, a folder of repeated runs, a glob, or a folder of pairs."""
+    if len(names) == 1 and (Path(names[0]) / PAIRS).exists():
+        return [compare_pairs(Path(names[0]), conditions, force)]
+    if len(names) < 2:
+        raise UserError(
+            "a comparison needs at least two sides", "give two runs, such as inferometer compare runs/A runs/B"
+        )
+    sides = [_side(name) for name in names]
+    first, *others = sides
+    return [compare_sides(first, other, conditions, force) for other in others]
+
+
+def compare_sides(
+    a: Side, b: Side, conditions: Sequence[FailIf] = (), force: bool = False, pairs: bool | None = None
+) -> Comparison:
+    """Compare two sides. Raises UserError when they cannot be compared, or should not be and there is no `force`."""
+    if reasons := [*unusable(a), *unusable(b)]:
+        raise UserError(f"{reasons[0]}: there is nothing to compare", "compare other runs, or run it again")
+    reasons = doubts([a, b])
+    if reasons and not force:
+        more = f" (and {len(reasons) - 4} more reasons)" if len(reasons) > 4 else ""
+        raise UserError(
+            f"these runs should not be compared: {'; '.join(reasons[:4])}{more}",
+            "compare runs of the same workload, model, load and objectives, or add --force",
+        )
+    if STAGES_DIFFER in reasons:
+        raise UserError(STAGES_DIFFER, "compare runs with the same stages")
+    found = compare(a, b, conditions, pairs)
+    return msgspec.structs.replace(found, notes=(*(f"compared by force: {each}" for each in reasons), *found.notes))
+
+
+def compare_pairs(folder: Path, conditions: Sequence[FailIf] = (), force: bool = False) -> Comparison:
+    """Compare the pairs of a folder of `inferometer ab`. Pairs with an INVALID run are left out unless there is `force`."""
+    try:
+        known = msgspec.json.decode((folder / PAIRS).read_bytes(), type=PairList)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserError(f"{folder / PAIRS}: cannot be read: {error}", "compare the runs in it by name") from None
+    measured = [tuple(open_run(str(folder / name)) for name in pair) for pair in known.pairs]
+    valid = [
+        pair
+        for pair in measured
+        if all(summary.verdict == "VALID" and not run.manifest.outcome.interrupted for run, summary in pair)
+    ]
+    left_out = len(measured) - len(valid)
+    kept = measured if force else valid
+    if not kept:
+        failed = dict.fromkeys(
+            check.name for pair in measured for _, summary in pair for check in summary.checks if check.status == "fail"
+        )
+        why = f": all {len(measured)} have an INVALID run ({', '.join(failed)})" if measured else ""
+        raise UserError(f"{folder}: there is no pair to compare{why}", "measure again, or add --force")
+    a, b = (Side(label, tuple(pair[index] for pair in kept)) for index, label in enumerate((known.a, known.b)))
+    # Two servers that were named on the command line may well differ in their model: that is a note, not a refusal.
+    found = compare_sides(a, b, conditions, True, pairs=len(kept) > 1)
+    notes = [note.replace("compared by force: ", "") for note in found.notes]
+    if left_out and not force:
+        notes.insert(0, f"{left_out} of {len(measured)} pairs were left out because a run is INVALID")
+    return msgspec.structs.replace(found, notes=tuple(notes))
+
+
+def _side(name: str) -> Side:
+    """The runs that a name stands for."""
+    folders = [Path(name)]
+    if glob.has_magic(name):
+        matches = sorted(glob.glob(name))  # noqa: PTH207 - Path.glob takes no absolute patterns
+        folders = [path for path in map(Path, matches) if path.is_dir() and not path.is_symlink()]  # LATEST is a link
+    if not folders:
+        raise UserError(f"{name}: no folder matches", "give the folder of a run, such as runs/LATEST")
+    runs = [run for folder in folders for run in _runs_in(folder)]
+    return Side(name, tuple(open_run(str(run)) for run in runs))
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The run in this folder, or the runs in a folder of repeats."""
+    if not folder.is_dir() or (folder / MANIFEST).exists():
+        return [folder]
+    inside = sorted(each.parent for each in folder.glob(f"*/{MANIFEST}") if not each.parent.is_symlink())
+    return inside or [folder]

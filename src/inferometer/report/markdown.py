@@ -1,0 +1,122 @@
+"""Markdown summaries, for a pull request or a CI job: of a run, and of a comparison."""
+
+from collections.abc import Iterable, Sequence
+
+from inferometer.analysis.checks import in_words
+from inferometer.analysis.comparison import Comparison
+from inferometer.analysis.comparison_text import title
+from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.slo import SloResult
+from inferometer.analysis.slo_expression import parse
+from inferometer.analysis.summary import StageSummary, Summary
+from inferometer.records import Run
+from inferometer.report import formatting
+from inferometer.report.compare import amount, describe_side, stages_of
+
+_COLUMNS = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99"}
+_LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute")
+_RATES = {"requests": "requests/s", "output_tokens": "output tokens/s", "inferences": "inferences/s"}
+_MARKS = {"met": "✅ met", "missed": "❌ missed", "undecided": "❔ undecided"}
+_CONDITIONS = {"passes": "✅ passes", "fails": "❌ fails", "undecided": "❔ undecided"}
+_VERDICTS = {"better": "🟢 better", "worse": "🔴 worse", "no clear difference": "⚪ no clear difference"}
+
+
+def run_summary(run: Run, summary: Summary) -> str:
+    """The verdict, what was run, objectives, throughput and latency."""
+    manifest = run.manifest
+    model = manifest.config.get("server")
+    name = model.get("model") if isinstance(model, dict) else None
+    stages = manifest.plan
+    load = formatting.describe_load(stages[0]) if len(stages) == 1 else f"{len(stages)} stages"
+    lines = [
+        f"## {in_words(summary.checks)}: {escape(' · '.join(str(x) for x in (formatting.describe_target(manifest), name) if x))}",
+        "",
+        escape(f"{formatting.describe_api(manifest)} · {load} · {summary.started}"),
+        "",
+    ]
+    noticed = [check for check in summary.checks if check.status in ("fail", "warn")]
+    lines += [f"- **{check.name}** ({check.status}): {escape(check.message)}" for check in noticed]
+    lines += [""] if noticed else []
+    if summary.slos:
+        lines += table(("objective", "status", "measured", "why"), [_objective(each) for each in summary.slos])
+    for part in summary.stages or (summary,):
+        lines += _figures(part, getattr(part, "name", ""))
+    if summary.failures:
+        failures = [(kind.code, f"{kind.count:,}", kind.message) for kind in summary.failures]
+        lines += table(("failure", "requests", "message"), failures)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _objective(result: SloResult) -> tuple[str, ...]:
+    value = "" if result.value is None else parse(result.expression).amount(result.value)
+    return f"`{result.slo}`", _MARKS[result.status], value, result.reason
+
+
+def _figures(part: Summary | StageSummary, name: str) -> list[str]:
+    lines = [f"### {escape(name)}", ""] if name else []
+    rates = [
+        f"{formatting.number(getattr(part.throughput, rate))} {unit}"
+        for rate, unit in _RATES.items()
+        if getattr(part.throughput, rate) is not None
+    ]
+    counts = f"{part.counts.ok:,} requests ok, {part.counts.failed:,} failed"
+    lines += [escape(" · ".join([*rates, counts])), ""]
+    rows = [_latency(metric, part.metrics[metric]) for metric in _LATENCIES if metric in part.metrics]
+    rows = [row for row in rows if row]
+    return lines + (table(("latency (ms)", *_COLUMNS, "95 % CI of p99"), rows) if rows else [])
+
+
+def _latency(name: str, found: Distribution) -> tuple[str, ...]:
+    if not found.count:
+        return ()
+    cells = [
+        formatting.milliseconds(found.mean if field == "mean" else found.value(field))
+        + ("\\*" if field in found.unsupported else "")
+        for field in _COLUMNS
+    ]
+    low, high = found.ci.get("p99", (None, None))
+    return name, *cells, f"{formatting.milliseconds(low)} .. {formatting.milliseconds(high)}"
+
+
+def comparison_summary(found: Sequence[Comparison]) -> str:
+    """Conditions first, then a sentence and the figures of each metric."""
+    lines: list[str] = []
+    for each in found:
+        lines += [
+            "## A against B",
+            "",
+            f"- A: {escape(describe_side(each.a))}",
+            f"- B: {escape(describe_side(each.b))}",
+            "",
+        ]
+        if each.conditions:
+            rows = [
+                (
+                    f"`{one.condition}`",
+                    _CONDITIONS[one.status],
+                    f"{one.stage}: {one.reason}" if one.stage else one.reason,
+                )
+                for one in each.conditions
+            ]
+            lines += table(("fail if", "status", "why"), rows)
+        for name, metrics in stages_of(each):
+            lines += [f"### {escape(name)}", ""] if name else []
+            figures = [
+                (title(key), _VERDICTS[one.verdict], amount(one.a, one.unit), amount(one.b, one.unit), one.sentence)
+                for key, one in metrics.items()
+            ]
+            lines += table(("metric", "verdict", "A", "B", "in words"), figures) if figures else []
+        lines += [*(f"- {escape(note)}" for note in each.notes), ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table, and the empty line after it."""
+    lines = [header, ["---"] * len(header), *rows]
+    return [*(f"| {' | '.join(escape(cell) for cell in line)} |" for line in lines), ""]
+
+
+def escape(text: str) -> str:
+    """A text on one line that cannot end a table cell or begin HTML."""
+    line = formatting.one_line(text, 1000)
+    return line.replace("|", "\\|").replace("<", "&lt;") if "`" not in line else line.replace("|", "\\|")

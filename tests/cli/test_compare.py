@@ -1,0 +1,220 @@
+"""`inferometer compare`, `ab` and `run --repeat` from the outside, against simulators with different times between tokens."""
+
+import json
+import shlex
+import signal
+import socket
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from command import Result, assert_one_line, cli, start
+from waiting import until
+
+from inferometer.serve.background import running
+from inferometer.serve.settings import simulator
+from inferometer.serve.sim.settings import Fixed
+
+SETTINGS = {
+    "client.processes": 0,
+    "client.probe": "false",
+    "limits": "{lag: 1s, cpu: 1, stalls: 1, effect_fail: 1000, concurrency: 0}",
+    "observe.prometheus": "[]",
+}
+"""What makes a run quick, and VALID on a busy machine."""
+LOAD = ("--concurrency", "4", "--requests", "60", "--input", "8", "--output", "8", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[str]:
+    with running(simulator(timing=Fixed(ttft=0.002, itl=0.008))) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def fast() -> Iterator[str]:
+    with running(simulator(timing=Fixed(ttft=0.002, itl=0.002))) as url:
+        yield url
+
+
+def settings(folder: Path | None = None, **more: object) -> list[str]:
+    keys = SETTINGS | {key.replace("__", "."): value for key, value in more.items()}
+    keys |= {"output": folder} if folder is not None else {}
+    return [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
+
+
+def run(folder: Path, url: str, *more: str, **keys: object) -> Result:
+    return cli("run", url, *LOAD, *settings(folder, **keys), *more)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, slow: str, fast: str) -> Path:
+    """Runs of both: a, b and, with another load, c."""
+    folder = tmp_path_factory.mktemp("stored")
+    for name, url, keys in (("a", slow, {}), ("b", fast, {}), ("c", fast, {"load.concurrency": 5})):
+        result = run(folder / name, url, **keys)
+        assert result.status == 0, result.out
+    return folder
+
+
+def test_compare_finds_the_faster_simulator(stored: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = cli("compare", stored / "a" / "LATEST", stored / "b" / "LATEST", "--json", out)
+    assert result.status == 0, result
+    metrics = json.loads(out.read_text())["metrics"]
+    assert metrics["tpot.p50"]["verdict"] == "better" and 0.05 < metrics["tpot.p50"]["ratio"] < 0.6
+    assert metrics["tpot.p50"]["ci"][0] <= metrics["tpot.p50"]["ratio"] <= metrics["tpot.p50"]["ci"][1]
+    assert metrics["e2e.p50"]["verdict"] == "better" and metrics["throughput.requests"]["verdict"] == "better"
+    assert "TPOT p50 is" in result.out and "% lower" in result.out
+    assert "does not cover run-to-run variation" in " ".join(result.out.split())
+    assert "nan" not in result.out.lower()
+
+
+def test_a_condition_gives_status_1_and_is_in_every_file(stored: Path, tmp_path: Path) -> None:
+    markdown, junit = tmp_path / "out.md", tmp_path / "out.xml"
+    sides = (stored / "b", stored / "a")
+    result = cli("compare", *sides, "--fail-if", "tpot.p50 worse by 5%", "--markdown", markdown, "--junit", junit)
+    assert result.status == 1 and "fails" in result.out
+    assert "| `tpot.p50 worse by 5%` | ❌ fails |" in markdown.read_text()
+    suite = ET.parse(junit).getroot()[0]
+    assert suite.get("failures") == "1"
+    assert suite[0].get("name") == "tpot.p50 worse by 5%" and suite[0].find("failure") is not None
+    assert cli("compare", *reversed(sides), "--fail-if", "tpot.p50 worse by 5%").status == 0
+
+
+def test_an_undecided_condition_fails_unless_it_is_allowed(stored: Path) -> None:
+    sides = (stored / "a", stored / "b")
+    assert cli("compare", *sides, "--fail-if", "ttft.p99 worse by 5%").status == 1
+    assert cli("compare", *sides, "--fail-if", "ttft.p99 worse by 5%", "--allow-undecided").status == 0
+
+
+def test_runs_with_another_load_are_refused_and_can_be_forced(stored: Path) -> None:
+    sides = (stored / "a", stored / "c")
+    assert_one_line(cli("compare", *sides), "the load differs: load.concurrency 4 against 5", "--force")
+    forced = cli("compare", *sides, "--force")
+    assert forced.status == 0 and "compared by force: the load differs" in forced.out
+
+
+def test_several_sides_are_compared_with_the_first(stored: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = cli("compare", stored / "a", stored / "b", stored / "c", "--force", "--json", out)
+    tree = json.loads(out.read_text())
+    assert result.status == 0 and len(tree["comparisons"]) == 2
+    assert tree["metrics"] == tree["comparisons"][0]["metrics"]
+    assert all(each["a"]["label"].endswith("/a") for each in tree["comparisons"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("{a}",), ("at least two sides",)),
+        (("{a}", "{a}/nothing"), ("there is no such folder",)),
+        (("{a}", "{a}/*nothing*"), ("no folder matches",)),
+        (("{a}", "{b}", "--fail-if", "tpott.p50 worse by 5%"), ("column 1", "did you mean tpot.p50?")),
+        (("{a}", "{b}", "--json", "-", "--junit", "-"), ("both write to standard output",)),
+        (("{a}", "{b}", "--markdown", "/nothing/x.md"), ("does not exist",)),
+    ],
+)
+def test_bad_input_takes_two_lines(stored: Path, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    given = [each.format(a=stored / "a", b=stored / "b") for each in arguments]
+    assert_one_line(cli("compare", *given), *words)
+
+
+def test_run_and_report_write_markdown_and_junit(stored: Path, tmp_path: Path) -> None:
+    markdown, junit = tmp_path / "run.md", tmp_path / "run.xml"
+    slo = ("--slo", "tpot.p50 < 1us", "--slo", "failure_rate < 90%")
+    result = cli("report", stored / "a" / "LATEST", *slo, "--markdown", markdown, "--junit", junit)
+    assert result.status == 1
+    text = markdown.read_text()
+    assert text.startswith("## VALID") and "| `tpot.p50 < 1us` | ❌ missed |" in text and "| tpot |" in text
+    suite = ET.parse(junit).getroot()[0]
+    outcomes = {case.get("name"): case.find("failure") is None for case in suite}
+    assert outcomes["tpot.p50 < 1us"] is False and outcomes["failure_rate < 90%"] and outcomes["completed"]
+
+
+def test_repeat_shows_the_variation_between_runs(tmp_path: Path, fast: str, slow: str) -> None:
+    out = tmp_path / "out.json"
+    result = run(tmp_path / "fast", fast, "--repeat", "3", "--json", str(out))
+    assert result.status == 0, result
+    tree = json.loads(out.read_text())
+    assert len(tree["runs"]) == 3 and tree["verdicts"] == ["VALID"] * 3
+    itl = tree["metrics"]["tpot.p50"]
+    assert len(itl["values"]) == 3 and itl["ci"][0] < itl["mean"] < itl["ci"][1] and itl["within"] is not None
+    assert "between runs" in result.out and "within a run" in result.out
+    seeds = {json.loads((Path(each) / "manifest.json").read_text())["seeds"]["seed"] for each in tree["runs"]}
+    assert seeds == {0, 1, 2}
+    assert run(tmp_path / "slow", slow, "--repeat", "3").status == 0
+    (one,), (two,) = (list((tmp_path / name).glob("2*")) for name in ("slow", "fast"))
+    compared = cli("compare", one, two)
+    assert compared.status == 0 and "3 pairs of runs" in compared.out, compared
+    assert_one_line(run(tmp_path / "x", fast, "--repeat", "2", "--csv", "-"), "--csv is about a single run")
+
+
+def test_ab_measures_interleaved_pairs_and_compares_them(tmp_path: Path, slow: str, fast: str) -> None:
+    out = tmp_path / "out.json"
+    result = cli("ab", slow, fast, "--pairs", "3", *LOAD, *settings(tmp_path / "runs"), "--json", out)
+    assert result.status == 0, result
+    metric = json.loads(out.read_text())["metrics"]["tpot.p50"]
+    assert metric["method"] == "paired" and metric["ratio"] < 0.6 and metric["sign_flip"] == 0.25
+    (folder,) = (tmp_path / "runs").glob("2*")
+    pairs = json.loads((folder / "pairs.json").read_text())["pairs"]
+    started = [json.loads((folder / name / "manifest.json").read_text())["started"] for pair in pairs for name in pair]
+    assert [started[0] < started[1], started[2] < started[3], started[4] < started[5]] == [True, False, True]
+    again = cli("compare", folder, "--json", "-")
+    assert json.loads(again.out)["metrics"]["tpot.p50"] == metric
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def serve_command(port: int, itl: str) -> str:
+    """A shell that starts a server and does something after it, so that the server is a grandchild."""
+    options = f"--http {port} --grpc -1 --metrics -1 --ttft 2ms --itl {itl}"
+    return f"{shlex.quote(sys.executable)} -m inferometer serve {options}; true"
+
+
+def test_ab_starts_and_stops_a_server_for_each_run(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    commands = ("--start-a", serve_command(port, "8ms"), "--start-b", serve_command(port, "2ms"))
+    result = cli("ab", url, url, "--pairs", "2", *LOAD, *settings(tmp_path), *commands, "--json", tmp_path / "out.json")
+    assert result.status == 0, result
+    assert json.loads((tmp_path / "out.json").read_text())["metrics"]["tpot.p50"]["ratio"] < 0.6
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        pass
+
+
+def test_ab_shows_the_last_lines_of_a_server_that_does_not_start(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    result = cli("ab", url, url, *LOAD, *settings(tmp_path), "--start-a", "echo out of memory; exit 3")
+    assert result.status == 2 and "ended with status 3" in result.err and "out of memory" in result.err
+
+
+def test_ab_refuses_to_start_a_server_beside_one_that_responds(tmp_path: Path, fast: str) -> None:
+    result = cli("ab", fast, fast, *LOAD, *settings(tmp_path), "--start-a", "sleep 60")
+    assert_one_line(result, "a server responds there already")
+
+
+def test_ctrl_c_compares_complete_pairs_and_ends_the_server(tmp_path: Path, fast: str) -> None:
+    """B's server is started by a command; the signal comes in the third pair or later."""
+    port = free_port()
+    process = start(
+        "ab", fast, f"http://127.0.0.1:{port}", "--pairs", "50", *LOAD, *settings("runs"),  # type: ignore[arg-type]
+        "--start-b", serve_command(port, "8ms"), "--start-timeout", "60s", cwd=tmp_path,
+    )  # fmt: skip
+    until(lambda: any(_pairs(each) >= 2 for each in tmp_path.glob("runs/2*/pairs.json")), "two pairs", 90)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert "interrupted: comparing" in err and "TPOT p50" in out and process.returncode == 0, (out, err)
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        pass
+
+
+def _pairs(path: Path) -> int:
+    return len(msgspec.json.decode(path.read_bytes())["pairs"])
