@@ -98,6 +98,9 @@ def _number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, 
 )
 @click.option("--otlp", metavar="URL", help="Send metrics, and a span per request, to this OpenTelemetry receiver.")
 @click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
+@click.option(
+    "--why", is_flag=True, help="Add why the slow requests were slow: which cause explains how much of p99 - p50."
+)
 @click.option("--explain", is_flag=True, help="Add the definition of every metric and check to the report.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress during the run.")
 def command(
@@ -121,6 +124,7 @@ def command(
     metrics_port: int | None,
     otlp: str | None,
     histogram: bool,
+    why: bool,
     explain: bool,
     quiet: bool,
 ) -> int:
@@ -177,9 +181,9 @@ def command(
             config = from_mapping(tree, overrides, origin, with_scheme)
             run, summary = conduct.measure(config, None if quiet else LiveView())
     except conduct.UnsavedError as error:
-        deliver(error.run, error.summary, exports, explain, histogram)
+        deliver(error.run, error.summary, exports, explain, histogram, why=why)
         raise
-    return deliver(run, summary, exports, explain, histogram, allow_undecided)
+    return deliver(run, summary, exports, explain, histogram, allow_undecided, why)
 
 
 def _is_url(source: str) -> bool:
