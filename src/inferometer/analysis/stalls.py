@@ -28,8 +28,9 @@ LONG = 4
 """How many typical gaps a long gap has at least."""
 MARGIN = 10_000_000
 """How much longer than the typical gap it is at least, in ns."""
-_FEWEST, _SHARE = 3, 0.5
-"""A stall is shared if this many streams are in a long gap at once (or both of two), and this share of all open streams."""
+_FEWEST, _SHARE, _SHARE_IF_PREEMPTED = 3, 0.5, 0.9
+"""A stall is shared if this many streams are in a long gap at once (or both of two), and this share of all open streams. While the server
+preempts, several streams stall one by one, so it takes nearly all of them."""
 _FINEST, _MOST_BINS = 1_000_000, 1 << 20
 """Bins of time are at least this long (ns), and there are at most this many."""
 _MOST_LISTED = 50
@@ -103,7 +104,7 @@ def find_stalls(
             for index in np.flatnonzero(np.isin(row, list(chosen))).tolist():
                 if len(own := listed[int(row[index])]) < _MOST_LISTED:
                     own.append(LongGap(int(start[index]), int(end[index])))
-    server, client = bins.shared(_client_stalls(run, lowest))
+    server, client = bins.shared(_client_stalls(run, lowest), preemptions)
     return Stalls(typical, excess, preempted, server, client, listed)
 
 
@@ -155,11 +156,14 @@ class _Bins:
         size = self._size + 1
         return np.bincount(first[lasting], minlength=size) - np.bincount(last[lasting], minlength=size)
 
-    def shared(self, client: Sequence[tuple[int, int]]) -> tuple[Windows, Windows]:
+    def shared(
+        self, client: Sequence[tuple[int, int]], preemptions: Sequence[tuple[int, int]]
+    ) -> tuple[Windows, Windows]:
         """When streams stalled together: because of the server, and while the client's event loop stalled."""
         stalled, streams = np.cumsum(self._stalled), np.cumsum(self._open)
-        together = stalled >= np.maximum(_SHARE * streams, np.minimum(_FEWEST, np.maximum(streams, 2)))
         begins = self._begin + self._width * np.arange(self._size + 1)
+        share = np.where(_meets(begins, begins + self._width, preemptions), _SHARE_IF_PREEMPTED, _SHARE)
+        together = stalled >= np.maximum(share * streams, np.minimum(_FEWEST, np.maximum(streams, 2)))
         own = _meets(begins, begins + self._width, client)
         return self._windows(together & ~own), self._windows(together & own)
 

@@ -3,10 +3,11 @@
 Until the send: `client` and `connection` (open loop; in closed loop latencies count from the send). From the send to the first token, or to
 the end of a response that is not streamed, in this order:
 
-    stalls of the whole server (or of the client) that are longer than the usual wait
     connection        until the response begins, if responses usually begin well before their first token
     queue, compute    as the server reports them for each request; what remains of a response that is not streamed is `network`
     long_prompt       input tokens that were not cached x the time per input token
+    server_stall      a stall of the whole server (or of the client), as far as it makes the wait longer than usual. A long prompt
+                      may stall the whole server itself, so it comes first
     typical           what usually remains
     the rest          `retry` if it was sent twice, `queue` if requests waited in the server in that time, else `queue_or_prefill`;
                       of a response that is not streamed, `unexplained`
@@ -41,7 +42,7 @@ class Cause(NamedTuple):
 
 CAUSES = {
     "client": Cause("late sends or reads of the client", "client", "the client sent it late, or did not read while its event loop stalled"),
-    "connection": Cause("waiting for a connection or the concurrency cap", "connection", "waiting at the concurrency cap or for a connection, and until the response began"),
+    "connection": Cause("waiting for a connection, the concurrency cap or the start of the response", "connection", "waiting at the concurrency cap or for a connection, and until the response began"),
     "retry": Cause("requests that were sent twice", "retry", "the wait for the first token of a request whose first attempt the server closed or refused"),
     "queue": Cause("queueing at the server", "queue", "waiting in the server: as it reports for each request, or what is left of the wait for the first token while its metrics show requests waiting"),
     "queue_or_prefill": Cause("queue or prefill at the server, which does not tell them apart", "queue or prefill", "what is left of the wait for the first token, if the server does not show whether requests waited"),
@@ -90,17 +91,16 @@ def norms(rows: Columns, own: Indices, stalls: Stalls) -> Norms:
     if not known.any():
         return Norms(0.0, False, 0.0, 0.0, 0.0)
     usual = float(np.median(wait[known]))
-    calm = wait - _stalled(stage, end, stalls, usual)[0]
     first = stage["first_byte"]
     streamed = stage["first_token"] != MISSING
     both = streamed & (first != MISSING)
     headers_first = bool(both.any() and np.median((first - sent)[both]) < _HEADERS_FIRST * usual)
     low = known & (_in_flight(stage) <= np.median(_in_flight(stage)[known]))
-    per_input = _slope(_prompt(stage), calm, known, low)
+    per_input = _slope(_prompt(stage), wait, known, low)
     per_output = 0.0
     if not streamed.any():
-        calm = calm - per_input * np.maximum(_prompt(stage), 0)
-        per_output = _slope(stage["n_out"].astype(np.float64), calm, known, low)
+        rest = wait - per_input * np.maximum(_prompt(stage), 0)
+        per_output = _slope(stage["n_out"].astype(np.float64), rest, known, low)
     made = Norms(usual, headers_first, per_input, per_output, np.inf)
     return made._replace(base=float(np.median(_wait_parts(stage, end, stalls, made)[TYPICAL][known])))
 
@@ -159,22 +159,11 @@ def _slope(
     return max(float(np.median(slopes)), 0.0)
 
 
-def _stalled(
-    rows: Columns, end: NDArray[np.int64], stalls: Stalls, usual: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How much of the wait was a stall of the server or of the client: all of it together, and the client's."""
-    room = np.maximum(end - rows["sent"] - usual, 0.0)
-    client = np.minimum(stalls.client.overlap(rows["sent"], end), room)
-    server = np.minimum(stalls.server.overlap(rows["sent"], end), room - client)
-    return client + server, client
-
-
 def _wait_parts(rows: Columns, end: NDArray[np.int64], stalls: Stalls, usual: Norms) -> Parts:
     """The parts of the wait, in ns; `rest` is what is left."""
     sent, first = rows["sent"], rows["first_byte"]
-    together, client = _stalled(rows, end, stalls, usual.wait)
-    parts = {"client": client, "server_stall": together - client}
-    rest = (end - sent).astype(np.float64) - together
+    rest = (end - sent).astype(np.float64)
+    parts: Parts = {}
 
     def take(amount: NDArray[np.float64]) -> NDArray[np.float64]:
         nonlocal rest
@@ -191,6 +180,9 @@ def _wait_parts(rows: Columns, end: NDArray[np.int64], stalls: Stalls, usual: No
     parts["network"] = take(np.where(reported, rest, 0.0))
     parts["long_prompt"] = take(usual.per_input * _prompt(rows))
     parts["long_output"] = take(usual.per_output * rows["n_out"])
+    room = np.maximum(end - sent - usual.wait, 0.0)
+    parts["client"] = take(np.minimum(stalls.client.overlap(sent, end), room))
+    parts["server_stall"] = take(np.minimum(stalls.server.overlap(sent, end), room - parts["client"]))
     parts[TYPICAL] = take(np.full(len(rows), usual.base))
     return parts | {"rest": rest}
 
