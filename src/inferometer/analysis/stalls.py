@@ -69,9 +69,18 @@ class Windows(NamedTuple):
 
     def overlap(self, start: Instants, end: Instants) -> Spans:
         """How much of the time from `start` to `end` it was the case; 0 if the end is not known."""
-        edges = self.begin + self.width * np.arange(len(self.total))
-        before, after = np.interp(start, edges, self.total), np.interp(end, edges, self.total)
-        return np.where((start == MISSING) | (end == MISSING), 0.0, np.maximum(after - before, 0.0))
+        known = (start != MISSING) & (end != MISSING)
+        before, after = (self._until(np.where(known, instants, self.begin)) for instants in (start, end))
+        return np.maximum(after - before, 0.0)
+
+    def _until(self, instants: Instants) -> Spans:
+        """How much of the time before each instant it was the case."""
+        last = len(self.total) - 1
+        passed = np.clip(instants - self.begin, 0, last * self.width)
+        edge = np.minimum(passed // self.width, last - 1)
+        part = (passed - edge * self.width) / self.width
+        until: Spans = self.total[edge] + part * (self.total[edge + 1] - self.total[edge])
+        return until
 
 
 def find_stalls(

@@ -173,13 +173,18 @@ class _Context:
             return Tail(reason=f"{len(own)} successful requests are too few: it takes at least {FEWEST}")
         usual = self._norms(own)
         found = {name: each for name in METRICS if (each := self._metric(name, own, usual)) is not None}
-        middle = self._middle("e2e", own)
-        return Tail(found, tuple(self._timeline(row, middle, usual) for row in slow))
+        reference = self._reference(own, usual)
+        return Tail(found, tuple(self._timeline(row, reference, usual) for row in slow))
 
     def timeline(self, row: int, own: Indices) -> SlowRequest:
         """The timeline of one row, compared with the middle of the rows `own` of its stage."""
         own = own if len(own) else np.array([row])
-        return self._timeline(row, self._middle("e2e", own), self._norms(own))
+        usual = self._norms(own)
+        return self._timeline(row, self._reference(own, usual), usual)
+
+    def _reference(self, own: Indices, usual: Norms) -> dict[str, float]:
+        """The parts of the end-to-end time in the middle."""
+        return _means(self._parts("e2e", self._middle("e2e", own), usual))
 
     def _norms(self, own: Indices) -> Norms:
         return norms(self._rows, own, self._stalls)
@@ -243,15 +248,14 @@ class _Context:
                 return f" ({format_number(exact.mean(known), 2)} waiting on average)"
         return ""
 
-    def _timeline(self, row: int, middle: Indices, usual: Norms) -> SlowRequest:
+    def _timeline(self, row: int, reference: dict[str, float], usual: Norms) -> SlowRequest:
         one = self._rows[np.array([row])]
         parts = self._parts("e2e", np.array([row]), usual)
-        reference = _means(self._parts("e2e", middle, usual)) if len(middle) else {}
         own = {cause: float(part[0]) for cause, part in parts.items()}
         steps = tuple(
-            Step(cause, seconds, seconds - reference.get(cause, 0.0))
+            Step(cause, seconds, seconds - reference[cause])
             for cause, seconds in own.items()
-            if abs(seconds) >= 1e-9 or abs(reference.get(cause, 0.0)) >= 1e-6
+            if abs(seconds) >= 1e-9 or abs(reference[cause]) >= 1e-6
         )
         start = int(metrics.start(one)[0])
         causes = [step for step in steps if step.cause != TYPICAL and step.above > 0]
