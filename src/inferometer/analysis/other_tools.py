@@ -216,7 +216,7 @@ def _distribution(label: str, values: Values, ours: str, own: Distribution | Non
             "median": _percentile(values, 0.5) * scale,
             "p99": _percentile(values, 0.99) * scale,
         }
-    figures, why = [], _why_latency(label, ours, stage)
+    figures, why = [], _why_latency(label, ours, stage) if len(values) else ""
     for statistic, name in STATISTICS.items():
         value = own.value(name) if own is not None and own.count else None
         reason = _difference(theirs[statistic], value, why)

@@ -3,11 +3,11 @@
 Until the send: `client` and `connection` (open loop; in closed loop latencies count from the send). From the send to the first token, or to
 the end of a response that is not streamed, in this order:
 
-    connection        until the response begins, if responses usually begin well before their first token
     queue, compute    as the server reports them for each request; what remains of a response that is not streamed is `network`
     long_prompt       input tokens that were not cached x the time per input token
     server_stall      a stall of the whole server (or of the client), as far as it makes the wait longer than usual. A long prompt
                       may stall the whole server itself, so it comes first
+    connection        until the response begins, if responses usually begin well before their first token
     typical           what usually remains
     the rest          `retry` if it was sent twice, `queue` if requests waited in the server in that time, else `queue_or_prefill`;
                       of a response that is not streamed, `unexplained`
@@ -171,8 +171,6 @@ def _wait_parts(rows: Columns, end: NDArray[np.int64], stalls: Stalls, usual: No
         rest = rest - part
         return part
 
-    begun = usual.headers_first & (first != MISSING) & (rows["first_token"] != MISSING)
-    parts["connection"] = take(np.where(begun, first - sent, 0).astype(np.float64))
     parts["queue"] = take(rows["queue"].astype(np.float64))
     whole = rows["first_token"] == MISSING
     parts["compute"] = take(np.where(whole, rows["compute"], -1).astype(np.float64))
@@ -183,6 +181,9 @@ def _wait_parts(rows: Columns, end: NDArray[np.int64], stalls: Stalls, usual: No
     room = np.maximum(end - sent - usual.wait, 0.0)
     parts["client"] = take(np.minimum(stalls.client.overlap(sent, end), room))
     parts["server_stall"] = take(np.minimum(stalls.server.overlap(sent, end), room - parts["client"]))
+    begun = usual.headers_first & (first != MISSING) & (rows["first_token"] != MISSING)
+    stalled = stalls.client.overlap(sent, first) + stalls.server.overlap(sent, first)
+    parts["connection"] = take(np.where(begun, first - sent - stalled, 0.0))
     parts[TYPICAL] = take(np.full(len(rows), usual.base))
     return parts | {"rest": rest}
 
