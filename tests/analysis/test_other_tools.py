@@ -133,7 +133,7 @@ def test_reasons_are_those_of_the_run() -> None:
     late = varied()
     found = figures(late, "vllm-bench")
     assert "after the intended instant" in found["mean TTFT"].reason
-    assert "(50 requests)" in found["mean TTFT"].reason
+    assert "(49 requests)" in found["mean TTFT"].reason
     assert "all output tokens - 1" in found["mean TPOT"].reason
     assert "fills and drains" in found["Request throughput"].reason
     rows, chunks = made.closed_rows()
