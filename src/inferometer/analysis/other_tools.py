@@ -28,6 +28,7 @@ STATISTICS = {"mean": "mean", "median": "p50", "p99": "p99"}
 """Their statistics, and ours."""
 Seen = tuple[dict[str, Values], dict[str, float | None], float]
 """Latencies and rates by the names of the tool, and the time that the rates count over."""
+_INTERPOLATED = "it interpolates percentiles between two values"
 _SAME = 0.001
 """Figures that differ by at most this share are the same."""
 
@@ -146,7 +147,7 @@ def _stage(tool: str, run: Run, summary: Summary, index: int, stage: StageSummar
             figures += _distribution(each.label, known, each.ours, metrics.get(each.ours), seen)
         elif each.label in rates:
             ours = _rate(throughput, each.ours)
-            reason = _difference(rates[each.label], ours, _why_rate(each.ours, throughput, duration))
+            reason = _why_rate(each.ours, throughput, duration) if _differ(rates[each.label], ours) else ""
             figures.append(Figure(each.label, "", rates[each.label], ours, each.ours, reason))
     name = "" if stage is None else stage.name
     return StageAs(name, len(seen.rows), len(seen.sent_rows) - len(seen.rows), duration, tuple(figures))
@@ -216,12 +217,13 @@ def _distribution(label: str, values: Values, ours: str, own: Distribution | Non
             "median": _percentile(values, 0.5) * scale,
             "p99": _percentile(values, 0.99) * scale,
         }
-    figures, why = [], _why_latency(label, ours, stage) if len(values) else ""
+    figures: list[Figure] = []
     for statistic, name in STATISTICS.items():
         value = own.value(name) if own is not None and own.count else None
-        reason = _difference(theirs[statistic], value, why)
-        if reason and statistic != "mean":
-            reason += "; it interpolates percentiles"
+        reason = ""
+        if _differ(theirs[statistic], value):
+            shared = _why_latency(label, ours, stage) if statistic == "mean" or figures[0].reason else ""
+            reason = "; ".join(filter(None, (shared, "" if statistic == "mean" else _INTERPOLATED)))
         figures.append(Figure(label, statistic, theirs[statistic], value, f"{ours}.{name}", reason))
     return figures
 
@@ -243,10 +245,8 @@ def _rate(throughput: Throughput, name: str) -> float | None:
 # --- reasons ---------------------------------------------------------------------------------------------------------
 
 
-def _difference(theirs: float | None, ours: float | None, why: str) -> str:
-    if theirs is None or ours is None or abs(theirs - ours) <= _SAME * max(abs(theirs), abs(ours)):
-        return ""
-    return why
+def _differ(theirs: float | None, ours: float | None) -> bool:
+    return theirs is not None and ours is not None and abs(theirs - ours) > _SAME * max(abs(theirs), abs(ours))
 
 
 def _why_latency(label: str, ours: str, stage: _Stage) -> str:
@@ -261,15 +261,15 @@ def _why_latency(label: str, ours: str, stage: _Stage) -> str:
             )
         elif not stage.is_open and moved < 0:
             reasons.append(f"it includes the wait for a connection, on average {format_seconds(-moved)}")
-    if label in ("E2EL", "TPOT") or (label == "request_latency" and not reasons):
-        reasons += ["it ends at the last token, not at the last byte"] if label == "E2EL" else []
+    if label == "E2EL":
+        reasons.append("it ends at the last token, not at the last byte")
     if ours == "tpot":
         reasons.append("it divides by all output tokens - 1, not by those after the first chunk")
     if ours in ("ttft", "tpot") and label.startswith("time_") and (stage.rows["chunk_count"] < 2).any():
         reasons.append("it leaves out responses in one chunk")
     if stage.left_out:
         reasons.append(f"it counts warm-up, cool-down and the start of users too ({stage.left_out:,} requests)")
-    return "; ".join(reasons) or "it counts all successful requests"
+    return "; ".join(reasons) or "it counts over all requests of the stage"
 
 
 def _why_rate(name: str, throughput: Throughput, duration: float) -> str:

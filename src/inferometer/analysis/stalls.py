@@ -2,8 +2,8 @@
 
 A gap is long if it exceeds LONG times the typical gap of its stage, and the typical gap by at least MARGIN. A stall that at least
 half of the open streams share at the same instant is the server's. A long gap of a single stream is that request's: a preemption, if
-the server counted one in that time, else its cause is not known. If the client stamps chunks itself (`clock.stamps` is `user`), a
-shared stall during which the client's event loop stalled too is the client's.
+the server counted one in that time, else its cause is not known. A shared stall is the client's if its event loop stalled in that time for
+at least half as long. Even if the kernel stamps chunks, chunks that wait in a socket together get the timestamp of the latest (gaps.py).
 
 One pass over the chunks is enough, and its memory does not grow with their number: it keeps a few sums per request, and counts how
 many streams are in a long gap, by bins of time.
@@ -113,7 +113,7 @@ def find_stalls(
             for index in np.flatnonzero(np.isin(row, list(chosen))).tolist():
                 if len(own := listed[int(row[index])]) < _MOST_LISTED:
                     own.append(LongGap(int(start[index]), int(end[index])))
-    server, client = bins.shared(_client_stalls(run, lowest), preemptions)
+    server, client = bins.shared(run.records.samples, preemptions)
     return Stalls(typical, excess, preempted, server, client, listed)
 
 
@@ -165,33 +165,39 @@ class _Bins:
         size = self._size + 1
         return np.bincount(first[lasting], minlength=size) - np.bincount(last[lasting], minlength=size)
 
-    def shared(
-        self, client: Sequence[tuple[int, int]], preemptions: Sequence[tuple[int, int]]
-    ) -> tuple[Windows, Windows]:
-        """When streams stalled together: because of the server, and while the client's event loop stalled."""
+    def shared(self, samples: Sequence[Sample], preemptions: Sequence[tuple[int, int]]) -> tuple[Windows, Windows]:
+        """When streams stalled together: because of the server, and because of the client."""
         stalled, streams = np.cumsum(self._stalled), np.cumsum(self._open)
         begins = self._begin + self._width * np.arange(self._size + 1)
         share = np.where(_meets(begins, begins + self._width, preemptions), _SHARE_IF_PREEMPTED, _SHARE)
         together = stalled >= np.maximum(share * streams, np.minimum(_FEWEST, np.maximum(streams, 2)))
-        own = _meets(begins, begins + self._width, client)
-        return self._windows(together & ~own), self._windows(together & own)
+        changes = np.flatnonzero(np.diff(together, prepend=False, append=False))
+        first, last = changes[::2], changes[1::2]
+        edges = self._begin + self._width * np.arange(self._size + 2)
+        client = np.zeros(len(together), np.bool_)
+        for index in np.flatnonzero(_is_clients(samples, edges[first], edges[last])).tolist():
+            client[first[index] : last[index]] = True
+        return self._windows(together & ~client), self._windows(together & client)
 
     def _windows(self, holds: Mask) -> Windows:
         return Windows(self._begin, self._width, np.concatenate(([0], np.cumsum(holds * self._width))))
 
 
-def _client_stalls(run: Run, longest: float) -> list[tuple[int, int]]:
-    """Intervals in which the client's event loop stalled for about as long as a long gap; none if the kernel stamps chunks."""
-    if run.manifest.clock.get("stamps") == "kernel":
-        return []
-    before: dict[int, Sample] = {}
-    found = []
-    for sample in sorted(run.records.samples, key=lambda each: each.at):
-        last = before.get(sample.shard)
-        if sample.stall > longest / 2:
-            found.append((last.at if last is not None else 0, sample.at))
-        before[sample.shard] = sample
-    return _merged(found)
+def _is_clients(samples: Sequence[Sample], start: Instants, end: Instants) -> Mask:
+    """Which shared stalls are the client's: those in which the event loop of a process stalled for at least half as long.
+
+    A stall is in the sample that covers its end, so the sample after that of the start counts too.
+    """
+    longest = np.zeros(len(start), np.int64)
+    for shard in {sample.shard for sample in samples}:
+        own = sorted((sample for sample in samples if sample.shard == shard), key=lambda sample: sample.at)
+        at, stall = (
+            np.array(column, np.int64) for column in zip(*((each.at, each.stall) for each in own), strict=True)
+        )
+        first = np.minimum(np.searchsorted(at, start), len(at) - 1)
+        last = np.minimum(np.searchsorted(at, end), len(at) - 1)
+        longest = np.maximum(longest, np.maximum(stall[first], stall[last]))
+    return np.asarray(2 * longest >= end - start)
 
 
 def _merged(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
