@@ -190,6 +190,20 @@ def test_shared_stall_is_the_clients_if_its_event_loop_stalled_for_about_as_long
     assert shares(slow_run(frozen, sampled=made.samples(stall=stall * MS)), "e2e")[cause] > 0.9
 
 
+def test_stall_of_one_replica_of_four_is_the_servers() -> None:
+    def one_frozen(rows: np.ndarray, arrival: np.ndarray) -> None:
+        rows["replica"] = np.arange(600) % 4
+        others = rows["replica"] != 2
+        before, arrived = rows[others].copy(), arrival[others].copy()
+        frozen(rows, arrival)
+        rows[others], arrival[others] = before, arrived
+
+    found = shares(slow_run(one_frozen, replicas=("a", "b", "c", "d")), "e2e")
+    assert found["server_stall"] > 0.9, found
+    alone = shares(slow_run(one_frozen), "e2e")
+    assert alone.get("server_stall", 0) < 0.1
+
+
 def test_server_times_of_each_request_split_a_response_that_is_not_streamed() -> None:
     rows = made.blank(600)
     rows["intended"], rows["open_loop"] = np.arange(600) * 10 * MS, 1

@@ -1,7 +1,7 @@
 """Stalls: gaps between chunks that are much longer than usual, and whether many streams or only one had them.
 
 A gap is long if it exceeds LONG times the typical gap of its stage, and the typical gap by at least MARGIN. A stall that at least
-half of the open streams share at the same instant is the server's. A long gap of a single stream is that request's: a preemption, if
+half of the open streams of a replica share at the same instant is the server's. A long gap of a single stream is that request's: a preemption, if
 the server counted one in that time, else its cause is not known. A shared stall is the client's if its event loop stalled in that time for
 at least half as long. Even if the kernel stamps chunks, chunks that wait in a socket together get the timestamp of the latest (gaps.py).
 
@@ -32,7 +32,9 @@ _FEWEST, _SHARE, _SHARE_IF_PREEMPTED = 3, 0.5, 0.9
 """A stall is shared if this many streams are in a long gap at once (or both of two), and this share of all open streams. While the server
 preempts, several streams stall one by one, so it takes nearly all of them."""
 _FINEST, _MOST_BINS = 1_000_000, 1 << 20
-"""Bins of time are at least this long (ns), and there are at most this many."""
+"""Bins of time are at least this long (ns), and there are at most this many, of all replicas together."""
+_MOST_REPLICAS = 32
+"""Streams of more replicas are not told apart."""
 _MOST_LISTED = 50
 """Long gaps that are listed per chosen request."""
 
@@ -60,27 +62,34 @@ class Stalls(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Times at which something was the case, as bins from `begin` on."""
+    """Times at which something was the case, as bins from `begin` on. Those of the next replica follow those of the one before."""
 
     begin: int
     width: int
+    size: int
+    """Bins per replica."""
     total: Instants
-    """How much of the time before each edge of a bin it was the case."""
+    """How much of the time before each bin it was the case, and at the end."""
 
-    def overlap(self, start: Instants, end: Instants) -> Spans:
+    def overlap(self, replica: NDArray[np.int16], start: Instants, end: Instants) -> Spans:
         """How much of the time from `start` to `end` it was the case; 0 if the end is not known."""
         known = (start != MISSING) & (end != MISSING)
-        before, after = (self._until(np.where(known, instants, self.begin)) for instants in (start, end))
+        before, after = (self._until(replica, np.where(known, instants, self.begin)) for instants in (start, end))
         return np.maximum(after - before, 0.0)
 
-    def _until(self, instants: Instants) -> Spans:
+    def _until(self, replica: NDArray[np.int16], instants: Instants) -> Spans:
         """How much of the time before each instant it was the case."""
-        last = len(self.total) - 1
-        passed = np.clip(instants - self.begin, 0, last * self.width)
-        edge = np.minimum(passed // self.width, last - 1)
-        part = (passed - edge * self.width) / self.width
-        until: Spans = self.total[edge] + part * (self.total[edge + 1] - self.total[edge])
+        passed = np.clip(instants - self.begin, 0, self.size * self.width)
+        bin = np.minimum(passed // self.width, self.size - 1)
+        part = (passed - bin * self.width) / self.width
+        index = _group(replica, (len(self.total) - 1) // self.size) * self.size + bin
+        until: Spans = self.total[index] + part * (self.total[index + 1] - self.total[index])
         return until
+
+
+def _group(replica: NDArray[np.int16], groups: int) -> Instants:
+    """The group of streams that stall together: the replica, or 0 if they are not told apart."""
+    return np.clip(replica, 0, groups - 1).astype(np.int64)
 
 
 def find_stalls(
@@ -92,7 +101,7 @@ def find_stalls(
     typical = _typical(rows, counted)
     limit = np.where(typical > 0, np.maximum(LONG * typical, typical + MARGIN), np.inf)
     excess, preempted = np.zeros(len(rows)), np.zeros(len(rows))
-    bins = _Bins(rows)
+    bins = _Bins(rows, len(run.records.replicas))
     listed: dict[int, list[LongGap]] = {row: [] for row in chosen}
     slices = Slices(run, counted)
     lowest = float(limit.min(initial=np.inf))
@@ -108,7 +117,7 @@ def find_stalls(
         over = length - typical[row]
         np.add.at(excess, row, over)
         np.add.at(preempted, row, np.where(_meets(start, end, preemptions), over, 0.0))
-        bins.add(start, end)
+        bins.add(rows["replica"][row], start, end)
         if chosen:
             for index in np.flatnonzero(np.isin(row, list(chosen))).tolist():
                 if len(own := listed[int(row[index])]) < _MOST_LISTED:
@@ -141,46 +150,52 @@ def _meets(start: Instants, end: Instants, intervals: Sequence[tuple[int, int]])
 
 
 class _Bins:
-    """Counts how many streams are open, and how many are in a long gap, by bins of time."""
+    """Counts how many streams are open, and how many are in a long gap, by replicas and bins of time."""
 
-    def __init__(self, rows: Columns) -> None:
+    def __init__(self, rows: Columns, replicas: int) -> None:
         first, last = rows["first_token"], rows["last_token"]
         streams = (rows["chunk_count"] > 1) & (first != MISSING) & (last != MISSING)
+        self._groups = replicas if 1 < replicas <= _MOST_REPLICAS else 1
         self._begin = int(first[streams].min(initial=np.iinfo(np.int64).max)) if streams.any() else 0
         end = int(last[streams].max()) if streams.any() else 0
-        self._width = max(_FINEST, -(-(end - self._begin) // _MOST_BINS))
-        self._size = (end - self._begin) // self._width + 2
-        self._open = self._changes(first[streams], last[streams] + self._width)
-        self._stalled = np.zeros(self._size + 1, np.int64)
+        self._width = max(_FINEST, -(-(end - self._begin) * self._groups // _MOST_BINS))
+        self._size = (end - self._begin) // self._width + 3
+        self._open = self._changes(rows["replica"][streams], first[streams], last[streams] + self._width)
+        self._stalled = np.zeros_like(self._open)
 
-    def add(self, start: Instants, end: Instants) -> None:
+    def add(self, replica: NDArray[np.int16], start: Instants, end: Instants) -> None:
         """Count long gaps."""
-        self._stalled += self._changes(start + self._width, end)
+        self._stalled += self._changes(replica, start + self._width, end)
 
-    def _changes(self, start: Instants, end: Instants) -> Instants:
-        """By how much the number changes at each bin, of what lasts from the bin of `start` to before the bin of `end`."""
-        first, last = ((side - self._begin) // self._width for side in (start, end))
-        first, last = np.clip(first, 0, self._size), np.clip(last, 0, self._size)
+    def _changes(self, replica: NDArray[np.int16], start: Instants, end: Instants) -> Instants:
+        """By how much the number changes at each bin, of what lasts from the bin of `start` to before the bin of `end`.
+
+        The last bin of each replica is after all ends, so the numbers are 0 there, and the sum of changes is too.
+        """
+        first, last = (np.clip((side - self._begin) // self._width, 0, self._size - 1) for side in (start, end))
+        offset = _group(replica, self._groups) * self._size
         lasting = last > first
-        size = self._size + 1
-        return np.bincount(first[lasting], minlength=size) - np.bincount(last[lasting], minlength=size)
+        size = self._groups * self._size
+        return np.bincount((offset + first)[lasting], minlength=size) - np.bincount(
+            (offset + last)[lasting], minlength=size
+        )
 
     def shared(self, samples: Sequence[Sample], preemptions: Sequence[tuple[int, int]]) -> tuple[Windows, Windows]:
         """When streams stalled together: because of the server, and because of the client."""
         stalled, streams = np.cumsum(self._stalled), np.cumsum(self._open)
-        begins = self._begin + self._width * np.arange(self._size + 1)
+        begins = self._begin + self._width * np.tile(np.arange(self._size), self._groups)
         share = np.where(_meets(begins, begins + self._width, preemptions), _SHARE_IF_PREEMPTED, _SHARE)
         together = stalled >= np.maximum(share * streams, np.minimum(_FEWEST, np.maximum(streams, 2)))
         changes = np.flatnonzero(np.diff(together, prepend=False, append=False))
         first, last = changes[::2], changes[1::2]
-        edges = self._begin + self._width * np.arange(self._size + 2)
         client = np.zeros(len(together), np.bool_)
-        for index in np.flatnonzero(_is_clients(samples, edges[first], edges[last])).tolist():
+        for index in np.flatnonzero(_is_clients(samples, begins[first], begins[last])).tolist():
             client[first[index] : last[index]] = True
         return self._windows(together & ~client), self._windows(together & client)
 
     def _windows(self, holds: Mask) -> Windows:
-        return Windows(self._begin, self._width, np.concatenate(([0], np.cumsum(holds * self._width))))
+        total = np.concatenate(([0], np.cumsum(holds * self._width)))
+        return Windows(self._begin, self._width, self._size, total)
 
 
 def _is_clients(samples: Sequence[Sample], start: Instants, end: Instants) -> Mask:

@@ -270,12 +270,12 @@ class _Context:
             output_tokens=_count(one["n_out"]),
             main_cause=max(causes, key=lambda step: step.above).cause if causes else "unexplained",
             steps=steps,
-            stalls=tuple(self._stall(gap, start) for gap in self._stalls.listed.get(row, [])),
+            stalls=tuple(self._stall(gap, start, one["replica"]) for gap in self._stalls.listed.get(row, [])),
             failure=self._run.records.failures[number - 1].code if number else None,
         )
 
-    def _stall(self, gap: LongGap, start: int) -> Stall:
-        ends = np.array([gap.start]), np.array([gap.end])
+    def _stall(self, gap: LongGap, start: int, replica: NDArray[np.int16]) -> Stall:
+        ends = replica, np.array([gap.start]), np.array([gap.end])
         server, client = (float(each.overlap(*ends)[0]) for each in (self._stalls.server, self._stalls.client))
         length = gap.end - gap.start
         is_preempted = any(begin <= gap.end and end >= gap.start for begin, end in self._preemptions)

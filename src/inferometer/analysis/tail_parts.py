@@ -179,10 +179,10 @@ def _wait_parts(rows: Columns, end: NDArray[np.int64], stalls: Stalls, usual: No
     parts["long_prompt"] = take(usual.per_input * _prompt(rows))
     parts["long_output"] = take(usual.per_output * rows["n_out"])
     room = np.maximum(end - sent - usual.wait, 0.0)
-    parts["client"] = take(np.minimum(stalls.client.overlap(sent, end), room))
-    parts["server_stall"] = take(np.minimum(stalls.server.overlap(sent, end), room - parts["client"]))
+    parts["client"] = take(np.minimum(stalls.client.overlap(rows["replica"], sent, end), room))
+    parts["server_stall"] = take(np.minimum(stalls.server.overlap(rows["replica"], sent, end), room - parts["client"]))
     begun = usual.headers_first & (first != MISSING) & (rows["first_token"] != MISSING)
-    stalled = stalls.client.overlap(sent, first) + stalls.server.overlap(sent, first)
+    stalled = stalls.client.overlap(rows["replica"], sent, first) + stalls.server.overlap(rows["replica"], sent, first)
     parts["connection"] = take(np.where(begun, first - sent - stalled, 0.0))
     parts[TYPICAL] = take(np.full(len(rows), usual.base))
     return parts | {"rest": rest}
@@ -208,8 +208,10 @@ def _add_decoding(parts: Parts, rows: Columns, indices: Indices, wait_end: NDArr
     decoded = (first != MISSING) & (last != MISSING) & (rows["chunk_count"] > 1)
     span = np.where(decoded, last - first, 0).astype(np.float64)
     stalled = np.minimum(np.where(decoded, stalls.excess[indices], 0.0), span)
-    client = np.minimum(stalls.client.overlap(first, np.where(decoded, last, MISSING)), stalled)
-    server = np.minimum(stalls.server.overlap(first, np.where(decoded, last, MISSING)), stalled - client)
+    client = np.minimum(stalls.client.overlap(rows["replica"], first, np.where(decoded, last, MISSING)), stalled)
+    server = np.minimum(
+        stalls.server.overlap(rows["replica"], first, np.where(decoded, last, MISSING)), stalled - client
+    )
     preempted = np.minimum(stalls.preempted[indices], stalled - client - server)
     usual = np.where(decoded, stalls.typical[indices] * (rows["chunk_count"] - 1), 0.0)
     parts["client"] += client
