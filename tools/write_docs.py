@@ -4,7 +4,8 @@ from pathlib import Path
 
 from inferometer.analysis.breakdown import PARTS
 from inferometer.analysis.checks import CHECKS
-from inferometer.analysis.metrics import METRICS, OTHER_TOOLS, RATES
+from inferometer.analysis.metrics import METRICS, OTHER_TOOLS, RATES, TOOL_FIGURES
+from inferometer.analysis.tail_parts import CAUSES
 from inferometer.config.reference import markdown
 from inferometer.server_metrics.families import SERVERS, Row, Server
 from inferometer.server_metrics.vocabulary import QUANTITIES
@@ -19,6 +20,12 @@ def metrics() -> str:
     parts = [f"| `breakdown.{name}` | {definition} |" for name, definition in PARTS.items()]
     checks = [f"| `{rule.name}` | {rule.definition} |" for rule in CHECKS.values()]
     others = [f"| `{name}` | {' | '.join(names)} |" for name, *names in OTHER_TOOLS]
+    figures = [
+        f"| {tool} | {figure.label} | `{figure.ours}` | {figure.definition} |"
+        for tool, figures in TOOL_FIGURES.items()
+        for figure in figures
+    ]
+    causes = [f"| `tail.{name}` | {cause.definition} |" for name, cause in CAUSES.items()]
     failures = [f"| `{code}` | {meaning} |" for code, meaning in CODES.items()]
     return "\n".join(
         [
@@ -34,11 +41,20 @@ def metrics() -> str:
             "which the plan intended to send a request, so they include the time that it waited; most other tools count from the send, as\n"
             "`ttft_service` and `e2e_service` do. `itl` is a gap between chunks; what AIPerf and GenAI-Perf call inter-token latency is `tpot`.\n"
             "A dash means that the tool does not report the figure.\n\n"
-            "| here | vLLM (`vllm bench serve`) | AIPerf | GenAI-Perf | MLPerf Inference |\n|---|---|---|---|---|",
+            "| here | vLLM (`vllm bench serve`) | inference-perf | AIPerf | GenAI-Perf | MLPerf Inference |\n|---|---|---|---|---|---|",
             *others,
+            "\n### Their definitions\n\n`inferometer report RUN --as vllm-bench` and `--as inference-perf` compute these from the records of a run, beside\n"
+            "our own figures. The definitions are those of `vllm/benchmarks/serve.py` and `vllm/benchmarks/lib/endpoint_request_func.py` in vLLM, and\n"
+            "of `inference_perf/reportgen/base.py` in inference-perf 0.7. Both tools count every request of the run, with its start and its end, and\n"
+            "interpolate percentiles between two values; here, warm-up and cool-down are left out, and a percentile is a value that was measured.\n\n"
+            "| tool | figure | closest here | definition |\n|---|---|---|---|",
+            *figures,
             "\n## Where the time went\n\nMeans, for servers that report their own times: see\n"
             "[where the time went](../how-to/kserve-server.md#where-the-time-went).\n\n| name | definition |\n|---|---|",
             *parts,
+            "\n## Why requests were slow\n\nCauses that explain the difference between p99 and p50: see\n"
+            "[why slow requests are slow](../how-to/slow-requests.md).\n\n| name | definition |\n|---|---|",
+            *causes,
             "\n## Checks\n\nA run is VALID if none of these fails. Each row says what has to be true; a check marked as a warning does not make the run INVALID. The\n"
             "printed percentiles are the p50, p90, p95 and p99 of the latencies: [The verdict](../explanation/statistics.md#the-verdict) explains how\n"
             "checks of the client are judged. `limits.*` are [keys of the configuration](config.md#limits).\n\n| name | what it checks |\n|---|---|",

@@ -55,7 +55,7 @@ def gather(run: Run, counted: NDArray[np.bool_], group: NDArray[np.integer[Any]]
     """Collect the gaps of the rows selected by `counted`. `group` divides the rows in another way than by stage."""
     slices = Slices(run, counted, group)
     stages = slices.allocate()
-    for position, arrival, gaps in _pieces(run):
+    for position, arrival, gaps in pieces(run):
         slices.store(gaps, position)
         slices.add_totals(arrival, position)
     late = slices.read_late()
@@ -81,7 +81,7 @@ def tally(
     for each, limits in thresholds.items():
         own = run.records.rows[slices.own[slices.counted & (group == each)]]
         counters[each] = _Counter(int(own["intended"].min()), int(own["done"].max()), limits)
-    for position, arrival, gaps in _pieces(run):
+    for position, arrival, gaps in pieces(run):
         here, begin, end = slices.within(position, len(gaps))
         for each in stages_of(group[here]):
             chosen = slices.counted[here] & (group[here] == each) & (begin < end)
@@ -91,7 +91,7 @@ def tally(
     return {each: counter.tally() for each, counter in counters.items()}
 
 
-def _pieces(run: Run) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+def pieces(run: Run) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
     """The chunks piece by piece: the index of the first one, their arrivals, and the gap between each and the one before it."""
     position, previous = 0, 0
     for piece in run.chunks():

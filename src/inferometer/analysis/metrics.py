@@ -199,16 +199,56 @@ less than half of the stage remains. Closed loop: from when all users have start
 it was stable, its stable part counts."""
 
 OTHER_TOOLS = (
-    ("ttft", "-", "-", "-", "TTFT (Server scenario)"),
-    ("ttft_service", "TTFT", "Time to First Token", "Time to First Token", "-"),
-    ("ttft_content", "-", "Time to First Output Token", "-", "-"),
-    ("itl", "ITL, with the gap after the chunk that has only the role", "Inter Chunk Latency", "-", "-"),
-    ("tpot", "TPOT, which divides by tokens - 1", "Inter Token Latency, likewise", "Inter Token Latency, likewise", "TPOT, likewise"),
-    ("tps_user", "-", "Output Token Throughput Per User", "Output Token Throughput Per User", "-"),
-    ("e2e", "-", "-", "-", "sample latency (Server scenario)"),
-    ("e2e_service", "E2EL, until the last chunk with choices", "Request Latency, until the last content", "Request Latency, likewise", "-"),
-    ("throughput.offered", "Request rate configured", "-", "-", "Scheduled samples per second"),
-    ("throughput.requests", "Request throughput, with fill and drain", "Request Throughput, likewise", "Request Throughput, likewise", "Completed samples per second, likewise"),
-    ("throughput.output_tokens", "Output token throughput, likewise", "Output Token Throughput, likewise", "Output Token Throughput, likewise", "Completed tokens per second, likewise"),
+    ("ttft", "-", "-", "-", "-", "TTFT (Server scenario)"),
+    ("ttft_service", "TTFT, with waiting for a connection", "time_to_first_token, likewise; only of responses in two or more chunks", "Time to First Token", "Time to First Token", "-"),
+    ("ttft_content", "-", "-", "Time to First Output Token", "-", "-"),
+    ("itl", "ITL, with the gap after the chunk that has only the role", "inter_token_latency", "Inter Chunk Latency", "-", "-"),
+    ("tpot", "TPOT, which divides by tokens - 1", "time_per_output_token, likewise", "Inter Token Latency, likewise", "Inter Token Latency, likewise", "TPOT, likewise"),
+    ("ntpot", "-", "normalized_time_per_output_token, 0 without tokens", "-", "-", "-"),
+    ("tps_user", "-", "-", "Output Token Throughput Per User", "Output Token Throughput Per User", "-"),
+    ("e2e", "-", "-", "-", "-", "sample latency (Server scenario)"),
+    ("e2e_service", "E2EL, until the last chunk with choices", "request_latency", "Request Latency, until the last content", "Request Latency, likewise", "-"),
+    ("lag", "-", "schedule_delay", "-", "-", "-"),
+    ("throughput.offered", "Request rate configured", "achieved_rate", "-", "-", "Scheduled samples per second"),
+    ("throughput.requests", "Request throughput, with fill and drain", "requests_per_sec, likewise", "Request Throughput, likewise", "Request Throughput, likewise", "Completed samples per second, likewise"),
+    ("throughput.output_tokens", "Output token throughput, likewise", "output_tokens_per_sec, likewise", "Output Token Throughput, likewise", "Output Token Throughput, likewise", "Completed tokens per second, likewise"),
 )  # fmt: skip
-"""What other tools call these figures: our name, then vLLM's (`vllm bench serve`), AIPerf's, GenAI-Perf's and MLPerf Inference's."""
+"""What other tools call these figures: our name, then vLLM's (`vllm bench serve`), inference-perf's, AIPerf's, GenAI-Perf's and MLPerf
+Inference's."""
+
+
+class OtherFigure(msgspec.Struct, frozen=True):
+    """A figure of another tool."""
+
+    label: str
+    """What it calls the figure."""
+    ours: str
+    """Our name of the figure that is closest to it; empty if there is none."""
+    definition: str
+
+
+TOOL_FIGURES: dict[str, tuple[OtherFigure, ...]] = {
+    "vllm-bench": (
+        OtherFigure("TTFT", "ttft", "first chunk with choices - start, where start is just before the HTTP client is called: waiting for a connection counts, waiting for the schedule or for --max-concurrency does not"),
+        OtherFigure("TPOT", "tpot", "(E2EL - TTFT) / (output tokens - 1), of responses with at least two tokens"),
+        OtherFigure("ITL", "itl", "each gap between consecutive chunks with choices, of all responses together"),
+        OtherFigure("E2EL", "e2e", "last chunk with choices - start"),
+        OtherFigure("Request throughput", "throughput.requests", "successful requests / (end of the last response - start of the benchmark)"),
+        OtherFigure("Output token throughput", "throughput.output_tokens", "output tokens of successful requests / the same time"),
+        OtherFigure("Total token throughput", "throughput.total_tokens", "input and output tokens of successful requests / the same time"),
+    ),
+    "inference-perf": (
+        OtherFigure("time_to_first_token", "ttft", "first chunk with content - start, of responses with at least two timed tokens; start is just before the HTTP client is called, as in vllm bench"),
+        OtherFigure("time_per_output_token", "tpot", "(last token - first token) / (output tokens - 1)"),
+        OtherFigure("normalized_time_per_output_token", "ntpot", "request_latency / output tokens; 0 for a response without tokens"),
+        OtherFigure("inter_token_latency", "itl", "each gap between timed tokens, of all responses together; without a `tokenizer` section a chunk counts as one token, with one its tokens share its time"),
+        OtherFigure("request_latency", "e2e", "end of the response, after it was decoded - start"),
+        OtherFigure("requests_per_sec", "throughput.requests", "successful requests / (last end - first start)"),
+        OtherFigure("output_tokens_per_sec", "throughput.output_tokens", "output tokens of successful requests / the same time"),
+        OtherFigure("input_tokens_per_sec", "throughput.input_tokens", "input tokens of successful requests / the same time"),
+        OtherFigure("total_tokens_per_sec", "throughput.total_tokens", "input and output tokens of successful requests / the same time"),
+        OtherFigure("achieved_rate", "throughput.offered", "requests / (last start - first start)"),
+    ),
+}  # fmt: skip
+"""Other tools' definitions: vllm/benchmarks/serve.py and lib/endpoint_request_func.py of vLLM, and inference_perf/reportgen/base.py of
+inference-perf 0.7. Both count every request of the run and interpolate percentiles (numpy's default)."""

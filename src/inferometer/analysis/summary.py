@@ -23,6 +23,7 @@ from inferometer.analysis.server_view import ServerView, server_views
 from inferometer.analysis.sessions import SessionSummary
 from inferometer.analysis.slo import Goodput, SloResult
 from inferometer.analysis.slo_expression import Slo, parse_all
+from inferometer.analysis.tail import CAUSES, Tail, tails
 from inferometer.analysis.throughput import MeasuredWindow, Throughput, measured_spans, rates, together
 from inferometer.analysis.window import STEADY
 from inferometer.records import COUNTED_BY, Run, StagePlan
@@ -56,6 +57,8 @@ class StageSummary(msgspec.Struct, frozen=True):
     """What the server's own metrics say; None if none were read."""
     resources: ResourceUse | None = None
     """None if no use of resources was recorded."""
+    tail: Tail | None = None
+    """Why its slow requests were slow."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -98,6 +101,8 @@ class Summary(msgspec.Struct, frozen=True):
     """What the server's own metrics say; None if none were read."""
     resources: ResourceUse | None = None
     """None if no use of resources was recorded."""
+    tail: Tail | None = None
+    """Why slow requests were slow; None if there are several stages."""
 
 
 def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
@@ -129,8 +134,8 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     stages = tuple(_judged(run, *pair, objectives) for pair in zip(stages, evidence.stages, strict=True))
     stages = tuple(_with_groups(stage, classes, replicas) for stage in stages)
     stages = tuple(
-        msgspec.structs.replace(stage, server=seen.stages[stage.stage], resources=used.stages[stage.stage])
-        for stage in stages
+        msgspec.structs.replace(stage, server=seen.stages[stage.stage], resources=used.stages[stage.stage], tail=tail)
+        for stage, tail in zip(stages, tails(run), strict=True)
     )
     window, total_rates = together(each)
     metrics, talks = (stages[0].metrics, stages[0].sessions) if not several else ({}, None)
@@ -156,7 +161,8 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         definitions=_definitions(
             checks, isinstance(parts, Breakdown), any(stage.sessions for stage in stages), seen.whole
         )
-        | (DEFINITIONS if used.whole is not None else {}),
+        | (DEFINITIONS if used.whole is not None else {})
+        | _tail_definitions(stages),
         slos=slo.together([(stage.stage, stage.slos) for stage in stages]) if several else stages[0].slos,
         goodput=None if several else stages[0].goodput,
         sessions=talks,
@@ -165,8 +171,16 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         input_tokens_counted_by=_sources(rows["in_counted_by"][steady & good]),
         server=seen.whole,
         resources=used.whole,
+        tail=None if several else stages[0].tail,
         **_split(parts),
     )
+
+
+def _tail_definitions(stages: Sequence[StageSummary]) -> dict[str, str]:
+    """Definitions of the causes that explain a tail."""
+    tails = [stage.tail for stage in stages if stage.tail is not None]
+    used = {each.cause for tail in tails for metric in tail.metrics.values() for each in metric.causes}
+    return {f"tail.{name}": cause.definition for name, cause in CAUSES.items() if name in used}
 
 
 def _sources(counted_by: NDArray[np.int8]) -> dict[str, int]:

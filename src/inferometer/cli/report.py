@@ -10,8 +10,21 @@ import click
 from inferometer.cli.options import export_options, slo_options
 from inferometer.errors import UserError
 
+_TAIL = "tail"
+"""What --why stands for without an id."""
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _WithOptionalId(click.Command):
+    """Takes only a number for the id of --why, so that `report --why RUN_DIR` is not the request RUN_DIR."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for index, arg in enumerate(args):
+            if arg == "--why" and not (args[index + 1 : index + 2] and args[index + 1].isdecimal()):
+                args = [*args[:index], f"--why={_TAIL}", *args[index + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_WithOptionalId, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run_dir", metavar="RUN_DIR")
 @slo_options
 @export_options
@@ -22,6 +35,19 @@ from inferometer.errors import UserError
     help="Open the HTML report in a browser. Without --html, it is RUN_DIR/report.html.",
 )
 @click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
+@click.option(
+    "--why",
+    metavar="[ID]",
+    help="Add why the slow requests were slow: which cause explains how much of p99 - p50. With the id of a request: where "
+    "its time went.",
+)
+@click.option(
+    "--as",
+    "tool",
+    type=click.Choice(["vllm-bench", "inference-perf"]),
+    help="Print what this tool would report for the same requests, by its own definitions, beside our figures and the reason "
+    "for each difference. --json then writes that.",
+)
 @click.option("--explain", is_flag=True, help="Add the definition of every metric and check.")
 def command(
     run_dir: str,
@@ -30,6 +56,8 @@ def command(
     exports: dict[str, str],
     is_opened: bool,
     histogram: bool,
+    why: str | None,
+    tool: str | None,
     explain: bool,
 ) -> int:
     """Print the report of the run in the folder RUN_DIR again, or export it.
@@ -38,6 +66,9 @@ def command(
     inferometer report runs/LATEST                  the last run
     inferometer report runs/LATEST --explain        with all definitions
     inferometer report runs/LATEST --open           with charts, in a browser
+    inferometer report runs/LATEST --why            why its slow requests were slow
+    inferometer report runs/LATEST --why 1234       where the time of request 1234 went
+    inferometer report runs/LATEST --as vllm-bench  what vllm bench serve would report
     inferometer report runs/LATEST --csv out.csv    one row per request
     inferometer report runs/LATEST --json - | jq .throughput
     inferometer report runs/LATEST --slo 'tpot.p95 < 50ms'   by other objectives
@@ -49,26 +80,44 @@ def command(
     input, 3 internal error.
     """
     from inferometer import conduct  # noqa: PLC0415
-    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver, show_as, show_request  # noqa: PLC0415
 
     if is_opened and exports.get("html") == "-":
         raise UserError(
             "--open needs a file, but --html writes to standard output", "give --html a path, or leave it out"
         )
+    id = _id_of(why)
+    if tool is not None and set(exports) - {"json"}:
+        raise UserError(f"--as {tool} has no --{min(set(exports) - {'json'})}", "use --json, or leave out --as")
     check_exports(exports)
     conduct.parse_slos(slos, "--slo")
     try:
         run, summary = conduct.open_run(run_dir, slos or None)
     except conduct.UnsavedError as error:
-        deliver(error.run, error.summary, exports, explain, histogram)
+        deliver(error.run, error.summary, exports, explain, histogram, why=why is not None)
         raise
+    if tool is not None:
+        return show_as(run, summary, tool, exports.get("json"))
+    if id is not None:
+        return show_request(run, id, exports.get("json"))
     if is_opened:
         exports.setdefault("html", str(run.folder / "report.html"))
         check_exports(exports)
-    status = deliver(run, summary, exports, explain, histogram, allow_undecided)
+    status = deliver(run, summary, exports, explain, histogram, allow_undecided, why is not None)
     if is_opened:
         _open(Path(exports["html"]).resolve())
     return status
+
+
+def _id_of(why: str | None) -> int | None:
+    """The request that --why is about; None if it is about the whole tail, or is not given."""
+    if why is None or why == _TAIL:
+        return None
+    if not why.isdecimal():
+        raise UserError(
+            f"--why {why}: expected the id of a request", "ids are whole numbers, see --csv; --why alone is about all"
+        )
+    return int(why)
 
 
 def _open(path: Path) -> None:

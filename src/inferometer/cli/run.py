@@ -108,6 +108,9 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
     help="Measure N times, with a fresh seed each, and show how much the figures vary between runs.",
 )
 @click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
+@click.option(
+    "--why", is_flag=True, help="Add why the slow requests were slow: which cause explains how much of p99 - p50."
+)
 @click.option("--explain", is_flag=True, help="Add the definition of every metric and check to the report.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress during the run.")
 def command(
@@ -132,6 +135,7 @@ def command(
     otlp: str | None,
     repeat: int,
     histogram: bool,
+    why: bool,
     explain: bool,
     quiet: bool,
 ) -> int:
@@ -190,9 +194,9 @@ def command(
                 return _repeat(config, repeat, exports, allow_undecided, quiet)
             run, summary = conduct.measure(config, None if quiet else LiveView())
     except conduct.UnsavedError as error:
-        deliver(error.run, error.summary, exports, explain, histogram)
+        deliver(error.run, error.summary, exports, explain, histogram, why=why)
         raise
-    return deliver(run, summary, exports, explain, histogram, allow_undecided)
+    return deliver(run, summary, exports, explain, histogram, allow_undecided, why)
 
 
 def _repeat(config: "Config", count: int, exports: dict[str, str], allow_undecided: bool, quiet: bool) -> int:

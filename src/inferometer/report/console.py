@@ -20,6 +20,7 @@ from inferometer.report.server import server
 from inferometer.report.sessions import sessions, sessions_by_stage
 from inferometer.report.slo import objectives
 from inferometer.report.stages import describe, stages
+from inferometer.report.tail import tail_notes, why_slow
 from inferometer.report.verdict import verdict
 from inferometer.report.width import WIDTH, fitted
 
@@ -51,17 +52,19 @@ def render(
     color: bool = False,
     width: int = WIDTH,
     histogram: bool = False,
+    why: bool = False,
 ) -> str:
-    """Render the report of a run from its summary; `explain` adds all definitions, `histogram` adds histograms."""
+    """Render the report of a run from its summary; `explain` adds all definitions, `histogram` adds histograms, `why` adds why slow
+    requests were slow."""
     console = new_console(color, width)
     with console.capture() as capture:
-        for part in _parts(run, summary, explain, width, histogram):
+        for part in _parts(run, summary, explain, width, histogram, why):
             console.print(Padding(part, (0, 0, 1, 1)))
         console.print(Text(f" {run.folder}", style="dim"), soft_wrap=True)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
-def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: bool) -> list[RenderableType]:
+def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: bool, why: bool) -> list[RenderableType]:
     parts: list[RenderableType] = [_title(run, summary), verdict(run, summary, width), _headline(run, summary, width)]
     if summary.overload is not None and summary.overload.status == "overloaded":
         parts.append(Text.assemble(("latency", "bold"), "   ", (describe(summary.overload), "red")))
@@ -69,6 +72,8 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         parts.append(latency(run, summary, width))
     if histogram:
         parts += histograms(run, width)
+    if why:
+        parts.append(why_slow(summary, width))
     if summary.breakdown is not None:
         parts.append(_breakdown(summary.breakdown))
     elif summary.no_breakdown and summary.counts.ok and _breakdown_is_expected(run):
@@ -84,6 +89,7 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         parts.append(_failures(summary, width))
     parts += _parts_of_the_run(run, summary, width)
     parts += [Text(formatting.one_line(note, 1000), style="yellow") for note in run.manifest.outcome.notes]
+    parts += [Text(note, style="yellow") for note in ([] if why else tail_notes(summary))]
     if explain:
         parts.append(_definitions(summary))
     if summary.slos:

@@ -9,11 +9,9 @@ from typing import Any
 
 import msgspec
 
-from inferometer.analysis.summary import Summary
 
-
-def encode(summary: Summary) -> bytes:
-    """Encode a summary; equal summaries give equal bytes."""
+def encode(summary: msgspec.Struct) -> bytes:
+    """Encode a summary, or another struct of figures; equal ones give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(with_words(msgspec.to_builtins(summary))), indent=2) + b"\n"
 
 

@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import IO
 
 import click
+from rich.console import RenderableType
 
+from inferometer.analysis import other_tools, tail
 from inferometer.analysis.slo import is_passed
 from inferometer.analysis.summary import Summary
 from inferometer.errors import UserError
 from inferometer.records import Run
 from inferometer.report import console
 from inferometer.report.exporters import EXPORTERS
+from inferometer.report.json import encode
+from inferometer.report.other_tools import other_tools_table
+from inferometer.report.tail import timeline
 from inferometer.report.width import columns
 
 
@@ -49,6 +54,7 @@ def deliver(
     explain: bool = False,
     histogram: bool = False,
     allow_undecided: bool = False,
+    why: bool = False,
 ) -> int:
     """Print the report, write the exports, and return the exit status.
 
@@ -56,7 +62,7 @@ def deliver(
     that the run is too short to decide.
     """
     if "-" not in exports.values():
-        text = console.render(run, summary, explain, wants_color(), columns(), histogram)
+        text = console.render(run, summary, explain, wants_color(), columns(), histogram, why)
         click.echo(text, nl=False, color=True)
     for name, path in exports.items():
         write_file(path, lambda file, write=EXPORTERS[name].write: write(run, summary, file))  # type: ignore[misc]
@@ -80,3 +86,30 @@ def write_file(path: str, write: Callable[[IO[bytes]], object]) -> None:
             write(file)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}", "give a path that can be written") from None
+
+
+def show_request(run: Run, id: int, json: str | None) -> int:
+    """Print where the time of one request went, or write it as JSON."""
+    found = tail.explain(run, id)
+    if json != "-":
+        _echo(timeline(found, columns()))
+    if json is not None:
+        write_file(json, lambda file: file.write(encode(found)))
+    return 0
+
+
+def show_as(run: Run, summary: Summary, tool: str, json: str | None) -> int:
+    """Print what another tool would report, or write it as JSON."""
+    found = other_tools.report_as(tool, run, summary)
+    if json != "-":
+        _echo(other_tools_table(found, columns()))
+    if json is not None:
+        write_file(json, lambda file: file.write(encode(found)))
+    return 0
+
+
+def _echo(part: RenderableType) -> None:
+    made = console.new_console(wants_color(), columns())
+    with made.capture() as capture:
+        made.print(part)
+    click.echo("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()), nl=False, color=True)
