@@ -154,20 +154,20 @@ def command(
     from inferometer.report.live import LiveView  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
-    is_url = _is_url(source)
-    tree: dict[str, Any] = {"server": {"url": source}} if is_url else read_tree(source, or_url=True)
+    has_url = is_url(source)
+    tree: dict[str, Any] = {"server": {"url": source}} if has_url else read_tree(source, or_url=True)
     is_stable = any(setting.startswith("load.stable=") for setting in overrides)
     _set_load(tree, rate, concurrency, duration, requests, is_stable)
     if prompts and image is not None:
         raise UserError(
             "--prompt and --image exclude each other: a request has one or the other", "leave out one of them"
         )
-    _set_data(tree, input_tokens, output_tokens, prompts)
+    set_data(tree, input_tokens, output_tokens, prompts)
     _set_images(tree, image, scaling, crop)
     _set_observed(tree, observed, metrics_port, otlp)
     if model is not None:
         _section(tree, "server")["model"] = model
-    origin = "command line" if is_url else source
+    origin = "command line" if has_url else source
     check_exports(exports)
     if slos:
         conduct.parse_slos(slos, "--slo")
@@ -182,7 +182,7 @@ def command(
     return deliver(run, summary, exports, explain, histogram, allow_undecided)
 
 
-def _is_url(source: str) -> bool:
+def is_url(source: str) -> bool:
     """Whether the argument is a URL, with or without a scheme, rather than a file."""
     return "://" in source or (_HOST.fullmatch(source) is not None and not Path(source).exists())
 
@@ -236,7 +236,7 @@ def _end_of_load(tree: dict[str, Any], given: dict[str, Any], is_stable: bool) -
     return ends | settling
 
 
-def _set_data(
+def set_data(
     tree: dict[str, Any], input_tokens: int | None, output_tokens: int | None, prompts: tuple[str, ...]
 ) -> None:
     """Put the options for prompts and responses over the file's."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import msgspec
 
@@ -58,10 +58,22 @@ class Show(Protocol):
     def over(self) -> None: ...
 
 
-def measure(config: Config, show: Show | None = None, start: StartShard | None = None) -> tuple[Run, Summary]:
+Watch = Callable[[Snapshot], Literal["", "end", "stop"]]
+"""Called with each snapshot of a run of one stage, which it may end early: `end` sends nothing more and waits for the responses in
+flight; `stop` waits for at most `client.grace`. A second `stop` does not wait."""
+
+
+def measure(
+    config: Config,
+    show: Show | None = None,
+    start: StartShard | None = None,
+    watch: Watch | None = None,
+    probe: Probe | None = None,
+) -> tuple[Run, Summary]:
     """Measure a server, and show nothing unless there is a `show`. Raises UnsavedError when the records cannot be stored.
 
-    `start` is the transport that starts the shards; by default they are processes or threads on this machine.
+    `start` is the transport that starts the shards; by default they are processes or threads on this machine. `watch` may end the
+    run early. `probe` is what a probe of the same server and workload showed; by default, there is a probe before the run.
     """
     _check_objectives(config)
     config = msgspec.structs.replace(config, data=workload.pinned(config.data, config.seed))
@@ -75,7 +87,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     if needs_server:  # filters by length and sessions count tokens
         _check_data(config)
     config = completed(config, reached)
-    probe = probed(config, reached, tag, show)
+    probe = probe or probed(config, reached, tag, show)
     turns = workload.mean_turns(config.data, config.seed) if workload.has_sessions(config.data) else 0.0
     plan = whole_plan(config, probe.e2e_ns, turns)
     check_context(config, reached, schedule.total_requests(plan))
@@ -88,7 +100,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
         folder = store.new_folder(config.output)
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
         job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns)
-        return _measure(job, plan, folder, show, start, held)
+        return _measure(job, plan, folder, show, start, watch, held)
 
 
 def probed(config: Config, reached: reach.Reached, tag: str, show: Show | None = None) -> Probe:
@@ -122,7 +134,13 @@ def _transport(config: Config, shards: int) -> StartShard:
 
 
 def _measure(
-    job: Job, plan: Plan, folder: Path, show: Show | None, start: StartShard, held: contextlib.ExitStack
+    job: Job,
+    plan: Plan,
+    folder: Path,
+    show: Show | None,
+    start: StartShard,
+    watch: Watch | None,
+    held: contextlib.ExitStack,
 ) -> tuple[Run, Summary]:
     config, reached, shards = job.config, job.reached, job.shards
     try:
@@ -138,9 +156,11 @@ def _measure(
         supervisor = Supervisor(job, start, plan)
         settling = _settling(job, draft.manifest.plan)
         with stop_on_ctrl_c(supervisor.stop):
-            for snapshot in supervisor.watch(0.05 if settling else 0.25 if show or observers else 1.0):
+            for snapshot in supervisor.watch(0.05 if settling else 0.25 if show or watch or observers else 1.0):
                 if settling and (stable := settling.look(supervisor.lost)) is not None:
                     supervisor.end_stage(stable)
+                if watch and (ending := watch(snapshot)):
+                    supervisor.end_stage(0) if ending == "end" else supervisor.stop()
                 watching.mark(snapshot.stage)
                 if show:
                     show.progress(msgspec.structs.replace(snapshot, observed=watching.now()))
