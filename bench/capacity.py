@@ -158,7 +158,7 @@ class Probes:
             telling=self._telling,
             level=level,
             unloaded=self._unloaded,
-            scout=purpose == "ramp",
+            purpose=purpose,
         )
         done = np.where(rows["done"] == MISSING, NEVER, rows["done"])
         elapsed = longest

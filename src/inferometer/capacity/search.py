@@ -28,8 +28,12 @@ Purpose = Literal["ramp", "bisect", "repeat", "confirm"]
 RAMP = 1.5
 CALM_STEPS = 3
 """Steps of the ramp at once, after a level that did not change how long requests take."""
-_CONFIRMATION = 0.3
+_CONFIRMATION = 0.25
 """Share of the budget that is kept for the confirmation."""
+_LONGER = 3.0
+"""The confirmation lasts this many times as long as a trial needs to hold."""
+_GOOD = 0.25
+"""An undecided confirmation is good if at most this part of the violations that are allowed occurred."""
 _SCOUT = 0.08
 """Share of the budget that one step of the ramp may take."""
 _BELOW = 0.85
@@ -170,7 +174,7 @@ def _confirmation(goal: Goal, trials: Sequence[Trial], found: Bracket, left: flo
     tried = any(trial.level == found.low and trial.purpose == "confirm" for trial in trials)
     if found.low is None or tried or left < goal.telling:
         return None
-    return Request(found.low, left, "confirm")
+    return Request(found.low, min(left, _LONGER * goal.telling), "confirm")
 
 
 # --- levels and lengths ----------------------------------------------------------------------------------------------
@@ -193,8 +197,13 @@ def _length(goal: Goal, spare: float, trials: int) -> float:
 
 
 def _verdicts(trials: Sequence[Trial]) -> dict[float, Status]:
-    """The verdict on each level: the latest counts."""
-    return {trial.level: trial.status for trial in trials}
+    """The verdict on each level: the latest counts. A confirmation that is not long enough, but good, takes nothing back."""
+    verdicts: dict[float, Status] = {}
+    for trial in trials:
+        is_good = trial.purpose == "confirm" and trial.excess is not None and trial.excess < _GOOD
+        if trial.status != "undecided" or not is_good:
+            verdicts[trial.level] = trial.status
+    return verdicts
 
 
 def _is_scout(trial: Trial) -> bool:

@@ -1,7 +1,7 @@
 """Whether a probe holds or fails its objectives, judged while it runs.
 
 A probe is looked at when its length has doubled, and ends as soon as a look decides. Someone who looks several times has several
-chances to be wrong, so the 5 % are divided by the number of looks. A look counts violations, as analysis/slo.py does for a whole
+chances to be wrong, so the 5 % are divided by the number of looks (for "holds", by those that are late enough for it). A look counts violations, as analysis/slo.py does for a whole
 run, among the requests of which nothing is missing: those that were due before the earliest one that is still in flight. The first
 part is left out, because the queue of a drained server is empty.
 
@@ -27,11 +27,11 @@ from inferometer.analysis.percentiles import PERCENTILES
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import Slo
 from inferometer.analysis.throughput import Throughput
-from inferometer.capacity.search import Status
+from inferometer.capacity.search import Purpose, Status
 from inferometer.records import MISSING, ROW, Columns, Failure, Manifest, Records, Run, StagePlan
 from inferometer.units import NS
 
-_CLEAR = 0.15
+_CLEAR, _BEYOND = 0.05, 2.0
 """Growth of the number in flight, as a share of the arrivals, that is an overload. A run that lasts for minutes shows one of 2 %, but
 in a few hundred requests a queue grows by more than that by chance."""
 _WARMUP = 0.15
@@ -48,6 +48,7 @@ exceeded after L / x. So a probe is not looked at before 4 L, and does not hold 
 this share of the budget, if that is less."""
 _PATIENT = 1.5
 """A probe is continued if it needs at most this many times the time that it has left: the projection is rough."""
+_NEARLY_ALL = 0.95
 _CUT = 1.0
 """Seconds for which the responses of a probe that failed are waited for."""
 _GROWING = 0.05
@@ -56,12 +57,15 @@ _GROWING = 0.05
 Rows = NDArray[np.void]
 
 
-def looks(first: float, longest: float) -> list[float]:
-    """When to look, in seconds since the start: at `first`, whenever the length has doubled, and at the end."""
-    times = [first]
-    while times[-1] * 2 < longest * 0.75:
-        times.append(times[-1] * 2)
-    return [*(time for time in times if time < longest), longest]
+def looks(first: float, longest: float, telling: float) -> list[float]:
+    """When to look, in seconds since the start: at `first`, whenever the length has doubled, and at the end. A probe that may hold
+    from `telling` on is looked at then, and at doubling times from there."""
+    times = []
+    for time, end in ((first, min(telling, longest)), (max(first, telling), longest)):
+        while time < 0.75 * end or (time == telling and time < end):
+            times.append(time)
+            time *= 2  # noqa: PLW2901
+    return [*times, longest]
 
 
 def needed_requests(objectives: Sequence[Slo], tail: float = TAIL) -> float:
@@ -116,7 +120,7 @@ class Sequential:
     """The sequential test of one probe.
 
     `longest` is its maximum length, and `telling` the length that it needs to hold (`telling_length`); `level` its planned number of
-    requests per second, and `unloaded` how long a request takes without load, in seconds. A `scout` ends as soon as there is no reason to stay: at the first look without a violation.
+    requests per second, and `unloaded` how long a request takes without load, in seconds. A scout (`purpose` is ramp) ends as soon as there is no reason to stay: at the first look without a violation.
     """
 
     def __init__(
@@ -128,15 +132,17 @@ class Sequential:
         telling: float,
         level: float,
         unloaded: float,
-        scout: bool = False,
+        purpose: Purpose = "bisect",
     ) -> None:
+        scout = purpose == "ramp"
+        telling = max(telling, _NEARLY_ALL * longest) if purpose == "confirm" else telling
         enough = 20 if scout else needed_requests(objectives, TAIL / 4) * _SOONER
         slowest = slowest_limit(objectives)
         first = min(max(2.5 * unloaded, enough / level + unloaded, _QUEUE_SEEN * slowest, 1.0), longest)
         self._is_long = longest >= telling
         self._telling = telling
-        self._times = looks(first, longest)
-        self._tail = TAIL / len(self._times)
+        self._times = looks(first, longest, telling)
+        self._tails = TAIL / len(self._times), TAIL / max(sum(time >= telling for time in self._times), 1)
         self._plan, self._objectives, self._scout = plan, objectives, scout
         self._warmup = round(unloaded * NS)
         self._unloaded = unloaded
@@ -159,7 +165,7 @@ class Sequential:
             self._times.pop(0)
         now = round(elapsed * NS)
         known, until = with_in_flight(rows, arrived, now) if self._plan.open else longest_first(rows, now)
-        found = judge(known, self._plan, self._objectives, self._tail, complete_until=until, warmup=self._warmup)
+        found = judge(known, self._plan, self._objectives, self._tails, complete_until=until, warmup=self._warmup)
         if self._ends(found, elapsed):
             self.decision = found
         return found
@@ -180,7 +186,7 @@ class Sequential:
     def judge_all(self, rows: Columns, failures: tuple[Failure, ...] = (), more: Sequence[SloResult] = ()) -> Look:
         """The verdict when the probe is over: what ended it, or else all of its requests; `more` are results for the objectives that
         only a complete probe decides."""
-        final = judge(rows, self._plan, self._objectives, self._tail, failures, warmup=self._warmup)
+        final = judge(rows, self._plan, self._objectives, self._tails, failures, warmup=self._warmup)
         results = final.results + tuple(more)
         status = status_of(results) if final.status != "undecided" else "undecided"
         if status == "holds" and not self._is_long:
@@ -214,14 +220,14 @@ def judge(
     rows: Columns,
     plan: StagePlan,
     objectives: Sequence[Slo],
-    tail: float = TAIL,
+    tails: tuple[float, float] = (TAIL, TAIL),
     failures: tuple[Failure, ...] = (),
     complete_until: int | None = None,
     warmup: int = 0,
 ) -> Look:
     """Judge a probe by its requests so far; those without an end (`done` is MISSING) are in flight. Times are since its start.
 
-    `complete_until`: of the requests due before this instant, nothing is missing; None: the probe is over. `warmup` is the least
+    `tails`: how often it may be wrong about a level that fails, and about one that holds. `complete_until`: of the requests due before this instant, nothing is missing; None: the probe is over. `warmup` is the least
     that is left out at the start, in ns.
     """
     intended = rows["intended"]
@@ -239,15 +245,22 @@ def judge(
     metrics = distributions(run, np.ones(len(rows), np.bool_), NO_GAPS, as_inf=True)
     evidence = StageEvidence(0, "", steady, metrics, np.zeros(0), Throughput(), Overload("not_applicable"))
     counted = [one for one in objectives if is_counted(one)]
-    results = slo.judge(run, evidence, counted, tail)
+    results = tuple(map(_either, *(slo.judge(run, evidence, counted, tail) for tail in tails)))
     is_grown = grown.status == "overloaded"
-    if is_grown and any((excess(result) or 0.0) >= 1 for result in results):
-        results = slo.judge(run, msgspec.structs.replace(evidence, overload=grown), counted, tail)
+    if is_grown and any((excess(result) or 0.0) >= _BEYOND for result in results):
+        results = slo.judge(run, msgspec.structs.replace(evidence, overload=grown), counted)
     times = e2e(rows[steady & (rows["failure"] == 0) & (rows["done"] != MISSING)])
     mean = float(times.mean()) if len(times) else None
     status = status_of(results)
     is_growing = is_grown or (grown.share or 0.0) > _GROWING
     return Look("undecided" if is_growing and status == "holds" else status, results, int(steady.sum()), mean, grown)
+
+
+def _either(strict: SloResult, lenient: SloResult) -> SloResult:
+    """Missed by the first of two judgements, or met by the second."""
+    if strict.status == "missed" or lenient.status == "met":
+        return strict if strict.status == "missed" else lenient
+    return msgspec.structs.replace(strict, status="undecided")
 
 
 def status_of(results: Sequence[SloResult]) -> Status:

@@ -226,7 +226,7 @@ class _Prober:
             telling=goal.telling,
             level=request.level if is_open else request.level / cycle,
             unloaded=self._unloaded,
-            scout=request.purpose == "ramp",
+            purpose=request.purpose,
         )
 
 
