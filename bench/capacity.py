@@ -4,8 +4,9 @@ The simulator's timing engine runs in virtual time, without sockets. The truth i
 first token keeps the limit, from 10^6 requests. Each seed then searches with simulated probes, through the same search and the same
 sequential test as the command.
 
-The sweep knows where to look: ten rates in steps of the search's own precision, around the truth. Its stages last long enough that
-the highest rate shown to hold and the lowest shown to fail are as close together as the search's, in the median.
+The sweep knows where to look: ten rates around the truth, in steps of half of the search's interval (on the log scale). Its stages
+are the shortest for which the highest rate shown to hold and the lowest shown to fail are as close together as the search's, in the
+median, and bracket the truth as often as the search has to. Stages are drained, as `inferometer run --rate A:B` does it.
 """
 
 import math
@@ -29,6 +30,11 @@ from inferometer.units import NS
 
 SEEDS = 20
 BUDGET = 120.0
+BUDGETS = (BUDGET, 300.0)
+SHARE = 0.85
+"""Of the seeds, how many have to bracket the truth."""
+RATES = 10
+STAGES = (10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 240.0)
 OVERHEAD = 1.0
 """Seconds that a real probe takes besides its load: starting processes, storing the records."""
 
@@ -111,7 +117,7 @@ def simulate(server: Server, rate: float, count: int, seed: int, until: float = 
 def truth(server: Server, requests: int = 1_000_000) -> float:
     """The rate at which the share of violations is what is allowed: bisection with few requests, then with many."""
     low, high = server.around
-    for count, steps, width in ((requests // 10, 7, 0.0), (requests, 3, 0.02)):
+    for count, steps, width in ((requests // 10, 6, 0.0), (requests, 4, 0.04)):
         if width:
             middle = math.sqrt(low * high)
             low, high = middle / (1 + width), middle * (1 + width)
@@ -185,21 +191,34 @@ class Probes:
         )
 
 
-def sweep_width(server: Server, rates: list[float], seconds: float, seeds: int) -> float:
-    """The median ratio between the lowest rate shown to fail and the highest shown to hold, in a sweep with stages of this length."""
-    widths = []
+def sweep(server: Server, true: float, rates: list[float], seconds: float, seeds: int) -> tuple[int, float, float]:
+    """Sweeps with stages of this length: how many bracket the truth, the median ratio between the lowest rate shown to fail and the
+    highest shown to hold, and the median time. As in a run, a stage starts when all requests of the one before have ended."""
+    hits, widths, times = 0, [], []
     for seed in range(seeds):
-        low, high = 0.0, math.inf
+        low, high, spent = 0.0, math.inf, 0.0
         for number, rate in enumerate(rates):
             rows = simulate(server, rate, max(round(rate * seconds), 1), 77_000 + 100 * seed + number)
             plan = StagePlan(type="poisson", open=True, rate=rate, duration=seconds)
             status = judge(Columns.of(rows), plan, server.objectives).status
-            if status == "holds":
-                low = max(low, rate)
-            elif status == "fails":
-                high = min(high, rate)
+            low = max(low, rate) if status == "holds" else low
+            high = min(high, rate) if status == "fails" else high
+            spent += max(seconds, int(rows["done"].max()) / NS)
+        hits += low <= true <= high
         widths.append(high / low if low else math.inf)
-    return statistics.median(widths)
+        times.append(spent + OVERHEAD)
+    return hits, statistics.median(widths), statistics.median(times)
+
+
+def equal_sweep(server: Server, true: float, width: float, seeds: int) -> tuple[float, int, float]:
+    """The shortest stages that give an interval as narrow as this, and that brackets the truth in 17 of 20 sweeps; how many do, and
+    the time of such a sweep."""
+    rates = [true * math.sqrt(width) ** (index - (RATES - 1) / 2) for index in range(RATES)]
+    for seconds in STAGES:
+        hits, found, spent = sweep(server, true, rates, seconds, seeds)
+        if found <= width * 1.001 and hits >= SHARE * seeds:
+            break
+    return seconds, hits, spent
 
 
 def goal(server: Server, budget: float = BUDGET) -> Goal:
@@ -213,49 +232,44 @@ def goal(server: Server, budget: float = BUDGET) -> Goal:
     )
 
 
+class Score(msgspec.Struct, frozen=True):
+    """How the search did over all seeds."""
+
+    true: float
+    hits: int
+    bounded: int
+    width: float
+    """Median of high / low."""
+    seconds: float
+    """Median."""
+
+
+def score(server: Server, true: float, seeds: int, budget: float = BUDGET) -> Score:
+    found = [Probes(server, seed).search(goal(server, budget)) for seed in range(seeds)]
+    ratios = [one.high / one.low for one, _ in found if one.low and one.high]
+    return Score(
+        true,
+        sum((one.low or 0.0) <= true <= (one.high or math.inf) for one, _ in found),
+        len(ratios),
+        statistics.median(ratios) if ratios else math.inf,
+        statistics.median(sum(trial.seconds for trial in trials) for _, trials in found),
+    )
+
+
 def main(seeds: int = SEEDS, requests: int = 1_000_000) -> int:
     lines = []
     for server in SERVERS:
         true = truth(server, requests)
-        found = [Probes(server, seed).search(goal(server)) for seed in range(seeds)]
-        hits = sum((b.low or 0.0) <= true <= (b.high or math.inf) for b, _ in found)
-        bounded = [b.high / b.low for b, _ in found if b.low and b.high]
-        width = statistics.median(bounded) if bounded else math.inf
-        times = [sum(trial.seconds for trial in trials) for _, trials in found]
-        for (b, trials), spent in zip(found, times, strict=True):
-            miss = "" if (b.low or 0) <= true <= (b.high or math.inf) else "MISS"
-            print(
-                f"  {b.low} {b.high} est {b.estimate and round(b.estimate, 2)} {'confirmed' if b.confirmed else ''} {len(trials)} probes {spent:.0f} s {miss}"
-            )
-            if miss or "-v" in sys.argv:
-                for t in trials:
-                    print(
-                        f"      {t.level:8.2f} {t.purpose:8} {t.status:9} {t.seconds:6.1f} s excess {t.excess} {t.completed}"
-                    )
-        seconds = next(
-            (
-                s
-                for s in (10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
-                if sweep_width(server, [true * width ** ((i - 4.5) / 1) for i in range(10)], s, 7) <= width * 1.001
-            ),
-            640.0,
-        )
-        ratio = statistics.median(times) / (10 * (seconds + OVERHEAD))
-        lines += [
-            Line(f"{server.name}: truth", f"{true:.2f} requests/s", server.slo),
-            Line(
-                f"{server.name}: brackets the truth",
-                f"{hits} of {seeds}, width x {width:.2f} ({len(bounded)} bounded)",
-                ">= 17 of 20",
-                hits >= 0.85 * seeds,
-            ),
-            Line(
-                f"{server.name}: time",
-                f"{statistics.median(times):.0f} s; sweep {10 * (seconds + OVERHEAD):.0f} s",
-                f"{ratio:.2f} < 0.5",
-                ratio < 0.5,
-            ),
-        ]
+        lines.append(Line(f"{server.name}: truth", f"{true:.2f} requests/s", server.slo))
+        for budget in BUDGETS:
+            one = score(server, true, seeds, budget)
+            stage, hits, spent = equal_sweep(server, true, one.width, seeds)
+            least = math.ceil(SHARE * seeds)
+            name = f"{server.name}, {budget:.0f} s"
+            brackets = f"{one.hits} of {seeds}, median width x {one.width:.2f} ({one.bounded} with both ends)"
+            times = f"{one.seconds:.0f} s; {RATES} stages of {stage:g} s ({hits} of {seeds}): {spent:.0f} s"
+            lines.append(Line(f"{name}: brackets the truth", brackets, f">= {least}", one.hits >= least))
+            lines.append(Line(f"{name}: time", times, f"{one.seconds / spent:.2f} < 0.5", one.seconds < spent / 2))
     return show("capacity", lines)
 
 

@@ -1,5 +1,6 @@
 """The search for a server's capacity with real probes: one short run each, watched while it runs, all in one folder."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,9 +72,12 @@ def find(config: Config, options: Options, view: View) -> Capacity:
         client=msgspec.structs.replace(config.client, grace=Seconds(0.1)),
     )
     prober = _Prober(config, options, objectives, view)
-    was_interrupted = prober.search()
+    try:
+        was_interrupted = prober.search()
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty: something was measured
+            folder.rmdir()
     if not prober.probes:
-        folder.rmdir() if not any(folder.iterdir()) else None
         raise KeyboardInterrupt
     found = bracket(prober.trials)
     last = prober.last
