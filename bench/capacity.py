@@ -34,7 +34,7 @@ BUDGETS = (BUDGET, 300.0)
 SHARE = 0.85
 """Of the seeds, how many have to bracket the truth."""
 RATES = 10
-STAGES = (10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 240.0)
+STAGES = (10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0)
 OVERHEAD = 1.0
 """Seconds that a real probe takes besides its load: starting processes, storing the records."""
 

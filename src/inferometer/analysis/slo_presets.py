@@ -20,12 +20,12 @@ PRESETS = {
     "chat": Preset(
         (("ttft", "2s"), ("tpot", "100ms")),
         "a person reads the response while it is generated",
-        "MLPerf Inference v5.1, Llama 3.1 8B, Server scenario",
+        "MLPerf Inference (mlperf.conf), Llama 3.1 8B, Server scenario",
     ),
     "interactive": Preset(
         (("ttft", "450ms"), ("tpot", "40ms")),
         "a conversation without noticeable waiting",
-        "MLPerf Inference v5.0, Llama 2 70B, Interactive scenario",
+        "MLPerf Inference (mlperf.conf), Llama 2 70B Interactive, Server scenario",
     ),
     "code": Preset(
         (("ttft", "125ms"), ("tpot", "200ms")),
@@ -40,7 +40,7 @@ PRESETS = {
     "inference": Preset(
         (("e2e", "100ms"),),
         "a tensor model inside of an application that responds at once",
-        "Nielsen, Usability Engineering (1993): 0.1 s feels instantaneous",
+        "MLPerf Inference (mlperf.conf), RetinaNet, Server scenario; Nielsen (1993): 0.1 s feels instantaneous",
     ),
 }
 """None of them limits the failure rate: a failed request violates every limit on its latency."""

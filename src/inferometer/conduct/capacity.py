@@ -136,8 +136,9 @@ class _Prober:
     def search(self) -> bool:
         """Probe until the search is over; return whether it was interrupted."""
         try:
+            started = time.monotonic()
             self._first_request()
-            goal = self._goal()
+            goal = self._goal(time.monotonic() - started)
             self._view.planned(goal, self._objectives, self._unloaded)
             while (request := following(goal, self.trials)) is not None:
                 self._view.probing(request, self.trials)
@@ -165,14 +166,14 @@ class _Prober:
         if self._known.is_cut and len(done):
             self._unloaded = float(done.max()) / 1e9
 
-    def _goal(self) -> Goal:
+    def _goal(self, spent: float) -> Goal:
         options = self._options
         users = {"rate": 1 / self._unloaded, "concurrency": 1.0, "users": 1 + options.think / self._unloaded}
         is_text = APIS[self._config.server.api].response == "text"
         start = options.start or _START["text" if is_text else "other"] * users[options.by]
         return Goal(
             start=max(start, 1.0) if options.by != "rate" else start,
-            budget=options.budget,
+            budget=options.budget - spent,
             precision=options.precision,
             shortest=max(2.0, 4 * self._unloaded),
             telling=telling_length(self._objectives, options.budget, self._unloaded),
