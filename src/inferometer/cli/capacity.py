@@ -77,7 +77,7 @@ def command(
     Whatever runs on this machine, as a chat service, in two minutes
       inferometer capacity
     Your own objectives
-      inferometer capacity http://127.0.0.1:8000 --slo 'ttft.p90 < 500ms' --slo 'tpot.p90 < 50ms'
+      inferometer capacity http://127.0.0.1:8000 --slo 'ttft.p90 < 500ms'
     How many people may use it at once, each of whom thinks for 30 s
       inferometer capacity http://127.0.0.1:8000 --by users --think 30s
     A tensor server
