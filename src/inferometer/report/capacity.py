@@ -178,7 +178,7 @@ class SearchView:
         from_rate = needs / max(goal.telling, 1e-9)
         self._print(
             f"objectives: {', '.join(map(str, objectives))}; a request takes {format_seconds(unloaded)} without load",
-            f"at most {format_seconds(goal.budget)}; a probe needs {needs:,} requests at least to show that a level holds: "
+            f"at most {format_seconds(goal.budget)} for probes; each needs {needs:,} requests at least to show that a level holds: "
             f"{format_seconds(goal.telling)} from {amount(from_rate)} requests/s on, longer below",
         )
         if self._console.is_terminal:
