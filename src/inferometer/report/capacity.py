@@ -122,7 +122,8 @@ def notes(found: Capacity) -> list[str]:
         result.append("the lower end was not confirmed by a fresh run: a larger --budget would allow that")
     if found.bracket.non_monotone:
         result.append("a level held although a lower one failed, also when it was repeated: other load on the server?")
-    if found.bracket.low is None or (found.bracket.high or math.inf) > 1.25 * found.bracket.low:
+    is_wide = found.bracket.low is None or (found.bracket.high or math.inf) > 1.25 * found.bracket.low
+    if is_wide and not found.interrupted:
         result.append("the interval is wide because the budget is spent, not because the server varies: raise --budget")
     if found.percentile == "p90":
         result.append("p90 is judged because p99 takes ten times as many requests: --percentile p99 --budget 20m")
