@@ -7,6 +7,7 @@ NAMES = (
     "truth",
     "coverage",
     "comparison",
+    "capacity",
     "throughput",
     "verdict",
     "ceiling",

@@ -38,7 +38,8 @@ MAY_IMPORT = {
     "fleet": FOUNDATION | {"workload", "schedule", "wire", "probe", "engine", "store"},
     "observe": FOUNDATION | {"wire", "probe", "analysis", "store"},
     "publish": FOUNDATION | {"observe", "analysis", "store", "wire"},
-    "report": FOUNDATION | {"analysis", "store"},
+    "capacity": FOUNDATION | {"analysis"},
+    "report": FOUNDATION | {"analysis", "store", "capacity"},
     "manifest": FOUNDATION | {"wire", "probe", "workload"},
     # where the folders meet
     "conduct": FOUNDATION
@@ -51,6 +52,7 @@ MAY_IMPORT = {
         "observe",
         "publish",
         "analysis",
+        "capacity",
         "report",
         "store",
         "manifest",
@@ -69,6 +71,7 @@ MAY_IMPORT = {
         "probe",
         "conduct",
         "calibrate",
+        "capacity",
         "triton_client",
         "compare_protocols",
         "serve",

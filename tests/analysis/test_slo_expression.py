@@ -9,6 +9,7 @@ from synthetic_run import MS, SECOND, blank
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.percentiles import PERCENTILES
 from inferometer.analysis.slo_expression import Condition, Slo, Threshold, met, parse, parse_all
+from inferometer.analysis.slo_presets import PRESETS
 from inferometer.errors import UserError
 from inferometer.records import Columns
 
@@ -177,3 +178,22 @@ def test_requests_meet_conditions_if_they_succeed_and_every_value_is_within_its_
     assert both is not None
     np.testing.assert_array_equal(met(both, Columns.of(rows)), [True, False, False, True, False])
     np.testing.assert_array_equal(met(both[:1], Columns.of(rows)), [True, False, True, True, False])
+
+
+def test_a_preset_stands_for_its_objectives() -> None:
+    assert [str(one) for one in parse_all(["chat"])] == ["ttft.p99 < 2s", "tpot.p99 < 100ms"]
+    assert [str(one) for one in parse_all([" inference ", "e2e.p90<100ms"], percentile="p90")] == ["e2e.p90 < 100ms"]
+
+
+@pytest.mark.parametrize("name", [*PRESETS])
+def test_presets_parse_at_every_percentile(name: str) -> None:
+    for percentile in ("p50", "p90", "p99"):
+        assert all(one.statistic == percentile for one in parse_all([name], percentile=percentile))
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="there is no preset 'summarise'") as caught:
+        parse_all(["summarise"], "--slo")
+    assert caught.value.remedy == "did you mean summarize?"
+    with pytest.raises(UserError, match=r"expected '\.'"):
+        parse_all(["ttft"])

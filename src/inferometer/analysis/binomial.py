@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable
 
 CONFIDENCE = 0.95
-_TAIL = 1 - CONFIDENCE
+TAIL = 1 - CONFIDENCE
+"""How often a test may be wrong. Someone who tests several times, and stops at the first success, has to divide it."""
 _MOST = 1e7
 """The largest number of requests that `needed` considers; more than that is never worth waiting for."""
 _TINY = 1e-300
@@ -28,20 +29,20 @@ def at_least(k: float, n: float, p: float) -> float:
     return 1.0 if k <= 0 else _beta(p, k, n - k + 1)
 
 
-def is_below(k: float, n: float, p: float) -> bool:
-    """Whether k violations among n requests show, with 95 % confidence, that their share is at most p."""
-    return at_most(k, n, p) <= _TAIL
+def is_below(k: float, n: float, p: float, tail: float = TAIL) -> bool:
+    """Whether k violations among n requests show, with 95 % confidence or 1 - `tail`, that their share is at most p."""
+    return at_most(k, n, p) <= tail
 
 
-def is_above(k: float, n: float, p: float) -> bool:
-    """Whether k violations among n requests show, with 95 % confidence, that their share is more than p."""
-    return at_least(k, n, p) < _TAIL
+def is_above(k: float, n: float, p: float, tail: float = TAIL) -> bool:
+    """Whether k violations among n requests show, with 95 % confidence or 1 - `tail`, that their share is more than p."""
+    return at_least(k, n, p) < tail
 
 
 def bounds(k: float, n: float) -> tuple[float, float]:
     """The one-sided 95 % bounds of the share of violations; together they are a 90 % interval."""
-    low = 0.0 if k <= 0 else _root(lambda p: at_least(k, n, p) - _TAIL)
-    high = 1.0 if k >= n else _root(lambda p: _TAIL - at_most(k, n, p))
+    low = 0.0 if k <= 0 else _root(lambda p: at_least(k, n, p) - TAIL)
+    high = 1.0 if k >= n else _root(lambda p: TAIL - at_most(k, n, p))
     return low, high
 
 

@@ -89,10 +89,11 @@ class Goodput(msgspec.Struct, frozen=True):
     """The limits."""
 
 
-def judge(run: Run, stage: StageEvidence, slos: Sequence[Slo]) -> tuple[SloResult, ...]:
-    """Judge the objectives for one stage."""
+def judge(run: Run, stage: StageEvidence, slos: Sequence[Slo], tail: float = binomial.TAIL) -> tuple[SloResult, ...]:
+    """Judge the objectives for one stage. `tail` is how often counting violations may be wrong: less than 5 % for someone who
+    judges a stage several times while it runs."""
     counted = _Counted(run, stage)
-    return tuple(_judge(counted, slo) for slo in slos)
+    return tuple(_judge(counted, slo, tail) for slo in slos)
 
 
 def goodput(run: Run, stage: StageEvidence, slos: Sequence[Slo]) -> Goodput | None:
@@ -191,7 +192,7 @@ class _Counted:
         return proportion(hit[of], self.at[of], *self.window, least)
 
 
-def _judge(counted: _Counted, slo: Slo) -> SloResult:
+def _judge(counted: _Counted, slo: Slo, tail: float) -> SloResult:
     if not len(counted.at):
         return _result(slo, "undecided", "no request in the window counts")
     unknown = [name for name in slo.metrics if METRICS[name].values is not None and counted.is_unknown(name)]
@@ -206,7 +207,7 @@ def _judge(counted: _Counted, slo: Slo) -> SloResult:
             return _too_short(counted, slo)
     if slo.kind == "throughput" or slo.statistic == "mean" or slo.name == "itl":
         return _by_interval(counted, slo)
-    return _by_share(counted, slo)
+    return _by_share(counted, slo, tail)
 
 
 def _too_short(counted: _Counted, slo: Slo) -> SloResult:
@@ -224,7 +225,7 @@ def _result(slo: Slo, status: Status, reason: str) -> SloResult:
 # --- by the share of violations --------------------------------------------------------------------------------------
 
 
-def _by_share(counted: _Counted, slo: Slo) -> SloResult:
+def _by_share(counted: _Counted, slo: Slo, tail: float) -> SloResult:
     """Judge a percentile, a failure rate or a goodput by the number of requests that violate it."""
     conditions = slo.per_request() or ()
     of: Mask = np.ones(len(counted.at), np.bool_)
@@ -246,9 +247,9 @@ def _by_share(counted: _Counted, slo: Slo) -> SloResult:
     n = found.count / (found.design_effect * _RAISED)
     k = found.share * n
     status: Status = "undecided"
-    if binomial.is_above(k, n, allowed):
+    if binomial.is_above(k, n, allowed, tail):
         status = "missed"
-    elif binomial.is_below(k, n, allowed):
+    elif binomial.is_below(k, n, allowed, tail):
         status = "met"
     more = None
     if status == "undecided" and (needed := binomial.needed(found.share, allowed)) is not None and counted.span:

@@ -5,6 +5,8 @@
     failure_rate < 0.1%                       the share of requests that fail
     goodput(ttft<500ms & tpot<50ms) > 95%     the share of requests that meet every condition, or (> 20/s) how many per second
 
+    chat                    a preset: the objectives of a common service (slo_presets.py)
+
 docs/reference/slo.md is the reference. `parse` raises UserError with the column at fault; `str` gives an expression that
 parses to an equal one. How an objective is judged is in slo.py.
 """
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.percentiles import PERCENTILES
+from inferometer.analysis.slo_presets import PERCENTILE, PRESETS
 from inferometer.errors import UserError
 from inferometer.records import Columns
 from inferometer.units import format_number
@@ -149,9 +152,24 @@ def met(conditions: Iterable[Condition], rows: Columns) -> Mask:
     return good
 
 
-def parse_all(texts: Sequence[str], key: str = "slo") -> tuple[Slo, ...]:
-    """Parse several objectives; `key` is what the user calls the setting in errors. Duplicates are dropped."""
-    return tuple(dict.fromkeys(parse(text, key) for text in texts))
+def parse_all(texts: Sequence[str], key: str = "slo", percentile: str = PERCENTILE) -> tuple[Slo, ...]:
+    """Parse several objectives; `key` is what the user calls the setting in errors. Duplicates are dropped.
+
+    A preset is replaced by its objectives, for this percentile.
+    """
+    expressions = [one for text in texts for one in _expanded(text, key, percentile)]
+    return tuple(dict.fromkeys(parse(one, key) for one in expressions))
+
+
+def _expanded(text: str, key: str, percentile: str) -> list[str]:
+    name = text.strip()
+    if name in PRESETS:
+        return PRESETS[name].expressions(percentile)
+    if name.isidentifier() and name not in (*METRICS, *_KINDS):
+        near = difflib.get_close_matches(name.lower(), [*PRESETS, *METRICS, *_KINDS], 1, 0.6)
+        remedy = f"did you mean {near[0]}?" if near else "give an expression such as 'ttft.p99 < 500ms'"
+        raise UserError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}", remedy, key)
+    return [text]
 
 
 def parse(text: str, key: str = "slo") -> Slo:

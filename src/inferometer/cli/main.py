@@ -15,6 +15,7 @@ from inferometer.errors import UserError
 
 COMMANDS = {
     "run": "Measure an endpoint under load: from a URL or a YAML file to a report and a verdict.",
+    "capacity": "Find the highest load at which a server holds its objectives.",
     "data": "Show what a workload consists of without sending it, write it to a file, or convert samples.",
     "infer": "Send one request and show the response, and where its time went.",
     "report": "Print the report of a stored run again, or export it.",
@@ -65,6 +66,7 @@ def main() -> None:
     inferometer run http://127.0.0.1:8000           measure what runs there
     inferometer run grpc://127.0.0.1:8001           a tensor server: Triton, KServe v2
     inferometer run bench.yaml --set load.rate=50   a file, with one key changed
+    inferometer capacity http://127.0.0.1:8000      how much load it holds
     inferometer infer http://127.0.0.1:8000 --prompt Hello
     inferometer report runs/LATEST                  the last report again
 

@@ -44,8 +44,9 @@ def slo_options(function: Command) -> Command:
         "slos",
         multiple=True,
         metavar="OBJECTIVE",
-        help="Judge the run by this service level objective, such as 'ttft.p99 < 500ms' or 'failure_rate < 0.1%', instead "
-        "of those of the config (`slo`). Can be repeated. docs/reference/slo.md has the grammar.",
+        help="Judge the run by this service level objective, such as 'ttft.p99 < 500ms' or 'failure_rate < 0.1%', or by a preset "
+        "(chat, code, summarize, interactive, inference), instead of those of the config (`slo`). Can be repeated. "
+        "docs/reference/slo.md has the grammar.",
     )
     return slo(undecided(function))
 

@@ -169,8 +169,8 @@ def command(
     from inferometer.report.live import LiveView  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
-    is_url = _is_url(source)
-    tree: dict[str, Any] = {"server": {"url": source}} if is_url else read_tree(source, or_url=True)
+    has_url = is_url(source)
+    tree: dict[str, Any] = {"server": {"url": source}} if has_url else read_tree(source, or_url=True)
     is_stable = any(setting.startswith("load.stable=") for setting in overrides)
     set_load(tree, rate, concurrency, duration, requests, is_stable)
     if prompts and image is not None:
@@ -182,7 +182,7 @@ def command(
     _set_observed(tree, observed, metrics_port, otlp)
     if model is not None:
         _section(tree, "server")["model"] = model
-    origin = "command line" if is_url else source
+    origin = "command line" if has_url else source
     check_exports(exports)
     if slos:
         conduct.parse_slos(slos, "--slo")
@@ -217,7 +217,7 @@ def _repeat(config: "Config", count: int, exports: dict[str, str], allow_undecid
     return deliver_repeats(folder, measured, exports, allow_undecided)
 
 
-def _is_url(source: str) -> bool:
+def is_url(source: str) -> bool:
     """Whether the argument is a URL, with or without a scheme, rather than a file."""
     return "://" in source or (_HOST.fullmatch(source) is not None and not Path(source).exists())
 

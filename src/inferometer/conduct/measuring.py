@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import msgspec
 
@@ -80,10 +80,26 @@ class Show(Protocol):
         return
 
 
-def measure(config: Config, show: Show | None = None, start: StartShard | None = None) -> tuple[Run, Summary]:
+class _NoView(Show):
+    """Shows nothing."""
+
+
+Watch = Callable[[Snapshot], Literal["", "end", "stop"]]
+"""Called with each snapshot of a run of one stage, which it may end early: `end` sends nothing more and waits for the responses in
+flight; `stop` waits for at most `client.grace`. A second `stop` does not wait."""
+
+
+def measure(
+    config: Config,
+    show: Show | None = None,
+    start: StartShard | None = None,
+    watch: Watch | None = None,
+    probe: Probe | None = None,
+) -> tuple[Run, Summary]:
     """Measure a server, and show nothing unless there is a `show`. Raises UnsavedError when the records cannot be stored.
 
-    `start` is the transport that starts the shards; by default they are processes or threads on this machine.
+    `start` is the transport that starts the shards; by default they are processes or threads on this machine. `watch` may end the
+    run early. `probe` is what a probe of the same server and workload showed; by default, there is a probe before the run.
     """
     _check_objectives(config)
     config = msgspec.structs.replace(config, data=workload.pinned(config.data, config.seed))
@@ -97,7 +113,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     if needs_server:  # filters by length and sessions count tokens
         _check_data(config)
     config = completed(config, reached)
-    probe = probed(config, reached, tag, show)
+    probe = probe or probed(config, reached, tag, show)
     turns = workload.mean_turns(config.data, config.seed) if workload.has_sessions(config.data) else 0.0
     plan = whole_plan(config, probe.e2e_ns, turns)
     check_context(config, reached, schedule.total_requests(plan))
@@ -111,7 +127,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
         names = tuple(stage.name for stage in manifest.stage_plans(config, plan, turns))
         job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns, names)
-        return _measure(job, plan, folder, show, start, held)
+        return _measure(job, plan, folder, show, start, watch, held)
 
 
 def probed(config: Config, reached: reach.Reached, tag: str, show: Show | None = None) -> Probe:
@@ -145,9 +161,16 @@ def _transport(config: Config, shards: int) -> StartShard:
 
 
 def _measure(
-    job: Job, plan: Plan, folder: Path, show: Show | None, start: StartShard, held: contextlib.ExitStack
+    job: Job,
+    plan: Plan,
+    folder: Path,
+    show: Show | None,
+    start: StartShard,
+    watch: Watch | None,
+    held: contextlib.ExitStack,
 ) -> tuple[Run, Summary]:
     config, reached, shards = job.config, job.reached, job.shards
+    view = show or _NoView()
     secrets = words(config.server, reached.secrets, config.data) + observe_words(config)
     try:
         draft = _draft(job, plan)
@@ -156,29 +179,27 @@ def _measure(
             draft_file = held.enter_context(drafts.begin(job.spool / DRAFT, draft))
         observers = observers_of(job)
         watching = held.enter_context(Observers(observers))
-        if show:
-            show.planned(_outline(job, plan, live_url(observers)))
+        view.planned(_outline(job, plan, live_url(observers)))
         watching.start()
-        if show:
-            for line in warnings_at_start(job, observers, secrets):
-                show.warn(line)
+        for line in warnings_at_start(job, observers, secrets):
+            view.warn(line)
         supervisor = Supervisor(job, start, plan)
         settling = _settling(job, draft.manifest.plan)
         with stop_on_ctrl_c(supervisor.stop):
-            for snapshot in supervisor.watch(0.05 if settling else 0.25 if show or observers else 1.0):
+            for snapshot in supervisor.watch(0.05 if settling else 0.25 if show or watch or observers else 1.0):
                 if settling and (stable := settling.look(supervisor.lost)) is not None:
                     supervisor.end_stage(stable)
+                if watch and (ending := watch(snapshot)):
+                    supervisor.end_stage(0) if ending == "end" else supervisor.stop()
                 watching.mark(snapshot.stage)
-                if show:
-                    show.progress(msgspec.structs.replace(snapshot, observed=watching.now()))
+                view.progress(msgspec.structs.replace(snapshot, observed=watching.now()))
             with stop_on_ctrl_c(watching.stop_waiting):
-                observed = watching.end(waiting=show.waiting) if show else watching.end()
+                observed = watching.end(waiting=view.waiting)
     except BaseException:
         discard_if_empty(folder, shards)
         raise
     finally:
-        if show:
-            show.over()
+        view.over()
     if not supervisor.t0:
         discard_if_empty(folder, shards)
         if supervisor.interrupted and not supervisor.errors:

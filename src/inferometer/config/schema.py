@@ -294,7 +294,7 @@ class Config(Section):
     slo: Annotated[
         str | list[str],
         Meta(
-            description="Service level objectives, such as `ttft.p99 < 500ms`; docs/reference/slo.md has the grammar. One that is missed or undecided gives exit status 1."
+            description="Service level objectives, such as `ttft.p99 < 500ms`, or a preset: `chat`, `code`, `summarize`, `interactive`, `inference`; docs/reference/slo.md has the grammar. One that is missed or undecided gives exit status 1."
         ),
     ] = field(default_factory=list)
     seed: Annotated[int, Meta(description="Seed of everything random in the plan and the prompts.", ge=0)] = 0

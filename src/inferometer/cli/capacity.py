@@ -1,0 +1,181 @@
+"""`inferometer capacity`: the highest load at which a server holds its objectives."""
+
+from typing import Any
+
+import click
+
+from inferometer.errors import UserError, named
+
+_NAMES = {"slo": "--slo", "server.model": "--model NAME", "output": "--set output=DIR (`output` in the file)"}
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("source", metavar="[URL|FILE]", required=False)
+@click.option(
+    "--slo",
+    "slos",
+    multiple=True,
+    metavar="OBJECTIVE",
+    help="What must hold: a preset (chat, code, summarize, interactive, inference) or an expression such as 'ttft.p99 < 500ms'. "
+    "Can be repeated. Default: that of the file, else chat, and inference for tensor servers. docs/reference/slo.md lists them.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["rate", "concurrency", "users"]),
+    default="rate",
+    show_default=True,
+    help="What is raised: requests per second, requests in flight, or users who think between requests.",
+)
+@click.option("--budget", default="2m", show_default=True, metavar="TIME", help="How long the search may take.")
+@click.option(
+    "--percentile",
+    type=click.Choice(["p50", "p90", "p95", "p99"]),
+    help="The percentile at which presets are judged. Default: p90, because p99 takes ten times as many requests.",
+)
+@click.option(
+    "--think",
+    default="20s",
+    show_default=True,
+    metavar="TIME",
+    help="How long a person thinks between a response and the next message.",
+)
+@click.option("--start", type=float, metavar="N", help="The first level. Default: from how long a request takes.")
+@click.option(
+    "--precision", default="5%", show_default=True, metavar="SHARE", help="End when the interval is as narrow as this."
+)
+@click.option("--model", help="The model to use. Default: the first that the server lists.")
+@click.option("--input", "input_tokens", type=int, metavar="N", help="The number of tokens in each prompt.")
+@click.option("--output", "output_tokens", type=int, metavar="N", help="The number of tokens to generate per request.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set any key of the config except `load`, over the file: --set data.input=1024. Can be repeated.",
+)
+@click.option("--json", "json_path", metavar="PATH", help="Write the answer as JSON. Use - for standard output.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress during the search.")
+def command(
+    source: str | None,
+    slos: tuple[str, ...],
+    by: str,
+    budget: str,
+    percentile: str | None,
+    think: str,
+    start: float | None,
+    precision: str,
+    model: str | None,
+    input_tokens: int | None,
+    output_tokens: int | None,
+    overrides: tuple[str, ...],
+    json_path: str | None,
+    quiet: bool,
+) -> int:
+    """Find the highest load at which the server at URL, or the one that FILE (YAML) describes, holds its objectives.
+
+    \b
+    Whatever runs on this machine, as a chat service, in two minutes
+      inferometer capacity
+    Your own objectives
+      inferometer capacity http://127.0.0.1:8000 --slo 'ttft.p90 < 500ms'
+    How many people may use it at once, each of whom thinks for 30 s
+      inferometer capacity http://127.0.0.1:8000 --by users --think 30s
+    A tensor server
+      inferometer capacity grpc://127.0.0.1:8001 --model resnet --slo inference
+    p99, with the time that it takes
+      inferometer capacity http://127.0.0.1:8000 --percentile p99 --budget 20m
+
+    The answer is an interval: the highest level shown to hold, confirmed by a fresh run, and the lowest level shown to fail. When
+    the budget is spent, it is what the probes have shown, however wide. Ctrl-C gives the interval so far. docs/how-to/capacity.md
+    explains it.
+
+    Exit status: 0 a level was shown to hold, 1 none was, 2 bad input, 3 internal error, 130 interrupted before the first probe
+    was complete.
+    """
+    import msgspec  # noqa: PLC0415
+
+    from inferometer import conduct  # noqa: PLC0415
+    from inferometer.apis import APIS  # noqa: PLC0415
+    from inferometer.capacity.result import as_json  # noqa: PLC0415
+    from inferometer.cli.run import is_url, set_data  # noqa: PLC0415
+    from inferometer.conduct.capacity import Options, find  # noqa: PLC0415
+    from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
+    from inferometer.probe.local import find_server  # noqa: PLC0415
+    from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
+    from inferometer.report import capacity as report  # noqa: PLC0415
+    from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
+
+    options = Options(
+        by=by,  # type: ignore[arg-type]
+        budget=_seconds(budget, "--budget", 10.0),
+        percentile=percentile or "p90",
+        think=_seconds(think, "--think", 0.0),
+        start=_positive(start),
+        precision=_share(precision),
+    )
+    check_paths({"--json": json_path})
+    conduct.parse_slos(slos, "--slo", options.percentile)
+    for setting in overrides:
+        if setting.partition("=")[0].partition(".")[0].strip() == "load":
+            raise UserError(
+                "--set load...: the search sets the load itself", "leave it out; see --by, --start and --budget"
+            )
+    if source is None:
+        source = find_server()
+        click.echo(f"found a server at {source}", err=True)
+    has_url = is_url(source)
+    tree: dict[str, Any] = {"server": {"url": source}} if has_url else read_tree(source, or_url=True)
+    tree.pop("load", None)
+    set_data(tree, input_tokens, output_tokens, ())
+    if model is not None:
+        tree.setdefault("server", {})["model"] = model
+    if slos:
+        tree["slo"] = list(slos)
+    origin = "command line" if has_url else source
+    with named(_NAMES, origin):
+        config = from_mapping(tree, overrides, origin, with_scheme)
+        if not config.slos:
+            config = msgspec.structs.replace(config, slo=[_default_preset(APIS[config.server.api].response)])
+        view = report.Quiet() if quiet else report.SearchView(options.by)
+        found = find(config, options, view)
+    answer = report.words(found)
+    encoded = msgspec.json.format(msgspec.json.encode(as_json(found, answer)), indent=2) + b"\n"
+    write_file(f"{found.folder}/capacity.json", lambda file: file.write(encoded))
+    if json_path != "-":
+        click.echo(report.render(found, color=wants_color()), nl=False, color=True)
+    if json_path is not None:
+        write_file(json_path, lambda file: file.write(encoded))
+    return 0 if found.bracket.low is not None else 1
+
+
+def _default_preset(response: str) -> str:
+    return "chat" if response == "text" else "inference"
+
+
+def _seconds(given: str, option: str, least: float) -> float:
+    from inferometer.units import format_seconds, parse_seconds  # noqa: PLC0415
+
+    try:
+        seconds = parse_seconds(given)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}", "write it as 2m or 90s") from None
+    if seconds < least:
+        raise UserError(f"{option} must be at least {format_seconds(least)} (got {given})", "write it as 2m or 90s")
+    return seconds
+
+
+def _share(given: str) -> float:
+    number = given.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if given.strip().endswith("%") else 1)
+    except ValueError:
+        raise UserError(f"--precision: expected a share such as 5%, got {given!r}", "write it as 5%") from None
+    if not 0 < share <= 1:
+        raise UserError(f"--precision must be more than 0 and at most 100% (got {given})", "write it as 5%")
+    return share
+
+
+def _positive(start: float | None) -> float | None:
+    if start is not None and not 0 < start < 1e9:
+        raise UserError(f"--start must be more than 0 (got {start:g})", "give the first rate to try, such as 2")
+    return start

@@ -1,0 +1,265 @@
+"""The capacity of a server: the answer in words, the report in the terminal, and the view of the search while it goes on."""
+
+import math
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.text import Text
+
+from inferometer.analysis.slo_expression import Slo
+from inferometer.capacity.result import By, Capacity, Probe
+from inferometer.capacity.search import Bracket, Goal, Request, Trial, bracket
+from inferometer.capacity.sequential import Look, needed_requests
+from inferometer.records import Snapshot
+from inferometer.report import formatting
+from inferometer.report.console import new_console
+from inferometer.report.width import bare, columns
+from inferometer.units import format_number, format_seconds
+
+_UNITS: dict[By, str] = {"rate": "requests/s", "concurrency": "requests in flight", "users": "users"}
+_METRICS = {
+    "ttft": "time to first token",
+    "ttft_service": "time to first token",
+    "ttft_content": "time to the first token of the response itself",
+    "tpot": "time per output token",
+    "ntpot": "time per output token, with the wait,",
+    "itl": "gap between chunks",
+    "e2e": "response time",
+    "e2e_service": "response time",
+    "failure_rate": "share of failed requests",
+}
+_STATUS = {"holds": ("✓", "green"), "fails": ("✗", "red"), "undecided": ("?", "yellow")}
+_PURPOSES = {"ramp": "ramp", "bisect": "narrow down", "repeat": "repeat", "confirm": "confirm"}
+_WIDTH = 40
+_LINE_EVERY = 5.0
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def words(found: Capacity) -> str:
+    """The answer in one sentence that anyone understands."""
+    low, high, unit = found.bracket.low, found.bracket.high, _UNITS[found.by]
+    if low is None:
+        if high is None:
+            return "the search ended before any level was shown to hold or to fail"
+        return f"no level was shown to hold; {amount(high)} {unit} is too much{_limit(found)}"
+    if high is None:
+        return f"holds at least {amount(low)} {unit}{_people(found)}; no level was shown to fail"
+    middle = found.bracket.estimate or low
+    return f"holds {amount(middle)} {unit} ({amount(low)} to {amount(high)}){_people(found)}{_limit(found)}"
+
+
+def _people(found: Capacity) -> str:
+    """How many people that is, for servers that people talk to."""
+    probe = found.at_low
+    if probe is not None and not found.has_text:
+        rate = found.bracket.low if found.by == "rate" else probe.throughput
+        return f", {amount((rate or 0.0) * (found.batch or 1))} inferences/s"
+    if found.people is None or probe is None or probe.mean_e2e is None or found.by == "users":
+        return ""
+    every = probe.mean_e2e + found.think
+    return (
+        f", about {found.people:,} people chatting (one message every {format_seconds(every)} each, "
+        f"of which they think {format_seconds(found.think)})"
+    )
+
+
+def _limit(found: Capacity) -> str:
+    if found.limited_by is None:
+        return ""
+    if found.limited_by.startswith("goodput"):
+        return "; beyond that, fewer requests keep the limits"
+    metric = found.limited_by.partition(".")[0]
+    return f"; beyond that, the {_METRICS.get(metric, metric)} grows first"
+
+
+def amount(value: float) -> str:
+    """Format a level with three digits."""
+    return f"{value:,.0f}" if value >= 1000 else format_number(value, 3)
+
+
+# --- the report ------------------------------------------------------------------------------------------------------
+
+
+def render(found: Capacity, color: bool = False, width: int | None = None) -> str:
+    """Render the report for `width` columns; by default, for the width of standard output."""
+    width = columns() if width is None else width
+    console = new_console(color, width)
+    with console.capture() as capture:
+        for part in (_answer(found), _probes(found), Text(f"probes in {found.folder}", style="dim")):
+            console.print(Padding(part, (0, 0, 1, 1)))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _answer(found: Capacity) -> RenderableType:
+    lines = [
+        Text(formatting.one_line(f"{found.url} · {found.model}", 200), style="dim"),
+        Text(words(found), style="bold"),
+        Text(_basis(found), style="dim"),
+    ]
+    lines += [Text(note, style="yellow") for note in notes(found)]
+    return Group(*lines)
+
+
+def _basis(found: Capacity) -> str:
+    preset = f"{' + '.join(found.presets)}: " if found.presets else ""
+    judged = f"; judged at {found.percentile}" if found.percentile else ""
+    spent = f"{format_seconds(found.seconds)} of {format_seconds(found.budget)}"
+    return f"{preset}{', '.join(found.slos)}{judged}; {len(found.probes)} probes in {spent}"
+
+
+def notes(found: Capacity) -> list[str]:
+    """What a reader of the answer should know."""
+    result = []
+    if found.interrupted:
+        result.append("interrupted: this is what the probes had shown until then")
+    if found.bracket.low is not None and not found.bracket.confirmed:
+        result.append("the lower end was not confirmed by a fresh run: a larger --budget would allow that")
+    if found.bracket.non_monotone:
+        result.append("a level held although a lower one failed, also when it was repeated: other load on the server?")
+    is_wide = found.bracket.low is None or (found.bracket.high or math.inf) > 1.25 * found.bracket.low
+    if is_wide and not found.interrupted:
+        result.append("the interval is wide because the budget is spent, not because the server varies: raise --budget")
+    if found.percentile == "p90":
+        result.append("p90 is judged because p99 takes ten times as many requests: --percentile p99 --budget 20m")
+    return result
+
+
+def _probes(found: Capacity) -> RenderableType:
+    table = bare()
+    for name in (_UNITS[found.by], "verdict", "requests", "time", "because"):
+        table.add_column(f"{name} ", justify="right" if name in (_UNITS[found.by], "requests", "time") else "left")
+    for probe in found.probes:
+        sign, style = _STATUS[probe.status]
+        table.add_row(
+            f"{amount(probe.level)} ",
+            Text(f"{sign} {probe.status}", style=style),
+            f"{probe.requests:,} ",
+            f"{format_seconds(probe.seconds)} ",
+            Text(f"{_PURPOSES[probe.purpose]}: {reason(probe)}", style="dim"),
+        )
+    return table
+
+
+def reason(probe: Probe) -> str:
+    """Why a probe has its verdict: the objective that decides it."""
+    order = {"missed": 0, "undecided": 1, "met": 2}
+    worst = min(probe.slos, key=lambda one: order[one.status], default=None)
+    if worst is None:
+        return "nothing could be judged"
+    return f"{worst.expression}: {worst.reason.partition(';')[0]}"
+
+
+# --- the search while it goes on -------------------------------------------------------------------------------------
+
+
+class SearchView:
+    """Shows the search: in a terminal, how the interval closes in; elsewhere, a line for each probe."""
+
+    def __init__(self, by: By, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._unit = _UNITS[by]
+        self._goal: Goal | None = None
+        self._trials: list[Trial] = []
+        self._request: Request | None = None
+        self._snapshot: Snapshot | None = None
+        self._look: Look | None = None
+        self._live: Live | None = None
+        self._started = time.monotonic()
+
+    def planned(self, goal: Goal, objectives: Sequence[Slo], unloaded: float) -> None:
+        """Say first how long it may take, and what that allows."""
+        self._goal = goal
+        needs = math.ceil(needed_requests(objectives))
+        from_rate = needs / max(goal.telling, 1e-9)
+        self._print(
+            f"objectives: {', '.join(map(str, objectives))}; a request takes {format_seconds(unloaded)} without load",
+            f"at most {format_seconds(goal.budget)} for probes; each needs {needs:,} requests at least to show that a level holds: "
+            f"{format_seconds(goal.telling)} from {amount(from_rate)} requests/s on, longer below",
+        )
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._render)
+            self._live.start()
+
+    def probing(self, request: Request, trials: Sequence[Trial]) -> None:
+        self._request, self._trials, self._look, self._snapshot = request, list(trials), None, None
+
+    def progress(self, snapshot: Snapshot, look: Look | None) -> None:
+        self._snapshot, self._look = snapshot, look
+
+    def probed(self, probe: Probe, found: Bracket) -> None:
+        sign, _ = _STATUS[probe.status]
+        line = f"{sign} {amount(probe.level)} {self._unit} {probe.status} ({format_seconds(probe.seconds)}; {reason(probe)})"
+        self._print(f"{line} -> {self._interval(found)}")
+
+    def over(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _print(self, *lines: str) -> None:
+        for line in lines:
+            self._console.print(line, highlight=False, soft_wrap=True, style="dim")
+
+    def _interval(self, found: Bracket) -> str:
+        low = "?" if found.low is None else amount(found.low)
+        return f"{low} .. {'?' if found.high is None else amount(found.high)}"
+
+    def _render(self) -> RenderableType:
+        request, snapshot = self._request, self._snapshot
+        if request is None:
+            return Text("starting ...", style="dim")
+        lines = [self._scale(), Text()]
+        done = (
+            "" if snapshot is None else f"{snapshot.elapsed:.0f} of at most {request.seconds:.0f} s, {snapshot.ok:,} ok"
+        )
+        failed = f", {snapshot.failed:,} failed" if snapshot is not None and snapshot.failed else ""
+        lines.append(Text(f"{_PURPOSES[request.purpose]} {amount(request.level)} {self._unit}: {done}{failed}"))
+        if self._look is not None and self._look.worst is not None:
+            lines.append(Text(f"  {self._look.worst.slo}: {self._look.worst.reason}", style="dim"))
+        if self._goal is not None:
+            spent = time.monotonic() - self._started
+            lines.append(Text(f"{format_seconds(spent)} of {format_seconds(self._goal.budget)}", style="dim"))
+        return Padding(Group(*lines), (1, 0, 0, 1))
+
+    def _scale(self) -> Text:
+        """A log scale of the levels that were tried: what holds, what fails, and the probe in progress."""
+        assert self._request is not None
+        found = bracket(self._trials)
+        levels = [trial.level for trial in self._trials] + [self._request.level]
+        first, last = min(levels) / 1.1, max(levels) * 1.1
+        marks = [("─", "dim")] * _WIDTH
+
+        def at(level: float) -> int:
+            return min(int(math.log(level / first) / math.log(last / first) * _WIDTH), _WIDTH - 1)
+
+        for index in range(_WIDTH):
+            level = first * (last / first) ** ((index + 0.5) / _WIDTH)
+            if found.low is not None and level <= found.low:
+                marks[index] = ("━", "green")
+            elif found.high is not None and level >= found.high:
+                marks[index] = ("━", "red")
+        for trial in self._trials:
+            marks[at(trial.level)] = _STATUS[trial.status]
+        marks[at(self._request.level)] = ("●", "bold cyan")
+        scale = Text.assemble(*marks)
+        return Text.assemble(f"{amount(first)} ", scale, f" {amount(last)}   ", (self._interval(found), "bold"))
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def planned(self, goal: Goal, objectives: Sequence[Slo], unloaded: float) -> None: ...
+
+    def probing(self, request: Request, trials: Sequence[Trial]) -> None: ...
+
+    def progress(self, snapshot: Snapshot, look: Look | None) -> None: ...
+
+    def probed(self, probe: Probe, found: Bracket) -> None: ...
+
+    def over(self) -> None: ...

@@ -1,0 +1,72 @@
+"""`inferometer capacity` from the outside: one real search against the simulator, and bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command import assert_one_line, cli
+
+from inferometer.probe import local
+from inferometer.serve.background import running
+from inferometer.serve.settings import simulator
+from inferometer.serve.sim.settings import Fixed
+
+SETTINGS = ("--set", "client.processes=0", "--set", "observe.prometheus=[]")
+
+
+def test_a_real_search_ends_with_an_interval_and_words(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    with running(simulator(timing=Fixed(ttft=0.02, itl=0.002, max_batch=2))) as url:
+        result = cli(
+            "capacity", url, "--slo", "ttft.p90 < 100ms", "--output", "6", "--budget", "14s", "--start", "20",
+            "--set", f"output={tmp_path}", "--json", out, "--precision", "50%", *SETTINGS,
+        )  # fmt: skip
+    answer = json.loads(out.read_text())["capacity"]
+    assert answer["rate"]["high"] is not None, result.out
+    assert answer["limited_by"] == "ttft.p90"
+    assert answer["rate"]["high"] > 30  # it serves 66 per second
+    assert answer["rate"]["low"] is None or answer["rate"]["low"] < 100
+    assert result.status == (0 if answer["rate"]["low"] is not None else 1)
+    assert answer["words"] in " ".join(result.out.split())
+    assert "time to first token grows first" in answer["words"]
+    assert len(answer["probes"]) >= 2
+    folder = Path(answer["folder"])
+    assert json.loads((folder / "capacity.json").read_text())["capacity"] == answer
+    assert all((folder / probe["folder"] / "summary.json").exists() for probe in answer["probes"])
+    assert "at most 1" in result.err and "to show that a level holds" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--slo", "ttfft.p99 < 500ms"), ("--slo", "column 1", "did you mean ttft?")),
+        (("--slo", "chatt"), ("there is no preset 'chatt'", "did you mean chat?")),
+        (("--slo", "ttft.p99 < 500"), ("needs a unit",)),
+        (("--budget", "soon"), ("--budget", "a duration")),
+        (("--budget", "1s"), ("--budget must be at least 10 s",)),
+        (("--precision", "0"), ("--precision must be more than 0",)),
+        (("--precision", "narrow"), ("--precision", "5%")),
+        (("--start", "-3"), ("--start must be more than 0 (got -3)",)),
+        (("--set", "load.rate=5"), ("the search sets the load itself",)),
+        (("--json", "/nowhere/at/all.json"), ("/nowhere/at/all.json",)),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    assert_one_line(cli("capacity", "http://127.0.0.1:9", *arguments), *words)
+
+
+def test_a_server_that_does_not_respond_is_one_line(tmp_path: Path) -> None:
+    result = cli("capacity", "http://127.0.0.1:9", "--set", f"output={tmp_path}", "--quiet")
+    assert_one_line(result, "127.0.0.1:9")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_url_the_usual_ports_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "PORTS", {1: "nothing"})
+    assert_one_line(cli("capacity"), "no server was found", "ports 1", "inferometer serve")
+
+
+def test_a_server_on_a_usual_port_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(simulator(timing=Fixed())) as url:
+        monkeypatch.setattr(local, "PORTS", {1: "nothing", int(url.rpartition(":")[2]): "the simulator"})
+        assert local.find_server() == url
