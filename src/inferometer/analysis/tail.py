@@ -40,6 +40,10 @@ _LEAST_SHARE = 0.02
 Indices = NDArray[np.int64]
 
 
+_MOST_CHUNKS = 20_000_000
+"""Explaining more would take longer than the rest of the report."""
+
+
 class Explained(msgspec.Struct, frozen=True):
     """How much of p99 - p50 a cause explains."""
 
@@ -117,6 +121,9 @@ class Tail(msgspec.Struct, frozen=True):
 
 def tails(run: Run) -> tuple[Tail, ...]:
     """Explain the tail of each stage."""
+    if run.chunk_total > _MOST_CHUNKS:
+        reason = f"the run has more than {_MOST_CHUNKS:,} chunks: explain single requests (--why ID)"
+        return (Tail(reason=reason),) * len(run.manifest.plan)
     rows = run.records.rows
     ok = (run.records.phase == STEADY) & (rows["failure"] == 0) & (rows["sent"] != MISSING)
     own = [np.flatnonzero(ok & (rows["stage"] == stage)) for stage in range(len(run.manifest.plan))]

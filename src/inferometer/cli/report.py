@@ -66,9 +66,9 @@ def command(
     inferometer report runs/LATEST                  the last run
     inferometer report runs/LATEST --explain        with all definitions
     inferometer report runs/LATEST --open           with charts, in a browser
-    inferometer report runs/LATEST --why            why its slow requests were slow
-    inferometer report runs/LATEST --why 1234       where the time of request 1234 went
-    inferometer report runs/LATEST --as vllm-bench  what vllm bench serve would report
+    inferometer report runs/LATEST --why            why the tail is slow
+    inferometer report runs/LATEST --why 1234       where one request's time went
+    inferometer report runs/LATEST --as vllm-bench  as vllm bench serve would
     inferometer report runs/LATEST --csv out.csv    one row per request
     inferometer report runs/LATEST --json - | jq .throughput
     inferometer report runs/LATEST --slo 'tpot.p95 < 50ms'   by other objectives
