@@ -14,6 +14,7 @@ from inferometer.serve.sim.settings import Fixed
 SETTINGS = ("--set", "client.processes=0", "--set", "observe.prometheus=[]")
 
 
+@pytest.mark.slow
 def test_a_real_search_ends_with_an_interval_and_words(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     with running(simulator(timing=Fixed(ttft=0.02, itl=0.002, max_batch=2))) as url:

@@ -179,6 +179,7 @@ def serve_command(port: int, itl: str) -> str:
     return f"{shlex.quote(sys.executable)} -m inferometer serve {options}; true"
 
 
+@pytest.mark.slow
 def test_ab_starts_and_stops_a_server_for_each_run(tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -201,6 +202,7 @@ def test_ab_refuses_to_start_a_server_beside_one_that_responds(tmp_path: Path, f
     assert_one_line(result, "a server responds there already")
 
 
+@pytest.mark.slow
 def test_ctrl_c_compares_complete_pairs_and_ends_the_server(tmp_path: Path, fast: str) -> None:
     """B's server is started by a command; the signal comes in the third pair or later."""
     port = free_port()

@@ -73,6 +73,7 @@ def test_stall_of_one_stream_is_that_requests(tmp_path: Path) -> None:
     assert largest(summary, "e2e") == "own_stall", shares(summary, "e2e")
 
 
+@pytest.mark.slow
 def test_preempted_requests_are_named_if_the_server_counts_preemptions(tmp_path: Path) -> None:
     """The KV cache holds one and a half responses: of two at the same time, the later one is preempted until the other has ended."""
     timing = Batch(kv_tokens=320, decode_step=0.002, prefill_rate=50_000.0)
@@ -100,6 +101,7 @@ def _slowest(summary: Summary) -> tuple[SlowRequest, ...]:
     return summary.tail.slowest
 
 
+@pytest.mark.slow
 def test_long_prompts_get_the_blame_for_their_own_wait(tmp_path: Path) -> None:
     short = {"type": "synthetic", "input": {"type": "uniform", "min": 50, "max": 150}, "output": 5}
     classes = [
@@ -125,6 +127,7 @@ def test_long_prompts_get_the_blame_for_their_own_wait(tmp_path: Path) -> None:
     assert 0.1 < step.seconds < 0.6
 
 
+@pytest.mark.slow
 def test_slow_connection_gets_the_blame(tmp_path: Path) -> None:
     """A proxy holds back every 20th request for 400 ms, so that its response begins late."""
     with running(simulator(timing=FIXED)) as url, proxy(url, every=20, seconds=0.4) as slow:
