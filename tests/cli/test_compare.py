@@ -153,6 +153,7 @@ def test_repeat_shows_the_variation_between_runs(tmp_path: Path, fast: str, slow
     assert_one_line(run(tmp_path / "x", fast, "--repeat", "2", "--csv", "-"), "--csv is about a single run")
 
 
+@pytest.mark.slow
 def test_ab_measures_interleaved_pairs_and_compares_them(tmp_path: Path, slow: str, fast: str) -> None:
     out = tmp_path / "out.json"
     result = cli("ab", slow, fast, "--pairs", "3", *LOAD, *settings(tmp_path / "runs"), "--json", out)

@@ -60,6 +60,7 @@ def test_stall_of_all_streams_is_the_servers(stalled: tuple[Run, Summary]) -> No
     assert explain(run, streaming.id) == streaming
 
 
+@pytest.mark.slow
 def test_stall_of_one_stream_is_that_requests(tmp_path: Path) -> None:
     with running(simulator(timing=FIXED, faults=("stall=300ms@every=30",))) as url:
         _, summary = measure(

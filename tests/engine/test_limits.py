@@ -139,11 +139,10 @@ def config_for(url: str, folder: Path, processes: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("scheme", "processes"),
     [
-        ("http", 0),
         ("grpc", 2),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("http", 2), ("https", 1), ("grpc", 0), ("grpcs", 1))
+            for case in (("http", 0), ("http", 2), ("https", 1), ("grpc", 0), ("grpcs", 1))
         ),
     ],
 )

@@ -109,6 +109,7 @@ def test_any_rows_come_back_as_they_were(
     assert found == [FAILURES[number - 1] if number else None for number in rows["failure"]]
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(deadline=None, max_examples=50)
 def test_the_summary_of_a_stored_run_is_that_of_the_run(
