@@ -198,7 +198,7 @@ def _fitted(tokenizer: Tokenizer, before: str, start: list[int], part: str, leng
     random = int.from_bytes(part.encode()[:8], "little") + length
     more = [followers[(random + j) % len(followers)] for j in range(length)]
     for variant in range(_VARIANTS):
-        first = words[0] if variant == 0 else followers[(random + variant * 7) % len(followers)]
+        first = words[0] if words and variant == 0 else followers[(random + variant * 7) % len(followers)]
         joint = joints[variant % len(joints)]
         text: str = before + joint + " ".join([first, *words[1:], *more])
         ends = [end for end in ends_up_to(tokenizer, text, len(start) + length) if end > len(before)]
