@@ -228,9 +228,10 @@ def test_names_that_a_process_is_known_by(name: str, command: list[str], known: 
 
 
 def test_all_processes_of_a_name_are_found(start: Start) -> None:
-    servers = [start(SERVER, "inferometer-test-server.py", "-u") for _ in range(2)]
-    found = find(["inferometer-test-server.py", str(servers[0].pid)])
-    assert {process.pid for process in found["inferometer-test-server.py"].processes} == {each.pid for each in servers}
+    name = f"server-{os.getpid()}.py"  # tests in other processes start servers, too
+    servers = [start(SERVER, name, "-u") for _ in range(2)]
+    found = find([name, str(servers[0].pid)])
+    assert {process.pid for process in found[name].processes} == {each.pid for each in servers}
     assert [process.pid for process in found[str(servers[0].pid)].processes] == [servers[0].pid]
 
 
