@@ -5,12 +5,13 @@ from typing import TypeVar
 import msgspec
 
 from inferometer.apis import APIS, Api
+from inferometer.config.cost import Cost
 from inferometer.config.fields import Seconds
 from inferometer.config.schema import Limits, Measure, Timeouts
 from inferometer.records import Manifest
 from inferometer.units import parse_seconds
 
-Section = TypeVar("Section", Limits, Measure)
+Section = TypeVar("Section", Cost, Limits, Measure)
 
 
 def measure(manifest: Manifest) -> Measure:
@@ -19,6 +20,16 @@ def measure(manifest: Manifest) -> Measure:
 
 def limits(manifest: Manifest) -> Limits:
     return _section(manifest.config.get("limits"), Limits)
+
+
+def cost(manifest: Manifest) -> Cost:
+    return _section(manifest.config.get("cost"), Cost)
+
+
+def server_count(manifest: Manifest) -> int:
+    """How many servers were measured together: one per URL."""
+    url = text(manifest, "server", "url")
+    return max(len(url), 1) if isinstance(url, list | tuple) else 1
 
 
 def slos(manifest: Manifest) -> list[str]:

@@ -13,10 +13,13 @@ from inferometer.analysis.checks import CHECKS, Check, Evidence, StageEvidence, 
 from inferometer.analysis.checks.evidence import FailureCount, count_failures
 from inferometer.analysis.counts import Counts, count
 from inferometer.analysis.distributions import NO_GAPS, distributions, itl_by_stage, itl_of_all
+from inferometer.analysis.efficiency import DEFINITIONS as EFFICIENCY_DEFINITIONS
+from inferometer.analysis.efficiency import Efficiency, efficiency, hardware
 from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.groups import Group, Groups, by_class, by_replica
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.overload import Overload, overload
+from inferometer.analysis.pareto import Pareto, pareto_of
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.resources import DEFINITIONS, ResourceUse, resource_uses
 from inferometer.analysis.server_view import ServerView, server_views
@@ -59,6 +62,8 @@ class StageSummary(msgspec.Struct, frozen=True):
     """None if no use of resources was recorded."""
     tail: Tail | None = None
     """Why its slow requests were slow."""
+    efficiency: Efficiency | None = None
+    """None if neither a price, GPUs nor energy are known."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -103,6 +108,24 @@ class Summary(msgspec.Struct, frozen=True):
     """None if no use of resources was recorded."""
     tail: Tail | None = None
     """Why slow requests were slow; None if there are several stages."""
+    efficiency: Efficiency | None = None
+    """None if neither a price, GPUs nor energy are known."""
+    pareto: Pareto | None = None
+    """What users see against what the hardware delivers, over the stages; None without `efficiency` or if there is only one stage,
+    unless `cost.cheapest_at` asks for it."""
+
+
+class _Level(msgspec.Struct, frozen=True):
+    """A stage as a point of the Pareto chart."""
+
+    name: str
+    level: float | None
+    is_quotable: bool
+    is_overloaded: bool
+    throughput: Throughput
+    metrics: dict[str, Distribution]
+    efficiency: Efficiency | None
+    settings: dict[str, Any] = {}
 
 
 def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
@@ -143,6 +166,25 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         metrics = distributions(run, everything, itl_of_all(run, gaps), as_inf)
         talks = sessions.summarise(run, everything)
     parts = split(run, steady & good)
+    known = hardware(run.manifest, used.whole)
+    stages = tuple(
+        msgspec.structs.replace(
+            stage,
+            quotable=_quotable(checks, stage.stage),
+            efficiency=efficiency(
+                known,
+                stage.throughput,
+                stage.metrics.get("tps_user"),
+                stage.overload.status == "overloaded",
+                None if stage.resources is None else stage.resources.energy,
+            ),
+        )
+        for stage in stages
+    )
+    whole = stages[0].efficiency
+    if several:
+        energy = None if used.whole is None else used.whole.energy
+        whole = efficiency(known, total_rates, metrics.get("tps_user"), False, energy)
     return Summary(
         schema=2,
         verdict=verdict(checks),
@@ -152,7 +194,7 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         metrics=metrics,
         quotable=_quotable(checks),
         overload=None if several else stages[0].overload,
-        stages=tuple(msgspec.structs.replace(s, quotable=_quotable(checks, s.stage)) for s in stages if several),
+        stages=stages if several else (),
         window=window,
         failures=tuple(count_failures(run, steady)),
         tokens_counted_by=_sources(rows["counted_by"][steady & good]),
@@ -162,7 +204,8 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
             checks, isinstance(parts, Breakdown), any(stage.sessions for stage in stages), seen.whole
         )
         | (DEFINITIONS if used.whole is not None else {})
-        | _tail_definitions(stages),
+        | _tail_definitions(stages)
+        | (EFFICIENCY_DEFINITIONS if whole is not None else {}),
         slos=slo.together([(stage.stage, stage.slos) for stage in stages]) if several else stages[0].slos,
         goodput=None if several else stages[0].goodput,
         sessions=talks,
@@ -172,8 +215,30 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         server=seen.whole,
         resources=used.whole,
         tail=None if several else stages[0].tail,
+        efficiency=whole,
+        pareto=_pareto(run, stages),
         **_split(parts),
     )
+
+
+def _pareto(run: Run, stages: Sequence[StageSummary]) -> Pareto | None:
+    wanted = settings.cost(run.manifest).user_rates
+    if not wanted and (len(stages) < 2 or all(stage.efficiency is None for stage in stages)):
+        return None
+    plans = run.manifest.plan
+    levels = [
+        _Level(
+            stage.name,
+            plans[stage.stage].rate if plans[stage.stage].open else plans[stage.stage].concurrency,
+            all(stage.quotable.values()),
+            stage.overload.status == "overloaded",
+            stage.throughput,
+            stage.metrics,
+            stage.efficiency,
+        )
+        for stage in stages
+    ]
+    return pareto_of(levels, wanted)
 
 
 def _tail_definitions(stages: Sequence[StageSummary]) -> dict[str, str]:
