@@ -1,6 +1,7 @@
-"""Options that several commands share: the exports, objectives, and `--set` for the server's section of the config."""
+"""Options that several commands share: the exports, objectives, costs, and `--set` for the server's section of the config."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,71 @@ def slo_options(function: Command) -> Command:
         "docs/reference/slo.md has the grammar.",
     )
     return slo(undecided(function))
+
+
+def cost_options(function: Command) -> Command:
+    """Add `--price-per-hour`, `--gpus` and `--cheapest-at`; the command gets `cost`: the keys of the config's section that were given."""
+
+    @functools.wraps(function)
+    def command(price_per_hour: dict[str, Any], gpus: int | None, cheapest_at: tuple[float, ...], **given: Any) -> Any:
+        cost = price_per_hour | {
+            key: value for key, value in {"gpus": gpus, "cheapest_at": list(cheapest_at)}.items() if value
+        }
+        return function(cost=cost, **given)
+
+    options = (
+        click.option(
+            "--price-per-hour",
+            callback=lambda ctx, param, value: _price(value),
+            metavar="PRICE[/gpu]",
+            help="What a server costs per hour, such as 12.5, or a GPU: 2.5/gpu. The report then has the cost per million tokens, or "
+            "per million inferences.",
+        ),
+        click.option(
+            "--gpus",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="The number of GPUs that serve the model, of all servers together: rates are also given per GPU.",
+        ),
+        click.option(
+            "--cheapest-at",
+            multiple=True,
+            type=float,
+            callback=lambda ctx, param, values: _user_rates(values),
+            metavar="TOKENS/S",
+            help="Say which of the measured loads is the cheapest at which a user still sees this many output tokens per second, "
+            "interpolated between loads. Can be repeated.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _price(text: str | None) -> dict[str, Any]:
+    """Read `12.5`, `12.5/server` or `2.5/gpu` as keys of the section `cost`."""
+    if text is None:
+        return {}
+    number, _, per = text.partition("/")
+    example = "write --price-per-hour 12.5 for a server, or --price-per-hour 2.5/gpu for a GPU"
+    if per.strip().lower() not in ("", "server", "gpu"):
+        raise UserError(f"--price-per-hour {text}: a price is per server or per GPU, not per {per.strip()}", example)
+    try:
+        price = float(number)
+    except ValueError:
+        raise UserError(f"--price-per-hour {text}: {number.strip()!r} is not a number", example) from None
+    if not (math.isfinite(price) and price > 0):
+        raise UserError(f"--price-per-hour {text}: must be more than 0", example)
+    return {"price_per_hour": price, "per": per.strip().lower() or "server"}
+
+
+def _user_rates(values: tuple[float, ...]) -> tuple[float, ...]:
+    for value in values:
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(
+                f"--cheapest-at {value:g}: must be more than 0", "give tokens per second and user: --cheapest-at 50"
+            )
+    return values
 
 
 def image_options(function: Command) -> Command:

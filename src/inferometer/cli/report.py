@@ -4,11 +4,12 @@ A complete folder is not changed, except by `--open`, which adds report.html. A 
 """
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from inferometer.cli.options import export_options, slo_options
-from inferometer.errors import UserError
+from inferometer.cli.options import cost_options, export_options, slo_options
+from inferometer.errors import UserError, named
 
 _TAIL = "tail"
 """What --why stands for without an id."""
@@ -27,6 +28,7 @@ class _WithOptionalId(click.Command):
 @click.command(cls=_WithOptionalId, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run_dir", metavar="RUN_DIR")
 @slo_options
+@cost_options
 @export_options
 @click.option(
     "--open",
@@ -53,6 +55,7 @@ def command(
     run_dir: str,
     slos: tuple[str, ...],
     allow_undecided: bool,
+    cost: dict[str, Any],
     exports: dict[str, str],
     is_opened: bool,
     histogram: bool,
@@ -72,8 +75,9 @@ def command(
     inferometer report runs/LATEST --csv out.csv    one row per request
     inferometer report runs/LATEST --json - | jq .throughput
     inferometer report runs/LATEST --slo 'tpot.p95 < 50ms'   by other objectives
+    inferometer report runs/LATEST --price-per-hour 2.5/gpu --gpus 8   what it costs
 
-    Without --slo, the report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
+    Without --slo and the price, the report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
     what had been recorded until then.
 
     Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed or undecided, 2 bad
@@ -92,7 +96,8 @@ def command(
     check_exports(exports)
     conduct.parse_slos(slos, "--slo")
     try:
-        run, summary = conduct.open_run(run_dir, slos or None)
+        with named({"cost.cheapest_at": "--cheapest-at"}):
+            run, summary = conduct.open_run(run_dir, slos or None, cost)
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, exports, explain, histogram, why=why is not None)
         raise

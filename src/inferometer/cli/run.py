@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inferometer.apis import scheme_of
-from inferometer.cli.options import export_options, image_options, slo_options
+from inferometer.cli.options import cost_options, export_options, image_options, slo_options
 from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ _NAMES = {
     "observe.prometheus": "--observe",
     "export.metrics_port": "--metrics-port",
     "export.otlp.url": "--otlp",
+    "cost.cheapest_at": "--cheapest-at",
 }
 _IMAGE_NAMES = {"data.path": "--image", "data.scaling": "--scaling", "data.crop": "--crop"}
 """Settings that have a flag of their own, and those that have one with --image."""
@@ -85,6 +86,7 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
 )
 @image_options
 @slo_options
+@cost_options
 @export_options
 @click.option(
     "--observe",
@@ -129,6 +131,7 @@ def command(
     crop: str | None,
     slos: tuple[str, ...],
     allow_undecided: bool,
+    cost: dict[str, Any],
     exports: dict[str, str],
     observed: tuple[str, ...],
     metrics_port: int | None,
@@ -182,6 +185,8 @@ def command(
     _set_observed(tree, observed, metrics_port, otlp)
     if model is not None:
         _section(tree, "server")["model"] = model
+    if cost:
+        _section(tree, "cost").update(cost)
     origin = "command line" if has_url else source
     check_exports(exports)
     if slos:

@@ -2,15 +2,16 @@
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from inferometer import store
-from inferometer.analysis import window
+from inferometer.analysis import settings, window
 from inferometer.analysis.summary import Summary, summarise
+from inferometer.config.cost import check_cost
 from inferometer.config.schema import Measure
 from inferometer.errors import UserError
 from inferometer.records import Manifest, Outcome, Records, Run, class_names
@@ -24,15 +25,17 @@ SPOOL = "spool"
 DRAFT = "draft.json"
 
 
-def open_run(folder: str, slos: Sequence[str] | None = None) -> tuple[Run, Summary]:
+def open_run(
+    folder: str, slos: Sequence[str] | None = None, cost: Mapping[str, object] | None = None
+) -> tuple[Run, Summary]:
     """Open a stored run. One that never ended is put together from what it had recorded, and stored.
 
-    `slos` are objectives to judge it by instead of its own; they are not stored.
+    `slos` are objectives to judge it by instead of its own, `cost` are keys of the section `cost` over its own; they are not stored.
     """
     path = Path(folder).resolve()
     draft_file = path / SPOOL / DRAFT
     if not draft_file.exists() or (path / "manifest.json").exists():
-        run = store.read(folder)
+        run = with_cost(store.read(folder), cost)
         return run, summarise(run, slos)
     draft = drafts.read(draft_file)
     unfinished = draft.manifest
@@ -47,7 +50,23 @@ def open_run(folder: str, slos: Sequence[str] | None = None) -> tuple[Run, Summa
             f"{path / SPOOL}: cannot be read: {error}", "report it with the version that recorded it, or run again"
         ) from None
     run, summary = save(path, run)
-    return run, summary if slos is None else summarise(run, slos)
+    if slos is None and not cost:
+        return run, summary
+    run = with_cost(run, cost)
+    return run, summarise(run, slos)
+
+
+def with_cost(run: Run, cost: Mapping[str, object] | None) -> Run:
+    """The run with other keys in the section `cost` of its config. Raises UserError when the run cannot have a figure they ask for."""
+    if not cost:
+        return run
+    manifest = run.manifest
+    own = manifest.config.get("cost")
+    config = manifest.config | {"cost": (own if isinstance(own, dict) else {}) | dict(cost)}
+    manifest = msgspec.structs.replace(manifest, config=config)
+    is_streamed = settings.text(manifest, "server", "stream") is not False
+    check_cost(settings.cost(manifest), settings.receives_text(manifest), is_streamed)
+    return msgspec.structs.replace(run, manifest=manifest)
 
 
 class UnsavedError(UserError):

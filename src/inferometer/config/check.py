@@ -4,6 +4,7 @@ from itertools import pairwise
 
 from inferometer.apis import APIS, Api, names, scheme_of
 from inferometer.config import rate_expression
+from inferometer.config.cost import check_cost
 from inferometer.config.data import Data, Images, Messages, Mix, SharedPrefix, Tensors, Trace, Unmixed
 from inferometer.config.fields import is_valid_header
 from inferometer.config.lengths import check_lengths
@@ -47,6 +48,7 @@ def check(config: Config) -> None:
         _check_data(config, config.data, api)
     check_lengths(config.data, "data")
     _check_prefixes(config.data, api, "data")
+    check_cost(config.cost, api.response == "text", bool(config.server.stream))
 
 
 # --- load ------------------------------------------------------------------------------------------------------------

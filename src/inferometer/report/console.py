@@ -13,6 +13,7 @@ from inferometer.analysis.breakdown import LEAST_EXCESS, PER_REQUEST, WHY_EXCESS
 from inferometer.analysis.summary import Summary
 from inferometer.records import CANCELLED, Run
 from inferometer.report import formatting, groups, tables
+from inferometer.report.cost import cost
 from inferometer.report.histogram import histograms
 from inferometer.report.latency import latency
 from inferometer.report.resources import resources
@@ -105,6 +106,7 @@ def _parts_of_the_run(run: Run, summary: Summary, width: int) -> list[Renderable
         groups.replicas: summary.replicas,
         server: summary.server,
         resources: summary.resources,
+        cost: summary.efficiency or summary.pareto,
     }
     return [table(run, summary, width) for table, rows in by_part.items() if rows]
 

@@ -10,7 +10,7 @@ from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import parse
 from inferometer.analysis.summary import StageSummary, Summary
 from inferometer.records import Run
-from inferometer.report import formatting
+from inferometer.report import cost, formatting
 from inferometer.report.compare import amount, describe_side, stages_of
 
 _COLUMNS = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99"}
@@ -41,6 +41,7 @@ def run_summary(run: Run, summary: Summary) -> str:
         lines += table(("objective", "status", "measured", "why"), [_objective(each) for each in summary.slos])
     for part in summary.stages or (summary,):
         lines += _figures(part, getattr(part, "name", ""))
+    lines += _cost(summary)
     if summary.failures:
         failures = [(kind.code, f"{kind.count:,}", kind.message) for kind in summary.failures]
         lines += table(("failure", "requests", "message"), failures)
@@ -76,6 +77,21 @@ def _latency(name: str, found: Distribution) -> tuple[str, ...]:
     ]
     low, high = found.ci.get("p99", (None, None))
     return name, *cells, f"{formatting.milliseconds(low)} .. {formatting.milliseconds(high)}"
+
+
+def _cost(summary: Summary) -> list[str]:
+    """Costs and rates per GPU, and the cheapest load for a rate per user."""
+    lines: list[str] = []
+    if summary.efficiency is not None and summary.stages:
+        headers, rows = cost.stage_rows(summary)
+        lines += table((cost.TITLE, *headers), rows)
+    elif summary.efficiency is not None:
+        found = [figure for figure in cost.figures(summary.efficiency) if figure.estimate is not None]
+        lines += table((cost.TITLE, "value", "95 % CI"), [(each.name, each.value, each.interval) for each in found])
+    notes = cost.notes(summary)
+    if summary.pareto is not None:
+        notes += [line.strip() for each in summary.pareto.cheapest_at for line in cost.sentences(each, summary.pareto)]
+    return lines + ([*(f"- {escape(note)}" for note in notes), ""] if notes else [])
 
 
 def comparison_summary(found: Sequence[Comparison]) -> str:

@@ -7,7 +7,7 @@ from inferometer.analysis.summary import Summary
 from inferometer.analysis.window import STEADY
 from inferometer.records import Run
 from inferometer.report import formatting
-from inferometer.report.html import background, curve, heatmap, latency, overview, slowest, timeline
+from inferometer.report.html import background, cost, curve, heatmap, latency, overview, slowest, timeline
 from inferometer.report.html.gap_histogram import count_gaps
 from inferometer.report.html.page import Page, Section, render
 from inferometer.report.html.parts import parts
@@ -45,6 +45,7 @@ def sections(run: Run, summary: Summary) -> list[Section]:
         heatmap.heatmap(run, summary, stages, times, gaps),
         curve.load_curve(run, summary, stages),
         curve.goodput(stages),
+        cost.efficiency(summary),
         slowest.slowest(run, stages),
         background.breakdown(summary, stages),
         background.failures(summary),

@@ -1,0 +1,88 @@
+"""The section about cost and efficiency, and the chart of what users see against what the hardware delivers."""
+
+from inferometer.analysis.pareto import Pareto
+from inferometer.analysis.summary import Summary
+from inferometer.report import cost, formatting
+from inferometer.report.html import page
+from inferometer.report.html.page import Block, Section
+
+
+def efficiency(summary: Summary) -> Section:
+    """Costs, rates per GPU and per user; with several stages also the frontier. Empty if neither price nor hardware is known."""
+    blocks: list[Block] = []
+    if summary.pareto is not None:
+        blocks += answers(summary.pareto)
+        blocks += [pareto_chart(summary.pareto)] if len(summary.pareto.points) > 1 else []
+    if summary.efficiency is not None:
+        if summary.stages:
+            headers, rows = cost.stage_rows(summary)
+            blocks.append(page.table(["stage", *headers], rows))
+        else:
+            found = [figure for figure in cost.figures(summary.efficiency) if figure.estimate is not None]
+            rows = [[figure.name, figure.value, figure.interval.replace("..", "–")] for figure in found]
+            blocks += [page.table(["", "value", "95 % CI"], rows)] if rows else []
+    blocks += [page.note(_sentence(text)) for text in cost.notes(summary)]
+    return Section("cost", "Cost and efficiency", blocks)
+
+
+def _sentence(text: str) -> str:
+    return formatting.one_line(f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}", 1000)
+
+
+def answers(pareto: Pareto) -> list[Block]:
+    """The cheapest load for each rate per user that was asked for."""
+    lines = [line.strip() for each in pareto.cheapest_at for line in cost.sentences(each, pareto)]
+    return [page.note(_sentence(line)) for line in lines]
+
+
+def pareto_chart(pareto: Pareto) -> Block:
+    """Output tokens per second and GPU against those per second and user: a line per curve, a point per level, and the frontier."""
+    unit = "output tokens/s/GPU" if pareto.unit == "gpu" else "output tokens/s, all servers"
+    series = []
+    curves = list(dict.fromkeys(point.curve for point in pareto.points))
+    for colour, curve in enumerate(curves):
+        own = sorted((point for point in pareto.points if point.curve == curve), key=lambda point: point.user.value)
+        series.append(
+            {
+                "name": formatting.one_line(curve or "measured", 60),
+                "colour": colour,
+                "x": page.rounded(point.user.value for point in own),
+                "y": page.rounded(point.hardware.value for point in own),
+                "lo": page.rounded(point.hardware.ci[0] for point in own),
+                "hi": page.rounded(point.hardware.ci[1] for point in own),
+                "ex": [page.rounded(point.user.ci) for point in own],
+                "hollow": [not point.is_frontier for point in own],
+                "labels": [
+                    _label(point.label, cost.money(point.cost.value) if point.cost else "", pareto) for point in own
+                ],
+                "points": True,
+            }
+        )
+    best = sorted((point for point in pareto.points if point.is_frontier), key=lambda point: point.user.value)
+    if len(curves) > 1:
+        series.append(
+            {
+                "name": "frontier",
+                "colour": 7,
+                "dash": True,
+                "x": page.rounded(point.user.value for point in best),
+                "y": page.rounded(point.hardware.value for point in best),
+            }
+        )
+    wanted = [{"at": each.tokens_per_user, "label": f"{each.tokens_per_user:g}/user"} for each in pareto.cheapest_at]
+    return page.chart(
+        f"{unit[:1].upper()}{unit[1:]} against output tokens/s/user.",
+        "Up is cheaper, right is faster for each user. Bars are 95 % confidence intervals. Hollow: another point is better in both.",
+        {
+            "kind": "xy",
+            "height": 320,
+            "x": {"label": "output tokens/s/user (median)", "min": 0, "pad": True},
+            "y": {"label": unit, "min": 0},
+            "series": series,
+            "vlines": wanted,
+        },
+    )
+
+
+def _label(name: str, price: str, pareto: Pareto) -> str:
+    return formatting.one_line(f"{name}: {price} {pareto.currency} per million" if price else name, 80)
