@@ -72,7 +72,8 @@ def cost_options(function: Command) -> Command:
         ),
         click.option(
             "--gpus",
-            type=click.IntRange(min=1),
+            type=int,
+            callback=lambda ctx, param, value: _gpus(value),
             metavar="N",
             help="The number of GPUs that serve the model, of all servers together: rates are also given per GPU.",
         ),
@@ -106,6 +107,12 @@ def _price(text: str | None) -> dict[str, Any]:
     if not (math.isfinite(price) and price > 0):
         raise UserError(f"--price-per-hour {text}: must be more than 0", example)
     return {"price_per_hour": price, "per": per.strip().lower() or "server"}
+
+
+def _gpus(value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise UserError(f"--gpus {value}: must be at least 1", "give the number of GPUs of all servers together")
+    return value
 
 
 def _user_rates(values: tuple[float, ...]) -> tuple[float, ...]:

@@ -38,9 +38,7 @@ _SHORT: dict[Commodity, str] = {
 }
 _DOUBT = "?"
 """Marks what the intervals leave open."""
-_CHARGE_NOTE = (
-    "All of the price is charged to each of them alone: the costs of input and output tokens do not add up."
-)
+_CHARGE_NOTE = "each cost charges the whole price to those tokens alone: input and output do not add up"
 _DOUBT_NOTE = f"{_DOUBT}: the intervals leave open whether it is on the frontier"
 
 
