@@ -297,6 +297,12 @@ class Config(Section):
             description="Service level objectives, such as `ttft.p99 < 500ms`, or a preset: `chat`, `code`, `summarize`, `interactive`, `inference`; docs/reference/slo.md has the grammar. One that is missed or undecided gives exit status 1."
         ),
     ] = field(default_factory=list)
+    sweep: Annotated[
+        dict[str, list[Any]],
+        Meta(
+            description="`inferometer run` measures a run for each combination of these values, by key: `{data.input: [1024, 8192]}`. The same list at the key itself, `data: {input: [1024, 8192]}`, does so too, unless the key takes a list anyway, as `server.url` does."
+        ),
+    ] = field(default_factory=dict)
     seed: Annotated[int, Meta(description="Seed of everything random in the plan and the prompts.", ge=0)] = 0
     output: Annotated[str, Meta(description="Folder in which each run creates its own folder.")] = "runs"
 
