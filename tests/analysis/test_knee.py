@@ -94,7 +94,7 @@ def test_levels_far_above_the_knee_do_not_move_it() -> None:
         (open_levels(mm1, [50.0, 60.0]), "overloaded at every level, from 50 requests/s on"),
         (open_levels(mm1, [5.0, 20.0, 35.0], error=0.8), "no knee up to 35 requests/s"),
         ([], "no levels"),
-        ([Level(by="rate", value=3.0, throughput=None, latency=None)], "may be quoted"),
+        ([Level(by="rate", value=3.0, throughput=None, latency=None)], "steady latency"),
     ],
 )
 def test_there_may_be_no_knee_within_the_levels(levels: list[Level], why: str) -> None:

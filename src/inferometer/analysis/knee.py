@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from inferometer.analysis.counts import Counts
 from inferometer.analysis.overload import CONSTANT_RATE, Overload
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.throughput import Throughput
@@ -31,6 +32,8 @@ _LEAST = 0.05
 """Two powers that differ by less are taken for equal."""
 _KEPT_UP = 0.9
 """Share of the offered rate that a server completes at least if it keeps up; it may refuse the rest instead of queueing it."""
+_FAILED = 0.05
+"""Share of the requests that may fail: the mean latency is that of the others, which may be the fast ones."""
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +80,9 @@ def level_of(plan: StagePlan) -> tuple[By, float | None]:
 
 
 def measured_level(
-    plan: StagePlan, throughput: Throughput, e2e: Distribution | None, overload: Overload | None, is_quotable: bool
+    plan: StagePlan, throughput: Throughput, e2e: Distribution | None, overload: Overload | None, counts: Counts
 ) -> Level | None:
-    """The level of a stage; None if its load has no level."""
+    """The level of a stage; None if its load has no level. Its latency does not count if the stage is too short, or requests fail."""
     by, value = level_of(plan)
     if value is None:
         return None
@@ -87,7 +90,10 @@ def measured_level(
     is_saturated = (overload is not None and overload.status == "overloaded") or (
         by == "rate" and throughput.requests is not None and falls_behind
     )
-    latency = e2e.mean if e2e is not None and is_quotable else None
+    is_short = overload is not None and overload.status == "too_short"
+    failed = counts.failed + counts.dropped
+    is_steady = not is_short and failed <= _FAILED * (failed + counts.ok)
+    latency = e2e.mean if e2e is not None and is_steady else None
     errors = (
         _error(throughput.requests, throughput.ci.get("requests", (None, None))),
         _error(latency, e2e.ci.get("mean", (None, None)) if e2e is not None else (None, None)),
@@ -136,7 +142,7 @@ def find_knee(levels: Sequence[Level], settings: dict[str, Any] | None = None) -
         saturated = [level for level in levels if level.is_saturated]
         if len(saturated) == len(levels):
             return f"overloaded at every level, from {_number(levels[0].value)} {unit} on: measure lower levels"
-        return "no level has a throughput and a latency that may be quoted"
+        return "no level has a throughput and a steady latency"
     below = [level.value for level in levels if level.value < best.value and is_less(level, best)]
     above = [level for level in levels if level.value > best.value]
     less = [level.value for level in above if is_less(level, best)]

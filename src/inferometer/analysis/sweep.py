@@ -15,7 +15,7 @@ from inferometer.analysis.slo import Goodput, SloResult, is_passed
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.throughput import Throughput
 from inferometer.records import Run, StagePlan
-from inferometer.units import format_number
+from inferometer.units import format_number, format_seconds
 
 Cell = tuple[dict[str, Any], Run, Summary]
 """One run of a sweep, and the values of the grid's keys in it."""
@@ -88,9 +88,11 @@ def summarise_sweep(
     knees: list[Knee] = []
     answers: list[str] = []
     for settings, own in groups:
-        knee = find_knee([level for _, level in own if level is not None], settings)
+        levels = [level for _, level in own if level is not None]
+        knee = find_knee(levels, settings)
         knees += [knee] if isinstance(knee, Knee) else []
-        answers.append(f"{label}: {_answer(knee)}" if (label := settings_label(settings)) else _answer(knee))
+        sentence = describe_knee(knee) if len(levels) > 1 else _figures(own[0][0])
+        answers.append(f"{label}: {sentence}" if (label := settings_label(settings)) else sentence)
         points += [
             msgspec.structs.replace(point, is_knee=isinstance(knee, Knee) and point.level == knee.level)
             for point, _ in sorted(own, key=lambda pair: pair[0].level or 0.0)
@@ -100,7 +102,7 @@ def summarise_sweep(
         keys=tuple(keys),
         points=tuple(points),
         knees=tuple(knees),
-        answers=tuple(answers),
+        answers=(*answers, *_best(points)),
         unmeasured=tuple(unmeasured),
         interrupted=interrupted,
     )
@@ -114,17 +116,44 @@ def levels_of(run: Run, summary: Summary) -> list[Level]:
 
 def settings_label(settings: dict[str, Any]) -> str:
     """`data.input 1024, data.output 64`."""
-    return ", ".join(f"{key} {_short(value)}" for key, value in settings.items())
+    return ", ".join(f"{key} {short_value(value)}" for key, value in settings.items())
 
 
-def _short(value: Any) -> str:
+def short_value(value: Any) -> str:
+    """The value of a setting as text."""
     return str(value) if not isinstance(value, dict | list) else msgspec.json.encode(value).decode()
 
 
-def _answer(knee: Knee | str) -> str:
+def describe_knee(knee: Knee | str) -> str:
+    """Where the knee is and why, or why there is none."""
     if isinstance(knee, str):
         return knee
     return f"the knee is at {format_number(knee.level, 4)} {level_unit(knee.by)}: {knee.reason}"
+
+
+def _figures(point: Point) -> str:
+    """The rate and the latency of a combination that was measured at one level."""
+    unit, rate = _main_rate(point)
+    latency = point.metrics["e2e"].mean if "e2e" in point.metrics and not point.is_overloaded else None
+    words = [f"{format_number(rate, 4)} {unit}"] if rate is not None else ["no rate"]
+    words += [f"mean latency {format_seconds(latency)}"] if latency is not None else []
+    return ", ".join([*words, *(["overloaded"] if point.is_overloaded else [])])
+
+
+def _best(points: Sequence[Point]) -> list[str]:
+    """If each of several combinations was measured at one level: which of them has the highest rate."""
+    labels = [settings_label(point.settings) for point in points]
+    known = [point for point in points if _main_rate(point)[1] is not None]
+    if len(set(labels)) < len(labels) or len(known) < 2:
+        return []
+    best = max(known, key=lambda point: _main_rate(point)[1] or 0.0)
+    return [f"most {_main_rate(best)[0]}: {settings_label(best.settings)}"]
+
+
+def _main_rate(point: Point) -> tuple[str, float | None]:
+    """What the work of a request is counted in, and how much of it was done per second."""
+    rates = {"output tokens/s": point.throughput.output_tokens, "inferences/s": point.throughput.inferences}
+    return next(((unit, rate) for unit, rate in rates.items() if rate), ("requests/s", point.throughput.requests))
 
 
 def _point(settings: dict[str, Any], run: Run, index: int, part: Part) -> Point:
@@ -149,9 +178,7 @@ def _point(settings: dict[str, Any], run: Run, index: int, part: Part) -> Point:
 
 
 def _level(part: Part, plan: StagePlan) -> Level | None:
-    return measured_level(
-        plan, part.throughput, part.metrics.get("e2e"), part.overload, part.quotable.get("latency", True)
-    )
+    return measured_level(plan, part.throughput, part.metrics.get("e2e"), part.overload, part.counts)
 
 
 def _is_overloaded(part: Part) -> bool:
@@ -173,7 +200,8 @@ def problems(sweep: Sweep, measured: Sequence[Cell], allow_undecided: bool = Fal
         found.append("interrupted: some runs are missing or incomplete")
     for settings, run, summary in measured:
         overloaded = {index for index, part in enumerate(parts(summary)) if _is_overloaded(part)}
-        where = settings_label(settings) or run.folder.name
+        name = run.manifest.plan[0].name if len(run.manifest.plan) == 1 else ""
+        where = ", ".join(each for each in (settings_label(settings), name) if each) or run.folder.name
         for check in summary.checks:
             if check.status == "fail" and not (check.stages and set(check.stages) <= overloaded):
                 found.append(f"{where}: {check.name}: {check.message}")

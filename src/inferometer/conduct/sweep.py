@@ -54,10 +54,9 @@ def measure_sweep(grid: Grid, note: Note) -> tuple[Sweep, list[MeasuredCell]]:
     measured: list[MeasuredCell] = []
     with folder_for_runs(grid.cells[0].config.output) as folder:
         for cell, config, line in _runs(grid, measured):
-            config = msgspec.structs.replace(config, output=str(folder))
             entry = SweepRun(cell.settings)
             try:
-                run, summary = conduct.measure(config, note(line))
+                run, summary = conduct.measure(msgspec.structs.replace(config, output=str(folder)), note(line))
             except KeyboardInterrupt:  # before its first request
                 if not measured:
                     raise
@@ -87,7 +86,12 @@ def _runs(grid: Grid, measured: Sequence[MeasuredCell]) -> Iterator[tuple[Cell, 
             yield cell, cell.config, words
             continue
         for count in range(1, MOST + 1):
-            own = [level for settings, *one in measured if settings == cell.settings for level in levels_of(*one)]
+            own = [
+                level
+                for settings, run, summary in measured
+                if settings == cell.settings
+                for level in levels_of(run, summary)
+            ]
             level = choose_next(own, grid.adaptive)
             if level is None or len(own) < count - 1:  # the last level could not be measured
                 break
