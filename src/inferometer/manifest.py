@@ -31,6 +31,7 @@ _LIBRARIES = ("uvloop", "httptools", "msgspec", "numpy", "pyarrow", "tokenizers"
 def redacted(config: Config, model: str) -> dict[str, object]:
     """The config as it ran, with the model that the server reported and without anything that could be a secret."""
     tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_plain)
+    del tree["sweep"]  # a run is one combination of settings
     server = tree["server"]
     server["url"] = [parse(url).url for url in config.server.urls]
     server["model"] = model

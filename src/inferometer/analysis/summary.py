@@ -17,6 +17,7 @@ from inferometer.analysis.efficiency import DEFINITIONS as EFFICIENCY_DEFINITION
 from inferometer.analysis.efficiency import Efficiency, efficiency, hardware
 from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.groups import Group, Groups, by_class, by_replica
+from inferometer.analysis.knee import Knee, find_knee, measured_level
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.overload import Overload, overload
 from inferometer.analysis.pareto import Pareto, pareto_of
@@ -108,6 +109,10 @@ class Summary(msgspec.Struct, frozen=True):
     """None if no use of resources was recorded."""
     tail: Tail | None = None
     """Why slow requests were slow; None if there are several stages."""
+    knee: Knee | None = None
+    """Several stages with levels of one load: the level above which latency grows faster than throughput."""
+    no_knee: str | None = None
+    """Why there is no knee, if the stages are levels of one load."""
     efficiency: Efficiency | None = None
     """None if neither a price, GPUs nor energy are known."""
     pareto: Pareto | None = None
@@ -218,6 +223,7 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         efficiency=whole,
         pareto=_pareto(run, stages),
         **_split(parts),
+        **_knee(stages, plans),
     )
 
 
@@ -239,6 +245,19 @@ def _pareto(run: Run, stages: Sequence[StageSummary]) -> Pareto | None:
         for stage in stages
     ]
     return pareto_of(levels, wanted)
+
+
+def _knee(stages: Sequence[StageSummary], plans: Sequence[StagePlan]) -> dict[str, Any]:
+    """The knee over the stages, if they are levels of one load."""
+    levels = [
+        measured_level(plan, stage.throughput, stage.metrics.get("e2e"), stage.overload, stage.counts)
+        for stage, plan in zip(stages, plans, strict=True)
+    ]
+    known = [level for level in levels if level is not None]
+    if len({level.value for level in known}) < 2 or len(known) < len(levels) or len({level.by for level in known}) > 1:
+        return {}
+    found = find_knee(known)
+    return {"no_knee": found} if isinstance(found, str) else {"knee": found}
 
 
 def _tail_definitions(stages: Sequence[StageSummary]) -> dict[str, str]:

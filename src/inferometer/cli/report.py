@@ -84,6 +84,7 @@ def command(
     input, 3 internal error.
     """
     from inferometer import conduct  # noqa: PLC0415
+    from inferometer.conduct.sweep import is_sweep  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver, show_as, show_request  # noqa: PLC0415
 
     if is_opened and exports.get("html") == "-":
@@ -95,6 +96,10 @@ def command(
         raise UserError(f"--as {tool} has no --{min(set(exports) - {'json'})}", "use --json, or leave out --as")
     check_exports(exports)
     conduct.parse_slos(slos, "--slo")
+    if is_sweep(Path(run_dir)):
+        return _report_sweep(
+            run_dir, slos, exports, allow_undecided, is_opened, is_single=tool is not None or why is not None
+        )
     try:
         with named({"cost.cheapest_at": "--cheapest-at"}):
             run, summary = conduct.open_run(run_dir, slos or None, cost)
@@ -109,6 +114,28 @@ def command(
         exports.setdefault("html", str(run.folder / "report.html"))
         check_exports(exports)
     status = deliver(run, summary, exports, explain, histogram, allow_undecided, why is not None)
+    if is_opened:
+        _open(Path(exports["html"]).resolve())
+    return status
+
+
+def _report_sweep(
+    folder: str, slos: tuple[str, ...], exports: dict[str, str], allow_undecided: bool, is_opened: bool, is_single: bool
+) -> int:
+    """Report a folder of several runs; `is_single`: an option was given that is about a single run."""
+    from inferometer.conduct.sweep import open_sweep  # noqa: PLC0415
+    from inferometer.report.output import check_exports  # noqa: PLC0415
+    from inferometer.report.sweep import check_sweep_exports, deliver_sweep  # noqa: PLC0415
+
+    if is_single:
+        raise UserError(
+            f"{folder}: --why and --as are about a single run, and this is a sweep", "name a run in that folder"
+        )
+    if is_opened:
+        exports.setdefault("html", str(Path(folder) / "report.html"))
+    check_sweep_exports(exports)
+    check_exports(exports)
+    status = deliver_sweep(*open_sweep(Path(folder), slos or None), exports, allow_undecided)
     if is_opened:
         _open(Path(exports["html"]).resolve())
     return status

@@ -13,6 +13,7 @@ from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
     from inferometer.config import Config
+    from inferometer.config.grid import Grid
 
 _NAMES = {
     "output": "--set output=DIR (`output` in the file)",
@@ -29,17 +30,18 @@ _HOST = re.compile(r"(localhost|\[[0-9a-fA-F:]+\]|[\w.-]+(?=:\d)|[\w.-]+(?=/v1/?
 
 
 def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Make a callback that reads a number, and leaves a range (START:END[:STEP]) to the config."""
+    """Make a callback that reads a number or a list of numbers (1,8,64), and leaves a range (START:END[:STEP]) to the config."""
 
     def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
         if value is None or ":" in value:
             return value
         try:
-            return kind(value)
+            numbers = [kind(part) for part in value.split(",")]
         except ValueError:
             raise click.BadParameter(
-                f"{value!r} is neither a {'whole ' * (kind is int)}number nor a range (START:END[:STEP])."
+                f"{value!r} is neither a {'whole ' * (kind is int)}number, nor a list of them, nor a range (START:END[:STEP])."
             ) from None
+        return numbers if len(numbers) > 1 else numbers[0]
 
     return read
 
@@ -57,16 +59,16 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
 @click.option(
     "--rate",
     callback=number_or_range(float),
-    metavar="N|START:END[:STEP]",
+    metavar="LEVELS",
     help="Open loop: send N requests per second on average, at random (Poisson) times, no matter how fast the server "
-    "responds. 100:500:100 measures a stage for each of 100, 200 ... 500.",
+    "responds. 5,10,20 or 100:500:100 or 1:64:x2 measures a stage for each level; 1:64:adaptive finds the knee.",
 )
 @click.option(
     "--concurrency",
     callback=number_or_range(int),
-    metavar="N|START:END[:STEP]",
-    help="Closed loop: keep N requests in flight; each response makes room for the next request. 1:8:2 measures a "
-    "stage for each of 1, 3, 5 and 7. Default: 16.",
+    metavar="LEVELS",
+    help="Closed loop: keep N requests in flight; each response makes room for the next request. 1,8,64 or 1:8:2 or "
+    "1:64:x2 measures a stage for each level; 1:64:adaptive finds the knee. Default: 16.",
 )
 @click.option("--duration", metavar="TIME", help="Measure for this long, such as 30s or 5m. Default: 30s.")
 @click.option("--requests", type=int, metavar="N", help="Measure with this many requests instead.")
@@ -119,8 +121,8 @@ def command(
     source: str,
     overrides: tuple[str, ...],
     model: str | None,
-    rate: float | str | None,
-    concurrency: int | str | None,
+    rate: float | list[float] | str | None,
+    concurrency: int | list[int] | str | None,
     duration: str | None,
     requests: int | None,
     input_tokens: int | None,
@@ -151,6 +153,10 @@ def command(
       inferometer run http://127.0.0.1:8000 --rate 20 --duration 1m
     How it scales: 1, 2, 3 ... 8 in flight, 10 s each
       inferometer run http://127.0.0.1:8000 --concurrency 1:8 --duration 10s
+    Where latency begins to grow faster than throughput
+      inferometer run http://127.0.0.1:8000 --rate 1:64:adaptive --duration 20s
+    A grid: a run for each combination of the values, in one report
+      inferometer run http://127.0.0.1:8000 --set data.input='[1024, 8192]' --concurrency 1,8,64
     A tensor server (Triton, KServe v2), over gRPC or HTTP
       inferometer run grpc://127.0.0.1:8001 --model resnet
       inferometer run http://127.0.0.1:8000 --set server.api=kserve
@@ -163,11 +169,15 @@ def command(
     Each run is stored in a folder of its own under runs/; `inferometer report runs/LATEST` prints the report again. The first
     Ctrl-C stops sending, waits for the responses in flight and reports what was measured; the second does not wait.
 
+    A list of values at any key (or in `sweep`) makes a run for each combination, all in one folder; docs/how-to/sweep.md has
+    the rules, also of the exit status.
+
     Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed or undecided, 2 bad
     input, 3 internal error, 130 interrupted before it started.
     """
     from inferometer import conduct  # noqa: PLC0415
-    from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
+    from inferometer.config import read_tree  # noqa: PLC0415
+    from inferometer.config.grid import grid_from_mapping  # noqa: PLC0415
     from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
@@ -194,7 +204,10 @@ def command(
         tree["slo"] = list(slos)
     try:
         with named(_NAMES | (_IMAGE_NAMES if image is not None else {}), origin):
-            config = from_mapping(tree, overrides, origin, with_scheme)
+            grid = grid_from_mapping(tree, overrides, origin, with_scheme)
+            if grid.is_sweep:
+                return _sweep(grid, repeat, exports, allow_undecided, quiet)
+            config = grid.cells[0].config
             if repeat > 1:
                 return _repeat(config, repeat, exports, allow_undecided, quiet)
             run, summary = conduct.measure(config, None if quiet else LiveView())
@@ -222,6 +235,30 @@ def _repeat(config: "Config", count: int, exports: dict[str, str], allow_undecid
     return deliver_repeats(folder, measured, exports, allow_undecided)
 
 
+def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], allow_undecided: bool, quiet: bool) -> int:
+    """Measure a grid of settings or an adaptive range, and report all of it together."""
+    from inferometer.conduct.sweep import measure_sweep, projection  # noqa: PLC0415
+    from inferometer.report.live import LiveView  # noqa: PLC0415
+    from inferometer.report.sweep import check_sweep_exports, deliver_sweep, describe_plan  # noqa: PLC0415
+
+    if repeat > 1:
+        raise UserError(
+            "--repeat repeats one run, and this is a sweep of several",
+            f"leave out --repeat, or sweep over seeds: --set seed='[{', '.join(map(str, range(min(repeat, 5))))}]'",
+        )
+    check_sweep_exports(exports)
+
+    def note(line: str) -> LiveView | None:
+        if quiet:
+            return None
+        click.echo(line, err=True)
+        return LiveView()
+
+    if not quiet:
+        click.echo(describe_plan([cell.settings for cell in grid.cells], *projection(grid)), err=True)
+    return deliver_sweep(*measure_sweep(grid, note), exports, allow_undecided)
+
+
 def is_url(source: str) -> bool:
     """Whether the argument is a URL, with or without a scheme, rather than a file."""
     return "://" in source or (_HOST.fullmatch(source) is not None and not Path(source).exists())
@@ -229,8 +266,8 @@ def is_url(source: str) -> bool:
 
 def set_load(
     tree: dict[str, Any],
-    rate: float | str | None,
-    concurrency: int | str | None,
+    rate: float | list[float] | str | None,
+    concurrency: int | list[int] | str | None,
     duration: str | None,
     requests: int | None,
     is_stable: bool,

@@ -12,6 +12,7 @@ saving.py      from the shards' spool to the run's folder, also for a run that n
 interrupts.py  Ctrl-C and SIGTERM
 comparing.py   stored runs, compared with each other
 pairs.py       several runs in one folder: repeats, and interleaved pairs of two servers
+sweep.py       several runs in one folder: the cells of a grid, or the levels of an adaptive range
 server_process.py  a server that is started by a command for a run, and ended after it
 """
 

@@ -33,7 +33,7 @@ class Starter(msgspec.Struct, frozen=True):
 def repeat(config: Config, count: int, note: Note) -> tuple[Path, list[Measured]]:
     """Run a config several times, with fresh seeds. Ends early after a Ctrl-C, without the run that it interrupted."""
     measured: list[Measured] = []
-    with _new_folder(config.output) as folder:
+    with folder_for_runs(config.output) as folder:
         for number in range(count):
             try:
                 one = _run(config, folder, number, note(number + 1, count, ""))
@@ -55,7 +55,7 @@ def measure_pairs(sides: Sequence[tuple[str, Config, Starter | None]], count: in
     After a Ctrl-C it returns with the pairs that are complete.
     """
     pairs: list[tuple[str, str]] = []
-    with _new_folder(sides[0][1].output) as folder, _terminable(), contextlib.suppress(KeyboardInterrupt):
+    with folder_for_runs(sides[0][1].output) as folder, _terminable(), contextlib.suppress(KeyboardInterrupt):
         for number in range(count):
             names: dict[int, str] = {}
             for position, index in enumerate((0, 1) if number % 2 == 0 else (1, 0)):
@@ -72,7 +72,7 @@ def measure_pairs(sides: Sequence[tuple[str, Config, Starter | None]], count: in
 
 
 @contextlib.contextmanager
-def _new_folder(base: str) -> Iterator[Path]:
+def folder_for_runs(base: str) -> Iterator[Path]:
     """A folder for several runs; if nothing was stored in it, it is removed."""
     folder = store.new_folder(base)
     try:

@@ -138,6 +138,11 @@ def _choices(path: list[str], tree: dict[str, Any]) -> list[str]:
     return []
 
 
+def types_at(path: list[str], tree: dict[str, Any]) -> list[Any]:
+    """The types of the key at `path`, one for each section class that has it; empty if it is unknown, or a key of the user's own."""
+    return [hint for kind in _structs_at(path[:-1], tree) if (hint := get_type_hints(kind).get(path[-1])) is not None]
+
+
 def _structs_at(path: list[str], tree: Any) -> list[Any]:
     """The section classes that are valid at `path`; the tree's own `type` keys choose among variants."""
     kinds: list[Any] = [Config]

@@ -64,9 +64,7 @@ def from_mapping(
     `source` names their origin in errors. `find_scheme` completes URLs without a scheme; without it they are an error.
     """
     with named(source=source, fallback="see docs/reference/config.md"):
-        tree = copied(tree)
-        for override in overrides:
-            _apply(tree, override)
+        tree = overridden(tree, overrides)
         if find_scheme is not None:
             _complete_urls(tree, find_scheme)
         _set_defaults(tree)
@@ -75,12 +73,22 @@ def from_mapping(
             config = convert(tree)
         except msgspec.ValidationError as error:
             raise explain(error, tree) from None
+        if config.sweep:
+            raise UserError("only `inferometer run` measures a grid of settings", "leave it out", "sweep")
         _limit_settling(config)
         check(config)
         return config
 
 
 # --- overrides -------------------------------------------------------------------------------------------------------
+
+
+def overridden(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of the tree with `key.path=value` overrides applied."""
+    tree = copied(tree)
+    for override in overrides:
+        _apply(tree, override)
+    return tree
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -92,28 +100,31 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         value = copied(_parse_yaml(text))
     except (ValueError, RecursionError):
         raise UserError(f"--set {key}=...: the value is not YAML", "quote it: --set 'key=\"value\"'") from None
-    *path, last = key.strip().split(".")
+    put(tree, key.strip(), value, f"--set {override}")
+
+
+def put(tree: dict[str, Any], key: str, value: Any, origin: str) -> None:
+    """Set the value at a dotted key, in place; `origin` goes before errors."""
+    *path, last = key.split(".")
     node: Any = tree
     for name in path:
         if isinstance(node, dict) and node.get(name) is None:  # missing or empty
             node[name] = {}
-        node = node[_position(node, name, override)] if isinstance(node, list) else node[name]
+        node = node[_position(node, name, origin)] if isinstance(node, list) else node[name]
         if not isinstance(node, dict | list):
             raise UserError(
-                f"--set {override}: {name} is a single value, not a section",
+                f"{origin}: {name} is a single value, not a section",
                 "see docs/reference/config.md for the keys",
             )
     if isinstance(node, list):
-        node[_position(node, last, override)] = value
+        node[_position(node, last, origin)] = value
     else:
         node[last] = value
 
 
-def _position(items: list[Any], name: str, override: str) -> int:
+def _position(items: list[Any], name: str, origin: str) -> int:
     if not name.isdecimal() or int(name) >= len(items):
-        raise UserError(
-            f"--set {override}: {name!r} is not an entry of that list", f"it has the entries 0 to {len(items) - 1}"
-        )
+        raise UserError(f"{origin}: {name!r} is not an entry of that list", f"it has the entries 0 to {len(items) - 1}")
     return int(name)
 
 

@@ -56,7 +56,7 @@ class _Rated(_Open, tag_field="type"):
 
 Rate = Positive | str
 _RATE = (
-    '`"100:500:100"` (start:end[:step]) is one stage per level. `"10 + 5*sin(2*pi*t/60)"` is a rate that changes over `duration`: a '
+    '`[5, 10, 20]`, `"100:500:100"` (start:end[:step]) and `"1:64:x2"` (start:end:xFACTOR) are one stage per level; `"1:64:adaptive"` is one run per level, chosen around the knee. `"10 + 5*sin(2*pi*t/60)"` is a rate that changes over `duration`: a '
     "formula of `t` in seconds, with + - * / ** %, comparisons, `a if b else c`, sin, cos, exp, log, sqrt, abs, floor, min, max, pi and e."
 )
 
@@ -118,7 +118,9 @@ class Closed(_Stage, tag_field="type", tag="closed"):
 
     concurrency: Annotated[
         Count,
-        Meta(description='Requests in flight. `"1:8:2"` (start:end[:step], end included) is one stage per level.'),
+        Meta(
+            description='Requests in flight. `[1, 8, 64]`, `"1:8:2"` (start:end[:step], end included) and `"1:64:x2"` (start:end:xFACTOR) are one stage per level; `"1:64:adaptive"` is one run per level, chosen around the knee.'
+        ),
     ] = 16
     requests: Annotated[
         int,

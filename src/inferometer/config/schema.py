@@ -301,6 +301,12 @@ class Config(Section):
     cost: Annotated[Cost, Meta(description="What the measured servers cost, and how many GPUs they have.")] = field(
         default_factory=Cost
     )
+    sweep: Annotated[
+        dict[str, list[Any]],
+        Meta(
+            description="`inferometer run` measures a run for each combination of these values, by key: `{data.input: [1024, 8192]}`. The same list at the key itself, `data: {input: [1024, 8192]}`, does so too, unless the key takes a list anyway, as `server.url` does."
+        ),
+    ] = field(default_factory=dict)
     seed: Annotated[int, Meta(description="Seed of everything random in the plan and the prompts.", ge=0)] = 0
     output: Annotated[str, Meta(description="Folder in which each run creates its own folder.")] = "runs"
 

@@ -7,6 +7,7 @@ from inferometer.analysis import settings
 from inferometer.analysis.overload import Overload
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import StageSummary, Summary
+from inferometer.analysis.sweep import describe_knee
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.width import fitted
@@ -30,7 +31,8 @@ def stages(run: Run, summary: Summary, width: int) -> RenderableType:
         cells = ["- " if _is_overloaded(stage) else _cell(stage.metrics[name], column) for name, column in columns]
         table.add_row(_label(stage), *counts, *(f"{formatting.number(rate)} " for rate in shown), *cells)
     notes = [f"{_label(stage)}: {describe(stage.overload)}" for stage in summary.stages if _is_overloaded(stage)]
-    return Group(fitted(table, width, _OPTIONAL), *(Text(note, style="red") for note in notes))
+    knee = [Text(describe_knee(found), style="bold")] if (found := summary.knee or summary.no_knee) else []
+    return Group(fitted(table, width, _OPTIONAL), *(Text(note, style="red") for note in notes), *knee)
 
 
 def describe(overload: Overload) -> str:

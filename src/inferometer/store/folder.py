@@ -16,6 +16,8 @@ CHUNKS = "chunks.parquet"
 SAMPLES = "samples.parquet"
 SERIES = "series.parquet"
 SUMMARY = "summary.json"
+SWEEP = "sweep.json"
+"""In the folder of a sweep: its runs."""
 LATEST = "LATEST"
 
 

@@ -1,0 +1,236 @@
+"""A sweep in the terminal and in files: where the knees are, and one row per measured level."""
+
+import csv
+import importlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+from rich.padding import Padding
+from rich.text import Text
+
+from inferometer.analysis.slo import SloResult
+from inferometer.analysis.sweep import Cell, Point, Sweep, problems, short_value
+from inferometer.errors import UserError
+from inferometer.report import formatting, junit, markdown, tables
+from inferometer.report.console import new_console
+from inferometer.report.json import encode
+from inferometer.report.output import wants_color, write_file
+from inferometer.report.width import columns, fitted
+from inferometer.units import format_seconds
+
+_STREAMED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("e2e", "p50"), ("e2e", "p99"))
+_NOT_STREAMED = tuple(("e2e", column) for column in ("mean", "p50", "p90", "p99"))
+_RATES = {"output_tokens": "tokens/s", "inferences": "inf/s", "input_tokens": "tokens/s in"}
+_OPTIONAL = ("itl p50", "e2e p90", "e2e p50", "itl p99", "e2e mean", "ttft p50", "tokens/s in", "tokens/s", "inf/s")
+"""Columns that a narrow table leaves out, the first of them first."""
+_SIGNS = {"met": "✓", "missed": "✗", "undecided": "?"}
+_IN_CSV = ("ttft", "itl", "tpot", "e2e", "queue", "compute")
+_MOST_PROBLEMS = 8
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+
+
+def check_sweep_exports(exports: Mapping[str, str]) -> None:
+    """Raise UserError for exports that are about a single run."""
+    for name in exports:
+        if name not in _WRITERS:
+            raise UserError(
+                f"--{name} is about a single run, and a sweep has several",
+                f"export each run with inferometer report RUN_DIR --{name} PATH",
+            )
+
+
+def deliver_sweep(sweep: Sweep, measured: Sequence[Cell], exports: Mapping[str, str], allow_undecided: bool) -> int:
+    """Print the sweep, write the exports, and return the exit status: 1 if it has problems (analysis/sweep.py says which)."""
+    found = problems(sweep, measured, allow_undecided)
+    if "-" not in exports.values():
+        click.echo(render(sweep, found, wants_color(), columns()), nl=False, color=True)
+    for name, path in exports.items():
+        encoded = _WRITERS[name](sweep, measured, found)
+        write_file(path, lambda file, encoded=encoded: file.write(encoded))  # type: ignore[misc]
+    return 1 if found else 0
+
+
+def render(sweep: Sweep, found: Sequence[str], color: bool, width: int) -> str:
+    """Render the answers, the problems and the table for `width` columns."""
+    console = new_console(color, width)
+    with console.capture() as capture:
+        for answer in sweep.answers:
+            console.print(Padding(Text(formatting.one_line(answer, 1000), style="bold"), (0, 0, 0, 1)))
+        console.print()
+        for problem in found[:_MOST_PROBLEMS]:
+            console.print(Padding(tables.note(formatting.one_line(problem, 1000)), (0, 0, 0, 1)))
+        if len(found) > _MOST_PROBLEMS:
+            console.print(f"   and {len(found) - _MOST_PROBLEMS} more problems, see --markdown")
+        if found:
+            console.print()
+        header, rows = _table(sweep)
+        table = tables.table(header[0], list(header[1:]))
+        for cells in rows:
+            table.add_row(cells[0], *(f"{cell} " for cell in cells[1:]))
+        console.print(Padding(fitted(table, width, _OPTIONAL), (0, 0, 0, 1)))
+        for note in _notes(sweep):
+            console.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
+        console.print()
+        console.print(Text(f" {sweep.folder}", style="dim"), soft_wrap=True)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def _notes(sweep: Sweep) -> list[str]:
+    notes = ["latencies in ms"]
+    if any(point.is_overloaded for point in sweep.points):
+        notes.append("overloaded: the server did not keep up, so latencies have no steady value")
+    if any(_mark(point) == "not quotable" for point in sweep.points):
+        notes.append("not quotable: a check failed, see inferometer report on the run")
+    if any(tables.MARK in cell for row in _table(sweep)[1] for cell in row):
+        notes.append(f"{tables.MARK} too few values for this percentile")
+    return notes
+
+
+def _table(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
+    """The header and a row for each point, as text."""
+    latencies = _STREAMED if any(_count(point, "ttft") for point in sweep.points) else _NOT_STREAMED
+    shown = [name for name in _RATES if any(getattr(point.throughput, name) is not None for point in sweep.points)]
+    rates = shown[:1]  # output tokens, else inferences, else input tokens
+    has_objectives = any(point.slos for point in sweep.points)
+    names = _short_keys(sweep.keys)
+    header = [
+        *(names or ["level"]),
+        *(["level"] if names else []),
+        "req/s",
+        *(_RATES[rate] for rate in rates),
+        *(f"{name} {column}" for name, column in latencies),
+        *(["SLO"] if has_objectives else []),
+        "",
+    ]
+    rows = []
+    for point in sweep.points:
+        settings = [formatting.one_line(short_value(point.settings.get(key)), 24) for key in sweep.keys]
+        rows.append(
+            [
+                *settings,
+                _level(point),
+                formatting.number(point.throughput.requests),
+                *(formatting.number(getattr(point.throughput, rate)) for rate in rates),
+                *(_latency(point, name, column) for name, column in latencies),
+                *([_objectives(point.slos)] if has_objectives else []),
+                _mark(point),
+            ]
+        )
+    return header, rows
+
+
+def _short_keys(keys: Sequence[str]) -> list[str]:
+    """The last part of each key, or all of it if two end alike."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [name if last.count(name) == 1 else key for name, key in zip(last, keys, strict=True)]
+
+
+def _level(point: Point) -> str:
+    if point.level is None:
+        return formatting.one_line(point.name, 24)
+    return f"{formatting.rate(point.level)}{'/s' if point.by == 'rate' else ' in flight'}"
+
+
+def _count(point: Point, name: str) -> int:
+    return point.metrics[name].count if name in point.metrics else 0
+
+
+def _latency(point: Point, name: str, column: str) -> str:
+    if point.is_overloaded or not _count(point, name):
+        return "-"
+    found = point.metrics[name]
+    value = found.mean if column == "mean" else found.value(column)
+    return formatting.milliseconds(value) + (tables.MARK if column in found.unsupported else "")
+
+
+def _objectives(slos: Sequence[SloResult]) -> str:
+    """The worst status of all objectives."""
+    statuses = {result.status for result in slos}
+    return next((_SIGNS[status] for status in ("missed", "undecided", "met") if status in statuses), "-")
+
+
+def _mark(point: Point) -> str:
+    if point.is_knee:
+        return "knee"
+    return "overloaded" if point.is_overloaded else "" if point.is_quotable else "not quotable"
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _json(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
+    return encode(sweep)
+
+
+def _html(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
+    page: bytes = importlib.import_module("inferometer.report.html.sweep_page").encode(sweep, measured)
+    return page
+
+
+def _csv(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
+    """One row per point. Times are in seconds; those of an overloaded level are empty, because they have no steady value."""
+    file = io.StringIO()
+    rows = [_csv_row(point, sweep.keys) for point in sweep.points]
+    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue().encode()
+
+
+def _csv_row(point: Point, keys: Sequence[str]) -> dict[str, Any]:
+    rate = point.throughput
+    row: dict[str, Any] = {key: short_value(point.settings.get(key)) for key in keys}
+    row |= {"run": point.run, "stage": point.stage, "by": point.by, "level": point.level}
+    row |= {"knee": int(point.is_knee), "overloaded": int(point.is_overloaded), "quotable": int(point.is_quotable)}
+    row |= {"ok": point.counts.ok, "failed": point.counts.failed, "dropped": point.counts.dropped}
+    for name in ("offered", "requests", "output_tokens", "input_tokens", "total_tokens", "inferences"):
+        row[f"{name}_per_s"] = getattr(rate, name)
+    row["in_flight"] = rate.in_flight
+    for name in _IN_CSV:
+        is_known = not point.is_overloaded and _count(point, name)
+        for column in _STATISTICS:
+            metric = point.metrics.get(name)
+            value = None if metric is None else metric.mean if column == "mean" else metric.value(column)
+            row[f"{name}_{column}_s"] = value if is_known else None
+    row["goodput_per_s"] = None if point.goodput is None else point.goodput.rate
+    statuses = [result.status for result in point.slos]
+    row["objectives"] = next((one for one in ("missed", "undecided", "met") if one in statuses), None)
+    return row
+
+
+def _markdown(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
+    header, rows = _table(sweep)
+    lines = [f"## {'Sweep' if not found else 'Sweep with problems'}", ""]
+    lines += [*(f"- {markdown.escape(answer)}" for answer in sweep.answers), ""]
+    lines += [*(f"- ❌ {markdown.escape(problem)}" for problem in found), ""] if found else []
+    lines += markdown.table(header, rows)
+    lines += [markdown.escape("; ".join(_notes(sweep))), "", markdown.escape(sweep.folder)]
+    return ("\n".join(lines).rstrip("\n") + "\n").encode()
+
+
+def _junit(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
+    """One case that passes per answer, and one that fails per problem."""
+    cases = [junit.Case("sweep", f"knee {number}", "passed", answer) for number, answer in enumerate(sweep.answers, 1)]
+    cases += [junit.Case("sweep", f"problem {number}", "failed", problem) for number, problem in enumerate(found, 1)]
+    return junit.encode(f"sweep of {', '.join(sweep.keys) or 'the load'}", cases)
+
+
+_WRITERS: dict[str, Callable[[Sweep, Sequence[Cell], Sequence[str]], bytes]] = {
+    "json": _json,
+    "html": _html,
+    "csv": _csv,
+    "markdown": _markdown,
+    "junit": _junit,
+}
+"""How to write each export, by its name (report/exporters.py)."""
+
+
+def describe_plan(settings: Sequence[Mapping[str, Any]], runs: int, seconds: float | None) -> str:
+    """What a sweep is going to measure: `4 runs: data.input [1024, 8192] x data.output [64, 128]; about 2m10s`."""
+    axes = {key: list(dict.fromkeys(short_value(each[key]) for each in settings)) for key in settings[0]}
+    grid = " x ".join(f"{key} [{', '.join(values)}]" for key, values in axes.items())
+    count = f"{runs} {'run' if runs == 1 else 'runs'}" if runs == len(settings) else f"at most {runs} runs"
+    time = "" if seconds is None else f"; {'about' if runs == len(settings) else 'at most'} {format_seconds(seconds)}"
+    return f"sweep of {count}{f': {grid}' if grid else ''}{time}"
