@@ -143,6 +143,11 @@ def tinted(text: str, tone: str, small: str = "") -> Block:
     return {"text": text, "tone": tone, "small": small}
 
 
+def shaded(text: str, share: float, small: str = "") -> Block:
+    """A cell of a table of which the background is the stronger, the larger the share (0 to 1)."""
+    return {"text": text, "tone": "", "small": small, "shade": round(70 * min(max(share, 0.0), 1.0))}
+
+
 def bar(share: float, tone: str = "") -> Block:
     """A cell with a bar, up to 160 pixels long."""
     return {"bar": round(160 * min(max(share, 0.0), 1.0)), "tone": tone}
