@@ -21,7 +21,7 @@ help:
 	@echo "make test-extra  run only the slow tests and those that need more than 'make setup' installs"
 	@echo "make test-quick  run only the tests that start no servers"
 	@echo "make lint        check style (ruff) and types (mypy)"
-	@echo "make backends    install what the extras need (PyTorch, transformers, OpenTelemetry ...), for the models and tests that need them"
+	@echo "make backends    install what the extras need (PyTorch, transformers, matplotlib ...), for the models and tests that need them"
 	@echo "make graph       print which folder of the package imports which"
 	@echo "make docs        regenerate docs/reference/config.md and docs/reference/metrics.md from the code"
 	@echo "make bench       run the benchmarks behind the claims (needs wrk and a C compiler)"
@@ -35,7 +35,7 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard src/inferomete
 	touch $@
 
 backends: setup
-	$(BIN)/python -m pip install --quiet torch==2.13.0 datasets nvidia-ml-py onnx onnxruntime opentelemetry-proto pillow safetensors sentencepiece tiktoken transformers
+	$(BIN)/python -m pip install --quiet torch==2.13.0 datasets matplotlib nvidia-ml-py onnx onnxruntime opentelemetry-proto pillow safetensors sentencepiece tiktoken transformers
 
 demo: setup
 	@$(BIN)/python tools/demo.py

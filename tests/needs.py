@@ -17,6 +17,7 @@ BACKENDS = {
     "hub": ("datasets",),
     "otlp": ("opentelemetry.proto",),
     "nvml": ("pynvml",),
+    "matplotlib": ("matplotlib",),
 }
 """Markers and the Python packages that they stand for (`make backends`)."""
 

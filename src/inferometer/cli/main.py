@@ -19,6 +19,7 @@ COMMANDS = {
     "data": "Show what a workload consists of without sending it, write it to a file, or convert samples.",
     "infer": "Send one request and show the response, and where its time went.",
     "report": "Print the report of a stored run again, or export it.",
+    "plot": "Write the charts of a stored run as PNG or SVG files.",
     "compare": "Compare stored runs: which is better, by how much, and how sure that is.",
     "ab": "Measure two servers in turn and compare them; starts and stops them on request.",
     "serve": "Start the reference server: tensor models (KServe v2, as Triton) and a simulated LLM.",

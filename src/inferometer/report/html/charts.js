@@ -296,7 +296,22 @@ function paintLines(spec) {
       const x = view.x(line.at), isRight = x > view.width * 0.72;
       labels.push(`<line class="limit" x1="${x}" x2="${x}" y1="${view.top}" y2="${bottom}"/><text class="limit-name" x="${x + (isRight ? -5 : 5)}" y="${view.top + 10}" text-anchor="${isRight ? "end" : "start"}">${escape(line.label)}</text>`);
     }
+    labels.push(paintMarks(view, low, high));
     return { axis: axis.join(""), marks: marks.join(""), labels: labels.join("") };
+  }
+
+  /** Rings with a name, such as the knee of a line; a name that would cover another one moves up. */
+  function paintMarks(view, low, high) {
+    const parts = [], taken = [];
+    for (const mark of spec.marks ?? []) {
+      if (hidden.has(mark.series) || mark.x < view.low || mark.x > view.high || mark.y < low || mark.y > high) continue;
+      const x = view.x(mark.x), half = 3.2 * mark.label.length, middle = clamp(x, LEFT + half, view.width - RIGHT - half);
+      let top = y(mark.y) - 14;
+      while (top > 24 && taken.some(([at, wide, up]) => Math.abs(at - middle) < wide + half && Math.abs(up - top) < 13)) top -= 4;
+      taken.push([middle, half, top]);
+      parts.push(`<circle class="ring whisker c${mark.colour}" cx="${x}" cy="${y(mark.y)}" r="9"/><text class="mark-name" x="${middle}" y="${top}" text-anchor="middle">${escape(mark.label)}</text>`);
+    }
+    return parts.join("");
   }
 
   function paintSeries(each, view) {
@@ -335,17 +350,21 @@ function paintLines(spec) {
     return parts.join("");
   }
 
-  function hover(at, view) {
+  /** The point whose x is nearest: points need not be in the order of x. */
+  const nearest = (xs, at) => xs.reduce((best, x, i) => known(x) && (best < 0 || Math.abs(x - at) < Math.abs(xs[best] - at)) ? i : best, -1);
+
+  function hover(at, view, pixel) {
     if (at === null) { values.forEach(each => { if (each) each.textContent = ""; }); return null; }
     const marks = [];
-    let text = "";
+    let text = "", distance = Infinity;
     for (const [index, each] of all.entries()) {
-      let i = indexAt(each.x, at);
-      if (!each.floor && i + 1 < each.x.length && (i < 0 || each.x[i + 1] - at < at - each.x[i])) i += 1;
+      let i = each.points ? nearest(each.x, at) : indexAt(each.x, at);
+      if (!each.points && !each.floor && i + 1 < each.x.length && (i < 0 || each.x[i + 1] - at < at - each.x[i])) i += 1;
       const value = i < 0 ? (each.floor ? 0 : null) : each.y[i];
       if (values[index]) values[index].textContent = hidden.has(index) ? "" : format(value);
       if (hidden.has(index) || !usable(value, yScale) || i < 0) continue;
-      if (each.labels && !text) text = `${each.labels[i]} · `;
+      const away = Math.abs(y(value) - (pixel ?? y(value)));
+      if (each.labels && away < distance) { text = `${each.labels[i]} · `; distance = away; }
       marks.push(`<circle class="dot c${each.colour}" cx="${view.x(each.floor ? at : each.x[i])}" cy="${y(value)}" r="3.5"/>`);
     }
     const unit = spec.x.unit ?? "";

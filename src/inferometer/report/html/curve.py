@@ -1,9 +1,12 @@
 """The latency-throughput curve over the stages, the table of stages, and goodput."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import Goodput
 from inferometer.analysis.summary import Summary
+from inferometer.analysis.throughput import Throughput
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.html import page
@@ -39,32 +42,58 @@ def load_curve(run: Run, summary: Summary, stages: list[Part]) -> Section:
 
 
 def _curve(summary: Summary, stages: list[Part], name: str, rate: str, label: str) -> Block:
-    points = [
-        (x, stage)
-        for stage in stages
-        if (x := getattr(stage.throughput, rate)) is not None and stage.metrics and stage.metrics[name].count
+    found = sorted(stages, key=lambda stage: (getattr(stage.throughput, rate) or 0.0, stage.number))
+    series = [
+        {"name": column, "colour": colour, **line(found, name, column, rate)}
+        for colour, column in enumerate(_PERCENTILES)
     ]
-    points.sort(key=lambda pair: (pair[0], pair[1].number))
-    series = []
-    for colour, column in enumerate(_PERCENTILES):
-        found = [(stage.metrics[name], x, stage) for x, stage in points]
-        ends = [each.ci.get(column, (None, None)) for each, _, _ in found]
-        series.append(
-            {
-                "name": column,
-                "colour": colour,
-                "x": page.rounded(x for _, x, _ in found),
-                "y": page.rounded(_milli(each.value(column)) for each, _, _ in found),
-                "lo": page.rounded(_milli(low) for low, _ in ends),
-                "hi": page.rounded(_milli(high) for _, high in ends),
-                "ex": [page.rounded(stage.throughput.ci.get(rate, (None, None))) for _, _, stage in found],
-                "hollow": [stage.is_overloaded or column in each.unsupported for each, _, stage in found],
-                "labels": [f"{stage.name}{' (overloaded)' if stage.is_overloaded else ''}" for _, _, stage in found],
-                "points": True,
-            }
-        )
+    return curve_chart(name, label, series, limits(summary, name))
+
+
+class Measured(Protocol):
+    """What becomes a point of a curve: a stage of a run, or a point of a sweep."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def throughput(self) -> Throughput: ...
+    @property
+    def metrics(self) -> dict[str, Distribution]: ...
+    @property
+    def is_overloaded(self) -> bool: ...
+
+
+def line(points: Sequence[Measured], name: str, column: str, rate: str) -> dict[str, Any]:
+    """A percentile of a latency against a rate, with the intervals of both, as a series of a chart."""
+    found = [
+        (x, each, each.metrics[name])
+        for each in points
+        if (x := getattr(each.throughput, rate)) is not None and each.metrics and each.metrics[name].count
+    ]
+    ends = [metric.ci.get(column, (None, None)) for _, _, metric in found]
+    return {
+        "x": page.rounded(x for x, _, _ in found),
+        "y": page.rounded(_milli(metric.value(column)) for _, _, metric in found),
+        "lo": page.rounded(_milli(low) for low, _ in ends),
+        "hi": page.rounded(_milli(high) for _, high in ends),
+        "ex": [page.rounded(each.throughput.ci.get(rate, (None, None))) for _, each, _ in found],
+        "hollow": [each.is_overloaded or column in metric.unsupported for _, each, metric in found],
+        "labels": [f"{each.name}{' (overloaded)' if each.is_overloaded else ''}" for _, each, _ in found],
+        "points": True,
+    }
+
+
+def curve_chart(
+    name: str,
+    label: str,
+    series: Sequence[dict[str, Any]],
+    hlines: Sequence[dict[str, object]],
+    marks: Sequence[dict[str, object]] = (),
+    column: str = "",
+) -> Block:
+    """The chart of such lines; `column` is the percentile if all of them show the same."""
     return page.chart(
-        f"{TITLES[name]} against {label}.",
+        f"{TITLES[name]}{f' {column}' if column else ''} against {label}.",
         "Bars are 95 % confidence intervals. Hollow: too few values, or the stage is overloaded and has no steady latency.",
         {
             "kind": "xy",
@@ -72,7 +101,8 @@ def _curve(summary: Summary, stages: list[Part], name: str, rate: str, label: st
             "x": {"label": label, "min": 0, "pad": True},
             "y": {"label": "ms (logarithmic)", "scale": "log"},
             "series": series,
-            "hlines": limits(summary, name),
+            "hlines": hlines,
+            **({"marks": marks} if marks else {}),
         },
     )
 
@@ -82,39 +112,54 @@ def _milli(seconds: float | None) -> float | None:
 
 
 def _stages(run: Run, stages: list[Part], names: list[str]) -> Block:
-    columns = [(name, column) for name in names if name != "tpot" for column in ("p50", "p99")]
-    has_tokens = is_token_run(run, stages)
-    rows = []
-    for stage in stages:
-        rate = stage.throughput
-        cells = [
-            "–"
-            if stage.is_overloaded or not stage.metrics or not stage.metrics[name].count
-            else _cell(stage, name, column)
-            for name, column in columns
+    columns, rates = figure_columns(names), RATES if is_token_run(run, stages) else _NO_TOKENS
+    rows = [
+        [
+            f"{stage.name}{' (overloaded)' if stage.is_overloaded else ''}",
+            *counts(stage.ok, stage.failed),
+            *figures(stage, rates, columns),
         ]
-        tokens = [formatting.number(rate.output_tokens)] if has_tokens else []
-        failed: object = page.tinted(f"{stage.failed:,}", "bad") if stage.failed else "0"
-        rows.append(
-            [
-                f"{stage.name}{' (overloaded)' if stage.is_overloaded else ''}",
-                f"{stage.ok:,}",
-                failed,
-                formatting.number(rate.offered),
-                formatting.number(rate.requests),
-                *tokens,
-                formatting.number(rate.in_flight),
-                *cells,
-            ]
-        )
-    titles = ["offered/s", "completed/s", *(["tokens/s"] if has_tokens else []), "in flight"]
-    return page.table(
-        ["latencies in ms", "ok", "failed", *titles, *(f"{TITLES[name]} {column}" for name, column in columns)], rows
-    )
+        for stage in stages
+    ]
+    return page.table(["latencies in ms", "ok", "failed", *figure_titles(rates, columns)], rows)
 
 
-def _cell(stage: Part, name: str, column: str) -> str:
-    found = stage.metrics[name]
+RATES = {
+    "offered": "offered/s",
+    "requests": "completed/s",
+    "output_tokens": "tokens/s",
+    "in_flight": "in flight",
+}
+_NO_TOKENS = {name: title for name, title in RATES.items() if name != "output_tokens"}
+
+
+def figure_columns(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The percentiles in a table of points."""
+    return [(name, column) for name in names if name != "tpot" for column in ("p50", "p99")]
+
+
+def figure_titles(rates: Mapping[str, str], columns: Sequence[tuple[str, str]]) -> list[str]:
+    """The titles of the cells of `figures`."""
+    return [*rates.values(), *(f"{TITLES[name]} {column}" for name, column in columns)]
+
+
+def counts(ok: int, failed: int) -> list[object]:
+    """The cells with the numbers of requests."""
+    return [f"{ok:,}", page.tinted(f"{failed:,}", "bad") if failed else "0"]
+
+
+def figures(point: Measured, rates: Mapping[str, str], columns: Sequence[tuple[str, str]]) -> list[object]:
+    """The cells with the rates and latencies of a point; an overloaded one has no latencies."""
+    return [
+        *(formatting.number(getattr(point.throughput, rate)) for rate in rates),
+        *(_cell(point, name, column) for name, column in columns),
+    ]
+
+
+def _cell(point: Measured, name: str, column: str) -> str:
+    found = point.metrics.get(name) if point.metrics and not point.is_overloaded else None
+    if found is None or not found.count:
+        return "–"
     return formatting.milliseconds(found.value(column)) + (tables.MARK if column in found.unsupported else "")
 
 

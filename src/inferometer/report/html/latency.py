@@ -56,7 +56,7 @@ def latency(run: Run, summary: Summary, stages: list[Part], gaps: GapHistogram) 
         for key, (_, selections) in groupings.items():
             lines = [line for chosen in selections if (line := _line(run, gaps, name, chosen))]
             panes[f"{name}|{key}"] = (
-                [_chart(summary, name, lines), *_table(name, lines)]
+                [cdf(name, lines, limits(summary, name)), *_table(name, lines)]
                 if lines
                 else [page.note("There are no values for this choice.")]
             )
@@ -155,7 +155,8 @@ def _at_levels(total: int, known: int, read: Callable[[NDArray[np.int64]], NDArr
     return [*(float(value) for value in read(inside)), *([None] * (len(ranks) - len(inside)))]
 
 
-def _chart(summary: Summary, name: str, lines: list[Line]) -> Block:
+def cdf(name: str, lines: Sequence[Line], vlines: Sequence[dict[str, object]] = ()) -> Block:
+    """The chart of CDFs; `vlines` are limits in ms."""
     series = [
         {
             "name": f"{line.name} (overloaded)" if line.is_overloaded else line.name,
@@ -182,7 +183,7 @@ def _chart(summary: Summary, name: str, lines: list[Line]) -> Block:
                 "nines": True,
             },
             "series": series,
-            "vlines": limits(summary, name),
+            "vlines": vlines,
         },
     )
 
@@ -229,3 +230,14 @@ def _interval(found: Distribution, decimals: int) -> str:
         if high is None or not math.isfinite(high)
         else f"{start} – {formatting.milliseconds(high, decimals)}"
     )
+
+
+def cdf_by_stage(run: Run, summary: Summary, stages: Sequence[Part], name: str) -> Block | None:
+    """The CDFs of a latency that requests have, one per stage; None if there are no values."""
+    lines = []
+    for stage in stages:
+        chosen = _Selection(stage.name, stage.number, -1, stage.metrics, stage.is_overloaded)
+        values = _values_of(run, name, chosen)
+        if any(value is not None for value in values):
+            lines.append(Line(stage.name, values, None, stage.is_overloaded))
+    return cdf(name, lines, limits(summary, name)) if lines else None

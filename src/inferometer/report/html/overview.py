@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from inferometer.analysis import settings
 from inferometer.analysis.checks import Check, in_words
@@ -34,14 +34,14 @@ def verdict(run: Run, summary: Summary, stages: list[Part]) -> Section:
     passed = [check for check in summary.checks if check.status == "pass"]
     if failed:
         blocks.append(page.heading("Why the run is not valid"))
-        blocks += [_checks(failed), page.note(f"May be quoted: {may_be_quoted(summary)}.")]
+        blocks += [check_list(failed), page.note(f"May be quoted: {may_be_quoted(summary)}.")]
     if summary.slos:
         blocks += [page.heading("Objectives"), _objectives(summary, stages), _reasons(summary)]
     blocks += [page.note(formatting.one_line(text, 1000)) for text in run.manifest.outcome.notes]
     if warned:
-        blocks.append(page.details(_plural(len(warned), "warning"), [_checks(warned)]))
+        blocks.append(page.details(_plural(len(warned), "warning"), [check_list(warned)]))
     if passed:
-        blocks.append(page.details(f"{_plural(len(passed), 'check')} passed", [_checks(passed)]))
+        blocks.append(page.details(f"{_plural(len(passed), 'check')} passed", [check_list(passed)]))
     return Section("verdict", "Verdict", blocks)
 
 
@@ -75,7 +75,8 @@ def _answer(summary: Summary, stages: list[Part]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _checks(checks: Sequence[Check]) -> Block:
+def check_list(checks: Iterable[Check]) -> Block:
+    """What each check says."""
     return page.items(
         [
             page.item(*_CHECKS[check.status], formatting.one_line(check.message, 1000), check.name.replace("_", " "))

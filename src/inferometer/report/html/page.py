@@ -11,7 +11,8 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -60,6 +61,32 @@ def render(page: Page) -> bytes:
         data=Markup(_json({"charts": charts})),
     )
     return text.encode("utf-8", "replace")
+
+
+def named_charts(page: Page) -> dict[str, Block]:
+    """The charts of a page by short names: of the section, and of the chosen tabs or the chart's title if it has several."""
+    found: dict[str, Block] = {}
+    for section in page.sections:
+        own = list(_charts(section.blocks, section.id))
+        for prefix, each in own:
+            is_alone = sum(other == prefix for other, _ in own) == 1
+            name = prefix if is_alone else f"{prefix}-{_slug(each['title'])}"
+            copies = sum(known == name or known.startswith(f"{name}~") for known in found)
+            found[f"{name}~{copies + 1}" if copies else name] = each
+    return found
+
+
+def _charts(blocks: Iterable[Block], prefix: str) -> Iterator[tuple[str, Block]]:
+    for block in blocks:
+        if block["kind"] == "chart":
+            yield prefix, block
+        for pane in block.get("panes", ()):
+            yield from _charts(pane["blocks"], f"{prefix}-{_slug(pane['name'])}")
+        yield from _charts(block.get("blocks", ()), prefix)
+
+
+def _slug(text: str) -> str:
+    return re.sub("[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
 def _file(name: str) -> str:
@@ -116,6 +143,11 @@ def tinted(text: str, tone: str, small: str = "") -> Block:
     return {"text": text, "tone": tone, "small": small}
 
 
+def shaded(text: str, share: float, small: str = "") -> Block:
+    """A cell of a table of which the background is the stronger, the larger the share (0 to 1)."""
+    return {"text": text, "tone": "", "small": small, "shade": round(70 * min(max(share, 0.0), 1.0))}
+
+
 def bar(share: float, tone: str = "") -> Block:
     """A cell with a bar, up to 160 pixels long."""
     return {"bar": round(160 * min(max(share, 0.0), 1.0)), "tone": tone}
@@ -168,7 +200,8 @@ def tabs(switches: Sequence[Sequence[tuple[str, str]]], panes: Mapping[str, Sequ
     """
     kept = [index for index, switch in enumerate(switches) if len(switch) > 1]
     shown = [
-        {"key": "|".join(key.split("|")[index] for index in kept), "blocks": blocks} for key, blocks in panes.items()
+        {"name": key, "key": "|".join(key.split("|")[index] for index in kept), "blocks": blocks}
+        for key, blocks in panes.items()
     ]
     return {"kind": "tabs", "switches": [switches[index] for index in kept], "panes": shown}
 

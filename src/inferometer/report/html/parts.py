@@ -1,5 +1,6 @@
 """The stages of a run as a report shows them: the one stage of a plain run looks like each of several."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from inferometer.analysis import settings
@@ -88,8 +89,13 @@ def is_token_run(run: Run, stages: list[Part]) -> bool:
 
 def limits(summary: Summary, metric: str) -> list[dict[str, object]]:
     """The objectives for a latency, as lines of a chart in ms. Those of a traffic class have its name."""
+    return limits_of(summary.slos, metric)
+
+
+def limits_of(results: Iterable[SloResult], metric: str) -> list[dict[str, object]]:
+    """The same for results of several runs."""
     found = {}
-    for result in summary.slos:
+    for result in results:
         objective = parse(result.expression)
         for name, threshold in _thresholds(objective):
             if name == metric:

@@ -15,16 +15,19 @@ from inferometer.report.html.parts import parts
 
 def encode(run: Run, summary: Summary) -> bytes:
     """The report as one HTML file."""
-    return render(
-        Page(
-            title=_title(run),
-            subtitle=" · ".join(
-                filter(None, (formatting.describe_api(run.manifest), _load(run), overview.started(summary)))
-            ),
-            sections=sections(run, summary),
-            footer=f"Made by inferometer {summary.inferometer} from {run.folder.name}. This file works without a network.",
-            version=summary.inferometer,
-        )
+    return render(page(run, summary))
+
+
+def page(run: Run, summary: Summary) -> Page:
+    """The report, before it is rendered."""
+    return Page(
+        title=title(run),
+        subtitle=" · ".join(
+            filter(None, (formatting.describe_api(run.manifest), _load(run), overview.started(summary)))
+        ),
+        sections=sections(run, summary),
+        footer=f"Made by inferometer {summary.inferometer} from {run.folder.name}. This file works without a network.",
+        version=summary.inferometer,
     )
 
 
@@ -60,7 +63,8 @@ def sections(run: Run, summary: Summary) -> list[Section]:
     ]
 
 
-def _title(run: Run) -> str:
+def title(run: Run) -> str:
+    """The model and its server."""
     model = settings.text(run.manifest, "server", "model")
     target = formatting.describe_target(run.manifest)
     return formatting.one_line(f"{model} at {target}" if model else target, 160)
