@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from inferometer.config.abort import Abort
 from inferometer.config.data import Data, Synthetic
 from inferometer.config.data.sessions import Sessions
 from inferometer.config.fields import Seconds, Section, Window
@@ -297,6 +298,7 @@ class Config(Section):
             description="Service level objectives, such as `ttft.p99 < 500ms`, or a preset: `chat`, `code`, `summarize`, `interactive`, `inference`; docs/reference/slo.md has the grammar. One that is missed or undecided gives exit status 1."
         ),
     ] = field(default_factory=list)
+    abort: Annotated[Abort, Meta(description="Limits that end the run early.")] = field(default_factory=Abort)
     seed: Annotated[int, Meta(description="Seed of everything random in the plan and the prompts.", ge=0)] = 0
     output: Annotated[str, Meta(description="Folder in which each run creates its own folder.")] = "runs"
 
