@@ -217,6 +217,10 @@ class Records(msgspec.Struct, frozen=True):
 # --- a run in progress ------------------------------------------------------------------------------------------------
 
 
+def _no_ages() -> NDArray[np.int64]:
+    return np.zeros((0, 2), np.int64)
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """The current state of the run."""
 
@@ -232,7 +236,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     stopping: bool
     t0: int
     rows: Callable[[], NDArray[np.void]]
-    """Return the rows of requests that ended since the last call (only the latest, if there are many), with monotonic times. Slow."""
+    """Return the rows of requests that ended since the last snapshot whose rows were read (only the latest, if there are many), with
+    monotonic times. Every call for one snapshot returns the same array, so that several readers share it: do not change it. The first
+    call is slow."""
     peeks: Callable[[], NDArray[np.int64]]
     """Return the time to first token and the latest gap of some requests in flight, in ns."""
     draining: bool = False
@@ -241,6 +247,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Before t=0: the share of the requests that are encoded."""
     observed: dict[str, float] = {}
     """The latest figures of observers, by the names of server_metrics/vocabulary.py."""
+    ages: Callable[[], NDArray[np.int64]] = _no_ages
+    """Return for some requests in flight how long ago they started (at their intended instant; closed loop: when they were sent), in
+    ns, and whether their first token has arrived (1 or 0)."""
 
 
 # --- a run: its records, and the circumstances under which they were taken -------------------------------------------
@@ -298,6 +307,32 @@ class StageStatistics(msgspec.Struct, frozen=True):
     cache_miss: Spent = Spent()
 
 
+class Trip(msgspec.Struct, frozen=True):
+    """A limit of `abort.on` that was exceeded, which ended the run or a stage."""
+
+    limit: str
+    """The limit as it is in the config: `failure_rate > 20%`."""
+    ended: str
+    """What it ended: `run` or `stage`."""
+    stage: int
+    at: float
+    """Seconds since t=0."""
+    value: float | None
+    """What was measured: a share, a number of failures, or seconds."""
+    reason: str
+    """The measured value in words: `failure_rate 34 % > 20 % over the last 10 s (41 of 120 requests)`."""
+
+
+class CutShort(msgspec.Struct, frozen=True):
+    """A stage that was ended early because the server did not keep up with it."""
+
+    stage: int
+    after: float
+    """Seconds for which requests were sent."""
+    planned: float
+    """Seconds for which they would have been sent."""
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """How the run ended."""
 
@@ -308,6 +343,10 @@ class Outcome(msgspec.Struct, frozen=True):
     """Indices of the stages that ended early because the server could not be reached for server.timeouts.unreached."""
     notes: tuple[str, ...] = ()
     """What the user should know about the run, although nothing failed."""
+    trips: tuple[Trip, ...] = ()
+    """Limits of `abort.on` that were exceeded: one, or one for each stage that was ended."""
+    cut_short: tuple[CutShort, ...] = ()
+    """Stages that were ended early because they were overloaded."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.records import MISSING, Columns, StagePlan
+from inferometer.records import MISSING, Columns, CutShort, StagePlan
 from inferometer.units import NS, format_seconds
 
 CONSTANT_RATE = ("constant", "poisson", "gamma")
@@ -62,10 +62,12 @@ class Overload(msgspec.Struct, frozen=True):
     """Overloaded: requests completed per second, which is what the server can do."""
     needs: float | None = None
     """Too short: how long the stage should last, in seconds."""
+    cut_short: CutShort | None = None
+    """Set if the stage was ended early because it was overloaded."""
 
 
-def overload(rows: Columns, plan: StagePlan, limit: float = LIMIT) -> Overload:
-    """Test all requests of a stage, whether or not they are in the window."""
+def overload(rows: Columns, plan: StagePlan, limit: float = LIMIT, t: float = _T) -> Overload:
+    """Test all requests of a stage, whether or not they are in the window. `t` is what Student's t of the increments has to exceed."""
     if not plan.open:
         return Overload("not_applicable", "closed loop")
     if plan.type not in CONSTANT_RATE:
@@ -86,12 +88,22 @@ def overload(rows: Columns, plan: StagePlan, limit: float = LIMIT) -> Overload:
         start, limit = min(fill_time(units, FLOOD) or fill, fill), max(limit, _FLOODED)
     if not is_short or start <= _QUICK * length:
         begin = first + max(round(_SETTLING * length), start)
-        result = _drift(intended, units["done"], rows["done"][rows["failure"] == 0], begin, last, limit)
+        result = _drift(intended, units["done"], rows["done"][rows["failure"] == 0], begin, last, limit, t)
         if result.status == "overloaded":
             is_short = _ENOUGH * start > length and (result.share or 0.0) <= _FILLING
         if not is_short or (result.status == "overloaded" and start < fill):
             return result
     return _too_short(fill, length, word)
+
+
+def overload_of_cut(rows: Columns, plan: StagePlan, cut: CutShort) -> Overload:
+    """Test a stage that was cut short. It was found to be overloaded by a stricter test while it was in progress, so that any growth
+    suffices if the last requests, after that test, lower the growth."""
+    found = overload(rows, plan)
+    if found.status != "overloaded":
+        lenient = overload(rows, plan, 0.0, 0.0)
+        found = lenient if lenient.status == "overloaded" else found
+    return msgspec.structs.replace(found, cut_short=cut)
 
 
 def _few(units: Columns, plan: StagePlan, word: str) -> Overload:
@@ -117,6 +129,7 @@ def _drift(
     start: int,
     end: int,
     limit: float,
+    t: float,
 ) -> Overload:
     """Whether the number in flight grew from `start` to `end`, by its increments in 20 equal stretches of time."""
     edges = np.linspace(start, end, _STEPS + 1).astype(np.int64)
@@ -127,7 +140,7 @@ def _drift(
         return Overload("not_applicable", "no request arrived after the first responses")
     squares = sum((_STEPS * step - growth) ** 2 for step in increments)  # exact: whole numbers
     error = math.sqrt(squares / (_STEPS - 1)) / _STEPS / math.sqrt(_STEPS)
-    is_drift = growth > limit * arrivals and growth / _STEPS > _T * error
+    is_drift = growth > limit * arrivals and growth / _STEPS > t * error
     return Overload(
         "overloaded" if is_drift else "steady",
         growth=growth / seconds,

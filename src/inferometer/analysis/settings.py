@@ -38,6 +38,12 @@ def slos(manifest: Manifest) -> list[str]:
     return [str(slo) for slo in found] if isinstance(found, list | tuple) else [str(found)]
 
 
+def abort_limits(manifest: Manifest) -> list[str]:
+    """The limits that may end the run early, as they were written."""
+    found = text(manifest, "abort", "on") or []
+    return [str(limit) for limit in found] if isinstance(found, list | tuple) else [str(found)]
+
+
 def text(manifest: Manifest, section: str, key: str) -> object:
     """One value of the config, unconverted; None if it is not set."""
     part = manifest.config.get(section)

@@ -36,14 +36,14 @@ _DIVISORS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9, "%": 100.0, "/s": 1.0, "
 """A number with the unit, divided by this, is in seconds, is a share, or is per second."""
 _ALIASES = {"µs": "us", "μs": "us"}
 _PER_SECOND = ("", "/s")
-_TIMES = ("ms", "s", "us", "ns")
+TIME_UNITS = ("ms", "s", "us", "ns")
 _GOODPUT = ("%", "/s")
 """A goodput needs one of them: 0.95 could be a share as well as a rate."""
-_EXAMPLES = {_TIMES: "500ms", _PER_SECOND: "20", ("%", ""): "0.1%", _GOODPUT: "95%", ("",): "100"}
+_EXAMPLES = {TIME_UNITS: "500ms", _PER_SECOND: "20", ("%", ""): "0.1%", _GOODPUT: "95%", ("",): "100"}
 _NOT_JUDGED = ("little", "decode", "span")
 """Rates without a confidence interval: no run could decide an objective for them."""
-_STATISTICS = {"mean": "mean", **{name: name for name in PERCENTILES}, "p99.9": "p999"}
-_SHOWN = {"p999": "p99.9"}
+STATISTICS = {"mean": "mean", **{name: name for name in PERCENTILES}, "p99.9": "p999"}
+SHOWN = {"p999": "p99.9"}
 _KINDS: tuple[Kind, ...] = ("throughput", "failure_rate", "goodput")
 _SIGNS: tuple[Sign, ...] = ("<", "<=", ">", ">=")
 
@@ -132,7 +132,7 @@ class Slo(msgspec.Struct, frozen=True):
     def subject(self) -> str:
         """What is measured: the expression up to the sign."""
         if self.kind == "metric":
-            return f"{self.name}.{_SHOWN.get(self.statistic, self.statistic)}"
+            return f"{self.name}.{SHOWN.get(self.statistic, self.statistic)}"
         if self.kind == "throughput":
             return f"throughput.{self.name}"
         return f"goodput({' & '.join(map(str, self.conditions))})" if self.kind == "goodput" else self.kind
@@ -174,7 +174,7 @@ def _expanded(text: str, key: str, percentile: str) -> list[str]:
 
 def parse(text: str, key: str = "slo") -> Slo:
     """Parse an objective; raises UserError with the column at fault."""
-    scanner = _Scanner(text, key)
+    scanner = Scanner(text, key)
     slo = _slo(scanner)
     scanner.expect_end()
     return slo
@@ -183,7 +183,7 @@ def parse(text: str, key: str = "slo") -> Slo:
 # --- the grammar -----------------------------------------------------------------------------------------------------
 
 
-def _slo(scanner: "_Scanner") -> Slo:
+def _slo(scanner: "Scanner") -> Slo:
     _, name = scanner.word([*METRICS, *_KINDS], "metric")
     if name == "throughput":
         scanner.expect(".", "name a rate: throughput.requests, throughput.output_tokens ...")
@@ -196,11 +196,11 @@ def _slo(scanner: "_Scanner") -> Slo:
         conditions = _conditions(scanner)
         return Slo("goodput", scanner.sign(">"), scanner.threshold(_GOODPUT), conditions=conditions)
     scanner.expect(".", f"name a statistic: {name}.p99 or {name}.mean, for example")
-    _, statistic = scanner.word([*_STATISTICS], "statistic")
-    return Slo("metric", *_limit(scanner, name), name, _STATISTICS[statistic])
+    _, statistic = scanner.word([*STATISTICS], "statistic")
+    return Slo("metric", *_limit(scanner, name), name, STATISTICS[statistic])
 
 
-def _rate(scanner: "_Scanner") -> str:
+def _rate(scanner: "Scanner") -> str:
     start, rate = scanner.word([*RATES], "rate")
     if rate in _NOT_JUDGED:
         judged = ", ".join(name for name in RATES if name not in _NOT_JUDGED)
@@ -208,7 +208,7 @@ def _rate(scanner: "_Scanner") -> str:
     return rate
 
 
-def _conditions(scanner: "_Scanner") -> tuple[Condition, ...]:
+def _conditions(scanner: "Scanner") -> tuple[Condition, ...]:
     """Parse `(ttft<500ms & tpot<50ms)`."""
     scanner.expect("(", "give the conditions: goodput(ttft<500ms & tpot<50ms) > 95%")
     found = [_condition(scanner)]
@@ -218,7 +218,7 @@ def _conditions(scanner: "_Scanner") -> tuple[Condition, ...]:
     return tuple(found)
 
 
-def _condition(scanner: "_Scanner") -> Condition:
+def _condition(scanner: "Scanner") -> Condition:
     start, name = scanner.word([*METRICS], "metric")
     if METRICS[name].values is None:
         raise scanner.error(start, f"{name} has many values per request", "use tpot, which has one")
@@ -227,16 +227,16 @@ def _condition(scanner: "_Scanner") -> Condition:
     return Condition(name, *_limit(scanner, name))
 
 
-def _limit(scanner: "_Scanner", metric: str) -> tuple[Sign, Threshold]:
+def _limit(scanner: "Scanner", metric: str) -> tuple[Sign, Threshold]:
     """Parse the sign and the threshold of a metric: latencies are to be short; numbers of tokens go either way."""
     is_time = METRICS[metric].unit == "s"
-    return scanner.sign("<" if is_time else ""), scanner.threshold(_TIMES if is_time else ("",))
+    return scanner.sign("<" if is_time else ""), scanner.threshold(TIME_UNITS if is_time else ("",))
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class _Scanner:
+class Scanner:
     """Reads an expression from left to right. Space between its parts does not matter."""
 
     _WORD = re.compile(r"p\d+\.\d+|\w+")

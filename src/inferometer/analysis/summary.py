@@ -19,7 +19,7 @@ from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.groups import Group, Groups, by_class, by_replica
 from inferometer.analysis.knee import Knee, find_knee, measured_level
 from inferometer.analysis.metrics import METRICS, RATES
-from inferometer.analysis.overload import Overload, overload
+from inferometer.analysis.overload import Overload, overload, overload_of_cut
 from inferometer.analysis.pareto import Pareto, pareto_of
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.resources import DEFINITIONS, ResourceUse, resource_uses
@@ -30,7 +30,7 @@ from inferometer.analysis.slo_expression import Slo, parse_all
 from inferometer.analysis.tail import CAUSES, Tail, tails
 from inferometer.analysis.throughput import MeasuredWindow, Throughput, measured_spans, rates, together
 from inferometer.analysis.window import STEADY
-from inferometer.records import COUNTED_BY, Run, StagePlan
+from inferometer.records import COUNTED_BY, Run, StagePlan, Trip
 
 Mask = NDArray[np.bool_]
 FIGURES = ("latency", "throughput")
@@ -118,6 +118,8 @@ class Summary(msgspec.Struct, frozen=True):
     pareto: Pareto | None = None
     """What users see against what the hardware delivers, over the stages; None without `efficiency` or if there is only one stage,
     unless `cost.cheapest_at` asks for it."""
+    ended_by: tuple[Trip, ...] = ()
+    """Limits of `abort.on` that ended the run or stages."""
 
 
 class _Level(msgspec.Struct, frozen=True):
@@ -143,7 +145,13 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     everything = np.ones(len(rows), np.bool_)
     as_inf = settings.measure(run.manifest).failures_as_inf
     limit = settings.limits(run.manifest).overload
-    overloads = tuple(overload(rows[rows["stage"] == stage], plan, limit) for stage, plan in enumerate(plans))
+    cut = {each.stage: each for each in run.manifest.outcome.cut_short}
+    overloads = tuple(
+        overload_of_cut(rows[rows["stage"] == stage], plan, cut[stage])
+        if stage in cut
+        else overload(rows[rows["stage"] == stage], plan, limit)
+        for stage, plan in enumerate(plans)
+    )
     spans = measured_spans(run, settled, overloads)
     classes = by_class(run, spans, overloads, as_inf, own_slos=slos is None)
     replicas = by_replica(run, spans, overloads, as_inf)
@@ -222,6 +230,7 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         tail=None if several else stages[0].tail,
         efficiency=whole,
         pareto=_pareto(run, stages),
+        ended_by=run.manifest.outcome.trips,
         **_split(parts),
         **_knee(stages, plans),
     )

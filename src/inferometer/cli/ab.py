@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from inferometer.cli.options import comparison_options
-from inferometer.cli.run import number_or_range, set_data, set_load
+from inferometer.cli.options import abort_options, comparison_options
+from inferometer.cli.run import number_or_range, set_abort, set_data, set_load
 from inferometer.errors import UserError, named
 
 
@@ -40,6 +40,7 @@ from inferometer.errors import UserError, named
     metavar="TIME",
     help="How long a started server may take to respond.",
 )
+@abort_options
 @comparison_options
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 def command(
@@ -60,6 +61,7 @@ def command(
     start_a: str | None,
     start_b: str | None,
     start_timeout: str,
+    abort_on: tuple[str, ...],
     fail_if: tuple[str, ...],
     allow_undecided: bool,
     force: bool,
@@ -107,6 +109,7 @@ def command(
         set_data(tree, input_tokens, output_tokens, prompts)
         if slos:
             tree["slo"] = list(slos)
+        set_abort(tree, abort_on)
         with named({"server.model": "--model NAME"}, file or "command line"):
             config = from_mapping(tree, overrides, file or "command line", with_scheme if start is None else None)
         sides.append(

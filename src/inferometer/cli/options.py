@@ -124,6 +124,17 @@ def _user_rates(values: tuple[float, ...]) -> tuple[float, ...]:
     return values
 
 
+def abort_options(function: Command) -> Command:
+    """Add `--abort-on`; the command gets `abort_on`."""
+    return click.option(
+        "--abort-on",
+        multiple=True,
+        metavar="LIMIT",
+        help="End a run early, as INVALID, when this limit is exceeded after the first 10 s: 'failure_rate > 20%', "
+        "'consecutive_failures > 50', 'ttft.p99 > 30s' or 'e2e > 60s', for example. Can be repeated. `abort` in the config has more.",
+    )(function)
+
+
 def image_options(function: Command) -> Command:
     """Add `--scaling` and `--crop`, which say how images become tensors (workload/image_tensors.py)."""
     crop = click.option(

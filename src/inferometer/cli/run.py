@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inferometer.apis import scheme_of
-from inferometer.cli.options import cost_options, export_options, image_options, slo_options
+from inferometer.cli.options import abort_options, cost_options, export_options, image_options, slo_options
 from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
 @image_options
 @slo_options
 @cost_options
+@abort_options
 @export_options
 @click.option(
     "--observe",
@@ -134,6 +135,7 @@ def command(
     slos: tuple[str, ...],
     allow_undecided: bool,
     cost: dict[str, Any],
+    abort_on: tuple[str, ...],
     exports: dict[str, str],
     observed: tuple[str, ...],
     metrics_port: int | None,
@@ -202,6 +204,7 @@ def command(
     if slos:
         conduct.parse_slos(slos, "--slo")
         tree["slo"] = list(slos)
+    set_abort(tree, abort_on)
     try:
         with named(_NAMES | (_IMAGE_NAMES if image is not None else {}), origin):
             grid = grid_from_mapping(tree, overrides, origin, with_scheme)
@@ -331,6 +334,15 @@ def set_data(
     for name, value in (("input", input_tokens), ("output", output_tokens)):
         if value is not None:
             _section(tree, "data")[name] = value
+
+
+def set_abort(tree: dict[str, Any], limits: tuple[str, ...]) -> None:
+    """Put the limits that end a run early over the file's."""
+    if limits:
+        from inferometer import conduct  # noqa: PLC0415
+
+        conduct.parse_limits(limits, "--abort-on")
+        _section(tree, "abort")["on"] = list(limits)
 
 
 def _set_observed(tree: dict[str, Any], observed: tuple[str, ...], metrics_port: int | None, otlp: str | None) -> None:

@@ -6,6 +6,8 @@ The report of a live run is made from the folder that was just written, by the f
 
 measuring.py   one run, from its config to its folder
 capacity.py    several short runs: the search for the highest load that holds the objectives
+early_ends.py  what ends a run or a stage early: limits (breakers.py) and overloaded stages (saturation.py)
+live_rows.py   the rows of a run in progress, as the analysis reads them
 context.py     whether the longest prompt fits into the model's context
 observers.py   what is observed beside a run, and where that is stored
 saving.py      from the shards' spool to the run's folder, also for a run that never ended
@@ -16,9 +18,20 @@ sweep.py       several runs in one folder: the cells of a grid, or the levels of
 server_process.py  a server that is started by a command for a run, and ended after it
 """
 
+from inferometer.analysis.abort_expression import parse_limits
 from inferometer.analysis.slo_expression import parse_all as parse_slos
 from inferometer.conduct.comparing import compare_stored, parse_conditions
 from inferometer.conduct.measuring import Show, Watch, measure
 from inferometer.conduct.saving import UnsavedError, open_run
 
-__all__ = ["Show", "UnsavedError", "Watch", "compare_stored", "measure", "open_run", "parse_conditions", "parse_slos"]
+__all__ = [
+    "Show",
+    "UnsavedError",
+    "Watch",
+    "compare_stored",
+    "measure",
+    "open_run",
+    "parse_conditions",
+    "parse_limits",
+    "parse_slos",
+]

@@ -11,10 +11,12 @@ from typing import Literal, Protocol, cast
 import msgspec
 
 from inferometer import __version__, manifest, schedule, store, workload
+from inferometer.analysis.abort_expression import parse_limits
 from inferometer.analysis.slo_expression import parse_all
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
 from inferometer.conduct.context import check_context
+from inferometer.conduct.early_ends import EarlyEnds
 from inferometer.conduct.interrupts import stop_on_ctrl_c
 from inferometer.conduct.observers import (
     live_url,
@@ -185,12 +187,15 @@ def _measure(
             view.warn(line)
         supervisor = Supervisor(job, start, plan)
         settling = _settling(job, draft.manifest.plan)
+        early = EarlyEnds(job, plan, draft.manifest.plan, view.warn)
+        interval = 0.05 if settling else 0.25 if show or watch or observers or early.is_needed else 1.0
         with stop_on_ctrl_c(supervisor.stop):
-            for snapshot in supervisor.watch(0.05 if settling else 0.25 if show or watch or observers else 1.0):
+            for snapshot in supervisor.watch(interval):
                 if settling and (stable := settling.look(supervisor.lost)) is not None:
                     supervisor.end_stage(stable)
                 if watch and (ending := watch(snapshot)):
                     supervisor.end_stage(0) if ending == "end" else supervisor.stop()
+                early.look(snapshot, supervisor)
                 watching.mark(snapshot.stage)
                 view.progress(msgspec.structs.replace(snapshot, observed=watching.now()))
             with stop_on_ctrl_c(watching.stop_waiting):
@@ -212,7 +217,7 @@ def _measure(
         add_lost_rows(
             job.spool, lost, own, ended_early, granted, partial(workload.classes_of, config.data, config.seed)
         )
-    finished = _finished(draft.manifest, supervisor)
+    finished = _finished(draft.manifest, supervisor, early)
     finished = with_observations(finished, observers, watching, secrets)
     spool_series(job.spool, observed, supervisor.t0)
     drafts.end(draft_file, Draft(finished, shards))
@@ -236,8 +241,9 @@ def _outline(job: Job, plan: Plan, metrics_url: str) -> Outline:
 
 
 def _check_objectives(config: Config) -> None:
-    """Parse the objectives: an error in one must not show only after the run."""
+    """Parse the objectives and limits: an error in one must not show only after the run, or during it."""
     parse_all(config.slos)
+    parse_limits(config.abort.limits)
     if isinstance(config.data, Mix):
         for number, class_ in enumerate(config.data.classes):
             parse_all(class_.slos, f"data.classes.{number}.slo")
@@ -373,7 +379,7 @@ def _draft(job: Job, plan: Plan) -> Draft:
     )
 
 
-def _finished(head: Manifest, supervisor: Supervisor) -> Manifest:
+def _finished(head: Manifest, supervisor: Supervisor, early: EarlyEnds) -> Manifest:
     wall = supervisor.t0 + wall_offset()
     report = supervisor.reports[0] if supervisor.reports else None
     errors = tuple(supervisor.errors) + (
@@ -391,5 +397,7 @@ def _finished(head: Manifest, supervisor: Supervisor) -> Manifest:
             if report
             else {}
         ),
-        outcome=Outcome(supervisor.interrupted, errors, tuple(sorted(given_up)), tuple(notes)),
+        outcome=early.outcome(
+            Outcome(errors=errors, given_up=tuple(sorted(given_up)), notes=tuple(notes)), supervisor.stop_level
+        ),
     )

@@ -33,6 +33,14 @@ def check(config: Config) -> None:
     """Raise UserError if parts of the config do not go together."""
     for number, stage in enumerate(stages_of(config.load)):
         _check_stage(stage, f"load.stages.{number}" if isinstance(config.load, Stages) else "load")
+    if isinstance(config.load, Stages) and config.load.cut_short and not config.load.drain:
+        raise UserError(
+            "the next stage must wait for the requests of a stage that was cut short",
+            "set {load.drain} to true, or leave it out",
+            "load.cut_short",
+        )
+    if config.abort.window < _SHORTEST_WINDOW:
+        raise UserError("the window is too short", "give 10ms or more, such as 10s", "abort.window")
     _check_replay(config)
     _check_headers(config.server.headers, "server.headers")
     if config.sessions.header:

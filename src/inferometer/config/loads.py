@@ -156,6 +156,14 @@ class Stages(Section, tag_field="type", tag="stages"):
             'range such as `rate: "10:50:10"`, beside which it can be set, too.'
         ),
     ] = False
+    cut_short: Annotated[
+        bool,
+        Meta(
+            description="End a stage of constant rate early when the server clearly does not keep up: the number of requests in flight grows throughout. "
+            "The responses in flight are awaited for at most the planned length of the stage, then the next stage starts. It needs `drain`. The default is true if the stages come from a range "
+            "and `drain` is true; it can be set beside the range, too."
+        ),
+    ] = False
 
 
 Load = StageSpec | Stages

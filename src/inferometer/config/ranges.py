@@ -38,10 +38,16 @@ def expand(tree: dict[str, Any]) -> None:
     if isinstance(stages, list):
         levels = [level for number, stage in enumerate(stages) for level in _levels(stage, f"load.stages.{number}")]
         if levels != stages:
-            load |= {"stages": levels, "drain": load.get("drain", True)}
+            load |= {"stages": levels} | _between(load)
     elif (levels := _levels(load, "load"))[0] is not load:
-        drain = [level.pop("drain", True) for level in levels]
-        tree["load"] = {"type": "stages", "stages": levels, "drain": drain[0]}
+        between = [_between(level) for level in levels]
+        tree["load"] = {"type": "stages", "stages": levels} | between[0]
+
+
+def _between(load: dict[str, Any]) -> dict[str, Any]:
+    """Take the settings for what happens between levels out of a load. Overloaded levels are cut short if the next one waits."""
+    drain = load.pop("drain", True)
+    return {"drain": drain, "cut_short": load.pop("cut_short", drain)}
 
 
 def level_key(stage: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from inferometer.config.abort import Abort
 from inferometer.config.cost import Cost
 from inferometer.config.data import Data, Synthetic
 from inferometer.config.data.sessions import Sessions
@@ -307,6 +308,7 @@ class Config(Section):
             description="`inferometer run` measures a run for each combination of these values, by key: `{data.input: [1024, 8192]}`. The same list at the key itself, `data: {input: [1024, 8192]}`, does so too, unless the key takes a list anyway, as `server.url` does."
         ),
     ] = field(default_factory=dict)
+    abort: Annotated[Abort, Meta(description="Limits that end the run early.")] = field(default_factory=Abort)
     seed: Annotated[int, Meta(description="Seed of everything random in the plan and the prompts.", ge=0)] = 0
     output: Annotated[str, Meta(description="Folder in which each run creates its own folder.")] = "runs"
 

@@ -58,6 +58,13 @@ class Course:
         elif isinstance(loop := self._drivers[stage], ClosedLoop) and loop.issued is not None:
             self._take_grant(loop, stage)
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the parent has given up on the requests that are left: the next stage waits for them, or there is none."""
+        last = len(self._drivers)
+        waiting = last if self._state.stage >= last else self._waiting_for
+        return waiting is not None and self._control["abandoned"] == waiting
+
     def _take_grant(self, loop: ClosedLoop, stage: int) -> None:
         """Take the requests that the parent has dealt out, and report how many of all have been sent."""
         control = self._control

@@ -181,6 +181,8 @@ class Shard:
             self._stop_now()
         elif stop and not self.state.stopping:
             self._stop(now() + int(self._task.grace * NS))
+        if self._course.is_abandoned and not self._is_idle:
+            self._cancel_rest()
         self._course.obey(self._is_idle)
         self._requests.prefault()
         if not self._finished.done():
@@ -305,6 +307,14 @@ class Shard:
         if not self._course.is_planned and self._is_idle and not self._finished.done():
             self._timeouts.stop()
             self._finished.set_result(None)
+
+    def _cancel_rest(self) -> None:
+        """Cancel what is left of stages that have ended, so that the next stage, or the end of the run, does not wait for it."""
+        self._dispatcher.cancel_queued()
+        if self._sessions is not None:
+            self._sessions.cancel()
+        self._dispatcher.cancel_all()
+        self._end_if_idle()
 
     def _stop(self, deadline: int) -> None:
         """Send nothing more except what closes sequences; requests in flight have until the deadline."""

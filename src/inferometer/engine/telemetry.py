@@ -8,7 +8,7 @@ from inferometer.engine.dispatcher import Dispatcher
 from inferometer.engine.recorder import Recorder
 from inferometer.engine.run_state import RunState
 from inferometer.engine.self_monitor import SelfMonitor
-from inferometer.store.spool import PEEKS, Spool
+from inferometer.store.spool import AGES, PEEKS, Spool
 from inferometer.timing.clock import now
 
 _MARKS = 4
@@ -39,7 +39,7 @@ class Telemetry:
     def tick(self, monitor: SelfMonitor, due: int) -> None:
         sample = monitor.tick(due)
         if sample is not None:
-            self._spool.peek(self._peek())
+            self._spool.peek(*self._peek())
             self._recorder.sample(sample)
         self.publish()
         self._spool.control["recorded"] = self._marks[0]
@@ -67,13 +67,18 @@ class Telemetry:
         monitor.blocked(at - self._ticked)
         self._marks.append(at)
 
-    def _peek(self) -> list[int]:
-        """Return the time to first token and the latest gap, alternating, of some requests in flight."""
+    def _peek(self) -> tuple[list[int], list[int]]:
+        """Return pairs of numbers about some requests in flight: the time to first token and the latest gap; and the age and whether
+        the first token has arrived."""
         pairs: list[int] = []
+        ages: list[int] = []
+        at = now()
         for pool in self._dispatcher.pools:
-            for _, flight in islice(pool.flights(), 4 * PEEKS):
+            for _, flight in islice(pool.flights(), AGES):
                 arrivals = flight.arrivals
+                start = flight.sent if flight.user >= 0 else flight.intended
+                if start and len(ages) < 2 * AGES:
+                    ages += (max(at - start, 1), int(bool(arrivals)))
                 if arrivals and len(pairs) < 2 * PEEKS:
-                    start = flight.sent if flight.user >= 0 else flight.intended
                     pairs += (max(arrivals[0] - start, 1), arrivals[-1] - arrivals[-2] if len(arrivals) > 1 else 0)
-        return pairs
+        return pairs, ages

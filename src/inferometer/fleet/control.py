@@ -56,6 +56,9 @@ class ShardHandle(Protocol):
     def end_stage(self, stage: int) -> None:
         """End this stage now, if it is still in progress."""
 
+    def abandon(self, stage: int) -> None:
+        """Cancel what is left of this stage and those before, if the next stage waits for it or there is no next stage."""
+
     def stop(self, level: int) -> None:
         """Stop the shard. Level 1: send nothing more, and wait for the requests in flight; 2: end now."""
 

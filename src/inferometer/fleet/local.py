@@ -36,6 +36,9 @@ class _SharedControl:
     def end_stage(self, stage: int) -> None:
         self._control["past"] = stage + 1
 
+    def abandon(self, stage: int) -> None:
+        self._control["abandoned"] = stage + 1
+
     def stop(self, level: int) -> None:
         self._control["stop"] = level
 

@@ -3,6 +3,7 @@
 How shards are started and reached is up to the transport (control.py); this file holds the policy.
 """
 
+import functools
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -15,7 +16,7 @@ from inferometer.fleet.dealing import Dealing
 from inferometer.fleet.job import Job, ShardReport, division_unit
 from inferometer.open_files import RESERVED_FILES, file_limit
 from inferometer.records import ROW, Snapshot
-from inferometer.store.spool import Control, peeks_of, rows_of
+from inferometer.store.spool import Control, ages_of, peeks_of, rows_of
 from inferometer.timing.clock import now
 from inferometer.types import Plan
 from inferometer.units import NS
@@ -68,6 +69,11 @@ class Supervisor:
         for shard in self._running.values():
             shard.end_stage(stage)
 
+    def abandon(self, stage: int) -> None:
+        """Cancel the requests that are left of a stage that was ended, if the next stage, or the end of the run, waits for them."""
+        for shard in self._running.values():
+            shard.abandon(stage)
+
     @property
     def t0(self) -> int:
         return self._t0
@@ -75,6 +81,11 @@ class Supervisor:
     @property
     def interrupted(self) -> bool:
         return self._stop > 0
+
+    @property
+    def stop_level(self) -> int:
+        """How often `stop` was called, up to 2."""
+        return self._stop
 
     @property
     def disk_full(self) -> bool:
@@ -181,8 +192,9 @@ class Supervisor:
             draining=self._is_draining(),
             prepared=total("prepared") / max(total("to_prepare"), 1),
             t0=self._t0,
-            rows=self._new_rows,
+            rows=functools.cache(self._new_rows),
             peeks=self._peeks,
+            ages=self._ages,
         )
 
     def _is_draining(self) -> bool:
@@ -198,6 +210,9 @@ class Supervisor:
 
     def _peeks(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
         return np.concatenate([peeks_of(self._job.spool, shard) for shard in range(self._job.shards)])
+
+    def _ages(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        return np.concatenate([ages_of(self._job.spool, shard) for shard in range(self._job.shards)])
 
     def _new_rows(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
         parts = []

@@ -132,6 +132,9 @@ class TcpShard:
     def end_stage(self, stage: int) -> None:
         self._send("past", stage + 1)
 
+    def abandon(self, stage: int) -> None:
+        self._send("abandoned", stage + 1)
+
     def stop(self, level: int) -> None:
         self._send("stop", level)
 
@@ -296,7 +299,7 @@ class _Parent:
             case "grant":
                 number, stage, first, end, is_last = values
                 put_grant(self._control, Grant(number, stage, first, end, bool(is_last)))
-            case "past" | "stop":
+            case "past" | "abandoned" | "stop":
                 self._control[kind] = values[0]
 
 

@@ -11,6 +11,7 @@ from inferometer.analysis.sweep import describe_knee
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.width import fitted
+from inferometer.units import format_seconds
 
 _STREAMED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("e2e", "p99"))
 _NOT_STREAMED = tuple(("e2e", column) for column in ("mean", "p50", "p90", "p95", "p99"))
@@ -37,8 +38,10 @@ def stages(run: Run, summary: Summary, width: int) -> RenderableType:
 
 def describe(overload: Overload) -> str:
     """What an overloaded stage has instead of latencies."""
+    cut = overload.cut_short
+    until = f"; cut short after {format_seconds(cut.after)} of {format_seconds(cut.planned)}" if cut else ""
     return (
-        f"overloaded: requests in flight grew by {formatting.number(overload.growth)} per second, so latencies have no steady value; "
+        f"overloaded{until}: requests in flight grew by {formatting.number(overload.growth)} per second, so latencies have no steady value; "
         f"the server completes about {formatting.number(overload.capacity)} requests/s"
     )
 

@@ -11,7 +11,8 @@ end, to merge them. Space is allocated before it is written, so that a full disk
     SPOOL/0.failures  JSON lines; rows refer to them by number
     SPOOL/0.replicas  JSON lines; rows refer to them by number
     SPOOL/0.samples   JSON lines
-    SPOOL/0.peek      PEEKS pairs of int64 ns: time to first token and latest gap of some requests still in flight
+    SPOOL/0.peek      of some requests in flight: PEEKS pairs of int64 ns (time to first token and latest gap), then AGES pairs of int64
+                      (ns since the request started, and 1 if its first token has arrived)
 """
 
 import errno
@@ -56,6 +57,7 @@ CONTROL = (
     "t0",  # monotonic ns at which the run starts; 0: not yet
     "stop",  # 1: send nothing more, and end after the grace period; 2: end now
     "past",  # stages before this one must end now
+    "abandoned",  # requests of stages before this one are cancelled, if it waits for them at a barrier or there are no more stages
     "released",  # the last stage behind a barrier that may start
     "release_at",  # when that stage starts, monotonic ns
     "grants",  # how often the parent has dealt out requests of a closed stage to this shard; the last time:
@@ -96,6 +98,8 @@ _INDEX = {name: index for index, name in enumerate(CONTROL)}
 
 PEEKS = 64
 """Maximum number of requests in flight shown to the live view, for streams that last longer than its window."""
+AGES = 256
+"""Maximum number of requests in flight whose age is published."""
 _FIRST_ROWS = 1 << 14
 _FIRST_CHUNKS = 1 << 18
 _BLOCK = 4_096
@@ -206,7 +210,7 @@ class Spool:
         self._replicas = _Lines(folder / f"{shard}.replicas")
         self._replica_numbers: dict[str, int] = {}
         self._samples = _Lines(folder / f"{shard}.samples")
-        self._peek = _Column(folder / f"{shard}.peek", PEEKS * 16)
+        self._peek = _Column(folder / f"{shard}.peek", (PEEKS + AGES) * 16)
         self._known: dict[tuple[str, str], int] = {}
         self.rows = 0
         self.chunks = 0
@@ -292,9 +296,11 @@ class Spool:
     def sample(self, sample: Sample) -> None:
         self._samples.add(sample)
 
-    def peek(self, pairs: list[int]) -> None:
-        """Publish the time to first token and the latest gap, alternating, of at most PEEKS requests in flight."""
-        self._peek.map[:] = array("q", pairs + [0] * (2 * PEEKS - len(pairs))).tobytes()
+    def peek(self, pairs: list[int], ages: list[int]) -> None:
+        """Publish the time to first token and the latest gap, alternating, of at most PEEKS requests in flight; and the age and
+        whether the first token has arrived, alternating, of at most AGES."""
+        padded = pairs + [0] * (2 * PEEKS - len(pairs)) + ages + [0] * (2 * AGES - len(ages))
+        self._peek.map[:] = array("q", padded).tobytes()
 
     def publish(self) -> None:
         """Publish the numbers of chunks and rows to the parent. The chunks come first, so that no row points beyond them."""
@@ -394,9 +400,19 @@ def _put(
 
 def peeks_of(folder: Path, shard: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     """Return the time to first token and the latest gap of some requests in flight, in ns; gap 0: there is none yet."""
-    path = folder / f"{shard}.peek"
-    pairs = np.fromfile(path, "<i8").reshape(-1, 2) if path.exists() else np.zeros((0, 2), np.int64)
+    pairs = _pairs_of(folder, shard)[:PEEKS]
     return pairs[pairs[:, 0] > 0]
+
+
+def ages_of(folder: Path, shard: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Return how long ago some requests in flight started, in ns, and whether their first token has arrived (1 or 0)."""
+    pairs = _pairs_of(folder, shard)[PEEKS:]
+    return pairs[pairs[:, 0] > 0]
+
+
+def _pairs_of(folder: Path, shard: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    path = folder / f"{shard}.peek"
+    return np.fromfile(path, "<i8").reshape(-1, 2) if path.exists() else np.zeros((0, 2), np.int64)
 
 
 def latest_sample(folder: Path, shard: int) -> Sample | None:

@@ -31,6 +31,7 @@ CHECKS = {
     for rule in (
         CheckRule("completed", "at least one request in the window succeeded", outcome.completed),
         CheckRule("interrupted", "the run was not interrupted or given up before its end (a warning if sequences left some of load.requests unsent)", outcome.interrupted),
+        CheckRule("abort", "no limit of abort.on was exceeded, which would have ended the run or a stage", outcome.limits),
         CheckRule("workers", "no client process died or hung", outcome.workers),
         CheckRule("failures", "in each stage, failed / (ok + failed) in the window is at most limits.failures", outcome.failures),
         CheckRule("dropped", "no request was dropped at the concurrency cap", outcome.dropped),

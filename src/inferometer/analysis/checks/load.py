@@ -3,6 +3,7 @@
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inferometer.analysis import settings, stability, window
 from inferometer.analysis.checks.evidence import Check, Evidence, FailureCount, StageEvidence, count_failures
@@ -19,9 +20,10 @@ def rate(evidence: Evidence) -> Check | None:
     """Compare with the instants of the plan, not with its nominal rate: a Poisson plan has more or fewer requests by chance."""
     rows, limit = evidence.run.records.rows, evidence.limits.rate
     results = []
+    given_up = _given_up(evidence)
     for stage in stages_of(rows["stage"][rows["open_loop"] != 0]):
-        own = rows[rows["stage"] == stage]
-        if (result := _rate(own, allowed(evidence, own))) is not None:
+        own = rows[(rows["stage"] == stage) & ~given_up]
+        if len(own) and (result := _rate(own, allowed(evidence, own))) is not None:
             results.append((*result, int(stage)))
     if not results:
         return None
@@ -34,6 +36,15 @@ def rate(evidence: Evidence) -> Check | None:
     affects = ("latency",) if remedy == _CAPPED else ("latency", "throughput")
     slow = tuple(sorted(stage for share, _, stage in results if share < limit))
     return Check("rate", "fail", share, limit, f"Only {message}{label}. {remedy}", affects, slow)
+
+
+def _given_up(evidence: Evidence) -> NDArray[np.bool_]:
+    """Select requests that were not sent because their stage, or the run, was ended early: they were no longer due."""
+    rows, outcome = evidence.run.records.rows, evidence.run.manifest.outcome
+    ended = [each.stage for each in outcome.cut_short] + [trip.stage for trip in outcome.trips]
+    cancelled = [number for number, failure in enumerate(evidence.run.records.failures, 1) if failure.code == CANCELLED]
+    unsent: NDArray[np.bool_] = (rows["sent"] == MISSING) & np.isin(rows["failure"], cancelled)
+    return unsent & np.isin(rows["stage"], ended)
 
 
 def _rate(rows: Columns, allowed: float) -> tuple[float, str] | None:

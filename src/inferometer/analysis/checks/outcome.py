@@ -29,11 +29,37 @@ def interrupted(evidence: Evidence) -> Check:
     outcome = evidence.run.manifest.outcome
     if outcome.given_up:
         return Check("interrupted", "fail", 1, 0, _given_up(evidence, outcome.given_up))
+    if not outcome.interrupted and any(trip.ended == "run" for trip in outcome.trips):
+        return Check("interrupted", "pass", 0, 0, "not interrupted: a limit of abort.on ended the run")
     if not outcome.interrupted:
         unsent = None if outcome.errors else _left_by_sequences(evidence)
         return Check("interrupted", "warn" if unsent else "pass", 0, 0, unsent or "the run completed")
     bad = "The run was interrupted, and the results are partial. Let it run to its end, or make it shorter."
     return Check("interrupted", "fail", 1, 0, bad)
+
+
+def limits(evidence: Evidence) -> Check | None:
+    """Fail if a limit of abort.on has ended the run or stages. What ended before it may be quoted."""
+    manifest = evidence.run.manifest
+    trips, count = manifest.outcome.trips, len(settings.abort_limits(manifest))
+    if not trips:
+        return Check("abort", "pass", 0, 0, "no limit of abort.on was exceeded") if count else None
+    first, more = trips[0], len(trips) - 1
+    label = evidence.stages[first.stage].label
+    what = (
+        f"The run was ended{label.replace(' of ', ' in ', 1)}"
+        if first.ended == "run"
+        else f"The stage{label} was ended"
+    )
+    if first.ended == "stage" and label:
+        what = f"{label.removeprefix(' of ').capitalize()} was ended"
+    others = f" ({more} more {'stages were' if more > 1 else 'stage was'} ended early too)" if more else ""
+    bad = (
+        f"{what} after {format_seconds(first.at)} by abort.on: {first.reason}{others}. "
+        "Find out why the server did not cope, lower the load, or raise the limit."
+    )
+    ended = range(first.stage, len(manifest.plan)) if first.ended == "run" else (trip.stage for trip in trips)
+    return Check("abort", "fail", len(trips), 0, bad, stages=tuple(ended))
 
 
 def _given_up(evidence: Evidence, stages: tuple[int, ...]) -> str:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.summary import Summary
-from inferometer.analysis.sweep import Knee, Point, Sweep
+from inferometer.analysis.knee import Knee
+from inferometer.analysis.sweep import Point, Sweep
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.html import curve, page

@@ -1,0 +1,97 @@
+"""Ends a run, or stages of it, before its plan does: when a limit of `abort.on` is exceeded, or a stage is clearly overloaded."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from inferometer.analysis.abort_expression import parse_limits
+from inferometer.conduct.breakers import Breakers
+from inferometer.conduct.live_rows import ServerRows, since_start
+from inferometer.conduct.saturation import Saturation
+from inferometer.config.loads import Stages, has_changing_rate, stages_of
+from inferometer.fleet.job import Job
+from inferometer.fleet.supervisor import Supervisor
+from inferometer.records import CutShort, Outcome, Snapshot, StagePlan, Trip
+from inferometer.types import OpenStage, Plan
+from inferometer.units import format_seconds
+
+
+class EarlyEnds:
+    """Looks at each snapshot of a run, and ends what has to end. `warn` gets a line that says so."""
+
+    def __init__(self, job: Job, plan: Plan, plans: Sequence[StagePlan], warn: Callable[[str], None]) -> None:
+        abort = job.config.abort
+        limits = parse_limits(abort.limits)
+        self._breakers = Breakers(limits, abort.window, abort.grace, abort.ends) if limits else None
+        self._saturation = _saturation(job, plan, plans)
+        self._server_rows = ServerRows(job.spool)
+        self._plans, self._warn, self._grace = plans, warn, float(job.config.client.grace)
+        self._abandon: tuple[float, int] | None = (
+            None  # when to cancel what is left of a stage that was ended, and which
+        )
+        self._trips: list[Trip] = []
+        self._cut_short: list[CutShort] = []
+        self._has_stopped = False
+
+    @property
+    def is_needed(self) -> bool:
+        return self._breakers is not None or self._saturation is not None
+
+    def look(self, snapshot: Snapshot, supervisor: Supervisor) -> None:
+        """End the run or its stage, if it is time to."""
+        if not self.is_needed or not snapshot.started or snapshot.stopping:
+            return
+        rows = snapshot.rows()
+        if self._breakers is not None:
+            own = since_start(self._server_rows.of(rows), snapshot.t0)
+            trip = self._breakers.look(own, snapshot.elapsed, snapshot.stage, snapshot.ages())
+            if trip is not None:
+                self._trip(trip, supervisor)
+        if self._saturation is not None and not self._has_stopped:
+            ended = snapshot.ok + snapshot.failed
+            cut = self._saturation.look(since_start(rows, snapshot.t0), snapshot.elapsed, snapshot.stage, ended)
+            is_sending = not snapshot.draining and snapshot.stage not in supervisor.ended_early
+            if cut is not None and is_sending and not supervisor.lost:
+                self._cut(cut, snapshot.elapsed, supervisor)
+        if self._abandon is not None and snapshot.elapsed >= self._abandon[0]:
+            supervisor.abandon(self._abandon[1])
+            self._abandon = None
+
+    def outcome(self, outcome: Outcome, stop_level: int) -> Outcome:
+        """The outcome with what was ended. Only what the user stopped is interrupted."""
+        return msgspec.structs.replace(
+            outcome,
+            interrupted=stop_level > int(self._has_stopped),
+            trips=tuple(self._trips),
+            cut_short=tuple(self._cut_short),
+        )
+
+    def _trip(self, trip: Trip, supervisor: Supervisor) -> None:
+        self._trips.append(trip)
+        what = "the run" if trip.ended == "run" else f"stage {trip.stage + 1} ({self._plans[trip.stage].name})"
+        self._warn(f"{what} was ended after {format_seconds(trip.at)} by abort.on: {trip.reason}")
+        if trip.ended == "run":
+            supervisor.stop()
+            self._has_stopped = supervisor.interrupted
+        else:
+            supervisor.end_stage(trip.stage)
+            self._abandon = (trip.at + self._grace, trip.stage)
+
+    def _cut(self, cut: CutShort, elapsed: float, supervisor: Supervisor) -> None:
+        """End a stage that is overloaded. Its backlog is as long as the overload was: no more is gained by waiting for all of it."""
+        self._cut_short.append(cut)
+        after, planned = format_seconds(cut.after), format_seconds(cut.planned)
+        self._warn(
+            f"stage {cut.stage + 1} ({self._plans[cut.stage].name}) is overloaded: cut short after {after} of {planned}"
+        )
+        supervisor.end_stage(cut.stage)
+        self._abandon = (elapsed + cut.planned, cut.stage)
+
+
+def _saturation(job: Job, plan: Plan, plans: Sequence[StagePlan]) -> Saturation | None:
+    load = job.config.load
+    if not isinstance(load, Stages) or not load.cut_short or job.turns:
+        return None
+    specs = zip(stages_of(load), plan.stages, strict=True)
+    stages = [stage if isinstance(stage, OpenStage) and not has_changing_rate(spec) else None for spec, stage in specs]
+    return Saturation(plans, stages, job.config.limits.overload) if any(stage is not None for stage in stages) else None
