@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from inferometer.analysis import window
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.config.schema import Measure
 from inferometer.errors import UserError
-from inferometer.records import Manifest, Outcome, Records, Run, class_names
+from inferometer.records import Body, Manifest, Outcome, Records, Run, class_names
 from inferometer.report import json as report_json
 from inferometer.series import TimeSeries
+from inferometer.store import body_spool, spool
 from inferometer.store import draft as drafts
-from inferometer.store import spool
 from inferometer.store.folder import SERIES
 
 SPOOL = "spool"
@@ -64,7 +64,7 @@ class UnsavedError(UserError):
 
 def save(folder: Path, run: Run) -> tuple[Run, Summary]:
     try:
-        store.write(folder, run.manifest, run.records, run.chunks(), run.series())
+        store.write(folder, run.manifest, run.records, run.chunks(), run.series(), _bodies(folder / SPOOL))
         stored = store.written(folder, run.records)
         summary = summarise(stored)
         store.write_summary(folder, report_json.encode(summary))
@@ -94,6 +94,12 @@ def _series(folder: Path, records: Records) -> tuple[TimeSeries, ...]:
     with contextlib.suppress(UserError):  # the run, or the writing, did not end
         return (*series_file.client_health(records.samples), *series_file.read(folder / SERIES))
     return series_file.client_health(records.samples)
+
+
+def _bodies(folder: Path) -> Iterable[Body] | None:
+    """Return the texts of requests and responses that the shards kept; None if they were not told to."""
+    shards = len(list(folder.glob("*.control")))
+    return body_spool.read_bodies(folder, shards) if body_spool.has_bodies(folder, shards) else None
 
 
 def discard_if_empty(folder: Path, shards: int) -> None:

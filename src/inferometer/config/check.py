@@ -45,6 +45,12 @@ def check(config: Config) -> None:
         _check_classes(config, config.data, api)
     else:
         _check_data(config, config.data, api)
+    if "text" in config.kept and api.request != "text":
+        raise UserError(
+            f"{api.name} requests are {api.request}, not text",
+            f"leave it out, or use {{server.api}} {' or '.join(names(request='text'))}",
+            "keep",
+        )
     check_lengths(config.data, "data")
     _check_prefixes(config.data, api, "data")
 

@@ -298,8 +298,18 @@ class Config(Section):
         ),
     ] = field(default_factory=list)
     seed: Annotated[int, Meta(description="Seed of everything random in the plan and the prompts.", ge=0)] = 0
+    keep: Annotated[
+        Literal["text"] | list[Literal["text"]],
+        Meta(
+            description="What to store beside the measurements. `text`: the bodies of requests as they are sent and the generated text, in `bodies.parquet` in the run's folder. Headers and secrets of this file are not stored, but prompts and responses are: mind what they contain."
+        ),
+    ] = field(default_factory=list)
     output: Annotated[str, Meta(description="Folder in which each run creates its own folder.")] = "runs"
 
     @property
     def slos(self) -> list[str]:
         return [self.slo] if isinstance(self.slo, str) else self.slo
+
+    @property
+    def kept(self) -> list[Literal["text"]]:
+        return [self.keep] if isinstance(self.keep, str) else self.keep

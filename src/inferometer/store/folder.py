@@ -15,6 +15,7 @@ REQUESTS = "requests.parquet"
 CHUNKS = "chunks.parquet"
 SAMPLES = "samples.parquet"
 SERIES = "series.parquet"
+BODIES = "bodies.parquet"
 SUMMARY = "summary.json"
 LATEST = "LATEST"
 
