@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from inferometer.config import Config
 
 _NAMES = {
+    "keep": "--keep",
     "output": "--set output=DIR (`output` in the file)",
     "server.model": "--model NAME",
     "observe.prometheus": "--observe",
@@ -107,6 +108,13 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
     metavar="N",
     help="Measure N times, with a fresh seed each, and show how much the figures vary between runs.",
 )
+@click.option(
+    "--keep",
+    "kept",
+    multiple=True,
+    type=click.Choice(["text"]),
+    help="Store more in the run's folder. text: the bodies of requests and the generated texts, in bodies.parquet.",
+)
 @click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
 @click.option(
     "--why", is_flag=True, help="Add why the slow requests were slow: which cause explains how much of p99 - p50."
@@ -134,6 +142,7 @@ def command(
     metrics_port: int | None,
     otlp: str | None,
     repeat: int,
+    kept: tuple[str, ...],
     histogram: bool,
     why: bool,
     explain: bool,
@@ -182,6 +191,8 @@ def command(
     _set_observed(tree, observed, metrics_port, otlp)
     if model is not None:
         _section(tree, "server")["model"] = model
+    if kept:
+        tree["keep"] = list(kept)
     origin = "command line" if has_url else source
     check_exports(exports)
     if slos:

@@ -18,9 +18,11 @@ from inferometer.records import Run
 from inferometer.report import console
 from inferometer.report.exporters import EXPORTERS
 from inferometer.report.json import encode
+from inferometer.report.kept_text import excerpts
 from inferometer.report.other_tools import other_tools_table
 from inferometer.report.tail import timeline
 from inferometer.report.width import columns
+from inferometer.store import bodies_of
 
 
 def check_paths(paths: Mapping[str, str | None]) -> None:
@@ -93,6 +95,8 @@ def show_request(run: Run, id: int, json: str | None) -> int:
     found = tail.explain(run, id)
     if json != "-":
         _echo(timeline(found, columns()))
+        for label, text in (excerpts(body) if (body := bodies_of(run.folder, [id]).get(id)) else {}).items():
+            click.echo(f"{label}: {text}")
     if json is not None:
         write_file(json, lambda file: file.write(encode(found)))
     return 0
