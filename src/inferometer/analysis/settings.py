@@ -1,16 +1,19 @@
 """The parts of a run's config that the analysis uses, read back from the manifest's plain dict."""
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
 
+from inferometer.analysis.percentiles import PERCENTILES, name_of
 from inferometer.apis import APIS, Api
 from inferometer.config.fields import Seconds
+from inferometer.config.report import Report
 from inferometer.config.schema import Limits, Measure, Timeouts
 from inferometer.records import Manifest
 from inferometer.units import parse_seconds
 
-Section = TypeVar("Section", Limits, Measure)
+Section = TypeVar("Section", Limits, Measure, Report)
 
 
 def measure(manifest: Manifest) -> Measure:
@@ -19,6 +22,26 @@ def measure(manifest: Manifest) -> Measure:
 
 def limits(manifest: Manifest) -> Limits:
     return _section(manifest.config.get("limits"), Limits)
+
+
+def report(manifest: Manifest) -> Report:
+    return _section(manifest.config.get("report"), Report)
+
+
+def percentiles(manifest: Manifest) -> tuple[str, ...]:
+    """The names of the percentiles that the report is to show, in ascending order; empty: the usual ones."""
+    return tuple(name_of(each) for each in sorted(set(report(manifest).percentiles)))
+
+
+def further_percentiles(manifest: Manifest) -> tuple[str, ...]:
+    """Those of them that are not computed in any case."""
+    return tuple(name for name in percentiles(manifest) if name not in PERCENTILES)
+
+
+def with_percentiles(manifest: Manifest, requested: Sequence[float]) -> Manifest:
+    """The manifest as if the run had requested these percentiles."""
+    section = msgspec.to_builtins(report(manifest)) | {"percentiles": list(requested)}
+    return msgspec.structs.replace(manifest, config=manifest.config | {"report": section})
 
 
 def slos(manifest: Manifest) -> list[str]:

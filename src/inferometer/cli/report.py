@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from inferometer.cli.options import export_options, slo_options
+from inferometer.cli.options import export_options, percentile_option, slo_options
 from inferometer.errors import UserError
 
 _TAIL = "tail"
@@ -28,6 +28,7 @@ class _WithOptionalId(click.Command):
 @click.argument("run_dir", metavar="RUN_DIR")
 @slo_options
 @export_options
+@percentile_option
 @click.option(
     "--open",
     "is_opened",
@@ -54,6 +55,7 @@ def command(
     slos: tuple[str, ...],
     allow_undecided: bool,
     exports: dict[str, str],
+    percentiles: list[float],
     is_opened: bool,
     histogram: bool,
     why: str | None,
@@ -92,7 +94,7 @@ def command(
     check_exports(exports)
     conduct.parse_slos(slos, "--slo")
     try:
-        run, summary = conduct.open_run(run_dir, slos or None)
+        run, summary = conduct.open_run(run_dir, slos or None, percentiles)
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, exports, explain, histogram, why=why is not None)
         raise

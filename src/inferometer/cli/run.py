@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inferometer.apis import scheme_of
-from inferometer.cli.options import export_options, image_options, slo_options
+from inferometer.cli.options import export_options, image_options, percentile_option, slo_options
 from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
 @image_options
 @slo_options
 @export_options
+@percentile_option
 @click.option(
     "--observe",
     "observed",
@@ -138,6 +139,7 @@ def command(
     slos: tuple[str, ...],
     allow_undecided: bool,
     exports: dict[str, str],
+    percentiles: list[float],
     observed: tuple[str, ...],
     metrics_port: int | None,
     otlp: str | None,
@@ -176,7 +178,7 @@ def command(
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
     from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver, with_file_exports  # noqa: PLC0415
 
     has_url = is_url(source)
     tree: dict[str, Any] = {"server": {"url": source}} if has_url else read_tree(source, or_url=True)
@@ -191,6 +193,8 @@ def command(
     _set_observed(tree, observed, metrics_port, otlp)
     if model is not None:
         _section(tree, "server")["model"] = model
+    if percentiles:
+        _section(tree, "report")["percentiles"] = percentiles
     if kept:
         tree["keep"] = list(kept)
     origin = "command line" if has_url else source
@@ -201,6 +205,7 @@ def command(
     try:
         with named(_NAMES | (_IMAGE_NAMES if image is not None else {}), origin):
             config = from_mapping(tree, overrides, origin, with_scheme)
+            exports = with_file_exports(exports, config.report.exports)
             if repeat > 1:
                 return _repeat(config, repeat, exports, allow_undecided, quiet)
             run, summary = conduct.measure(config, None if quiet else LiveView())

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from inferometer import store
-from inferometer.analysis import window
+from inferometer.analysis import settings, window
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.config.schema import Measure
 from inferometer.errors import UserError
@@ -24,15 +24,15 @@ SPOOL = "spool"
 DRAFT = "draft.json"
 
 
-def open_run(folder: str, slos: Sequence[str] | None = None) -> tuple[Run, Summary]:
+def open_run(folder: str, slos: Sequence[str] | None = None, percentiles: Sequence[float] = ()) -> tuple[Run, Summary]:
     """Open a stored run. One that never ended is put together from what it had recorded, and stored.
 
-    `slos` are objectives to judge it by instead of its own; they are not stored.
+    `slos` are objectives to judge it by instead of its own, and `percentiles` those to show instead of its own; they are not stored.
     """
     path = Path(folder).resolve()
     draft_file = path / SPOOL / DRAFT
     if not draft_file.exists() or (path / "manifest.json").exists():
-        run = store.read(folder)
+        run = _showing(store.read(folder), percentiles)
         return run, summarise(run, slos)
     draft = drafts.read(draft_file)
     unfinished = draft.manifest
@@ -47,7 +47,16 @@ def open_run(folder: str, slos: Sequence[str] | None = None) -> tuple[Run, Summa
             f"{path / SPOOL}: cannot be read: {error}", "report it with the version that recorded it, or run again"
         ) from None
     run, summary = save(path, run)
-    return run, summary if slos is None else summarise(run, slos)
+    if slos is None and not percentiles:
+        return run, summary
+    run = _showing(run, percentiles)
+    return run, summarise(run, slos)
+
+
+def _showing(run: Run, percentiles: Sequence[float]) -> Run:
+    if not percentiles:
+        return run
+    return msgspec.structs.replace(run, manifest=settings.with_percentiles(run.manifest, percentiles))
 
 
 class UnsavedError(UserError):

@@ -12,6 +12,7 @@ from inferometer.config.data.sessions import Sessions
 from inferometer.config.fields import Seconds, Section, Window
 from inferometer.config.loads import Closed, Load
 from inferometer.config.observe import Export, Observe
+from inferometer.config.report import Report
 
 # --- server ----------------------------------------------------------------------------------------------------------
 
@@ -291,6 +292,12 @@ class Config(Section):
         Observe, Meta(description="What to record beside the requests: the server's metrics, and the use of resources.")
     ] = field(default_factory=Observe)
     export: Annotated[Export, Meta(description="Live figures for other tools.")] = field(default_factory=Export)
+    report: Annotated[
+        Report,
+        Meta(
+            description="Files to write after the run, and what the report shows. Options of the command line override it."
+        ),
+    ] = field(default_factory=Report)
     slo: Annotated[
         str | list[str],
         Meta(
