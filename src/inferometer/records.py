@@ -430,6 +430,23 @@ def class_settings(manifest: Manifest) -> list[dict[str, object]]:
     return [each for each in classes if isinstance(each, dict)] if isinstance(classes, list | tuple) else []
 
 
+class Body(msgspec.Struct, frozen=True):
+    """The texts of one request (`keep: text`)."""
+
+    id: int
+    session: int
+    """-1: it belongs to no session; likewise `turn` and `class_`."""
+    turn: int
+    stage: int
+    class_: int
+    request: str
+    """The body as it was sent: JSON."""
+    response: str | None
+    """The generated text, joined from all chunks; None if no text arrived."""
+    finish_reason: str | None
+    """Why the generation ended, if the server says so."""
+
+
 class Run(msgspec.Struct, frozen=True):
     """A run as read from its folder."""
 

@@ -68,7 +68,7 @@ def test_work_that_continues_after_a_tick_is_a_stall() -> None:
     """The reader runs ticks in the middle of its work, so they are on time although no socket is read."""
     watched = SelfMonitor(0, StampClock(0, False), RunState(given_up=[]), now())
     anything: Any = SimpleNamespace(
-        publish=lambda: None, control={}, queued=0, sent=0, ok=0, failed=0, in_flight=0, stage=0
+        publish=lambda: None, flush=lambda: None, control={}, queued=0, sent=0, ok=0, failed=0, in_flight=0, stage=0
     )
 
     async def work() -> None:

@@ -13,6 +13,7 @@ from inferometer.analysis import blocks, gaps
 from inferometer.analysis.gaps import Gaps
 from inferometer.analysis.metrics import METRICS, Column, Metric
 from inferometer.analysis.percentiles import Distribution, Order, describe, distribution, thresholds
+from inferometer.analysis.settings import further_percentiles
 from inferometer.analysis.window import STEADY
 from inferometer.records import CANCELLED, LOST, MISSING, Columns, Run
 from inferometer.units import NS
@@ -36,6 +37,7 @@ def distributions(run: Run, mask: Mask, itl: Distribution, as_inf: bool) -> dict
     spans = {name: _span(rows, chosen[name] | failed) for name in chosen}
     failures = blocks.index(rows["intended"][failed], *spans["ok"])
     nothing = failures[:0]
+    further = further_percentiles(run.manifest)
     buffer = np.empty(len(rows))
     result = {}
     for name, metric in METRICS.items():
@@ -47,7 +49,7 @@ def distributions(run: Run, mask: Mask, itl: Distribution, as_inf: bool) -> dict
         applies = metric.can_fail and (len(values) or not chosen["ok"].any())
         infinite = failures if applies else nothing
         placed = blocks.Placed(blocks.index(at, start, end), infinite, (end - start) / NS)
-        found = distribution(values, metric.unit, len(infinite), placed=placed)
+        found = distribution(values, metric.unit, len(infinite), placed=placed, further=further)
         estimated = _count_estimates(metric, rows[chosen[metric.of]])
         result[name] = msgspec.structs.replace(found, estimated=estimated) if estimated else found
     return result
@@ -72,9 +74,10 @@ def itl_of_all(run: Run, found: Gaps) -> Distribution:
 
 
 def _itl(run: Run, found: Gaps, orders: Mapping[int, Order], group: NDArray[np.int16]) -> dict[int, Distribution]:
-    limits = {each: thresholds(order) for each, order in orders.items() if order.count}
+    further = further_percentiles(run.manifest)
+    limits = {each: thresholds(order, further) for each, order in orders.items() if order.count}
     tallies = gaps.tally(run, found.slices, group, limits)
-    return {each: describe(order, ITL.unit, NS, tallies.get(each)) for each, order in orders.items()}
+    return {each: describe(order, ITL.unit, NS, tallies.get(each), further) for each, order in orders.items()}
 
 
 def counts_as_inf(run: Run) -> Mask:

@@ -15,12 +15,19 @@ percentile is the noisiest: to trust it would select the runs that happened to m
 the design effect of p90, and p99.9 that of p99. bench/coverage shows how often the intervals hold.
 
 Support: if n values are to say something about p, at least one of them should lie above it: P(none does) = p^n <= 1 %, so
-n >= log 0.01 / log p: 7, 44, 90, 459 and 4603 for p50, p90, p95, p99 and p99.9. n is the effective size.
+n >= log 0.01 / log p: 7, 44, 90, 459 and 4603 for p50, p90, p95, p99 and p99.9. n is the effective size. Below p50, at least one
+value should lie below it.
+
+Further percentiles can be requested (`report.percentiles`). Their names have the digits of the quantile after the point, at least two: p75,
+p995 (99.5 %), p9999 (99.99 %), p05 (5 %). The same rules hold for them: a percentile above p90 has at least the design effect of p90, one above p99
+that of p99, and one below p10 that of p50.
 """
 
 import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
@@ -39,6 +46,10 @@ EFFECTS = {"p50": ("p50",), "p90": ("p90",), "p95": ("p90", "p95"), "p99": ("p90
 COUNTED = ("p50", "p90", "p95", "p99")
 """The percentiles whose design effects are estimated."""
 
+_LOWEST_COUNTED, _LOW, _HIGH, _HIGHEST_COUNTED = 10, 100, 900, 990
+"""In thousandths: between which percentiles design effects are estimated, and between which each has only its own."""
+
+Thousandths = int | Fraction
 Values = NDArray[np.float64] | NDArray[np.int64] | NDArray[np.uint32]
 Ends = tuple[float | None, float | None]
 
@@ -77,26 +88,47 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     effective: float | None = None
     """The effective size: `count` divided by the design effect of the p99."""
     unsupported: dict[str, Unsupported] = {}
+    percentiles: dict[str, float] = {}
+    """Further percentiles, on request (`report.percentiles`), by name: p75, p9999."""
 
     def value(self, name: str) -> float | None:
         """The value of a percentile, supported or not."""
         if name in self.unsupported:
             return self.unsupported[name].value
-        number: float | None = getattr(self, name)
+        if name in self.percentiles:
+            return self.percentiles[name]
+        number: float | None = getattr(self, name, None)
         return number
 
 
-def needed(thousandths: int) -> int:
+def name_of(percent: float) -> str:
+    """The name of a percentile: p50 for 50, p999 for 99.9, p05 for 5."""
+    return "p" + f"{Decimal(repr(percent)) / 100:f}".partition(".")[2].rstrip("0").ljust(2, "0")
+
+
+def label_of(name: str) -> str:
+    """The name as tables show it: p99.9 for p999, p5 for p05; other columns, such as `mean`, stay as they are."""
+    digits = name.removeprefix("p")
+    return f"p{(Decimal(f'0.{digits}') * 100).normalize():f}" if digits.isdecimal() else name
+
+
+def thousandths_of(name: str) -> Thousandths:
+    """The percentile with this name, in thousandths."""
+    digits = name.removeprefix("p")
+    return PERCENTILES[name] if name in PERCENTILES else Fraction(int(digits) * 1000, 10 ** len(digits))
+
+
+def needed(thousandths: Thousandths) -> int:
     """The smallest number of values that supports a percentile."""
-    return math.ceil(math.log(0.01) / math.log(thousandths / 1000))
+    return math.ceil(math.log(0.01) / math.log(max(thousandths, 1000 - thousandths) / 1000))
 
 
-def rank(thousandths: int, count: int) -> int:
+def rank(thousandths: Thousandths, count: int) -> int:
     """The nearest rank, counted from 1."""
     return max(-(-thousandths * count // 1000), 1)
 
 
-def interval(thousandths: int, count: int, effective: float | None = None) -> tuple[int | None, int | None]:
+def interval(thousandths: Thousandths, count: int, effective: float | None = None) -> tuple[int | None, int | None]:
     """The ranks, from 1, between which the true percentile lies with 95 % confidence; None if no value bounds it.
 
     `effective` is the number of independent values that say as much as the `count` values; None if those are independent.
@@ -113,9 +145,9 @@ def interval(thousandths: int, count: int, effective: float | None = None) -> tu
 
 
 @lru_cache(maxsize=1024)
-def _binomial(thousandths: int, count: int) -> tuple[int, int]:
+def _binomial(thousandths: Thousandths, count: int) -> tuple[int, int]:
     """The ranks for independent values; 0 and count + 1 if no value bounds the percentile."""
-    low, high = _binomial_quantiles(count, thousandths / 1000, 0.025, 0.975)
+    low, high = _binomial_quantiles(count, float(thousandths / 1000), 0.025, 0.975)
     return low, high + 1
 
 
@@ -154,47 +186,55 @@ class Order:
         self._placed = sorted([*self._placed, *wanted])
         return {each: float(self.values[each - 1]) if each <= len(self.values) else math.inf for each in ranks}
 
-    def percentiles(self) -> dict[str, float]:
-        """The percentiles, supported or not."""
+    def percentiles(self, further: Iterable[str] = ()) -> dict[str, float]:
+        """The percentiles, supported or not, and those with the names `further`."""
         if not self.count:
             return {}
-        ranks = {name: rank(p, self.count) for name, p in PERCENTILES.items()}
+        ranks = {name: rank(thousandths_of(name), self.count) for name in (*PERCENTILES, *further)}
         found = self.at(ranks.values())
         return {name: found[each] for name, each in ranks.items()}
 
 
 def distribution(
-    values: Values, unit: str, infinite: int = 0, scale: float = 1.0, placed: Placed | None = None
+    values: Values,
+    unit: str,
+    infinite: int = 0,
+    scale: float = 1.0,
+    placed: Placed | None = None,
+    further: Sequence[str] = (),
 ) -> Distribution:
     """Statistics of `values` / `scale` and of `infinite` more that are +inf. Reorders `values`.
 
-    Values that are not placed in time are taken for independent.
+    Values that are not placed in time are taken for independent. `further` are the names of percentiles to compute in addition.
     """
     if placed is None:
-        return describe(Order(values, infinite), unit, scale)
+        return describe(Order(values, infinite), unit, scale, further=further)
     order = Order(values.copy(), infinite)
-    return describe(order, unit, scale, blocks.count(values, placed, thresholds(order)))
+    return describe(order, unit, scale, blocks.count(values, placed, thresholds(order, further)), further)
 
 
-def thresholds(order: Order) -> dict[str, float]:
+def thresholds(order: Order, further: Sequence[str] = ()) -> dict[str, float]:
     """The percentiles above which values have to be counted for a tally."""
-    return {name: value for name, value in order.percentiles().items() if name in COUNTED}
+    return {name: value for name, value in order.percentiles(further).items() if _is_counted(name)}
 
 
-def describe(order: Order, unit: str, scale: float = 1.0, tally: Tally | None = None) -> Distribution:
-    """Statistics of the order's values / `scale`. Values without a tally are taken for independent."""
+def describe(
+    order: Order, unit: str, scale: float = 1.0, tally: Tally | None = None, further: Sequence[str] = ()
+) -> Distribution:
+    """Statistics of the order's values / `scale`. Values without a tally are taken for independent. `further` are the names of
+    percentiles to compute in addition."""
     count = order.count
     if not count:
         return Distribution(unit=unit, count=0)
-    effects = _design_effects(tally)
+    further = [name for name in dict.fromkeys(further) if name not in PERCENTILES]
+    wanted = {name: thousandths_of(name) for name in (*PERCENTILES, *further)}
+    effects = _design_effects(tally, wanted)
     t = blocks.t_quantile(tally.all) if tally else blocks.NORMAL
-    bounds = {
-        name: interval(p, count, count / effects[name] * (blocks.NORMAL / t) ** 2) for name, p in PERCENTILES.items()
-    }
+    bounds = {name: interval(p, count, count / effects[name] * (blocks.NORMAL / t) ** 2) for name, p in wanted.items()}
     ends = order.at([each for pair in bounds.values() for each in pair if each is not None])
-    percentiles = {name: value / scale for name, value in order.percentiles().items()}
+    percentiles = {name: value / scale for name, value in order.percentiles(further).items()}
     unsupported = {}
-    for name, p in PERCENTILES.items():
+    for name, p in wanted.items():
         effective = count / effects[name]
         if effective < needed(p):
             more = tally.seconds * (needed(p) / effective - 1) if tally and tally.seconds else None
@@ -210,6 +250,7 @@ def describe(order: Order, unit: str, scale: float = 1.0, tally: Tally | None = 
         design_effect=effects if tally else {},
         effective=count / effects["p99"],
         unsupported=unsupported,
+        percentiles={name: percentiles.pop(name) for name in further if name in percentiles},
         **moments,
         **percentiles,
     )
@@ -219,11 +260,26 @@ def _scaled(ends: Mapping[int, float], nth: int | None, scale: float) -> float |
     return None if nth is None else ends[nth] / scale
 
 
-def _design_effects(tally: Tally | None) -> dict[str, float]:
+def _design_effects(tally: Tally | None, wanted: Iterable[str]) -> dict[str, float]:
     if tally is None:
-        return dict.fromkeys(PERCENTILES, 1.0)
-    own = {name: blocks.design_effect(tally.above[name], tally.all) for name in COUNTED}
-    return {name: max(own[each] for each in EFFECTS[name]) for name in PERCENTILES}
+        return dict.fromkeys(wanted, 1.0)
+    own = {name: blocks.design_effect(above, tally.all) for name, above in tally.above.items()}
+    return {name: max(own[each] for each in _effects_of(name)) for name in wanted}
+
+
+def _is_counted(name: str) -> bool:
+    """Whether the design effect of a percentile is estimated."""
+    return name in COUNTED or (name not in PERCENTILES and _LOWEST_COUNTED <= thousandths_of(name) <= _HIGHEST_COUNTED)
+
+
+def _effects_of(name: str) -> tuple[str, ...]:
+    """The percentiles whose design effects count for a percentile."""
+    if name in EFFECTS:
+        return EFFECTS[name]
+    p, own = thousandths_of(name), (name,) if _is_counted(name) else ()
+    if p > _HIGHEST_COUNTED:
+        return "p90", "p99"
+    return ("p90", *own) if p > _HIGH else ("p50", *own) if p < _LOW else own
 
 
 def _moments(values: Values, scale: float, tally: Tally | None) -> tuple[Ends | None, dict[str, float]]:

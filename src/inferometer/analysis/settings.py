@@ -4,14 +4,16 @@ from typing import TypeVar
 
 import msgspec
 
+from inferometer.analysis.percentiles import PERCENTILES, name_of
 from inferometer.apis import APIS, Api
 from inferometer.config.cost import Cost
 from inferometer.config.fields import Seconds
+from inferometer.config.report import Report
 from inferometer.config.schema import Limits, Measure, Timeouts
 from inferometer.records import Manifest
 from inferometer.units import parse_seconds
 
-Section = TypeVar("Section", Cost, Limits, Measure)
+Section = TypeVar("Section", Cost, Limits, Measure, Report)
 
 
 def measure(manifest: Manifest) -> Measure:
@@ -30,6 +32,20 @@ def server_count(manifest: Manifest) -> int:
     """How many servers were measured together: one per URL."""
     url = text(manifest, "server", "url")
     return max(len(url), 1) if isinstance(url, list | tuple) else 1
+
+
+def report(manifest: Manifest) -> Report:
+    return _section(manifest.config.get("report"), Report)
+
+
+def percentiles(manifest: Manifest) -> tuple[str, ...]:
+    """The names of the percentiles that the report is to show, in ascending order; empty: the usual ones."""
+    return tuple(name_of(each) for each in sorted(set(report(manifest).percentiles)))
+
+
+def further_percentiles(manifest: Manifest) -> tuple[str, ...]:
+    """Those of them that are not computed in any case."""
+    return tuple(name for name in percentiles(manifest) if name not in PERCENTILES)
 
 
 def slos(manifest: Manifest) -> list[str]:

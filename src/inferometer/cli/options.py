@@ -135,6 +135,24 @@ def abort_options(function: Command) -> Command:
     )(function)
 
 
+def percentile_option(function: Command) -> Command:
+    """Add `--percentiles`; the command gets `percentiles`: numbers, none if the option is not given."""
+
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> list[float]:
+        if text is None:
+            return []
+        from inferometer.config.report import parse_percentiles  # noqa: PLC0415 - building the command line must be fast
+
+        return parse_percentiles(text)
+
+    return click.option(
+        "--percentiles",
+        callback=read,
+        metavar="LIST",
+        help="Show these percentiles, such as 50,75,99.9, instead of the usual ones.",
+    )(function)
+
+
 def image_options(function: Command) -> Command:
     """Add `--scaling` and `--crop`, which say how images become tensors (workload/image_tensors.py)."""
     crop = click.option(

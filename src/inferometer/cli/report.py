@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from inferometer.cli.options import cost_options, export_options, slo_options
+from inferometer.cli.options import cost_options, export_options, percentile_option, slo_options
 from inferometer.errors import UserError, named
 
 _TAIL = "tail"
@@ -30,6 +30,7 @@ class _WithOptionalId(click.Command):
 @slo_options
 @cost_options
 @export_options
+@percentile_option
 @click.option(
     "--open",
     "is_opened",
@@ -57,6 +58,7 @@ def command(
     allow_undecided: bool,
     cost: dict[str, Any],
     exports: dict[str, str],
+    percentiles: list[float],
     is_opened: bool,
     histogram: bool,
     why: str | None,
@@ -96,13 +98,15 @@ def command(
         raise UserError(f"--as {tool} has no --{min(set(exports) - {'json'})}", "use --json, or leave out --as")
     check_exports(exports)
     conduct.parse_slos(slos, "--slo")
+    given = {"cost": cost, "report": {"percentiles": percentiles} if percentiles else {}}
+    changes = {name: keys for name, keys in given.items() if keys}
     if is_sweep(Path(run_dir)):
         return _report_sweep(
             run_dir, slos, exports, allow_undecided, is_opened, is_single=tool is not None or why is not None
         )
     try:
         with named({"cost.cheapest_at": "--cheapest-at"}):
-            run, summary = conduct.open_run(run_dir, slos or None, cost)
+            run, summary = conduct.open_run(run_dir, slos or None, changes)
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, exports, explain, histogram, why=why is not None)
         raise

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inferometer.apis import scheme_of
-from inferometer.cli.options import abort_options, cost_options, export_options, image_options, slo_options
+from inferometer.cli.options import (
+    abort_options,
+    cost_options,
+    export_options,
+    image_options,
+    percentile_option,
+    slo_options,
+)
 from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     from inferometer.config.grid import Grid
 
 _NAMES = {
+    "keep": "--keep",
     "output": "--set output=DIR (`output` in the file)",
     "server.model": "--model NAME",
     "observe.prometheus": "--observe",
@@ -91,6 +99,7 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
 @cost_options
 @abort_options
 @export_options
+@percentile_option
 @click.option(
     "--observe",
     "observed",
@@ -111,6 +120,13 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
     default=1,
     metavar="N",
     help="Measure N times, with a fresh seed each, and show how much the figures vary between runs.",
+)
+@click.option(
+    "--keep",
+    "kept",
+    multiple=True,
+    type=click.Choice(["text"]),
+    help="Store more in the run's folder. text: the bodies of requests and the generated texts, in bodies.parquet.",
 )
 @click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
 @click.option(
@@ -137,10 +153,12 @@ def command(
     cost: dict[str, Any],
     abort_on: tuple[str, ...],
     exports: dict[str, str],
+    percentiles: list[float],
     observed: tuple[str, ...],
     metrics_port: int | None,
     otlp: str | None,
     repeat: int,
+    kept: tuple[str, ...],
     histogram: bool,
     why: bool,
     explain: bool,
@@ -182,7 +200,7 @@ def command(
     from inferometer.config.grid import grid_from_mapping  # noqa: PLC0415
     from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver, with_file_exports  # noqa: PLC0415
 
     has_url = is_url(source)
     tree: dict[str, Any] = {"server": {"url": source}} if has_url else read_tree(source, or_url=True)
@@ -199,6 +217,10 @@ def command(
         _section(tree, "server")["model"] = model
     if cost:
         _section(tree, "cost").update(cost)
+    if percentiles:
+        _section(tree, "report")["percentiles"] = percentiles
+    if kept:
+        tree["keep"] = list(kept)
     origin = "command line" if has_url else source
     check_exports(exports)
     if slos:
@@ -208,9 +230,10 @@ def command(
     try:
         with named(_NAMES | (_IMAGE_NAMES if image is not None else {}), origin):
             grid = grid_from_mapping(tree, overrides, origin, with_scheme)
+            config = grid.cells[0].config
+            exports = with_file_exports(exports, config.report.exports)
             if grid.is_sweep:
                 return _sweep(grid, repeat, exports, allow_undecided, quiet)
-            config = grid.cells[0].config
             if repeat > 1:
                 return _repeat(config, repeat, exports, allow_undecided, quiet)
             run, summary = conduct.measure(config, None if quiet else LiveView())

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,28 +14,30 @@ from inferometer.analysis.summary import Summary, summarise
 from inferometer.config.cost import check_cost
 from inferometer.config.schema import Measure
 from inferometer.errors import UserError
-from inferometer.records import Manifest, Outcome, Records, Run, class_names
+from inferometer.records import Body, Manifest, Outcome, Records, Run, class_names
 from inferometer.report import json as report_json
 from inferometer.series import TimeSeries
+from inferometer.store import body_spool, spool
 from inferometer.store import draft as drafts
-from inferometer.store import spool
 from inferometer.store.folder import SERIES
 
 SPOOL = "spool"
 DRAFT = "draft.json"
 
 
-def open_run(
-    folder: str, slos: Sequence[str] | None = None, cost: Mapping[str, object] | None = None
-) -> tuple[Run, Summary]:
+Changes = Mapping[str, Mapping[str, object]]
+"""Keys of sections of the config that count instead of those of a stored run: {"cost": {"gpus": 8}}."""
+
+
+def open_run(folder: str, slos: Sequence[str] | None = None, changes: Changes | None = None) -> tuple[Run, Summary]:
     """Open a stored run. One that never ended is put together from what it had recorded, and stored.
 
-    `slos` are objectives to judge it by instead of its own, `cost` are keys of the section `cost` over its own; they are not stored.
+    `slos` are objectives to judge it by instead of its own, and `changes` other settings of the report; they are not stored.
     """
     path = Path(folder).resolve()
     draft_file = path / SPOOL / DRAFT
     if not draft_file.exists() or (path / "manifest.json").exists():
-        run = with_cost(store.read(folder), cost)
+        run = changed(store.read(folder), changes)
         return run, summarise(run, slos)
     draft = drafts.read(draft_file)
     unfinished = draft.manifest
@@ -50,20 +52,21 @@ def open_run(
             f"{path / SPOOL}: cannot be read: {error}", "report it with the version that recorded it, or run again"
         ) from None
     run, summary = save(path, run)
-    if slos is None and not cost:
+    if slos is None and not changes:
         return run, summary
-    run = with_cost(run, cost)
+    run = changed(run, changes)
     return run, summarise(run, slos)
 
 
-def with_cost(run: Run, cost: Mapping[str, object] | None) -> Run:
-    """The run with other keys in the section `cost` of its config. Raises UserError when the run cannot have a figure they ask for."""
-    if not cost:
+def changed(run: Run, changes: Changes | None) -> Run:
+    """The run with other settings of the report. Raises UserError when the run cannot have a figure that they ask for."""
+    if not changes:
         return run
-    manifest = run.manifest
-    own = manifest.config.get("cost")
-    config = manifest.config | {"cost": (own if isinstance(own, dict) else {}) | dict(cost)}
-    manifest = msgspec.structs.replace(manifest, config=config)
+    config = dict(run.manifest.config)
+    for name, keys in changes.items():
+        own = config.get(name)
+        config[name] = (own if isinstance(own, dict) else {}) | dict(keys)
+    manifest = msgspec.structs.replace(run.manifest, config=config)
     is_streamed = settings.text(manifest, "server", "stream") is not False
     check_cost(settings.cost(manifest), settings.receives_text(manifest), is_streamed)
     return msgspec.structs.replace(run, manifest=manifest)
@@ -83,7 +86,7 @@ class UnsavedError(UserError):
 
 def save(folder: Path, run: Run) -> tuple[Run, Summary]:
     try:
-        store.write(folder, run.manifest, run.records, run.chunks(), run.series())
+        store.write(folder, run.manifest, run.records, run.chunks(), run.series(), _bodies(folder / SPOOL))
         stored = store.written(folder, run.records)
         summary = summarise(stored)
         store.write_summary(folder, report_json.encode(summary))
@@ -113,6 +116,12 @@ def _series(folder: Path, records: Records) -> tuple[TimeSeries, ...]:
     with contextlib.suppress(UserError):  # the run, or the writing, did not end
         return (*series_file.client_health(records.samples), *series_file.read(folder / SERIES))
     return series_file.client_health(records.samples)
+
+
+def _bodies(folder: Path) -> Iterable[Body] | None:
+    """Return the texts of requests and responses that the shards kept; None if they were not told to."""
+    shards = len(list(folder.glob("*.control")))
+    return body_spool.read_bodies(folder, shards) if body_spool.has_bodies(folder, shards) else None
 
 
 def discard_if_empty(folder: Path, shards: int) -> None:

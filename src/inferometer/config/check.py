@@ -21,6 +21,7 @@ from inferometer.config.loads import (
     has_changing_rate,
     stages_of,
 )
+from inferometer.config.report import check_percentiles
 from inferometer.config.schema import Config, Server
 from inferometer.errors import UserError
 from inferometer.units import format_seconds
@@ -54,6 +55,13 @@ def check(config: Config) -> None:
         _check_classes(config, config.data, api)
     else:
         _check_data(config, config.data, api)
+    check_percentiles(config.report.percentiles, "report.percentiles")
+    if "text" in config.kept and api.request != "text":
+        raise UserError(
+            f"{api.name} requests are {api.request}, not text",
+            f"leave it out, or use {{server.api}} {' or '.join(names(request='text'))}",
+            "keep",
+        )
     check_lengths(config.data, "data")
     _check_prefixes(config.data, api, "data")
     check_cost(config.cost, api.response == "text", bool(config.server.stream))

@@ -14,6 +14,7 @@ from inferometer.config.data.sessions import Sessions
 from inferometer.config.fields import Seconds, Section, Window
 from inferometer.config.loads import Closed, Load
 from inferometer.config.observe import Export, Observe
+from inferometer.config.report import Report
 
 # --- server ----------------------------------------------------------------------------------------------------------
 
@@ -293,6 +294,12 @@ class Config(Section):
         Observe, Meta(description="What to record beside the requests: the server's metrics, and the use of resources.")
     ] = field(default_factory=Observe)
     export: Annotated[Export, Meta(description="Live figures for other tools.")] = field(default_factory=Export)
+    report: Annotated[
+        Report,
+        Meta(
+            description="Files to write after the run, and what the report shows. Options of the command line override it."
+        ),
+    ] = field(default_factory=Report)
     slo: Annotated[
         str | list[str],
         Meta(
@@ -310,8 +317,18 @@ class Config(Section):
     ] = field(default_factory=dict)
     abort: Annotated[Abort, Meta(description="Limits that end the run early.")] = field(default_factory=Abort)
     seed: Annotated[int, Meta(description="Seed of everything random in the plan and the prompts.", ge=0)] = 0
+    keep: Annotated[
+        Literal["text"] | list[Literal["text"]],
+        Meta(
+            description="What to store beside the measurements. `text`: the bodies of requests as they are sent and the generated text, in `bodies.parquet` in the run's folder. Headers and secrets of this file are not stored, but prompts and responses are: mind what they contain."
+        ),
+    ] = field(default_factory=list)
     output: Annotated[str, Meta(description="Folder in which each run creates its own folder.")] = "runs"
 
     @property
     def slos(self) -> list[str]:
         return [self.slo] if isinstance(self.slo, str) else self.slo
+
+    @property
+    def kept(self) -> list[Literal["text"]]:
+        return [self.keep] if isinstance(self.keep, str) else self.keep

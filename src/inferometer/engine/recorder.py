@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.run_state import RunState
 from inferometer.records import CANCELLED, COUNTED_BY, Sample
+from inferometer.store.body_spool import BodySpool
 from inferometer.store.spool import Spool
 from inferometer.types import Fail
 
@@ -16,13 +17,21 @@ class Recorder:
     It stays empty unless the recorder `keeps_texts`."""
 
     def __init__(
-        self, spool: Spool, state: RunState, on_disk_full: Callable[[], None], keeps_texts: bool = False
+        self,
+        spool: Spool,
+        state: RunState,
+        on_disk_full: Callable[[], None],
+        keeps_texts: bool = False,
+        bodies: BodySpool | None = None,
     ) -> None:
         self._spool = spool
         self._spool.failure(CANCELLED, "")  # written now, so that rows can refer to it even on a full disk
         self._state = state
         self._on_disk_full = on_disk_full
         self._keeps_texts = keeps_texts
+        self._bodies = bodies
+        self.responses: dict[int, tuple[str, str | None]] = {}
+        """With `bodies`: the text and the finish reason of responses that are not yet recorded, by the request's id."""
         self.texts: list[tuple[int, str]] = []
 
     def record(self, ended: Sequence[Ended]) -> None:
@@ -45,10 +54,25 @@ class Recorder:
             flights.append(flight)
         try:
             self._spool.add(flights)
+            if self._bodies is not None:
+                self._keep_bodies(self._bodies, flights)
         except OSError:
             is_full = True
         if is_full:
             self._disk_is_full()
+
+    def _keep_bodies(self, bodies: BodySpool, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            if flight.sent:
+                bodies.add(flight, *self.responses.pop(flight.id, ("", None)))
+
+    def flush(self) -> None:
+        """Write the texts that were kept since the last call to their file."""
+        if self._bodies is not None:
+            try:
+                self._bodies.flush()
+            except OSError:
+                self._disk_is_full()
 
     def sample(self, sample: Sample) -> None:
         try:

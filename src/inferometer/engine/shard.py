@@ -33,12 +33,14 @@ from inferometer.engine.sessions import Sessions
 from inferometer.engine.telemetry import Telemetry
 from inferometer.engine.timeouts import Timeouts
 from inferometer.errors import UserError
+from inferometer.store.body_spool import BodySpool
 from inferometer.store.spool import Spool
 from inferometer.timing import clock as timing
 from inferometer.timing.clock import now
 from inferometer.types import Calls, End, Fail, OpenStage, Plan
 from inferometer.units import NS
 from inferometer.wire.failures import meaning
+from inferometer.wire.http1 import ResponseDecoder
 from inferometer.wire.target import Target
 
 _RECORDED_AT_ONCE = 8
@@ -71,7 +73,9 @@ class Task(msgspec.Struct, frozen=True):
     spool: Path
     """The folder to record into. The shard's control file must be there."""
     secrets: tuple[str, ...] = ()
-    """Words to remove from servers' messages."""
+    """Words to remove from servers' messages, and from texts that are kept."""
+    keeps_bodies: bool = False
+    """Store the texts of requests and responses (store/body_spool.py)."""
 
 
 class Shard:
@@ -83,7 +87,8 @@ class Shard:
         # The spool comes first: the disk may be full, and nothing else is open yet.
         self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
         self.state = RunState(given_up=[], unreached_limit=int(task.timeouts.unreached * NS))
-        self.recorder = Recorder(self._spool, self.state, self._stop_now, task.calls.counts_tokens)
+        self._bodies = BodySpool(task.spool, task.shard, task.secrets) if task.keeps_bodies else None
+        self.recorder = Recorder(self._spool, self.state, self._stop_now, task.calls.counts_tokens, self._bodies)
         self._primed = timing.prime() if task.kernel_stamps else None
         self._clock = StampClock(timing.wall_offset(), self._primed is not None)
         self.deadlines = Deadlines(loop)
@@ -210,6 +215,9 @@ class Shard:
         self._spool.control["ended"] = now()
 
     def close_spool(self) -> None:
+        if self._bodies is not None:
+            self.recorder.flush()
+            self._bodies.close()
         self._spool.close()
         self._spool.control.state = "done"
 
@@ -241,6 +249,8 @@ class Shard:
                 flight.content = self._task.calls.content(response)
             if self._check is not None:
                 self._unchecked[flight.id] = self._check.keep(response)
+        if self._bodies is not None and isinstance(response, ResponseDecoder):
+            self.recorder.responses[flight.id] = response.text, response.finish_reason
         if not self._ended and not self._reader.is_decoding:
             self._loop.call_soon(self._settle)
         self._ended.append((flight, event, text))

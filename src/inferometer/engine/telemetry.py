@@ -41,6 +41,7 @@ class Telemetry:
         if sample is not None:
             self._spool.peek(*self._peek())
             self._recorder.sample(sample)
+        self._recorder.flush()
         self.publish()
         self._spool.control["recorded"] = self._marks[0]
         if not self._is_marking:

@@ -114,6 +114,7 @@ def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progres
         kernel_stamps=config.client.stamps == "kernel",
         awake=config.client.awake,
         spool=spool,
+        keeps_bodies="text" in config.kept,
         secrets=secret.words(config.server, reached.secrets | _credentials(reached), config.data),
     )
 

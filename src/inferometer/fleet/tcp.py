@@ -42,7 +42,8 @@ _CONNECT_S = 60.0
 _CLOSE_S = 5.0
 _COLUMNS = {"rows": (ROW.itemsize, "rows"), "arrivals": (8, "chunks"), "tokens": (2, "chunks")}
 """Files that grow with a number in the control file: bytes per entry, and the name of the number."""
-_LINES = ("failures", "replicas", "samples")
+_APPENDED = ("failures", "replicas", "samples", "bodies")
+"""Files that are only appended to."""
 _FROM_SHARD = tuple(name for name in CONTROL if name not in FROM_PARENT)
 
 
@@ -308,7 +309,7 @@ class _Copier:
 
     def __init__(self, channel: _MessageChannel, control: Control, folder: Path, shard: int) -> None:
         self._channel, self._control, self._folder, self._shard = channel, control, folder, shard
-        self._sent = dict.fromkeys((*_COLUMNS, *_LINES), 0)
+        self._sent = dict.fromkeys((*_COLUMNS, *_APPENDED), 0)
         self._stopped = threading.Event()
         self._lock = threading.Lock()
 
@@ -329,7 +330,7 @@ class _Copier:
             counts = dict(zip(_FROM_SHARD, numbers, strict=True))
             for name, (size, number) in _COLUMNS.items():
                 self._send(name, counts[number] * size)
-            for name in _LINES:
+            for name in _APPENDED:
                 path = self._folder / f"{self._shard}.{name}"
                 self._send(name, path.stat().st_size if path.exists() else 0)
             peek = self._folder / f"{self._shard}.peek"

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from inferometer.analysis import settings
 from inferometer.analysis.breakdown import LEAST_EXCESS, PER_REQUEST, WHY_EXCESS, Breakdown
+from inferometer.analysis.percentiles import label_of
 from inferometer.analysis.summary import Summary
 from inferometer.records import CANCELLED, Run
 from inferometer.report import formatting, groups, tables
@@ -81,7 +82,7 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         reason = formatting.one_line(summary.no_breakdown, 1000)
         parts.append(Text.assemble(("where the time went", "bold"), "   not known: ", reason))
     if summary.metrics and any(summary.metrics[name].count for name in TOKENS):
-        parts.append(_tokens(summary, width))
+        parts.append(_tokens(run, summary, width))
     if summary.sessions is not None:
         parts.append(sessions(summary.sessions, width))
     elif by_stage := [(stage.name, stage.sessions) for stage in summary.stages if stage.sessions is not None]:
@@ -244,14 +245,15 @@ def _breakdown(found: Breakdown) -> RenderableType:
 # --- tokens, failures, stages, definitions ---------------------------------------------------------------------------
 
 
-def _tokens(summary: Summary, width: int) -> RenderableType:
-    table = tables.table("tokens", ["mean", "min", "p50", "p90", "p99", "max", "total/s"])
+def _tokens(run: Run, summary: Summary, width: int) -> RenderableType:
+    columns = ("mean", "min", *(settings.percentiles(run.manifest) or ("p50", "p90", "p99")), "max")
+    table = tables.table("tokens", [*map(label_of, columns), "total/s"])
     rates = {"input_tokens": summary.throughput.input_tokens, "output_tokens": summary.throughput.output_tokens}
     for name in TOKENS:
         found = summary.metrics[name]
         if not found.count:
             continue
-        cells = [formatting.count(found.value(column)) for column in ("mean", "min", "p50", "p90", "p99", "max")]
+        cells = [formatting.count(found.value(column)) for column in columns]
         label = {"tokens_per_chunk": "per chunk"}.get(name, name.removesuffix("_tokens"))
         total = f"{formatting.number(rates[name])} " if name in rates else ""
         table.add_row(label, *(f"{cell} " for cell in cells), total)

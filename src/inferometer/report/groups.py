@@ -8,6 +8,7 @@ from rich.text import Text
 
 from inferometer.analysis import settings
 from inferometer.analysis.groups import Group
+from inferometer.analysis.percentiles import label_of
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
 from inferometer.report import formatting, tables
@@ -35,9 +36,12 @@ def replicas(run: Run, summary: Summary, width: int) -> RenderableType:
 
 def _table(title: str, rows: Sequence[tuple[str, Group]], run: Run, width: int) -> RenderableType:
     streamed = any(group.metrics["ttft"].count for _, group in rows if group.metrics)
-    columns = _STREAMED if streamed or settings.receives_text(run.manifest) else _NOT_STREAMED
-    columns = columns if any(group.metrics for _, group in rows) else ()
-    table = tables.table(title, ["ok", "failed", "req/s", *(f"{name} {column}" for name, column in columns)])
+    has_text = streamed or settings.receives_text(run.manifest)
+    metrics = ("ttft", "tpot", "e2e") if has_text else ("e2e",)
+    columns = tables.by_metric(run.manifest, metrics, _STREAMED if has_text else _NOT_STREAMED)
+    columns = columns if any(group.metrics for _, group in rows) else []
+    titles = [f"{name} {label_of(column)}" for name, column in columns]
+    table = tables.table(title, ["ok", "failed", "req/s", *titles])
     for label, group in rows[:_MAX_ROWS]:
         cells = [
             f"{group.counts.ok:,} ",
@@ -46,7 +50,7 @@ def _table(title: str, rows: Sequence[tuple[str, Group]], run: Run, width: int) 
             *(_cell(group, name, column) for name, column in columns),
         ]
         table.add_row(formatting.one_line(label, 40), *cells)
-    shown = fitted(table, width, _OPTIONAL)
+    shown = fitted(table, width, (*_OPTIONAL, *titles[:0:-1]))
     if len(rows) <= _MAX_ROWS:
         return shown
     return Lines(shown, Text(f"and {len(rows) - _MAX_ROWS:,} more, which are in summary.json", style="dim"))

@@ -1,12 +1,13 @@
 """The table of latencies, with their confidence intervals, and what has to be said about it."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.percentiles import Distribution, label_of
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
 from inferometer.report import formatting, tables
@@ -15,8 +16,7 @@ from inferometer.units import format_seconds
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 SERVICE = ("ttft_service", "e2e_service")
-CONFIDENCE = "p99, 95 % CI"
-_OPTIONAL = (CONFIDENCE, "p99.9", "p90", "p95", "mean")
+_OPTIONAL = ("p99.9", "p90", "p95", "mean")
 """Columns that a narrow table leaves out, the first of them first."""
 
 
@@ -27,20 +27,22 @@ def latency(run: Run, summary: Summary, width: int) -> RenderableType:
     if summary.metrics["reasoning_tokens"].max or 0:
         names.insert(names.index("ttft") + 1, "ttft_content")
     service = [name for name in SERVICE if is_open and summary.metrics[name].count]
-    table = tables.table("latency, ms", [*tables.COLUMNS.values(), CONFIDENCE])
+    columns = tables.columns_of(run.manifest)
+    confidence = f"{label_of(tables.interval_of(columns))}, 95 % CI"
+    table = tables.table("latency, ms", [*columns.values(), confidence])
     for name in names:
-        _row(table, name.replace("_", " "), summary.metrics[name], style="bold")
+        _row(table, name.replace("_", " "), summary.metrics[name], columns, style="bold")
     for name in service:
-        _row(table, name.replace("_", " "), summary.metrics[name])
+        _row(table, name.replace("_", " "), summary.metrics[name], columns)
     if summary.metrics["lag"].count:
-        _row(table, "lag", summary.metrics["lag"])
-    table = fitted(table, width, _OPTIONAL)
+        _row(table, "lag", summary.metrics["lag"], columns)
+    table = fitted(table, width, (confidence, *_optional(columns)))
     shown = [summary.metrics[name] for name in [*names, *service, "lag"]]
     counts_requests = summary.sessions is not None and run.manifest.plan[0].unit == "requests"
     waiting = "a turn that was due" if counts_requests else "a free user"
     notes = [
         _legend(names, is_open, waiting),
-        *_footnotes(shown, [str(column.header).strip() for column in table.columns]),
+        *_footnotes(shown, columns, [str(column.header).strip() for column in table.columns]),
     ]
     return Group(table, *(Text(note, style="dim") for note in notes))
 
@@ -55,25 +57,32 @@ def _legend(names: list[str], is_open: bool, waiting: str) -> str:
     return f"{which} from the send (closed loop); lag: how long {waiting} waited for it"
 
 
-def _row(table: Table, label: str, found: Distribution, style: str = "") -> None:
+def _optional(columns: Mapping[str, str]) -> Sequence[str]:
+    """Columns that a narrow table leaves out: of requested percentiles, the mean and the maximum come first."""
+    return _OPTIONAL if columns is tables.COLUMNS else ("mean", "max", *columns.values())
+
+
+def _row(table: Table, label: str, found: Distribution, columns: Mapping[str, str], style: str = "") -> None:
     """Add a row in milliseconds, all with the decimals that suit the median."""
     decimals = formatting.decimals_for(1e3 * (found.value("p50") or 0))
-    low, high = (formatting.milliseconds(end, decimals) for end in found.ci.get("p99", (None, None)))
+    low, high = (
+        formatting.milliseconds(end, decimals) for end in found.ci.get(tables.interval_of(columns), (None, None))
+    )
     cells = []
-    for name in tables.COLUMNS:
+    for name in columns:
         mark = tables.MARK if name in found.unsupported else ""
         shown = formatting.milliseconds(found.value(name), decimals)
         cells.append(Text.assemble(shown, (mark or " ", "yellow"), style="dim" if mark else ""))
     table.add_row(Text(label, style=style), *cells, f"{low} .. {high}")
 
 
-def _footnotes(shown: list[Distribution], columns: list[str]) -> list[str]:
+def _footnotes(shown: list[Distribution], titles: Mapping[str, str], columns: list[str]) -> list[str]:
     """Explain the mark for each column of the table that has it, and how failures are counted."""
     needs: dict[str, int] = {}
     longer: dict[str, float] = {}
     for each in shown:
         for name, found in each.unsupported.items():
-            column = tables.COLUMNS[name]
+            column = titles.get(name, "")
             needs[column] = found.needs
             more = (
                 0.0 if each is shown[-1] else found.more_seconds or 0.0

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 
+from inferometer.analysis import settings
 from inferometer.analysis.checks import in_words
 from inferometer.analysis.comparison import Comparison
 from inferometer.analysis.comparison_text import title
-from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.percentiles import Distribution, label_of
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import parse
 from inferometer.analysis.summary import StageSummary, Summary
 from inferometer.records import Run
 from inferometer.report import cost, formatting
 from inferometer.report.compare import amount, describe_side, stages_of
+from inferometer.report.tables import interval_of
 
-_COLUMNS = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99"}
+_COLUMNS = ("mean", "p50", "p90", "p99")
 _LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute")
 _RATES = {"requests": "requests/s", "output_tokens": "output tokens/s", "inferences": "inferences/s"}
 _MARKS = {"met": "✅ met", "missed": "❌ missed", "undecided": "❔ undecided"}
@@ -39,8 +41,9 @@ def run_summary(run: Run, summary: Summary) -> str:
     lines += [""] if noticed else []
     if summary.slos:
         lines += table(("objective", "status", "measured", "why"), [_objective(each) for each in summary.slos])
+    columns = ("mean", *settings.percentiles(manifest)) if settings.percentiles(manifest) else _COLUMNS
     for part in summary.stages or (summary,):
-        lines += _figures(part, getattr(part, "name", ""))
+        lines += _figures(part, getattr(part, "name", ""), columns)
     lines += _cost(summary)
     if summary.failures:
         failures = [(kind.code, f"{kind.count:,}", kind.message) for kind in summary.failures]
@@ -53,7 +56,7 @@ def _objective(result: SloResult) -> tuple[str, ...]:
     return f"`{result.slo}`", _MARKS[result.status], value, result.reason
 
 
-def _figures(part: Summary | StageSummary, name: str) -> list[str]:
+def _figures(part: Summary | StageSummary, name: str, columns: Sequence[str]) -> list[str]:
     lines = [f"### {escape(name)}", ""] if name else []
     rates = [
         f"{formatting.number(getattr(part.throughput, rate))} {unit}"
@@ -62,20 +65,21 @@ def _figures(part: Summary | StageSummary, name: str) -> list[str]:
     ]
     counts = f"{part.counts.ok:,} requests ok, {part.counts.failed:,} failed"
     lines += [escape(" · ".join([*rates, counts])), ""]
-    rows = [_latency(metric, part.metrics[metric]) for metric in _LATENCIES if metric in part.metrics]
+    rows = [_latency(metric, part.metrics[metric], columns) for metric in _LATENCIES if metric in part.metrics]
     rows = [row for row in rows if row]
-    return lines + (table(("latency (ms)", *_COLUMNS, "95 % CI of p99"), rows) if rows else [])
+    header = ("latency (ms)", *map(label_of, columns), f"95 % CI of {label_of(interval_of(columns))}")
+    return lines + (table(header, rows) if rows else [])
 
 
-def _latency(name: str, found: Distribution) -> tuple[str, ...]:
+def _latency(name: str, found: Distribution, columns: Sequence[str]) -> tuple[str, ...]:
     if not found.count:
         return ()
     cells = [
         formatting.milliseconds(found.mean if field == "mean" else found.value(field))
         + ("\\*" if field in found.unsupported else "")
-        for field in _COLUMNS
+        for field in columns
     ]
-    low, high = found.ci.get("p99", (None, None))
+    low, high = found.ci.get(interval_of(columns), (None, None))
     return name, *cells, f"{formatting.milliseconds(low)} .. {formatting.milliseconds(high)}"
 
 

@@ -3,14 +3,14 @@
 import gc
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO
 
 import click
 from rich.console import RenderableType
 
-from inferometer.analysis import other_tools, tail
+from inferometer.analysis import other_tools, settings, tail
 from inferometer.analysis.slo import is_passed
 from inferometer.analysis.summary import Summary
 from inferometer.errors import UserError
@@ -18,9 +18,11 @@ from inferometer.records import Run
 from inferometer.report import console
 from inferometer.report.exporters import EXPORTERS
 from inferometer.report.json import encode
+from inferometer.report.kept_text import excerpts
 from inferometer.report.other_tools import other_tools_table
 from inferometer.report.tail import timeline
 from inferometer.report.width import columns
+from inferometer.store import bodies_of
 
 
 def check_paths(paths: Mapping[str, str | None]) -> None:
@@ -42,9 +44,22 @@ def check_paths(paths: Mapping[str, str | None]) -> None:
             )
 
 
-def check_exports(exports: Mapping[str, str]) -> None:
-    """Check the paths of exports, by the exporter's name."""
-    check_paths({f"--{name}": path for name, path in exports.items()})
+def check_exports(exports: Mapping[str, str], from_file: Collection[str] = ()) -> None:
+    """Check the paths of exports, by the exporter's name. Those in `from_file` are set in the config's section `report`."""
+    check_paths({_setting(name, name in from_file): path for name, path in exports.items()})
+
+
+def with_file_exports(exports: Mapping[str, str], of_file: Mapping[str, str]) -> dict[str, str]:
+    """Return the exports of the config's section `report` and those of the command line, which override them.
+
+    Raises UserError when one cannot be written."""
+    merged = {**of_file, **exports}
+    check_exports(merged, of_file.keys() - exports.keys())
+    return merged
+
+
+def _setting(name: str, is_in_file: bool) -> str:
+    return f"report.{name.replace('-', '_')}" if is_in_file else f"--{name}"
 
 
 def deliver(
@@ -62,7 +77,16 @@ def deliver(
     that the run is too short to decide.
     """
     if "-" not in exports.values():
-        text = console.render(run, summary, explain, wants_color(), columns(), histogram, why)
+        file = settings.report(run.manifest)
+        text = console.render(
+            run,
+            summary,
+            explain or file.explain,
+            wants_color(),
+            columns(),
+            histogram or file.histogram,
+            why or file.why,
+        )
         click.echo(text, nl=False, color=True)
     for name, path in exports.items():
         write_file(path, lambda file, write=EXPORTERS[name].write: write(run, summary, file))  # type: ignore[misc]
@@ -93,6 +117,8 @@ def show_request(run: Run, id: int, json: str | None) -> int:
     found = tail.explain(run, id)
     if json != "-":
         _echo(timeline(found, columns()))
+        for label, text in (excerpts(body) if (body := bodies_of(run.folder, [id]).get(id)) else {}).items():
+            click.echo(f"{label}: {text}")
     if json is not None:
         write_file(json, lambda file: file.write(encode(found)))
     return 0

@@ -9,7 +9,7 @@ The columns mean here:
     Server Queue ... Output     means that the server reports; empty if it does not. If it only reports how long the model
                                 worked, all of that is Compute Infer, as is the time of its cache
     Client Recv                 0: see Network+Server Send/Recv
-    p50 latency ...             end to end, as everywhere in the report
+    p50 latency ...             end to end, as everywhere in the report; further percentiles that were requested follow
     Server Excess               by how much Server Queue ... Output exceed what the client saw, in which case
                                 Network+Server Send/Recv is 0. The column exists only if a row has any
 """
@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from typing import IO
 
 from inferometer.analysis.breakdown import LEAST_EXCESS
+from inferometer.analysis.percentiles import label_of
+from inferometer.analysis.settings import further_percentiles
 from inferometer.analysis.summary import StageSummary, Summary
 from inferometer.records import Run, StagePlan
 from inferometer.units import format_number
@@ -52,9 +54,10 @@ def write(run: Run, summary: Summary, file: IO[bytes]) -> None:
     stages: Sequence[Summary | StageSummary] = summary.stages or (summary,)
     excess = [stage.breakdown.excess if stage.breakdown is not None else None for stage in stages]
     more = [EXCESS] if max((one for one in excess if one is not None), default=0.0) >= LEAST_EXCESS else []
-    lines.writerow([first, *COLUMNS, *more])
+    further = further_percentiles(run.manifest)
+    lines.writerow([first, *COLUMNS, *(f"{label_of(name)} latency" for name in further), *more])
     for plan, stage, own in zip(plans, stages, excess, strict=True):
-        lines.writerow([_target(plan), *_cells(stage), *(_microseconds(own) for _ in more)])
+        lines.writerow([_target(plan), *_cells(stage, further), *(_microseconds(own) for _ in more)])
     file.write(text.getvalue().encode())
 
 
@@ -62,10 +65,10 @@ def _target(plan: StagePlan) -> str:
     return format_number(plan.rate, 6) if plan.open else str(plan.concurrency)
 
 
-def _cells(stage: Summary | StageSummary) -> list[str]:
+def _cells(stage: Summary | StageSummary, further: Sequence[str]) -> list[str]:
     throughput = stage.throughput.inferences or stage.throughput.requests
     latency = stage.metrics["e2e"]
-    percentiles = [latency.value(name) for name in ("p50", "p90", "p95", "p99")]
+    percentiles = [latency.value(name) for name in ("p50", "p90", "p95", "p99", *further)]
     parts = [_microseconds(seconds) for seconds in (*_parts(stage), *percentiles)]
     return ["" if throughput is None else format_number(throughput, 6), *parts]
 

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from inferometer.analysis import settings
 from inferometer.analysis.overload import Overload
-from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.percentiles import Distribution, label_of
 from inferometer.analysis.summary import StageSummary, Summary
 from inferometer.analysis.sweep import describe_knee
 from inferometer.records import Run
@@ -22,10 +22,13 @@ _OPTIONAL = ("offered/s", "itl p50", "e2e p90", "itl p99", "e2e mean", "ttft p50
 def stages(run: Run, summary: Summary, width: int) -> RenderableType:
     """One row per stage; an overloaded stage has no latencies, and a note that says why."""
     streamed = any(stage.metrics["ttft"].count for stage in summary.stages)
-    columns = _STREAMED if streamed or settings.receives_text(run.manifest) else _NOT_STREAMED
+    has_text = streamed or settings.receives_text(run.manifest)
+    metrics = ("ttft", "itl", "e2e") if has_text else ("e2e",)
+    columns = tables.by_metric(run.manifest, metrics, _STREAMED if has_text else _NOT_STREAMED)
     is_open = any(plan.open for plan in run.manifest.plan)
     rates = ["offered/s", "req/s"] if is_open else ["req/s"]
-    table = tables.table("stages, ms", ["ok", "failed", *rates, *(f"{name} {column}" for name, column in columns)])
+    titles = [f"{name} {label_of(column)}" for name, column in columns]
+    table = tables.table("stages, ms", ["ok", "failed", *rates, *titles])
     for stage in summary.stages:
         counts = (f"{stage.counts.ok:,} ", f"{stage.counts.failed + stage.counts.dropped:,} ")
         shown = [stage.throughput.offered, stage.throughput.requests][-len(rates) :]
@@ -33,7 +36,8 @@ def stages(run: Run, summary: Summary, width: int) -> RenderableType:
         table.add_row(_label(stage), *counts, *(f"{formatting.number(rate)} " for rate in shown), *cells)
     notes = [f"{_label(stage)}: {describe(stage.overload)}" for stage in summary.stages if _is_overloaded(stage)]
     knee = [Text(describe_knee(found), style="bold")] if (found := summary.knee or summary.no_knee) else []
-    return Group(fitted(table, width, _OPTIONAL), *(Text(note, style="red") for note in notes), *knee)
+    optional = (*_OPTIONAL, *titles[:0:-1])
+    return Group(fitted(table, width, optional), *(Text(note, style="red") for note in notes), *knee)
 
 
 def describe(overload: Overload) -> str:

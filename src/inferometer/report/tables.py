@@ -1,15 +1,37 @@
 """What the tables of the report have in common: their columns, their cells, and the footnotes to them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
+from inferometer.analysis import settings
+from inferometer.analysis.percentiles import label_of
+from inferometer.records import Manifest
 from inferometer.report.width import bare
 
 COLUMNS = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max"}
+"""The columns of a table of latencies, with their titles."""
 MARK = "*"
 """Marks a percentile of too few values."""
+
+
+def columns_of(manifest: Manifest) -> dict[str, str]:
+    """The columns of a table of latencies, with their titles: the percentiles that were requested, or the usual ones."""
+    requested = settings.percentiles(manifest)
+    return {name: label_of(name) for name in ("mean", *requested, "max")} if requested else COLUMNS
+
+
+def interval_of(columns: Iterable[str]) -> str:
+    """The percentile whose confidence interval a table shows: p99, or the highest that it has."""
+    named = [name for name in columns if name not in ("mean", "max")]
+    return "p99" if "p99" in named or not named else named[-1]
+
+
+def by_metric(manifest: Manifest, metrics: Sequence[str], usual: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The columns of a table with several metrics: each with the percentiles that were requested, or the usual ones."""
+    requested = settings.percentiles(manifest)
+    return [(metric, name) for metric in metrics for name in requested] if requested else list(usual)
 
 
 def table(title: str, columns: list[str]) -> Table:

@@ -1,17 +1,17 @@
-"""Runs on disk: a folder of manifest.json, Parquet files (requests, chunks, samples, series) and summary.json.
+"""Runs on disk: a folder of manifest.json, Parquet files (requests, chunks, samples, series, and bodies on request) and summary.json.
 
 The manifest is written after the Parquet files, so a folder that has one is complete. summary.json can always be made again.
 pyarrow is imported when a run is read or written: client processes, which only write a spool, do without it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from inferometer.records import Chunks, Manifest, Records, Run
+from inferometer.records import Body, Chunks, Manifest, Records, Run
 from inferometer.series import TimeSeries
-from inferometer.store.folder import new_folder, point_latest, write_summary
+from inferometer.store.folder import BODIES, new_folder, point_latest, write_summary
 
-__all__ = ["new_folder", "point_latest", "read", "write", "write_summary", "written"]
+__all__ = ["bodies_of", "new_folder", "point_latest", "read", "write", "write_summary", "written"]
 
 
 def read(folder: str | Path) -> Run:
@@ -29,9 +29,23 @@ def written(folder: Path, records: Records) -> Run:
 
 
 def write(
-    folder: Path, manifest: Manifest, records: Records, chunks: Iterable[Chunks], series: Sequence[TimeSeries] = ()
+    folder: Path,
+    manifest: Manifest,
+    records: Records,
+    chunks: Iterable[Chunks],
+    series: Sequence[TimeSeries] = (),
+    bodies: Iterable[Body] | None = None,
 ) -> None:
-    """Write the run's files, the manifest last."""
+    """Write the run's files, the manifest last. `bodies`: the texts of requests and responses; None if they were not kept."""
     from inferometer.store import writing  # noqa: PLC0415
 
-    writing.write(folder, manifest, records, chunks, series)
+    writing.write(folder, manifest, records, chunks, series, bodies)
+
+
+def bodies_of(folder: Path, ids: Collection[int]) -> dict[int, Body]:
+    """Read the texts of these requests, by id; empty if the run did not keep them (`keep: text`)."""
+    if not (folder / BODIES).exists():
+        return {}
+    from inferometer.store import bodies  # noqa: PLC0415
+
+    return bodies.read(folder / BODIES, ids)

@@ -11,6 +11,7 @@ end, to merge them. Space is allocated before it is written, so that a full disk
     SPOOL/0.failures  JSON lines; rows refer to them by number
     SPOOL/0.replicas  JSON lines; rows refer to them by number
     SPOOL/0.samples   JSON lines
+    SPOOL/0.bodies    texts of requests and responses, with `keep: text` only (body_spool.py)
     SPOOL/0.peek      of some requests in flight: PEEKS pairs of int64 ns (time to first token and latest gap), then AGES pairs of int64
                       (ns since the request started, and 1 if its first token has arrived)
 """

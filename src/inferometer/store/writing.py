@@ -28,6 +28,7 @@ from inferometer.records import (
     ROW,
     TIMES,
     UNKNOWN,
+    Body,
     Chunks,
     Manifest,
     Records,
@@ -35,8 +36,9 @@ from inferometer.records import (
 )
 from inferometer.series import TimeSeries
 from inferometer.store import arrow
+from inferometer.store import bodies as bodies_file
 from inferometer.store import series as series_file
-from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, SERIES, atomic_file
+from inferometer.store.folder import BODIES, CHUNKS, MANIFEST, REQUESTS, SAMPLES, SERIES, atomic_file
 
 GROUP = 1 << 20
 """Rows per row group: 1 M chunks take 10 MB of memory."""
@@ -49,9 +51,17 @@ CHUNK_SCHEMA = pa.schema(
 
 
 def write(
-    folder: Path, manifest: Manifest, records: Records, chunks: Iterable[Chunks], series: Sequence[TimeSeries] = ()
+    folder: Path,
+    manifest: Manifest,
+    records: Records,
+    chunks: Iterable[Chunks],
+    series: Sequence[TimeSeries] = (),
+    bodies: Iterable[Body] | None = None,
 ) -> None:
-    """Write the run's files, the manifest last."""
+    """Write the run's files, the manifest last. `bodies`: the texts of requests and responses; None if they were not kept."""
+    if bodies is not None:
+        with atomic_file(folder / BODIES) as partial:
+            bodies_file.write(partial, bodies, records.classes)
     with atomic_file(folder / CHUNKS) as partial:
         _write_chunks(partial, chunks)
     with atomic_file(folder / REQUESTS) as partial:

@@ -126,6 +126,12 @@ class ResponseDecoder:
         return self._body.text
 
     @property
+    def finish_reason(self) -> str | None:
+        """Why the generation ended, if the API and the server say so."""
+        reason: str | None = getattr(self._body, "finish_reason", None)
+        return reason
+
+    @property
     def body(self) -> BodyDecoder:
         """The decoder of the body."""
         return self._body

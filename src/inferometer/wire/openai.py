@@ -269,6 +269,10 @@ class StreamedResponse:
     def content(self) -> str:
         return _content(self._texts)
 
+    @property
+    def finish_reason(self) -> str | None:
+        return self._finish_reason
+
     def feed(self, piece: bytes, events: list[Event]) -> None:
         data = self._stream.single(piece)
         if data is not None:
@@ -362,6 +366,10 @@ class UnstreamedResponse:
     @property
     def content(self) -> str:
         return _content(map(_text, self._choices))
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._choices[0].finish_reason if self._choices else None
 
     @property
     def _choices(self) -> list[_Choice]:

@@ -1,7 +1,7 @@
 """How latencies are distributed: a CDF and a table of percentiles per metric, by stage and by traffic class."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from inferometer.analysis import settings
 from inferometer.analysis.distributions import counts_as_inf
 from inferometer.analysis.metrics import METRICS
-from inferometer.analysis.percentiles import PERCENTILES, Distribution
+from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.window import STEADY
 from inferometer.records import Run
@@ -56,7 +56,7 @@ def latency(run: Run, summary: Summary, stages: list[Part], gaps: GapHistogram) 
         for key, (_, selections) in groupings.items():
             lines = [line for chosen in selections if (line := _line(run, gaps, name, chosen))]
             panes[f"{name}|{key}"] = (
-                [cdf(name, lines, limits(summary, name)), *_table(name, lines)]
+                [cdf(name, lines, limits(summary, name)), *_table(name, lines, tables.columns_of(run.manifest))]
                 if lines
                 else [page.note("There are no values for this choice.")]
             )
@@ -188,29 +188,27 @@ def cdf(name: str, lines: Sequence[Line], vlines: Sequence[dict[str, object]] = 
     )
 
 
-_COLUMNS = ("mean", *PERCENTILES, "max")
-
-
-def _table(name: str, lines: list[Line]) -> list[Block]:
+def _table(name: str, lines: list[Line], columns: Mapping[str, str]) -> list[Block]:
     rows: list[list[object]] = []
+    bounded = tables.interval_of(columns)
     is_marked = False
     for line in lines:
         if line.found is None or not line.found.count or line.is_overloaded:
-            rows.append([line.name, *("–" for _ in range(len(_COLUMNS) + 2))])
+            rows.append([line.name, *("–" for _ in range(len(columns) + 2))])
             continue
         found = line.found
         decimals = formatting.decimals_for(1e3 * (found.value("p50") or 0))
         cells: list[object] = []
-        for column in _COLUMNS:
+        for column in columns:
             text = formatting.milliseconds(found.value(column), decimals)
             if column in found.unsupported:
                 is_marked = True
                 cells.append(page.tinted(text + tables.MARK, "soft"))
             else:
                 cells.append(text)
-        rows.append([line.name, f"{found.count:,}", *cells, _interval(found, decimals)])
-    titles = ["p99.9" if column == "p999" else column for column in _COLUMNS]
-    blocks = [page.table(["ms", "gaps" if name == "itl" else "requests", *titles, "p99, 95 % CI"], rows)]
+        rows.append([line.name, f"{found.count:,}", *cells, _interval(found, bounded, decimals)])
+    header = ["ms", "gaps" if name == "itl" else "requests", *columns.values(), f"{columns[bounded]}, 95 % CI"]
+    blocks = [page.table(header, rows)]
     if is_marked:
         blocks.append(page.note(f"{tables.MARK} too few independent values to support this percentile."))
     if failed := max((line.found.infinite for line in lines if line.found), default=0):
@@ -220,8 +218,8 @@ def _table(name: str, lines: list[Line]) -> list[Block]:
     return blocks
 
 
-def _interval(found: Distribution, decimals: int) -> str:
-    low, high = found.ci.get("p99", (None, None))
+def _interval(found: Distribution, bounded: str, decimals: int) -> str:
+    low, high = found.ci.get(bounded, (None, None))
     if low is None or not math.isfinite(low):
         return "–"
     start = formatting.milliseconds(low, decimals)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from inferometer.analysis.knee import Knee
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.summary import Summary
-from inferometer.analysis.knee import Knee
 from inferometer.analysis.sweep import Point, Sweep
 from inferometer.records import Run
 from inferometer.report import formatting, tables
