@@ -80,6 +80,7 @@ def command(
     input, 3 internal error.
     """
     from inferometer import conduct  # noqa: PLC0415
+    from inferometer.report.capacity_output import is_capacity  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver, show_as, show_request  # noqa: PLC0415
 
     if is_opened and exports.get("html") == "-":
@@ -91,6 +92,8 @@ def command(
         raise UserError(f"--as {tool} has no --{min(set(exports) - {'json'})}", "use --json, or leave out --as")
     check_exports(exports)
     conduct.parse_slos(slos, "--slo")
+    if is_capacity(run_dir):
+        return _show_capacity(run_dir, exports, is_opened, bool(slos or why or tool or histogram))
     try:
         run, summary = conduct.open_run(run_dir, slos or None)
     except conduct.UnsavedError as error:
@@ -104,6 +107,25 @@ def command(
         exports.setdefault("html", str(run.folder / "report.html"))
         check_exports(exports)
     status = deliver(run, summary, exports, explain, histogram, allow_undecided, why is not None)
+    if is_opened:
+        _open(Path(exports["html"]).resolve())
+    return status
+
+
+def _show_capacity(folder: str, exports: dict[str, str], is_opened: bool, has_run_options: bool) -> int:
+    """Print the answer of a search for the capacity again, or export it."""
+    from inferometer.report.capacity_output import FORMATS, deliver_capacity, read  # noqa: PLC0415
+
+    if has_run_options or not exports.keys() <= set(FORMATS):
+        formats = ", ".join(f"--{name}" for name in FORMATS)
+        raise UserError(
+            f"{folder}: this is a search for the capacity, which has only {formats} and --open",
+            "give the folder of one of its probes for a report of that run",
+        )
+    found, manifest = read(folder)
+    if is_opened:
+        exports.setdefault("html", str(Path(folder) / "report.html"))
+    status = deliver_capacity(found, manifest, exports)
     if is_opened:
         _open(Path(exports["html"]).resolve())
     return status

@@ -293,8 +293,8 @@ function paintLines(spec) {
     }
     for (const line of spec.vlines ?? []) {
       if (line.at < view.low || line.at > view.high) continue;
-      const x = view.x(line.at), isRight = x > view.width * 0.72;
-      labels.push(`<line class="limit" x1="${x}" x2="${x}" y1="${view.top}" y2="${bottom}"/><text class="limit-name" x="${x + (isRight ? -5 : 5)}" y="${view.top + 10}" text-anchor="${isRight ? "end" : "start"}">${escape(line.label)}</text>`);
+      const x = view.x(line.at), isRight = x > view.width * 0.72, tone = line.tone ?? "", top = view.top + 10 + 14 * (line.row ?? 0);
+      labels.push(`<line class="limit ${tone}" x1="${x}" x2="${x}" y1="${view.top}" y2="${bottom}"/><text class="limit-name ${tone}" x="${x + (isRight ? -5 : 5)}" y="${top}" text-anchor="${isRight ? "end" : "start"}">${escape(line.label)}</text>`);
     }
     return { axis: axis.join(""), marks: marks.join(""), labels: labels.join("") };
   }
@@ -322,7 +322,7 @@ function paintLines(spec) {
       line += previous === null ? `M${x} ${at}h0` : each.step ? `H${x}V${at}` : `L${x} ${at}`;
       previous = at;
     }
-    parts.push(`<path class="line ${style}" d="${line}"/>`);
+    if (!each.scatter) parts.push(`<path class="line ${style}" d="${line}"/>`);
     if (each.points) {
       for (let i = 0; i < each.x.length; i++) {
         if (!here(i)) continue;
