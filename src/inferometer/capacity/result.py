@@ -44,7 +44,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     """Where its records are."""
     failed: int = 0
-    """How many requests failed or were dropped, of all that were sent."""
+    """How many of all requests failed or were dropped, without those that the client cancelled."""
     excess: float | None = None
     """The worst objective: the share of requests that violate it / the share that may. None: not known."""
     output_tokens: float | None = None

@@ -4,7 +4,6 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
@@ -14,6 +13,7 @@ from inferometer import records, store, workload
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import Slo, parse_all
+from inferometer.analysis.slo_presets import PRESETS
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
 from inferometer.capacity.result import By, Capacity, Latency, Probe
@@ -25,7 +25,7 @@ from inferometer.config.fields import Seconds
 from inferometer.config.loads import Closed, Poisson
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
-from inferometer.records import MISSING, ROW, TIMES, Manifest, Run, Snapshot, StagePlan
+from inferometer.records import CANCELLED, LOST, MISSING, ROW, TIMES, Manifest, Run, Snapshot, StagePlan
 
 _LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "network")
 """Those that a probe's record has, if the endpoint has them."""
@@ -67,7 +67,8 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
 
     Ctrl-C ends the search with what was found so far, if a probe is complete. So does a server that no longer responds.
     """
-    presets = tuple(text for text in config.slos if text.strip().isidentifier())
+    presets = tuple(text.strip() for text in config.slos if text.strip() in PRESETS)
+    has_presets = bool(presets) or any(text.strip() in PRESETS for text in _class_slos(config))
     objectives = parse_all(config.slos, percentile=options.percentile)
     config, classes = _with_class_objectives(config, options.percentile)
     if not objectives and not classes:
@@ -101,7 +102,7 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
         probes=tuple(prober.probes),
         slos=tuple(prober.names),
         presets=presets,
-        percentile=options.percentile if presets else None,
+        percentile=options.percentile if has_presets else None,
         budget=options.budget,
         seconds=time.monotonic() - started,
         think=options.think,
@@ -116,6 +117,11 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
         has_sessions=workload.has_sessions(config.data),
     )
     return capacity, last.manifest
+
+
+def _class_slos(config: Config) -> list[str]:
+    classes = config.data.classes if isinstance(config.data, Mix) else []
+    return [text for class_ in classes for text in class_.slos]
 
 
 def _with_class_objectives(config: Config, percentile: str) -> tuple[Config, tuple[ClassObjectives, ...]]:
@@ -254,7 +260,7 @@ class _Prober:
                 completed=capacity,
             )
         )
-        probe = _record(self.trials[-1], found, summary, capacity is not None, run.folder)
+        probe = _record(self.trials[-1], found, summary, capacity is not None, run)
         self.probes.append(msgspec.structs.replace(probe, at=started - self._started, violations=self._violations(run)))
         return True
 
@@ -340,7 +346,7 @@ def _since_start(snapshot: Snapshot) -> np.ndarray[tuple[int], np.dtype[np.void]
     return rows.astype(ROW, copy=False)
 
 
-def _record(trial: Trial, found: Look, summary: Summary, overloaded: bool, folder: Path) -> Probe:
+def _record(trial: Trial, found: Look, summary: Summary, overloaded: bool, run: Run) -> Probe:
     return Probe(
         level=trial.level,
         purpose=trial.purpose,
@@ -351,8 +357,8 @@ def _record(trial: Trial, found: Look, summary: Summary, overloaded: bool, folde
         mean_e2e=found.mean_e2e,
         slos=found.results,
         overloaded=overloaded,
-        folder=folder.name,
-        failed=summary.counts.failed + summary.counts.dropped,
+        folder=run.folder.name,
+        failed=_failed(run),
         excess=trial.excess,
         output_tokens=summary.throughput.output_tokens,
         inferences=summary.throughput.inferences,
@@ -362,6 +368,13 @@ def _record(trial: Trial, found: Look, summary: Summary, overloaded: bool, folde
             if name in summary.metrics and summary.metrics[name].count
         },
     )
+
+
+def _failed(run: Run) -> int:
+    """How many requests failed, without those that the client cancelled when it ended the probe."""
+    own = [n for n, failure in enumerate(run.records.failures, 1) if failure.code in (CANCELLED, LOST)]
+    failure = run.records.rows["failure"]
+    return int(np.count_nonzero((failure != 0) & ~np.isin(failure, own)))
 
 
 def _latency(found: Distribution) -> Latency:

@@ -91,6 +91,8 @@ def _people(found: Capacity) -> str:
 def _limit(found: Capacity) -> str:
     if found.limited_by is None:
         return ""
+    if found.bracket.low is None:
+        return f"the {limiting_metric(found.limited_by)} is what fails there"
     if found.limited_by.rpartition(": ")[2].startswith("goodput"):
         return "beyond that, fewer requests keep the limits"
     return f"beyond that, the {limiting_metric(found.limited_by)} grows first"

@@ -11,6 +11,7 @@ from inferometer.report.capacity import PURPOSES, UNITS, amount
 from inferometer.report.html import page
 from inferometer.report.html.page import Block
 from inferometer.report.html.parts import TITLES
+from inferometer.units import format_number
 
 _STATUSES: dict[Status, int] = {"holds": 2, "fails": 1, "undecided": 4}
 """The colour of each verdict."""
@@ -44,7 +45,7 @@ def search(found: Capacity) -> Block:
             }
         )
     interval = _interval(found, ends)
-    series += [interval] if interval["x"] else []
+    series = ([interval] if interval["x"] else []) + series  # the band is behind the probes
     return page.chart(
         "How the search closed in.",
         "Each bar is a probe, from its start to its verdict. The band is the interval between the highest level shown to hold "
@@ -52,7 +53,11 @@ def search(found: Capacity) -> Block:
         {
             "kind": "xy",
             "height": 340,
-            "x": {"label": "seconds since the search began", "min": 0, "max": round(max(ends, default=1.0) * 1.03, 3)},
+            "x": {
+                "label": "seconds since the search began",
+                "min": 0,
+                "max": round(max([*ends, found.seconds]) * 1.03, 3),
+            },
             "y": {"label": f"{UNITS[found.by]} (logarithmic)", "scale": "log"},
             "series": series,
         },
@@ -80,6 +85,7 @@ def _interval(found: Capacity, ends: Sequence[float]) -> dict[str, Any]:
     for count, end in enumerate(ends, 1):
         steps += [(end, steps[-1][1])] if steps else []
         steps.append((end, bracket(trials[:count])))
+    steps += [(max(found.seconds, ends[-1] * 1.02), steps[-1][1])] if steps else []
     known = [(at, one) for at, one in steps if one.low is not None and one.high is not None]
     return {
         "name": "interval so far",
@@ -124,7 +130,7 @@ def violations(found: Capacity) -> list[Block]:
                 "y": {"label": "share of the requests", "format": "share", "min": 0},
                 "series": [one | {"colour": index} for index, one in enumerate(series)],
                 "hlines": [
-                    {"at": at, "label": f"{formatting.number(100 * at, 1)} % may"} for at, _ in sorted(limits.items())
+                    {"at": at, "label": f"{format_number(100 * at, 3)} % may"} for at, _ in sorted(limits.items())
                 ],
                 "vlines": _ends(found),
             },

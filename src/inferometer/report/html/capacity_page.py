@@ -22,7 +22,7 @@ from inferometer.report.html import background, capacity_charts, page
 from inferometer.report.html.overview import describe_data
 from inferometer.report.html.page import Block, Page, Section, render
 from inferometer.report.html.parts import TITLES
-from inferometer.units import format_seconds
+from inferometer.units import format_number, format_seconds
 
 _TONES = {"holds": "good", "fails": "bad", "undecided": "warn"}
 _SLO_SIGNS = {"met": ("✓", "good"), "missed": ("✗", "bad"), "undecided": ("?", "warn")}
@@ -141,8 +141,8 @@ def _judgement(probe: Probe, objective: str) -> object:
     if result.value is not None:
         value = parse(result.expression).amount(result.value)
     share = probe.violations.get(objective)
-    may = "" if result.allowed is None else f", {formatting.number(100 * result.allowed, 1)} % may"
-    small = "" if share is None else f"{formatting.number(100 * share, 1)} % violate it{may}"
+    may = "" if result.allowed is None else f", {format_number(100 * result.allowed, 3)} % may"
+    small = "" if share is None else f"{format_number(100 * share, 3)} % violate it{may}"
     return page.tinted(f"{sign} {value}", tone, small)
 
 

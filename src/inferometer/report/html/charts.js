@@ -55,7 +55,7 @@ function ticks(low, high, scale, room, isTime) {
     const steps = to - from > 1.5 * wanted ? [1] : to - from > wanted / 2.5 ? [1, 3] : [1, 2, 5];
     for (let power = from; power <= to; power++) for (const step of steps) found.push(step * 10 ** power);
     const inside = found.filter(v => v >= low * 0.9999 && v <= high * 1.0001);
-    if (inside.length > 1) return inside;
+    if (inside.length > 2) return inside;
   }
   const rough = (high - low) / wanted || 1;
   const base = 10 ** Math.floor(Math.log10(rough));
@@ -328,7 +328,7 @@ function paintLines(spec) {
         if (!here(i)) continue;
         const [x, at] = [view.x(each.x[i]), y(each.y[i])];
         if (known(each.lo?.[i]) && known(each.hi?.[i])) parts.push(`<path class="whisker ${style}" d="M${x} ${y(Math.max(each.lo[i], yScale === "log" ? 1e-9 : -Infinity))}V${y(each.hi[i])}"/>`);
-        if (known(each.ex?.[i]?.[0]) && known(each.ex?.[i]?.[1])) parts.push(`<path class="whisker ${style}" d="M${view.x(each.ex[i][0])} ${at}H${view.x(each.ex[i][1])}"/>`);
+        if (known(each.ex?.[i]?.[0]) && known(each.ex?.[i]?.[1])) parts.push(`<path class="whisker ${style}${each.scatter ? " thick" : ""}" d="M${view.x(each.ex[i][0])} ${at}H${view.x(each.ex[i][1])}"/>`);
         parts.push(`<circle class="dot ${style}${each.hollow?.[i] ? " hollow" : ""}" cx="${x}" cy="${at}" r="4"/>`);
       }
     }
