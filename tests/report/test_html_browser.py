@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import html_runs
+import made_capacity
 import pytest
+
+from inferometer.report.html import capacity_page
 
 pytestmark = pytest.mark.chromium
 
@@ -87,10 +90,10 @@ def opened(source: bytes, folder: Path, *flags: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def driven(source: bytes, folder: Path, *flags: str) -> dict[str, Any]:
+def driven(source: bytes, folder: Path, *flags: str, driver: str = DRIVER) -> dict[str, Any]:
     """What the driver found."""
     text = re.sub(r"script-src '[^']+'", "script-src 'unsafe-inline'", source.decode(), count=1)
-    text = text.replace("</body>", f"<script>{DRIVER}</script></body>")
+    text = text.replace("</body>", f"<script>{driver}</script></body>")
     page, log = opened(text.encode(), folder, *flags)
     assert "CONSOLE" not in log and "data-errors" not in page
     result = re.search(r'<pre id="driven">(.*?)</pre>', page, re.DOTALL)
@@ -122,3 +125,24 @@ def test_charts_respond_to_hover_zoom_and_toggles(tmp_path: Path) -> None:
 def test_the_page_fits_a_phone(tmp_path: Path) -> None:
     found = driven(html_runs.encoded(html_runs.staged()), tmp_path, "--window-size=390,844")
     assert found["width"] < 520 and found["drawn"] == found["shown"] and not found["overflow"]
+
+
+CAPACITY_DRIVER = """
+const figures = [...document.querySelectorAll("figure[data-chart]")].filter(each => each.querySelector(".plot").clientWidth);
+const hover = figures.map(each => {
+  const plot = each.querySelector(".plot"), box = plot.getBoundingClientRect();
+  plot.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + 0.6 * box.width, clientY: box.top + 50, bubbles: true, pointerId: 1 }));
+  return each.dataset.hover;
+});
+const found = { drawn: figures.map(each => each.dataset.drawn), hover, overflow: document.documentElement.scrollWidth > document.documentElement.clientWidth };
+document.body.append(Object.assign(document.createElement("pre"), { id: "driven", textContent: JSON.stringify(found) }));
+"""
+
+
+@pytest.mark.parametrize("size", ["1280,900", "390,844"])
+@pytest.mark.parametrize("name", ["text", "tensors", "nothing"])
+def test_the_page_of_a_capacity_search_opens_and_responds(name: str, size: str, tmp_path: Path) -> None:
+    source = capacity_page.encode(getattr(made_capacity, name)(), made_capacity.MANIFEST)
+    found = driven(source, tmp_path, f"--window-size={size}", driver=CAPACITY_DRIVER)
+    assert len(found["drawn"]) == 4 and set(found["drawn"]) == {"1"} and not found["overflow"]
+    assert all("probe " in text and "requests/s" in text for text in found["hover"])

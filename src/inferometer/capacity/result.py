@@ -1,4 +1,4 @@
-"""The answer: the interval, what limits the server, and the probes that show it."""
+"""The answer: the interval, what limits the server, and the probes that show it. `as_json` and `from_json` store it."""
 
 import math
 from typing import Any, Literal
@@ -7,8 +7,22 @@ import msgspec
 
 from inferometer.analysis.slo import SloResult
 from inferometer.capacity.search import Bracket, Purpose, Status
+from inferometer.records import Manifest
 
 By = Literal["rate", "concurrency", "users"]
+Outcome = Literal["met", "missed", "undecided"]
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of a latency in seconds. None: it was not measured, or it is infinite because too many requests failed."""
+
+    count: int
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    unsupported: tuple[str, ...] = ()
+    """The percentiles for which the probe has too few values."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +43,20 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     overloaded: bool = False
     folder: str = ""
     """Where its records are."""
+    failed: int = 0
+    """How many of all requests failed or were dropped, without those that the client cancelled."""
+    excess: float | None = None
+    """The worst objective: the share of requests that violate it / the share that may. None: not known."""
+    output_tokens: float | None = None
+    """Tokens generated per second."""
+    inferences: float | None = None
+    """Inferences per second, of tensor endpoints."""
+    at: float = 0.0
+    """When it started, in seconds since the search began."""
+    violations: dict[str, float] = {}
+    """By objective: the share of requests that violate it, also in a probe that failed because the server was overloaded."""
+    latencies: dict[str, Latency] = {}
+    """By metric: those that the endpoint has, of ttft, itl, tpot, e2e, queue, compute and network."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +81,21 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Inferences per request, for tensor endpoints that report it."""
     interrupted: bool = False
     folder: str = ""
+    at_least: float | None = None
+    """The level that must be shown to hold; None: any."""
+    ended_by: str = ""
+    """Why the search ended early, such as a server that no longer responds; empty: it did not."""
+    has_sessions: bool = False
+    """Whether requests are turns of conversations."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the level that must hold, or any level, was shown to hold; missed if it was shown to fail."""
+        low, high = self.bracket.low, self.bracket.high
+        wanted = self.at_least or 0.0
+        if low is not None and low >= wanted:
+            return "met"
+        return "missed" if high is not None and (high <= wanted or not wanted) else "undecided"
 
     @property
     def at_low(self) -> Probe | None:
@@ -72,8 +115,11 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return None if rate is None else math.floor(rate * (probe.mean_e2e + self.think))
 
 
-def as_json(found: Capacity, words: str) -> dict[str, Any]:
-    """The layout of `--json`: `capacity.rate` has the interval, or `capacity.concurrency` or `capacity.users`."""
+def as_json(found: Capacity, words: str, manifest: Manifest | None = None) -> dict[str, Any]:
+    """The layout of `--json`: `capacity.rate` has the interval, or `capacity.concurrency` or `capacity.users`.
+
+    `manifest` is that of the last probe: the config, the server and the machine.
+    """
     ends = {"low": found.bracket.low, "high": found.bracket.high, "estimate": found.bracket.estimate}
     rest = msgspec.to_builtins(found)
     for name in ("by", "bracket"):
@@ -82,15 +128,23 @@ def as_json(found: Capacity, words: str) -> dict[str, Any]:
     if found.by != "rate":
         ends_rate = found.at_low.throughput if found.at_low is not None else None
         rates = {"rate": {"low": ends_rate, "high": None, "estimate": None}}
-    return {
-        "capacity": {
-            found.by: ends,
-            **rates,
-            "unit": found.by,
-            "confirmed": found.bracket.confirmed,
-            "non_monotone": found.bracket.non_monotone,
-            "people": found.people,
-            "words": words,
-            **rest,
-        }
+    answer = {
+        found.by: ends,
+        **rates,
+        "unit": found.by,
+        "confirmed": found.bracket.confirmed,
+        "non_monotone": found.bracket.non_monotone,
+        "people": found.people,
+        "words": words,
+        **rest,
     }
+    return {"capacity": answer} | ({} if manifest is None else {"manifest": msgspec.to_builtins(manifest)})
+
+
+def from_json(tree: dict[str, Any]) -> tuple[Capacity, Manifest | None]:
+    """What `as_json` was given. Raises ValueError, KeyError or TypeError when it is something else."""
+    answer = tree["capacity"]
+    ends = answer[answer["unit"]]
+    found = Bracket(ends["low"], ends["high"], ends["estimate"], answer["confirmed"], answer["non_monotone"])
+    capacity = msgspec.convert(answer | {"by": answer["unit"], "bracket": msgspec.to_builtins(found)}, Capacity)
+    return capacity, msgspec.convert(tree["manifest"], Manifest) if "manifest" in tree else None

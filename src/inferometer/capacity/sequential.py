@@ -57,6 +57,15 @@ _GROWING = 0.05
 Rows = NDArray[np.void]
 
 
+class ClassObjectives(msgspec.Struct, frozen=True):
+    """The objectives of a traffic class, which are judged by its requests alone."""
+
+    index: int
+    """Its number in the column `class` of the rows."""
+    name: str
+    objectives: tuple[Slo, ...]
+
+
 def looks(first: float, longest: float, telling: float) -> list[float]:
     """When to look, in seconds since the start: at `first`, whenever the length has doubled, and at the end. A probe that may hold
     from `telling` on is looked at then, and at doubling times from there."""
@@ -133,17 +142,21 @@ class Sequential:
         level: float,
         unloaded: float,
         purpose: Purpose = "bisect",
+        classes: Sequence[ClassObjectives] = (),
     ) -> None:
+        everything = [*objectives, *(one for each in classes for one in each.objectives)]
         scout = purpose == "ramp"
         telling = max(telling, _NEARLY_ALL * longest) if purpose == "confirm" else telling
-        enough = 20 if scout else needed_requests(objectives, TAIL / 4) * _SOONER
-        slowest = slowest_limit(objectives)
+        enough = 20 if scout else needed_requests(everything, TAIL / 4) * _SOONER
+        slowest = slowest_limit(everything)
         first = min(max(2.5 * unloaded, enough / level + unloaded, _QUEUE_SEEN * slowest, 1.0), longest)
         self._is_long = longest >= telling
         self._telling = telling
         self._times = looks(first, longest, telling)
         self._tails = TAIL / len(self._times), TAIL / max(sum(time >= telling for time in self._times), 1)
         self._plan, self._objectives, self._scout = plan, objectives, scout
+        self._classes = classes
+        self._is_counted = all(map(is_counted, everything))
         self._warmup = round(unloaded * NS)
         self._unloaded = unloaded
         self._patience = max(3 * unloaded, slowest, _CUT)
@@ -164,8 +177,19 @@ class Sequential:
         while len(self._times) > 1 and elapsed >= self._times[0]:
             self._times.pop(0)
         now = round(elapsed * NS)
-        known, until = with_in_flight(rows, arrived, now) if self._plan.open else longest_first(rows, now)
-        found = judge(known, self._plan, self._objectives, self._tails, complete_until=until, warmup=self._warmup)
+        has_sessions = bool((rows["turn"] > 0).any())  # the ids of later turns do not tell which requests are in flight
+        known, until = (
+            with_in_flight(rows, arrived, now) if self._plan.open and not has_sessions else longest_first(rows, now)
+        )
+        found = judge(
+            known,
+            self._plan,
+            self._objectives,
+            self._tails,
+            complete_until=until,
+            warmup=self._warmup,
+            classes=self._classes,
+        )
         if self._ends(found, elapsed):
             self.decision = found
         return found
@@ -173,7 +197,7 @@ class Sequential:
     def _ends(self, found: Look, elapsed: float) -> bool:
         if found.status == "fails" or (self._scout and self.is_calm(found)):
             return True
-        if elapsed < self._telling or not all(map(is_counted, self._objectives)):
+        if elapsed < self._telling or not self._is_counted:
             return False
         return found.status == "holds" or self._is_futile(found, elapsed)
 
@@ -186,7 +210,9 @@ class Sequential:
     def judge_all(self, rows: Columns, failures: tuple[Failure, ...] = (), more: Sequence[SloResult] = ()) -> Look:
         """The verdict when the probe is over: what ended it, or else all of its requests; `more` are results for the objectives that
         only a complete probe decides."""
-        final = judge(rows, self._plan, self._objectives, self._tails, failures, warmup=self._warmup)
+        final = judge(
+            rows, self._plan, self._objectives, self._tails, failures, warmup=self._warmup, classes=self._classes
+        )
         results = final.results + tuple(more)
         status = status_of(results) if final.status != "undecided" else "undecided"
         if status == "holds" and not self._is_long:
@@ -224,6 +250,7 @@ def judge(
     failures: tuple[Failure, ...] = (),
     complete_until: int | None = None,
     warmup: int = 0,
+    classes: Sequence[ClassObjectives] = (),
 ) -> Look:
     """Judge a probe by its requests so far; those without an end (`done` is MISSING) are in flight. Times are since its start.
 
@@ -242,18 +269,39 @@ def judge(
     grown = overload(rows, plan, _CLEAR)
     if complete_until is not None and grown.status == "too_short":
         grown = Overload("not_applicable")
-    metrics = distributions(run, np.ones(len(rows), np.bool_), NO_GAPS, as_inf=True)
-    evidence = StageEvidence(0, "", steady, metrics, np.zeros(0), Throughput(), Overload("not_applicable"))
-    counted = [one for one in objectives if is_counted(one)]
-    results = tuple(map(_either, *(slo.judge(run, evidence, counted, tail) for tail in tails)))
+    results = _judge_parts(run, steady, objectives, classes, tails, Overload("not_applicable"))
     is_grown = grown.status == "overloaded"
     if is_grown and any((excess(result) or 0.0) >= _BEYOND for result in results):
-        results = slo.judge(run, msgspec.structs.replace(evidence, overload=grown), counted)
+        results = _judge_parts(run, steady, objectives, classes, (TAIL, TAIL), grown)
     times = e2e(rows[steady & (rows["failure"] == 0) & (rows["done"] != MISSING)])
     mean = float(times.mean()) if len(times) else None
     status = status_of(results)
     is_growing = is_grown or (grown.share or 0.0) > _GROWING
     return Look("undecided" if is_growing and status == "holds" else status, results, int(steady.sum()), mean, grown)
+
+
+def _judge_parts(
+    run: Run,
+    steady: NDArray[np.bool_],
+    objectives: Sequence[Slo],
+    classes: Sequence[ClassObjectives],
+    tails: tuple[float, float],
+    grown: Overload,
+) -> tuple[SloResult, ...]:
+    """The results for all requests, and then those of each traffic class."""
+    results: list[SloResult] = []
+    everyone = ClassObjectives(-1, "", tuple(objectives))
+    for part in (everyone, *classes):
+        own = np.ones(len(steady), np.bool_) if part is everyone else run.records.rows["class"] == part.index
+        metrics = distributions(run, own, NO_GAPS, as_inf=True)
+        evidence = StageEvidence(0, "", steady & own, metrics, np.zeros(0), Throughput(), grown)
+        counted = [one for one in part.objectives if is_counted(one)]
+        judged = map(_either, *(slo.judge(run, evidence, counted, tail) for tail in tails))
+        results += (
+            msgspec.structs.replace(one, slo=f"{part.name}: {one.slo}", class_=part.name) if part.name else one
+            for one in judged
+        )
+    return tuple(results)
 
 
 def _either(strict: SloResult, lenient: SloResult) -> SloResult:

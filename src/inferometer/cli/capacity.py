@@ -1,10 +1,13 @@
 """`inferometer capacity`: the highest load at which a server holds its objectives."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from inferometer.errors import UserError, named
+
+if TYPE_CHECKING:
+    from inferometer.config.schema import Config
 
 _NAMES = {"slo": "--slo", "server.model": "--model NAME", "output": "--set output=DIR (`output` in the file)"}
 
@@ -53,7 +56,32 @@ _NAMES = {"slo": "--slo", "server.model": "--model NAME", "output": "--set outpu
     metavar="KEY=VALUE",
     help="Set any key of the config except `load`, over the file: --set data.input=1024. Can be repeated.",
 )
+@click.option(
+    "--at-least",
+    type=float,
+    metavar="N",
+    help="The level that must hold, such as 4 requests per second: exit with status 1 unless it is shown to hold. The search starts "
+    "there. Default: any level.",
+)
 @click.option("--json", "json_path", metavar="PATH", help="Write the answer as JSON. Use - for standard output.")
+@click.option(
+    "--html",
+    "html_path",
+    metavar="PATH",
+    help="Write a report with charts as one HTML file. Use - for standard output.",
+)
+@click.option(
+    "--markdown",
+    "markdown_path",
+    metavar="PATH",
+    help="Write the answer and the probes as Markdown, for a pull request. Use - for standard output.",
+)
+@click.option(
+    "--junit",
+    "junit_path",
+    metavar="PATH",
+    help="Write JUnit XML: a test case for the capacity, and one for each objective. Use - for standard output.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress during the search.")
 def command(
     source: str | None,
@@ -68,7 +96,11 @@ def command(
     input_tokens: int | None,
     output_tokens: int | None,
     overrides: tuple[str, ...],
+    at_least: float | None,
     json_path: str | None,
+    html_path: str | None,
+    markdown_path: str | None,
+    junit_path: str | None,
     quiet: bool,
 ) -> int:
     """Find the highest load at which the server at URL, or the one that FILE (YAML) describes, holds its objectives.
@@ -84,36 +116,45 @@ def command(
       inferometer capacity grpc://127.0.0.1:8001 --model resnet --slo inference
     p99, with the time that it takes
       inferometer capacity http://127.0.0.1:8000 --percentile p99 --budget 20m
+    A report with charts
+      inferometer capacity http://127.0.0.1:8000 --html capacity.html
+    A gate in CI: exit status 1 unless 4 requests/s are shown to hold
+      inferometer capacity http://127.0.0.1:8000 --at-least 4 --junit out.xml
 
     The answer is an interval: the highest level shown to hold, confirmed by a fresh run, and the lowest level shown to fail. When
     the budget is spent, it is what the probes have shown, however wide. Ctrl-C gives the interval so far. docs/how-to/capacity.md
     explains it.
 
-    Exit status: 0 a level was shown to hold, 1 none was, 2 bad input, 3 internal error, 130 interrupted before the first probe
-    was complete.
+    `inferometer report FOLDER` shows the answer again, where FOLDER is the folder of the probes.
+
+    Exit status: 0 a level was shown to hold (with --at-least: that level, or a higher one), 1 none was, 2 bad input, 3 internal
+    error, 130 interrupted before the first probe was complete.
     """
     import msgspec  # noqa: PLC0415
 
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.apis import APIS  # noqa: PLC0415
-    from inferometer.capacity.result import as_json  # noqa: PLC0415
     from inferometer.cli.run import is_url, set_data  # noqa: PLC0415
     from inferometer.conduct.capacity import Options, find  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
     from inferometer.probe.local import find_server  # noqa: PLC0415
     from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
     from inferometer.report import capacity as report  # noqa: PLC0415
-    from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
+    from inferometer.report.capacity_output import deliver_capacity, save  # noqa: PLC0415
+    from inferometer.report.output import check_exports  # noqa: PLC0415
 
     options = Options(
         by=by,  # type: ignore[arg-type]
         budget=_seconds(budget, "--budget", 10.0),
         percentile=percentile or "p90",
         think=_seconds(think, "--think", 0.0),
-        start=_positive(start),
+        start=_positive(start, "--start", "the first rate to try, such as 2"),
+        at_least=_positive(at_least, "--at-least", "the level that must hold, such as 4"),
         precision=_share(precision),
     )
-    check_paths({"--json": json_path})
+    given = {"json": json_path, "html": html_path, "markdown": markdown_path, "junit": junit_path}
+    paths = {name: path for name, path in given.items() if path is not None}
+    check_exports(paths)
     conduct.parse_slos(slos, "--slo", options.percentile)
     for setting in overrides:
         if setting.partition("=")[0].partition(".")[0].strip() == "load":
@@ -134,18 +175,18 @@ def command(
     origin = "command line" if has_url else source
     with named(_NAMES, origin):
         config = from_mapping(tree, overrides, origin, with_scheme)
-        if not config.slos:
+        if not config.slos and not _has_class_objectives(config):
             config = msgspec.structs.replace(config, slo=[_default_preset(APIS[config.server.api].response)])
         view = report.Quiet() if quiet else report.SearchView(options.by)
-        found = find(config, options, view)
-    answer = report.words(found)
-    encoded = msgspec.json.format(msgspec.json.encode(as_json(found, answer)), indent=2) + b"\n"
-    write_file(f"{found.folder}/capacity.json", lambda file: file.write(encoded))
-    if json_path != "-":
-        click.echo(report.render(found, color=wants_color()), nl=False, color=True)
-    if json_path is not None:
-        write_file(json_path, lambda file: file.write(encoded))
-    return 0 if found.bracket.low is not None else 1
+        found, manifest = find(config, options, view)
+    save(found, manifest)
+    return deliver_capacity(found, manifest, paths)
+
+
+def _has_class_objectives(config: "Config") -> bool:
+    from inferometer.config.data.mix import Mix  # noqa: PLC0415
+
+    return isinstance(config.data, Mix) and any(class_.slos for class_ in config.data.classes)
 
 
 def _default_preset(response: str) -> str:
@@ -175,7 +216,7 @@ def _share(given: str) -> float:
     return share
 
 
-def _positive(start: float | None) -> float | None:
-    if start is not None and not 0 < start < 1e9:
-        raise UserError(f"--start must be more than 0 (got {start:g})", "give the first rate to try, such as 2")
-    return start
+def _positive(given: float | None, option: str, what: str) -> float | None:
+    if given is not None and not 0 < given < 1e9:
+        raise UserError(f"{option} must be more than 0 (got {given:g})", f"give {what}")
+    return given

@@ -87,6 +87,7 @@ def command(
     """
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.conduct.sweep import is_sweep  # noqa: PLC0415
+    from inferometer.report.capacity_output import is_capacity  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver, show_as, show_request  # noqa: PLC0415
 
     if is_opened and exports.get("html") == "-":
@@ -104,6 +105,8 @@ def command(
         return _report_sweep(
             run_dir, slos, exports, allow_undecided, is_opened, is_single=tool is not None or why is not None
         )
+    if is_capacity(run_dir):
+        return _show_capacity(run_dir, exports, is_opened, bool(slos or why or tool or histogram))
     try:
         with named({"cost.cheapest_at": "--cheapest-at"}):
             run, summary = conduct.open_run(run_dir, slos or None, changes)
@@ -140,6 +143,22 @@ def _report_sweep(
     check_sweep_exports(exports)
     check_exports(exports)
     status = deliver_sweep(*open_sweep(Path(folder), slos or None), exports, allow_undecided)
+
+
+def _show_capacity(folder: str, exports: dict[str, str], is_opened: bool, has_run_options: bool) -> int:
+    """Print the answer of a search for the capacity again, or export it."""
+    from inferometer.report.capacity_output import FORMATS, deliver_capacity, read  # noqa: PLC0415
+
+    if has_run_options or not exports.keys() <= set(FORMATS):
+        formats = ", ".join(f"--{name}" for name in FORMATS)
+        raise UserError(
+            f"{folder}: this is a search for the capacity, which has only {formats} and --open",
+            "give the folder of one of its probes for a report of that run",
+        )
+    found, manifest = read(folder)
+    if is_opened:
+        exports.setdefault("html", str(Path(folder) / "report.html"))
+    status = deliver_capacity(found, manifest, exports)
     if is_opened:
         _open(Path(exports["html"]).resolve())
     return status

@@ -1,29 +1,34 @@
 """The search for a server's capacity with real probes: one short run each, watched while it runs, all in one folder."""
 
 import contextlib
+import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
 
-from inferometer import records, store
+from inferometer import records, store, workload
+from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import Slo, parse_all
+from inferometer.analysis.slo_presets import PRESETS
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
-from inferometer.capacity.result import By, Capacity, Probe
+from inferometer.capacity.result import By, Capacity, Latency, Probe
 from inferometer.capacity.search import Bracket, Goal, Request, Trial, bracket, following
-from inferometer.capacity.sequential import Look, Sequential, is_counted, telling_length
+from inferometer.capacity.sequential import ClassObjectives, Look, Sequential, is_counted, judge, telling_length
 from inferometer.conduct.measuring import measure
+from inferometer.config.data.mix import Mix
 from inferometer.config.fields import Seconds
 from inferometer.config.loads import Closed, Poisson
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
-from inferometer.records import MISSING, ROW, TIMES, Run, Snapshot, StagePlan
+from inferometer.records import CANCELLED, LOST, MISSING, ROW, TIMES, Manifest, Run, Snapshot, StagePlan
 
+_LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "network")
+"""Those that a probe's record has, if the endpoint has them."""
 _START = {"text": 4.0, "other": 0.5}
 """The first level, as a number of requests in flight: language models serve several at a time, most tensor models one."""
 _OVERHEAD = 1.5
@@ -39,12 +44,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     think: float = 20.0
     start: float | None = None
     precision: float = 0.05
+    at_least: float | None = None
+    """The level that must hold: where the search starts, unless `start` is given."""
 
 
 class View(Protocol):
     """Shows how the search goes (report/capacity.py)."""
 
-    def planned(self, goal: Goal, objectives: Sequence[Slo], unloaded: float) -> None: ...
+    def planned(self, goal: Goal, objectives: Sequence[Slo], names: Sequence[str], unloaded: float) -> None: ...
 
     def probing(self, request: Request, trials: Sequence[Trial]) -> None: ...
 
@@ -55,11 +62,16 @@ class View(Protocol):
     def over(self) -> None: ...
 
 
-def find(config: Config, options: Options, view: View) -> Capacity:
-    """Search for the capacity. Ctrl-C ends the search with what was found so far, if a probe is complete."""
-    presets = tuple(text for text in config.slos if text.strip().isidentifier())
+def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manifest]:
+    """Search for the capacity; return it and the manifest of the last probe.
+
+    Ctrl-C ends the search with what was found so far, if a probe is complete. So does a server that no longer responds.
+    """
+    presets = tuple(text.strip() for text in config.slos if text.strip() in PRESETS)
+    has_presets = bool(presets) or any(text.strip() in PRESETS for text in _class_slos(config))
     objectives = parse_all(config.slos, percentile=options.percentile)
-    if not objectives:
+    config, classes = _with_class_objectives(config, options.percentile)
+    if not objectives and not classes:
         raise UserError(
             "there is no objective to hold", "give --slo, such as --slo chat or --slo 'ttft.p90 < 1s'", "slo"
         )
@@ -71,7 +83,7 @@ def find(config: Config, options: Options, view: View) -> Capacity:
         slo=[str(one) for one in objectives],
         client=msgspec.structs.replace(config.client, grace=Seconds(0.1)),
     )
-    prober = _Prober(config, options, objectives, view)
+    prober = _Prober(config, options, objectives, classes, view)
     try:
         was_interrupted = prober.search()
     finally:
@@ -83,14 +95,14 @@ def find(config: Config, options: Options, view: View) -> Capacity:
     last = prober.last
     assert last is not None
     batch = last.manifest.config.get("data")
-    return Capacity(
+    capacity = Capacity(
         by=options.by,
         bracket=found,
         limited_by=_limit(prober.probes, found),
         probes=tuple(prober.probes),
-        slos=tuple(config.slos),
+        slos=tuple(prober.names),
         presets=presets,
-        percentile=options.percentile if presets else None,
+        percentile=options.percentile if has_presets else None,
         budget=options.budget,
         seconds=time.monotonic() - started,
         think=options.think,
@@ -100,7 +112,34 @@ def find(config: Config, options: Options, view: View) -> Capacity:
         batch=_whole(batch.get("batch")) if isinstance(batch, dict) else None,
         interrupted=was_interrupted,
         folder=str(folder),
+        at_least=options.at_least,
+        ended_by=prober.ended_by,
+        has_sessions=workload.has_sessions(config.data),
     )
+    return capacity, last.manifest
+
+
+def _class_slos(config: Config) -> list[str]:
+    classes = config.data.classes if isinstance(config.data, Mix) else []
+    return [text for class_ in classes for text in class_.slos]
+
+
+def _with_class_objectives(config: Config, percentile: str) -> tuple[Config, tuple[ClassObjectives, ...]]:
+    """The objectives of the traffic classes, and the config with them instead of presets."""
+    data = config.data
+    if not isinstance(data, Mix):
+        return config, ()
+    parsed = [parse_all(each.slos, f"data.classes.{n}.slo", percentile) for n, each in enumerate(data.classes)]
+    classes = [
+        msgspec.structs.replace(each, slo=[str(one) for one in own])
+        for each, own in zip(data.classes, parsed, strict=True)
+    ]
+    objectives = tuple(
+        ClassObjectives(index, each.name, own)
+        for index, (each, own) in enumerate(zip(classes, parsed, strict=True))
+        if own
+    )
+    return msgspec.structs.replace(config, data=msgspec.structs.replace(data, classes=classes)), objectives
 
 
 def _section(run: Run, name: str) -> dict[str, object]:
@@ -119,14 +158,28 @@ def _limit(probes: Sequence[Probe], found: Bracket) -> str | None:
         return None
     slos = failing[-1].slos
     worst = next((one for one in slos if one.status == "missed"), slos[0])
-    return worst.expression.split("<")[0].split(">")[0].strip()
+    return worst.slo.split("<")[0].split(">")[0].strip()
 
 
 class _Prober:
     """Makes the probes of one search."""
 
-    def __init__(self, config: Config, options: Options, objectives: Sequence[Slo], view: View) -> None:
-        self._config, self._options, self._objectives, self._view = config, options, objectives, view
+    def __init__(
+        self,
+        config: Config,
+        options: Options,
+        objectives: Sequence[Slo],
+        classes: Sequence[ClassObjectives],
+        view: View,
+    ) -> None:
+        self._config, self._options, self._view = config, options, view
+        self._objectives, self._classes = objectives, classes
+        own = [(each.name, one) for each in classes for one in each.objectives]
+        self._all_objectives = [*objectives, *(one for _, one in own)]
+        self.names = [*map(str, objectives), *(f"{name}: {one}" for name, one in own)]
+        """The objectives as results name them."""
+        self.ended_by = ""
+        self._started = time.monotonic()
         self._unloaded = _UNLOADED
         self._known: records.Probe | None = None
         self.trials: list[Trial] = []
@@ -136,10 +189,9 @@ class _Prober:
     def search(self) -> bool:
         """Probe until the search is over; return whether it was interrupted."""
         try:
-            started = time.monotonic()
             self._first_request()
-            goal = self._goal(time.monotonic() - started)
-            self._view.planned(goal, self._objectives, self._unloaded)
+            goal = self._goal(time.monotonic() - self._started)
+            self._view.planned(goal, self._all_objectives, self.names, self._unloaded)
             while (request := following(goal, self.trials)) is not None:
                 self._view.probing(request, self.trials)
                 if not self._probe(request, goal):
@@ -147,6 +199,10 @@ class _Prober:
                 self._view.probed(self.probes[-1], bracket(self.trials))
         except KeyboardInterrupt:
             return True
+        except UserError as error:  # such as a server that the load has brought down
+            if not self.probes:
+                raise
+            self.ended_by = error.line
         finally:
             self._view.over()
         return False
@@ -170,13 +226,13 @@ class _Prober:
         options = self._options
         users = {"rate": 1 / self._unloaded, "concurrency": 1.0, "users": 1 + options.think / self._unloaded}
         is_text = APIS[self._config.server.api].response == "text"
-        start = options.start or _START["text" if is_text else "other"] * users[options.by]
+        start = options.start or options.at_least or _START["text" if is_text else "other"] * users[options.by]
         return Goal(
             start=max(start, 1.0) if options.by != "rate" else start,
             budget=options.budget - spent,
             precision=options.precision,
             shortest=max(2.0, 4 * self._unloaded),
-            telling=telling_length(self._objectives, options.budget, self._unloaded),
+            telling=telling_length(self._all_objectives, options.budget, self._unloaded),
             overhead=_OVERHEAD + self._unloaded,
             whole=options.by != "rate",
         )
@@ -191,7 +247,7 @@ class _Prober:
         self.last = run
         if run.manifest.outcome.interrupted and not watch.has_stopped:
             return False
-        found = watch.test.judge_all(run.records.rows, run.records.failures, _others(self._objectives, summary))
+        found = watch.test.judge_all(run.records.rows, run.records.failures, self._others(summary))
         capacity = (watch.test.decision or found).overload.capacity
         self.trials.append(
             Trial(
@@ -204,13 +260,27 @@ class _Prober:
                 completed=capacity,
             )
         )
-        self.probes.append(_record(self.trials[-1], found, summary, capacity is not None, run.folder))
+        probe = _record(self.trials[-1], found, summary, capacity is not None, run)
+        self.probes.append(msgspec.structs.replace(probe, at=started - self._started, violations=self._violations(run)))
         return True
+
+    def _violations(self, run: Run) -> dict[str, float]:
+        """The share of requests that violate each objective, whether or not the server was overloaded."""
+        rows, failures = run.records.rows, run.records.failures
+        closed = StagePlan(type="closed", open=False)  # a closed loop cannot be overloaded
+        results = judge(rows, closed, self._objectives, failures=failures, classes=self._classes).results
+        return {result.slo: result.violations for result in results if result.violations is not None}
+
+    def _others(self, summary: Summary) -> list[SloResult]:
+        """The results for objectives that are not judged by counting: means, rates, and gaps between chunks."""
+        pairs = zip(self.names, self._all_objectives, strict=True)
+        names = {name for name, one in pairs if not is_counted(one)}
+        return [result for result in summary.slos if result.slo in names]
 
     def _load(self, request: Request) -> Poisson | Closed:
         duration = Seconds(request.seconds)
         if self._options.by == "rate":
-            return Poisson(rate=request.level, duration=duration)
+            return Poisson(rate=request.level, duration=duration, unit="requests")
         think = self._options.think if self._options.by == "users" else 0.0
         return Closed(concurrency=int(request.level), duration=duration, think=Seconds(think))
 
@@ -232,6 +302,7 @@ class _Prober:
             level=request.level if is_open else request.level / cycle,
             unloaded=self._unloaded,
             purpose=request.purpose,
+            classes=self._classes,
         )
 
 
@@ -263,8 +334,7 @@ class _Watch:
     def _decides(self, snapshot: Snapshot) -> bool:
         rows = np.concatenate(self._rows)
         self._rows = [rows]
-        if not (rows["turn"] > 0).any():  # sessions: the ids of later turns do not tell which requests are in flight
-            self._last = self.test.look(rows, snapshot.sent + snapshot.queued, snapshot.elapsed)
+        self._last = self.test.look(rows, snapshot.sent + snapshot.queued, snapshot.elapsed)
         return self.test.decision is not None
 
 
@@ -276,13 +346,7 @@ def _since_start(snapshot: Snapshot) -> np.ndarray[tuple[int], np.dtype[np.void]
     return rows.astype(ROW, copy=False)
 
 
-def _others(objectives: Sequence[Slo], summary: Summary) -> list[SloResult]:
-    """The results for objectives that are not judged by counting: means, rates, and gaps between chunks."""
-    names = {str(one) for one in objectives if not is_counted(one)}
-    return [result for result in summary.slos if result.slo in names]
-
-
-def _record(trial: Trial, found: Look, summary: Summary, overloaded: bool, folder: Path) -> Probe:
+def _record(trial: Trial, found: Look, summary: Summary, overloaded: bool, run: Run) -> Probe:
     return Probe(
         level=trial.level,
         purpose=trial.purpose,
@@ -293,5 +357,35 @@ def _record(trial: Trial, found: Look, summary: Summary, overloaded: bool, folde
         mean_e2e=found.mean_e2e,
         slos=found.results,
         overloaded=overloaded,
-        folder=folder.name,
+        folder=run.folder.name,
+        failed=_failed(run),
+        excess=trial.excess,
+        output_tokens=summary.throughput.output_tokens,
+        inferences=summary.throughput.inferences,
+        latencies={
+            name: _latency(summary.metrics[name])
+            for name in _LATENCIES
+            if name in summary.metrics and summary.metrics[name].count
+        },
+    )
+
+
+def _failed(run: Run) -> int:
+    """How many requests failed, without those that the client cancelled when it ended the probe."""
+    own = [n for n, failure in enumerate(run.records.failures, 1) if failure.code in (CANCELLED, LOST)]
+    failure = run.records.rows["failure"]
+    return int(np.count_nonzero((failure != 0) & ~np.isin(failure, own)))
+
+
+def _latency(found: Distribution) -> Latency:
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    return Latency(
+        count=found.count,
+        mean=found.mean,
+        p50=finite(found.value("p50")),
+        p90=finite(found.value("p90")),
+        p99=finite(found.value("p99")),
+        unsupported=tuple(name for name in ("p50", "p90", "p99") if name in found.unsupported),
     )

@@ -19,7 +19,7 @@ from inferometer.report.console import new_console
 from inferometer.report.width import bare, columns
 from inferometer.units import format_number, format_seconds
 
-_UNITS: dict[By, str] = {"rate": "requests/s", "concurrency": "requests in flight", "users": "users"}
+UNITS: dict[By, str] = {"rate": "requests/s", "concurrency": "requests in flight", "users": "users"}
 _METRICS = {
     "ttft": "time to first token",
     "ttft_service": "time to first token",
@@ -31,8 +31,8 @@ _METRICS = {
     "e2e_service": "response time",
     "failure_rate": "share of failed requests",
 }
-_STATUS = {"holds": ("✓", "green"), "fails": ("✗", "red"), "undecided": ("?", "yellow")}
-_PURPOSES = {"ramp": "ramp", "bisect": "narrow down", "repeat": "repeat", "confirm": "confirm"}
+SIGNS = {"holds": ("✓", "green"), "fails": ("✗", "red"), "undecided": ("?", "yellow")}
+PURPOSES = {"ramp": "ramp", "bisect": "narrow down", "repeat": "repeat", "confirm": "confirm"}
 _WIDTH = 40
 _LINE_EVERY = 5.0
 
@@ -42,15 +42,35 @@ _LINE_EVERY = 5.0
 
 def words(found: Capacity) -> str:
     """The answer in one sentence that anyone understands."""
-    low, high, unit = found.bracket.low, found.bracket.high, _UNITS[found.by]
+    return headline(found) + "".join(f"{sign} {text}" for sign, text in _rest(found))
+
+
+def headline(found: Capacity) -> str:
+    """The first part of the answer: what holds."""
+    low, high, unit = found.bracket.low, found.bracket.high, UNITS[found.by]
     if low is None:
         if high is None:
             return "the search ended before any level was shown to hold or to fail"
-        return f"no level was shown to hold; {amount(high)} {unit} is too much{_limit(found)}"
+        return f"no level was shown to hold; {amount(high)} {unit} is too much"
     if high is None:
-        return f"holds at least {amount(low)} {unit}{_people(found)}; no level was shown to fail"
-    middle = found.bracket.estimate or low
-    return f"holds {amount(middle)} {unit} ({amount(low)} to {amount(high)}){_people(found)}{_limit(found)}"
+        return f"holds at least {amount(low)} {unit}"
+    return f"holds {amount(found.bracket.estimate or low)} {unit} ({amount(low)} to {amount(high)})"
+
+
+def consequences(found: Capacity) -> str:
+    """The rest of the answer: how many people that is, and what limits the server."""
+    text = "; ".join(part for _, part in _rest(found))
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _rest(found: Capacity) -> list[tuple[str, str]]:
+    """The parts of the answer after the headline, each with the sign before it."""
+    parts = [(",", _people(found))] if found.bracket.low is not None else []
+    if found.bracket.high is not None:
+        parts.append((";", _limit(found)))
+    elif found.bracket.low is not None:
+        parts.append((";", "no level was shown to fail"))
+    return [(sign, text) for sign, text in parts if text]
 
 
 def _people(found: Capacity) -> str:
@@ -58,12 +78,12 @@ def _people(found: Capacity) -> str:
     probe = found.at_low
     if probe is not None and not found.has_text:
         rate = found.bracket.low if found.by == "rate" else probe.throughput
-        return f", {amount((rate or 0.0) * (found.batch or 1))} inferences/s"
+        return f"{amount((rate or 0.0) * (found.batch or 1))} inferences/s"
     if found.people is None or probe is None or probe.mean_e2e is None or found.by == "users":
         return ""
     every = probe.mean_e2e + found.think
     return (
-        f", about {found.people:,} people chatting (one message every {format_seconds(every)} each, "
+        f"about {found.people:,} people chatting (one message every {format_seconds(every)} each, "
         f"of which they think {format_seconds(found.think)})"
     )
 
@@ -71,10 +91,18 @@ def _people(found: Capacity) -> str:
 def _limit(found: Capacity) -> str:
     if found.limited_by is None:
         return ""
-    if found.limited_by.startswith("goodput"):
-        return "; beyond that, fewer requests keep the limits"
-    metric = found.limited_by.partition(".")[0]
-    return f"; beyond that, the {_METRICS.get(metric, metric)} grows first"
+    if found.bracket.low is None:
+        return f"the {limiting_metric(found.limited_by)} is what fails there"
+    if found.limited_by.rpartition(": ")[2].startswith("goodput"):
+        return "beyond that, fewer requests keep the limits"
+    return f"beyond that, the {limiting_metric(found.limited_by)} grows first"
+
+
+def limiting_metric(limited_by: str) -> str:
+    """What limits the server, in words: `time to first token`; with the name of its traffic class, if it is about one."""
+    class_, _, rest = limited_by.rpartition(": ")
+    metric = rest.partition(".")[0]
+    return _METRICS.get(metric, metric) + (f" of {class_}" if class_ else "")
 
 
 def amount(value: float) -> str:
@@ -100,13 +128,24 @@ def _answer(found: Capacity) -> RenderableType:
     lines = [
         Text(formatting.one_line(f"{found.url} · {found.model}", 200), style="dim"),
         Text(words(found), style="bold"),
-        Text(_basis(found), style="dim"),
+        Text(basis(found), style="dim"),
     ]
+    if found.at_least is not None:
+        sign, style = SIGNS[{"met": "holds", "missed": "fails", "undecided": "undecided"}[found.outcome]]
+        lines.insert(2, Text(f"{sign} {required(found)}", style=style))
     lines += [Text(note, style="yellow") for note in notes(found)]
     return Group(*lines)
 
 
-def _basis(found: Capacity) -> str:
+def required(found: Capacity) -> str:
+    """Whether the level that must hold was shown to hold."""
+    assert found.at_least is not None
+    ends = {"met": "is shown to hold", "missed": "is shown to fail", "undecided": "is not shown to hold"}
+    return f"{amount(found.at_least)} {UNITS[found.by]}, which must hold, {ends[found.outcome]}"
+
+
+def basis(found: Capacity) -> str:
+    """What was judged, and how long the search took."""
     preset = f"{' + '.join(found.presets)}: " if found.presets else ""
     judged = f"; judged at {found.percentile}" if found.percentile else ""
     spent = f"{format_seconds(found.seconds)} of {format_seconds(found.budget)}"
@@ -118,13 +157,20 @@ def notes(found: Capacity) -> list[str]:
     result = []
     if found.interrupted:
         result.append("interrupted: this is what the probes had shown until then")
+    if found.ended_by:
+        result.append(f"the search ended early, and this is what the probes had shown until then: {found.ended_by}")
     if found.bracket.low is not None and not found.bracket.confirmed:
         result.append("the lower end was not confirmed by a fresh run: a larger --budget would allow that")
     if found.bracket.non_monotone:
         result.append("a level held although a lower one failed, also when it was repeated: other load on the server?")
     is_wide = found.bracket.low is None or (found.bracket.high or math.inf) > 1.25 * found.bracket.low
-    if is_wide and not found.interrupted:
+    if is_wide and not found.interrupted and not found.ended_by:
         result.append("the interval is wide because the budget is spent, not because the server varies: raise --budget")
+    if found.has_sessions and found.by == "rate":
+        result.append(
+            "requests are turns of conversations, whose rate builds up for as long as a conversation lasts, which may be longer "
+            "than a probe: --by users keeps the number of conversations constant"
+        )
     if found.percentile == "p90":
         result.append("p90 is judged because p99 takes ten times as many requests: --percentile p99 --budget 20m")
     return result
@@ -132,16 +178,16 @@ def notes(found: Capacity) -> list[str]:
 
 def _probes(found: Capacity) -> RenderableType:
     table = bare()
-    for name in (_UNITS[found.by], "verdict", "requests", "time", "because"):
-        table.add_column(f"{name} ", justify="right" if name in (_UNITS[found.by], "requests", "time") else "left")
+    for name in (UNITS[found.by], "verdict", "requests", "time", "because"):
+        table.add_column(f"{name} ", justify="right" if name in (UNITS[found.by], "requests", "time") else "left")
     for probe in found.probes:
-        sign, style = _STATUS[probe.status]
+        sign, style = SIGNS[probe.status]
         table.add_row(
             f"{amount(probe.level)} ",
             Text(f"{sign} {probe.status}", style=style),
             f"{probe.requests:,} ",
             f"{format_seconds(probe.seconds)} ",
-            Text(f"{_PURPOSES[probe.purpose]}: {reason(probe)}", style="dim"),
+            Text(f"{PURPOSES[probe.purpose]}: {reason(probe)}", style="dim"),
         )
     return table
 
@@ -152,7 +198,7 @@ def reason(probe: Probe) -> str:
     worst = min(probe.slos, key=lambda one: order[one.status], default=None)
     if worst is None:
         return "nothing could be judged"
-    return f"{worst.expression}: {worst.reason.partition(';')[0]}"
+    return f"{worst.slo}: {worst.reason.partition(';')[0]}"
 
 
 # --- the search while it goes on -------------------------------------------------------------------------------------
@@ -163,7 +209,7 @@ class SearchView:
 
     def __init__(self, by: By, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._unit = _UNITS[by]
+        self._unit = UNITS[by]
         self._goal: Goal | None = None
         self._trials: list[Trial] = []
         self._request: Request | None = None
@@ -172,13 +218,13 @@ class SearchView:
         self._live: Live | None = None
         self._started = time.monotonic()
 
-    def planned(self, goal: Goal, objectives: Sequence[Slo], unloaded: float) -> None:
+    def planned(self, goal: Goal, objectives: Sequence[Slo], names: Sequence[str], unloaded: float) -> None:
         """Say first how long it may take, and what that allows."""
         self._goal = goal
         needs = math.ceil(needed_requests(objectives))
         from_rate = needs / max(goal.telling, 1e-9)
         self._print(
-            f"objectives: {', '.join(map(str, objectives))}; a request takes {format_seconds(unloaded)} without load",
+            f"objectives: {', '.join(names)}; a request takes {format_seconds(unloaded)} without load",
             f"at most {format_seconds(goal.budget)} for probes; each needs {needs:,} requests at least to show that a level holds: "
             f"{format_seconds(goal.telling)} from {amount(from_rate)} requests/s on, longer below",
         )
@@ -193,7 +239,7 @@ class SearchView:
         self._snapshot, self._look = snapshot, look
 
     def probed(self, probe: Probe, found: Bracket) -> None:
-        sign, _ = _STATUS[probe.status]
+        sign, _ = SIGNS[probe.status]
         line = f"{sign} {amount(probe.level)} {self._unit} {probe.status} ({format_seconds(probe.seconds)}; {reason(probe)})"
         self._print(f"{line} -> {self._interval(found)}")
 
@@ -219,7 +265,7 @@ class SearchView:
             "" if snapshot is None else f"{snapshot.elapsed:.0f} of at most {request.seconds:.0f} s, {snapshot.ok:,} ok"
         )
         failed = f", {snapshot.failed:,} failed" if snapshot is not None and snapshot.failed else ""
-        lines.append(Text(f"{_PURPOSES[request.purpose]} {amount(request.level)} {self._unit}: {done}{failed}"))
+        lines.append(Text(f"{PURPOSES[request.purpose]} {amount(request.level)} {self._unit}: {done}{failed}"))
         if self._look is not None and self._look.worst is not None:
             lines.append(Text(f"  {self._look.worst.slo}: {self._look.worst.reason}", style="dim"))
         if self._goal is not None:
@@ -245,7 +291,7 @@ class SearchView:
             elif found.high is not None and level >= found.high:
                 marks[index] = ("━", "red")
         for trial in self._trials:
-            marks[at(trial.level)] = _STATUS[trial.status]
+            marks[at(trial.level)] = SIGNS[trial.status]
         marks[at(self._request.level)] = ("●", "bold cyan")
         scale = Text.assemble(*marks)
         return Text.assemble(f"{amount(first)} ", scale, f" {amount(last)}   ", (self._interval(found), "bold"))
@@ -254,7 +300,7 @@ class SearchView:
 class Quiet:
     """Shows nothing."""
 
-    def planned(self, goal: Goal, objectives: Sequence[Slo], unloaded: float) -> None: ...
+    def planned(self, goal: Goal, objectives: Sequence[Slo], names: Sequence[str], unloaded: float) -> None: ...
 
     def probing(self, request: Request, trials: Sequence[Trial]) -> None: ...
 

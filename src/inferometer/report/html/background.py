@@ -11,7 +11,7 @@ from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.resources import ResourceUse
 from inferometer.analysis.server_view import ServerView, unread
 from inferometer.analysis.summary import Summary
-from inferometer.records import Run
+from inferometer.records import Manifest, Run
 from inferometer.report import formatting, tables
 from inferometer.report.html import page
 from inferometer.report.html.page import Block, Section
@@ -337,7 +337,11 @@ def client(run: Run, summary: Summary) -> Section:
 
 def environment(run: Run) -> Section:
     """Versions, machine, seeds and the config, as the manifest has them."""
-    manifest = run.manifest
+    return environment_of(run.manifest)
+
+
+def environment_of(manifest: Manifest) -> Section:
+    """The same, for a report that is not about one run."""
     trees: Sequence[tuple[str, Mapping[str, object]]] = (
         ("versions", manifest.versions),
         ("machine", manifest.host),

@@ -55,7 +55,7 @@ function ticks(low, high, scale, room, isTime) {
     const steps = to - from > 1.5 * wanted ? [1] : to - from > wanted / 2.5 ? [1, 3] : [1, 2, 5];
     for (let power = from; power <= to; power++) for (const step of steps) found.push(step * 10 ** power);
     const inside = found.filter(v => v >= low * 0.9999 && v <= high * 1.0001);
-    if (inside.length > 1) return inside;
+    if (inside.length > 2) return inside;
   }
   const rough = (high - low) / wanted || 1;
   const base = 10 ** Math.floor(Math.log10(rough));
@@ -293,8 +293,8 @@ function paintLines(spec) {
     }
     for (const line of spec.vlines ?? []) {
       if (line.at < view.low || line.at > view.high) continue;
-      const x = view.x(line.at), isRight = x > view.width * 0.72;
-      labels.push(`<line class="limit" x1="${x}" x2="${x}" y1="${view.top}" y2="${bottom}"/><text class="limit-name" x="${x + (isRight ? -5 : 5)}" y="${view.top + 10}" text-anchor="${isRight ? "end" : "start"}">${escape(line.label)}</text>`);
+      const x = view.x(line.at), isRight = x > view.width * 0.72, tone = line.tone ?? "", top = view.top + 10 + 14 * (line.row ?? 0);
+      labels.push(`<line class="limit ${tone}" x1="${x}" x2="${x}" y1="${view.top}" y2="${bottom}"/><text class="limit-name ${tone}" x="${x + (isRight ? -5 : 5)}" y="${top}" text-anchor="${isRight ? "end" : "start"}">${escape(line.label)}</text>`);
     }
     labels.push(paintMarks(view, low, high));
     return { axis: axis.join(""), marks: marks.join(""), labels: labels.join("") };
@@ -337,13 +337,13 @@ function paintLines(spec) {
       line += previous === null ? `M${x} ${at}h0` : each.step ? `H${x}V${at}` : `L${x} ${at}`;
       previous = at;
     }
-    parts.push(`<path class="line ${style}" d="${line}"/>`);
+    if (!each.scatter) parts.push(`<path class="line ${style}" d="${line}"/>`);
     if (each.points) {
       for (let i = 0; i < each.x.length; i++) {
         if (!here(i)) continue;
         const [x, at] = [view.x(each.x[i]), y(each.y[i])];
         if (known(each.lo?.[i]) && known(each.hi?.[i])) parts.push(`<path class="whisker ${style}" d="M${x} ${y(Math.max(each.lo[i], yScale === "log" ? 1e-9 : -Infinity))}V${y(each.hi[i])}"/>`);
-        if (known(each.ex?.[i]?.[0]) && known(each.ex?.[i]?.[1])) parts.push(`<path class="whisker ${style}" d="M${view.x(each.ex[i][0])} ${at}H${view.x(each.ex[i][1])}"/>`);
+        if (known(each.ex?.[i]?.[0]) && known(each.ex?.[i]?.[1])) parts.push(`<path class="whisker ${style}${each.scatter ? " thick" : ""}" d="M${view.x(each.ex[i][0])} ${at}H${view.x(each.ex[i][1])}"/>`);
         parts.push(`<circle class="dot ${style}${each.hollow?.[i] ? " hollow" : ""}" cx="${x}" cy="${at}" r="4"/>`);
       }
     }

@@ -9,7 +9,7 @@ from inferometer.analysis.checks import Check, in_words
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo_expression import parse
 from inferometer.analysis.summary import Summary
-from inferometer.records import Run
+from inferometer.records import Manifest, Run
 from inferometer.report import formatting
 from inferometer.report.html import page
 from inferometer.report.html.page import Block, Section
@@ -210,7 +210,7 @@ def what_was_run(run: Run, summary: Summary, stages: list[Part]) -> Section:
             (f"load, {stage.name}" if len(stages) > 1 else "load", formatting.describe_load(stage.plan))
             for stage in stages
         ),
-        ("data", _data(run)),
+        ("data", describe_data(manifest)),
         *(("", text) for text in formatting.data_notes(manifest)),
         ("started", started(summary)),
         (
@@ -223,9 +223,9 @@ def what_was_run(run: Run, summary: Summary, stages: list[Part]) -> Section:
     return Section("run", "What was run", [page.facts((name, formatting.one_line(text, 400)) for name, text in pairs)])
 
 
-def _data(run: Run) -> str:
+def describe_data(manifest: Manifest) -> str:
     """The data section of the config, as `key value` pairs."""
-    data = run.manifest.config.get("data")
+    data = manifest.config.get("data")
     if not isinstance(data, dict):
         return ""
     classes = data.get("classes")

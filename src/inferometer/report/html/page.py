@@ -126,6 +126,11 @@ def _round(value: float | None) -> float | int | None:
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 
+def answer(words: str, text: str, tone: str = "") -> Block:
+    """The answer in large letters, with a sentence below it; `tone` is its colour (good, warn, bad)."""
+    return {"kind": "answer", "words": words, "text": text, "tone": tone}
+
+
 def chart(title: str, reading: str, data: Mapping[str, Any], tight: bool = False) -> Block:
     """A chart, with a sentence that says what to read from it; `tight`: one of several below each other."""
     return {"kind": "chart", "title": title, "reading": reading, "data": dict(data), "tight": tight}
