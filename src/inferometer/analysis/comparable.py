@@ -149,5 +149,7 @@ def _describe(where: str, one: Any, other: Any) -> str:
 def _short(value: object) -> str:
     if isinstance(value, float):
         return format_number(value, 6)
-    shown = "nothing" if value is None or value in ([], ()) else str(value)
+    if isinstance(value, list | tuple) and not any(isinstance(each, dict) for each in value):
+        value = ", ".join(map(str, value))
+    shown = "nothing" if value is None or value in ("", [], ()) else str(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

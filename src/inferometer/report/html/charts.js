@@ -40,10 +40,15 @@ function clock(seconds, span) {
   return minutes < 60 ? `${minutes}:${rest}` : `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}:${rest}`;
 }
 
+function percent(value) {
+  const size = Math.abs(value);
+  return `${value > 0 ? "+" : "−"}${size.toLocaleString("en-US", { maximumFractionDigits: size < 0.995 ? 2 : size < 9.95 ? 1 : 0 })} %`;
+}
+
 const FORMATS = {
   number,
   time: clock,
-  change: ratio => Math.abs(ratio - 1) < 1e-9 ? "same" : ratio >= 2.995 ? `${number(ratio)} ×` : `${ratio > 1 ? "+" : "−"}${number(Math.abs(100 * (ratio - 1)))} %`,
+  change: ratio => Math.abs(ratio - 1) < 1e-9 ? "same" : ratio >= 2.995 ? `${number(ratio)} ×` : percent(100 * (ratio - 1)),
   share: value => known(value) ? `${(100 * value).toLocaleString("en-US", { maximumFractionDigits: value > 0.99 && value < 1 ? 3 : 1 })} %` : "–",
 };
 
@@ -442,14 +447,17 @@ function paintRows(spec) {
 function paintForest(spec) {
   const PITCH = 28, TOP = 8, all = spec.rows, rows = all.filter(each => known(each.at));
   const middle = row => TOP + (row + 0.5) * PITCH;
-  const words = each => `${FORMATS.change(each.at)}${known(each.lo) ? ` (${FORMATS.change(each.lo)} to ${FORMATS.change(each.hi)})` : ""}`;
+  const words = each => {
+    const [at, low, high] = [each.at, each.lo, each.hi].map(value => known(value) ? FORMATS.change(value) : "");
+    return low ? `${at} (${high.endsWith("%") ? low.replace(" %", "") : low} to ${high})` : at;
+  };
   return {
     height: () => TOP + all.length * PITCH + 40,
     margins: width => width > 640 ? [150, 196] : [104, 12],
     tickScale: (low, high) => high / low < 8 ? "linear" : "log",
     range() {  // an interval that is many times wider than the largest difference ends in an arrow
       const most = Math.max(3 * Math.max(...rows.map(each => Math.abs(Math.log(each.at))), 0), Math.log(1.12));
-      const ends = rows.flatMap(each => [each.at, each.lo, each.hi, each.limit, ...(each.dots ?? [])]).filter(known).map(Math.log);
+      const ends = rows.flatMap(each => [each.at, each.lo, each.hi, each.limit]).filter(known).map(Math.log);
       const low = Math.max(Math.min(...ends, -0.02), -most), high = Math.min(Math.max(...ends, 0.02), most), pad = 0.05 * (high - low);
       return [Math.exp(low - pad), Math.exp(high + pad)];
     },

@@ -9,7 +9,7 @@ from inferometer.analysis.comparison_text import title
 from inferometer.analysis.fail_if import parse as parse_condition
 from inferometer.analysis.run_figures import FAILURE_RATE
 from inferometer.report import formatting
-from inferometer.report.compare import amount, stages_of
+from inferometer.report.compare import amount, shown, stages_of
 from inferometer.report.html import overlays, page
 from inferometer.report.html.page import Block, Page, Section, render
 from inferometer.report.html.parts import limits, parts
@@ -50,8 +50,8 @@ def sections(compared: Sequence[Compared]) -> list[Section]:
         Section("answer", "Answer", [block for number, each in enumerate(compared, 1) for block in _answer(each, number, len(compared))]),
         _conditions(compared),
         Section(
-            "ratios", "Ratios", _by_side_and_stage(compared, lambda each, metrics: [_forest(each, metrics)]),
-            "By how much each figure of B differs from that of A, with its 95 % confidence interval. An interval that does not touch the line shows a difference.",
+            "ratios", "Ratios", _by_side_and_stage(compared, lambda letter, each, metrics: [_forest(letter, each, metrics)]),
+            "By how much each figure differs from that of A, with its 95 % confidence interval. An interval that does not touch the line shows a difference.",
         ),
         _distributions(compared),
         _runs(compared),
@@ -65,14 +65,14 @@ def sections(compared: Sequence[Compared]) -> list[Section]:
 
 
 def _by_side_and_stage(
-    compared: Sequence[Compared], make: Callable[[Compared, Mapping[str, MetricComparison]], Sequence[Block]]
+    compared: Sequence[Compared], make: Callable[[str, Compared, Mapping[str, MetricComparison]], Sequence[Block]]
 ) -> list[Block]:
     """Blocks for each comparison and stage, with switches if there are several."""
     panes: dict[str, Sequence[Block]] = {}
     stages = [name for name, _ in stages_of(compared[0].found)]
     for number, each in enumerate(compared):
         for index, (_, metrics) in enumerate(stages_of(each.found)):
-            panes[f"{number}|{index}"] = make(each, metrics)
+            panes[f"{number}|{index}"] = make(_LETTERS[number + 1], each, metrics)
     switches = [
         [(str(number), f"{_LETTERS[number + 1]} against A") for number in range(len(compared))],
         [(str(index), name) for index, name in enumerate(stages)],
@@ -83,11 +83,15 @@ def _by_side_and_stage(
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
-def _headlines(found: Comparison, metrics: Mapping[str, MetricComparison]) -> dict[str, MetricComparison]:
-    """The figures of the answer: those that are named, and else the usual ones that could be compared."""
-    named = {name: one for name, one in metrics.items() if one.p_holm is not None}
-    usual = {name: metrics[name] for name in _HEADLINES if name in metrics and _is_compared(metrics[name])}
-    return named if found.conditions and named else named | usual
+def _headlines(metrics: Mapping[str, MetricComparison]) -> dict[str, MetricComparison]:
+    """The figures of the answer: those that a condition or an objective names, and the usual ones that could be compared."""
+    order = dict.fromkeys([*_HEADLINES, *metrics])
+    return {
+        name: metrics[name]
+        for name in order
+        if name in metrics
+        and (metrics[name].p_holm is not None or (name in _HEADLINES and _is_compared(metrics[name])))
+    }
 
 
 def _is_compared(one: MetricComparison) -> bool:
@@ -99,12 +103,12 @@ def _answer(each: Compared, number: int, count: int) -> list[Block]:
     blocks: list[Block] = (
         [page.heading(f"{letter} against A: {formatting.one_line(each.b.label, 120)}")] if count > 1 else []
     )
-    shown = [(stage, _headlines(each.found, metrics)) for stage, metrics in stages_of(each.found)]
-    blocks.append(_verdict(letter, each.found, [one for _, metrics in shown for one in metrics.values()]))
-    for stage, metrics in shown:
+    chosen = [(stage, _headlines(metrics)) for stage, metrics in stages_of(each.found)]
+    blocks.append(_verdict(letter, each.found, [one for _, metrics in chosen for one in metrics.values()]))
+    for stage, metrics in chosen:
         if stage:
             blocks.append(page.heading(formatting.one_line(stage, 80)))
-        if metrics and len(shown) == 1 and count == 1:
+        if metrics and len(chosen) == 1 and count == 1:
             blocks.append(page.cards([_card(name, one) for name, one in metrics.items()]))
         lines = [page.item(*_SIGNS[one.verdict], _capital(one.sentence)) for one in metrics.values()]
         blocks.append(page.items(lines) if lines else page.note("No headline figure could be compared."))
@@ -144,7 +148,11 @@ def _card(name: str, one: MetricComparison) -> dict[str, str]:
     change = _change(one)
     tone = "" if one.verdict == "no clear difference" else _TONES[one.verdict]
     return page.card(
-        _capital(title(name))[:-1], change, "", f"{amount(one.a, one.unit)} → {amount(one.b, one.unit)}", tone
+        _capital(overlays.short_title(name))[:-1],
+        change,
+        "",
+        f"{amount(one.a, one.unit)} → {amount(one.b, one.unit)}",
+        tone,
     )
 
 
@@ -164,7 +172,7 @@ def _percent(ratio: float) -> str:
 def _signed(value: float) -> str:
     decimals = 2 if abs(value) < 1 else 1 if abs(value) < 10 else 0
     text = f"{abs(value):.{decimals}f}"
-    return text if float(text) == 0 else f"{'−' if value < 0 else '+'}{text}"
+    return "0" if float(text) == 0 else f"{'−' if value < 0 else '+'}{text}"
 
 
 def _conditions(compared: Sequence[Compared]) -> Section:
@@ -173,29 +181,27 @@ def _conditions(compared: Sequence[Compared]) -> Section:
     for number, each in enumerate(compared, 1):
         if not each.found.conditions:
             continue
-        rows = [
-            [
-                one.condition,
-                page.tinted(f"{_CONDITIONS[one.status][0]} {one.status}", _CONDITIONS[one.status][1]),
-                *([one.stage] if each.found.stages else []),
-                _capital(one.reason),
-            ]
-            for one in each.found.conditions
-        ]
-        columns = ["fail if", "status", *(["stage"] if each.found.stages else []), "why"]
-        caption = f"{_LETTERS[number]} against A" if len(compared) > 1 else ""
-        blocks.append(page.table(columns, rows, caption, texts=(1, len(columns) - 1)))
+        if len(compared) > 1:
+            blocks.append(page.heading(f"{_LETTERS[number]} against A"))
+        lines = []
+        for one in each.found.conditions:
+            where = f"{formatting.one_line(one.stage, 60)}: " if one.stage else ""
+            lines.append(
+                page.item(*_CONDITIONS[one.status], f"{where}{one.status}. {_capital(one.reason)}", one.condition)
+            )
+        blocks.append(page.items(lines))
     return Section(
-        "conditions", "Conditions", blocks, "What --fail-if asks, and what the runs show with 95 % confidence."
+        "conditions", "Conditions", blocks, "The conditions of --fail-if, and what the runs show with 95 % confidence."
     )
 
 
 # --- ratios ----------------------------------------------------------------------------------------------------------
 
 
-def _forest(each: Compared, metrics: Mapping[str, MetricComparison]) -> Block:
+def _forest(letter: str, each: Compared, metrics: Mapping[str, MetricComparison]) -> Block:
     margins = {one.metric: one for one in (parse_condition(each.condition) for each in each.found.conditions)}
     rows: list[dict[str, object]] = []
+    metrics = shown(each.found, dict(metrics))
     for better, heading in (("lower", "lower is better"), ("higher", "higher is better")):
         own = [
             (name, one)
@@ -210,7 +216,7 @@ def _forest(each: Compared, metrics: Mapping[str, MetricComparison]) -> Block:
                 limit = math.exp(-condition.limit if better == "higher" else condition.limit)
             rows.append(
                 {
-                    "label": title(name).replace("throughput (", "").replace(")", ""),
+                    "label": overlays.short_title(name),
                     "at": one.ratio,
                     "lo": one.ci[0],
                     "hi": one.ci[1],
@@ -220,7 +226,7 @@ def _forest(each: Compared, metrics: Mapping[str, MetricComparison]) -> Block:
                     "note": one.verdict,
                 }
             )
-    reading = "Green: B is shown to be better; red: worse; grey: no clear difference."
+    reading = f"Green: {letter} is shown to be better; red: worse; grey: no clear difference."
     if any(row.get("dots") for row in rows):
         reading += " Pale dots are the single pairs."
     if any(row.get("limit") for row in rows):
@@ -228,9 +234,13 @@ def _forest(each: Compared, metrics: Mapping[str, MetricComparison]) -> Block:
     if not rows:
         return page.note("No figure has a ratio with an interval.")
     return page.chart(
-        "B relative to A.",
+        f"{letter} relative to A.",
         reading,
-        {"kind": "forest", "rows": rows, "x": {"label": "difference of B from A", "scale": "log", "format": "change"}},
+        {
+            "kind": "forest",
+            "rows": rows,
+            "x": {"label": f"difference of {letter} from A", "scale": "log", "format": "change"},
+        },
     )
 
 
@@ -275,16 +285,13 @@ def _runs(compared: Sequence[Compared]) -> Section:
     )
     what = "pair" if is_paired else "run"
 
-    def charts(each: Compared, metrics: Mapping[str, MetricComparison]) -> list[Block]:
-        letter = _LETTERS[1 + [one.b.label for one in compared].index(each.b.label)]
-        shown = {
-            name: one for name, one in metrics.items() if name in _headlines(each.found, metrics) and any(one.values)
-        }
+    def charts(letter: str, each: Compared, metrics: Mapping[str, MetricComparison]) -> list[Block]:
+        own = {name: one for name, one in metrics.items() if name in _headlines(metrics) and any(one.values)}
         panes = {
             name: [overlays.values_chart(name, one.unit, [("A", one.values[0]), (letter, one.values[1])], what)]
-            for name, one in shown.items()
+            for name, one in own.items()
         }
-        return [page.tabs([[(name, title(name)) for name in panes]], panes)] if panes else []
+        return [page.tabs([[(name, overlays.short_title(name)) for name in panes]], panes)] if panes else []
 
     return Section(
         "runs",
@@ -297,7 +304,7 @@ def _runs(compared: Sequence[Compared]) -> Section:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _figures(each: Compared, metrics: Mapping[str, MetricComparison]) -> list[Block]:
+def _figures(letter: str, each: Compared, metrics: Mapping[str, MetricComparison]) -> list[Block]:
     rows = [
         [
             title(name),
@@ -310,7 +317,7 @@ def _figures(each: Compared, metrics: Mapping[str, MetricComparison]) -> list[Bl
         ]
         for name, one in metrics.items()
     ]
-    columns = ["figure", "A", "B", "difference", "95 % CI", "verdict", "how much more to measure"]
+    columns = ["figure", "A", letter, "difference", "95 % CI", "verdict", "how much more to measure"]
     return [page.table(columns, rows, texts=(5, 6))] if rows else [page.note("No figure was measured on both sides.")]
 
 

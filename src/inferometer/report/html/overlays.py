@@ -95,6 +95,11 @@ def differences(manifests: Sequence[Manifest], names: Sequence[str]) -> list[Blo
     return [page.table(["differs", *names], table, texts=tuple(range(1, len(names) + 1)))]
 
 
+def short_title(name: str) -> str:
+    """What a card or a switch calls a figure: `TTFT p99`, `output tokens/s`."""
+    return title(name).replace("throughput (", "").replace(")", "")
+
+
 def short_labels(labels: Iterable[str]) -> list[str]:
     """Labels of runs or sides without what they all begin with, up to a slash: `runs/a` and `runs/b` become `a` and `b`."""
     each = [label.rstrip("/") for label in labels]

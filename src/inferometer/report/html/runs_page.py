@@ -128,7 +128,7 @@ def _card(name: str, found: Variation) -> dict[str, str]:
     value, _, unit = amount(found.mean, found.unit).partition(" ")
     low, high = found.ci
     interval = "" if low is None else f"95 % CI {_bare(low, found.unit)} – {_bare(high, found.unit)}"
-    shown = title(name)
+    shown = overlays.short_title(name)
     return page.card(f"{shown[:1].upper()}{shown[1:]}", value.removesuffix("/s"), unit, interval)
 
 
@@ -203,7 +203,7 @@ def _varied(metrics: Mapping[str, Variation]) -> list[Block]:
         [title(name), amount(one.mean, one.unit), _interval(one), _share(one.between), _share(one.within)]
         for name, one in metrics.items()
     ]
-    charts = [page.tabs([[(name, title(name)) for name in panes]], panes)] if panes else []
+    charts = [page.tabs([[(name, overlays.short_title(name)) for name in panes]], panes)] if panes else []
     table = page.table(["figure", "mean", "95 % CI of the mean", "between runs", "within a run"], rows)
     return [*charts, table]
 
