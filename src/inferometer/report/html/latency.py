@@ -45,6 +45,8 @@ class Line(NamedTuple):
     """In ms, at the first of LEVELS."""
     found: Distribution | None
     is_overloaded: bool = False
+    colour: int | None = None
+    """None: the next one."""
 
 
 _ONE_BIN = TimeBins(0, 1, 1)
@@ -193,6 +195,7 @@ def cdf(name: str, lines: Sequence[Line], vlines: Sequence[dict[str, object]] = 
             "dash": line.is_overloaded,
             "floor": True,
         }
+        | ({} if line.colour is None else {"colour": line.colour})
         for line in lines
     ]
     definition = METRICS[name].definition.partition(":")[0].partition(";")[0]

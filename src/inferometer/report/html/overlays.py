@@ -14,6 +14,8 @@ from inferometer.report.html.parts import TITLES
 
 SHOWN = ("ttft", "itl", "e2e", "queue", "compute")
 """Latencies whose distributions are drawn."""
+_MOST_COLUMNS = 4
+"""With more runs, the table of differences has a row per value instead of a column per run."""
 
 
 def distributions(
@@ -21,12 +23,16 @@ def distributions(
     stages: Sequence[str],
     groups: Sequence[tuple[str, Sequence[Run]]],
     limits: Mapping[str, Sequence[dict[str, object]]],
+    colours: Sequence[int] | None = None,
 ) -> list[Block]:
-    """A CDF per group of runs (pooled), with a switch for the metric and one for the stage."""
+    """A CDF per group of runs (pooled), with a switch for the metric and one for the stage; `colours` are those of the groups."""
     panes: dict[str, Sequence[Block]] = {}
     for name in names:
         for index in range(len(stages)):
-            lines = [Line(label, pooled(runs, name, index), None) for label, runs in groups]
+            lines = [
+                Line(label, pooled(runs, name, index), None, colour=colours[number] if colours else None)
+                for number, (label, runs) in enumerate(groups)
+            ]
             lines = [line for line in lines if any(value is not None for value in line.values)]
             if lines:
                 panes[f"{name}|{index}"] = [cdf(name, lines, limits.get(name, ()))]
@@ -90,9 +96,17 @@ def differences(manifests: Sequence[Manifest], names: Sequence[str]) -> list[Blo
     table = []
     for key, found in rows.items():
         base = next(iter(found.values()))[0]
-        cells = [base, *(found[index][1] if index in found else base for index in range(1, len(manifests)))]
-        table.append([key, *(formatting.one_line(cell, 90) for cell in cells)])
-    return [page.table(["differs", *names], table, texts=tuple(range(1, len(names) + 1)))]
+        values = [base, *(found[index][1] if index in found else base for index in range(1, len(manifests)))]
+        cells = [formatting.one_line(value, 90) for value in values]
+        if len(names) <= _MOST_COLUMNS:
+            table.append([key, *cells])
+            continue
+        for value in dict.fromkeys(cells):
+            those = [name for name, cell in zip(names, cells, strict=True) if cell == value]
+            more = f" and {len(those) - 3} more" if len(those) > 3 else ""
+            table.append([key, value, f"{', '.join(those[:3])}{more}"])
+    columns = ["differs", *names] if len(names) <= _MOST_COLUMNS else ["differs", "value", "runs"]
+    return [page.table(columns, table, texts=tuple(range(1, len(columns))))]
 
 
 def short_title(name: str) -> str:

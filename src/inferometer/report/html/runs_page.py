@@ -1,6 +1,7 @@
 """The HTML page of several runs: a table of them, their distributions over each other, latency against throughput, and their variation."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from inferometer.analysis.checks import in_words
 from inferometer.analysis.comparable import are_repeats
@@ -20,6 +21,8 @@ _HEADLINES = ("throughput.requests", "throughput.output_tokens", "throughput.inf
 _MOST_LINES = 24
 """CDFs in a chart; more could not be told apart."""
 _PERCENTILES = ("p50", "p90", "p99")
+_COLOURS = 8
+"""As many as charts.js has."""
 
 
 class _Runs:
@@ -28,13 +31,28 @@ class _Runs:
     def __init__(self, measured: Sequence[Measured]) -> None:
         self.measured = measured
         self.stages = [parts(*one) for one in measured]
+        self.pairs = list(zip(measured, self.stages, strict=True))
         self.names = overlays.short_labels([str(run.folder) for run, _ in measured])
         self.latencies = [name for name in TITLES if any(name in latencies(stages) for stages in self.stages)]
         self.has_tokens = any(is_token_run(run, stages) for (run, _), stages in zip(measured, self.stages, strict=True))
         self.has_equal_stages = len({len(stages) for stages in self.stages}) == 1
+        self.colours = _colours(measured)
         self.repeats: Repeats | None = (
             summarise_repeats(measured) if len(measured) > 1 and are_repeats(measured) else None
         )
+
+
+def _colours(measured: Sequence[Measured]) -> list[int]:
+    """The same colour for runs that are repeats of each other; if all are, or none, a colour each."""
+    groups: list[list[Measured]] = []
+    numbers = []
+    for one in measured:
+        number = next((number for number, group in enumerate(groups) if are_repeats([group[0], one])), len(groups))
+        if number == len(groups):
+            groups.append([])
+        groups[number].append(one)
+        numbers.append(number)
+    return [number % _COLOURS for number in (numbers if len(groups) > 1 else range(len(measured)))]
 
 
 def encode(measured: Sequence[Measured]) -> bytes:
@@ -112,7 +130,8 @@ def _answer(runs: _Runs) -> str:
     if runs.repeats is None:
         return f"{len(runs.measured)} runs that differ in more than their seed. Use inferometer compare to judge differences."
     metrics = runs.repeats.metrics
-    name = next((name for name in ("ttft.p99", "e2e.p99", "e2e.p50") if name in metrics), None)
+    known = [name for name in ("ttft.p99", "ttft.p90", "ttft.p50", "e2e.p99", "e2e.p50") if name in metrics]
+    name = next((name for name in known if metrics[name].within is not None), known[0] if known else None)
     if name is None:
         return f"{len(runs.measured)} repeats of one config, with fresh seeds."
     found = metrics[name]
@@ -137,19 +156,23 @@ def _bare(value: float | None, unit: str) -> str:
 
 
 def _table(runs: _Runs, words: Sequence[str]) -> Block:
-    """One row per run, or per stage of a run."""
+    """One row per run, or per stage of a run, with what differs between the runs before the figures."""
     columns = [(name, column) for name in runs.latencies if name in ("ttft", "itl", "e2e") for column in ("p50", "p99")]
+    abouts = {
+        "server": [[formatting.describe_target(run.manifest) for _ in stages] for (run, _), stages in runs.pairs],
+        "load": [[formatting.describe_load(stage.plan) for stage in stages] for _, stages in runs.pairs],
+        "seed": [[str(run.manifest.seeds.get("seed", 0)) for _ in stages] for (run, _), stages in runs.pairs],
+    }
+    shown = [name for name, each in abouts.items() if len({text for texts in each for text in texts}) > 1]
     rows: list[list[object]] = []
-    for name, word, (run, summary), stages in zip(runs.names, words, runs.measured, runs.stages, strict=True):
-        for stage in stages:
+    for number, (_, stages) in enumerate(runs.pairs):
+        for index, stage in enumerate(stages):
             tokens = [formatting.number(stage.throughput.output_tokens)] if runs.has_tokens else []
             rows.append(
                 [
-                    formatting.one_line(name, 60),
-                    page.tinted(word, _TONES[word]),
-                    formatting.describe_load(stage.plan),
-                    started(summary)[:19],
-                    f"{run.manifest.seeds.get('seed', 0)}",
+                    formatting.one_line(runs.names[number], 60),
+                    page.tinted("INVALID" if words[number] == "INVALID" else "VALID", _TONES[words[number]]),
+                    *(abouts[name][number][index] for name in shown),
                     f"{stage.ok:,}",
                     page.tinted(f"{stage.failed:,}", "bad") if stage.failed else "0",
                     formatting.number(stage.throughput.requests),
@@ -158,11 +181,8 @@ def _table(runs: _Runs, words: Sequence[str]) -> Block:
                 ]
             )
     titles = ["completed/s", *(["tokens/s"] if runs.has_tokens else [])]
-    return page.table(
-        ["latencies in ms", "verdict", "load", "started", "seed", "ok", "failed", *titles, *(f"{TITLES[name]} {column}" for name, column in columns)],
-        rows,
-        texts=(1,),
-    )  # fmt: skip
+    figures = [f"{TITLES[name]} {column}" for name, column in columns]
+    return page.table(["latencies in ms", "verdict", *shown, "ok", "failed", *titles, *figures], rows)
 
 
 def _cell(stage: Part, name: str, column: str) -> str:
@@ -222,7 +242,7 @@ def _distributions(runs: _Runs) -> Section:
     groups = [(formatting.one_line(name, 60), [run]) for name, (run, _) in zip(runs.names, runs.measured, strict=True)]
     summary = runs.measured[0][1]
     blocks = overlays.distributions(
-        names, stages, groups[:_MOST_LINES], {name: limits(summary, name) for name in names}
+        names, stages, groups[:_MOST_LINES], {name: limits(summary, name) for name in names}, runs.colours
     )
     if len(groups) > _MOST_LINES:
         blocks.append(page.note(f"The first {_MOST_LINES} of {len(groups)} runs are drawn."))
@@ -257,7 +277,7 @@ def _curve(runs: _Runs) -> Section:
 
 def _points(runs: _Runs, name: str, column: str, rate: str, label: str) -> Block:
     series = []
-    for run_name, stages in zip(runs.names, runs.stages, strict=True):
+    for run_name, stages, colour in zip(runs.names, runs.stages, runs.colours, strict=True):
         points = [
             (x, stage.metrics[name], stage)
             for stage in stages
@@ -268,6 +288,7 @@ def _points(runs: _Runs, name: str, column: str, rate: str, label: str) -> Block
         series.append(
             {
                 "name": formatting.one_line(run_name, 60),
+                "colour": colour,
                 "points": True,
                 "x": page.rounded(x for x, _, _ in points),
                 "y": page.rounded(_milli(found.value(column)) for _, found, _ in points),
@@ -284,12 +305,20 @@ def _points(runs: _Runs, name: str, column: str, rate: str, label: str) -> Block
         {
             "kind": "xy",
             "height": 320,
-            "x": {"label": label, "min": 0, "pad": True},
+            "x": {"label": label, "min": _left_end(series), "pad": True},
             "y": {"label": "ms (logarithmic)", "scale": "log"},
             "series": series,
             "hlines": limits(runs.measured[0][1], name),
         },
     )
+
+
+def _left_end(series: Sequence[Mapping[str, Any]]) -> float:
+    """Where the x axis begins: at 0, unless all points are close to each other."""
+    known = [
+        end for each in series for end in (*each["x"], *(end for pair in each["ex"] for end in pair)) if end is not None
+    ]
+    return 0.97 * min(known) if known and min(known) > max(known) / 4 else 0.0
 
 
 def _milli(seconds: float | None) -> float | None:
