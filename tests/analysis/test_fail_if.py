@@ -16,6 +16,7 @@ from inferometer.errors import UserError
         ("goodput worse", FailIf("goodput")),
         ("itl.p999 worse by 150%", FailIf("itl.p99.9", 1.5)),
         ("throughput.requests worse by .5%", FailIf("throughput.requests", 0.005)),
+        ("failure_rate worse by 1%", FailIf("failure_rate", 0.01)),
     ],
 )
 def test_conditions_parse_and_print_as_they_are_written(text: str, expected: FailIf) -> None:
@@ -28,13 +29,18 @@ def test_the_limit_of_a_rate_is_what_is_lost() -> None:
     assert parse("goodput worse by 10%").limit == pytest.approx(-math.log(0.9))
 
 
+def test_the_limit_of_the_failure_rate_is_a_difference() -> None:
+    assert parse("failure_rate worse by 1%").limit == pytest.approx(0.01)
+
+
 @pytest.mark.parametrize(
     ("text", "column", "words"),
     [
         ("", 1, "expected a metric"),
         ("ttfft.p99 worse by 5%", 1, "did you mean ttft.p99?"),
         ("ttft worse by 5%", 1, "ttft.p"),
-        ("failure_rate worse", 1, "has no ratio"),
+        ("failure_rat worse", 1, "did you mean failure_rate?"),
+        ("failure_rate worse by 100%", 23, "cannot become worse"),
         ("zzz worse", 1, "with a statistic"),
         ("ttft.p99 better by 5%", 10, "expected 'worse'"),
         ("ttft.p99", 9, "expected 'worse', got nothing"),

@@ -1,6 +1,6 @@
 """Whether runs may be compared: the same workload, model, load and objectives, and runs that are complete and VALID."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from inferometer.analysis.comparison import Measured, Side
@@ -78,6 +78,53 @@ def _workload(one: Manifest, other: Manifest) -> str:
     )
 
 
+_OWN = ("seed", "output", "report")
+"""Settings that say nothing about what was measured."""
+
+
+def manifest_differences(one: Manifest, other: Manifest) -> list[tuple[str, str, str]]:
+    """Every setting and fact of two runs that differs: its name, and both values. Seeds and salts are left out."""
+    trees = [
+        {
+            **{key: value for key, value in manifest.config.items() if key not in _OWN},
+            "workload.digest": manifest.workload.get("digest") if manifest.seeds == one.seeds else None,
+            "answered by": {key: manifest.server.get(key) for key in ("name", "version") if manifest.server.get(key)},
+            "client": {"inferometer": manifest.inferometer, **manifest.versions},
+            "machine": manifest.host,
+        }
+        for manifest in (one, other)
+    ]
+    if one.seeds != other.seeds:  # the digest depends on the seed
+        for tree in trees:
+            tree.pop("workload.digest")
+    flat = [dict(_leaves(_without_salt(tree))) for tree in trees]
+    keys = dict.fromkeys([*flat[0], *flat[1]])
+    return [
+        (key, _short(flat[0].get(key)), _short(flat[1].get(key)))
+        for key in keys
+        if flat[0].get(key) != flat[1].get(key)
+    ]
+
+
+def _leaves(tree: object, where: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from _leaves(value, f"{where}.{key}" if where else str(key))
+    else:
+        yield where, tree
+
+
+def are_repeats(measured: Sequence[Measured]) -> bool:
+    """Whether runs differ in nothing but their seeds: the same server, workload, load, objectives and rules."""
+    (first, summary), *others = measured
+    return all(
+        _value(first.manifest.config, ("server", "url")) == _value(run.manifest.config, ("server", "url"))
+        and len(parts(summary)) == len(parts(other))
+        and not _differences(first.manifest, run.manifest)
+        for run, other in others
+    )
+
+
 def _without_salt(tree: object) -> object:
     if isinstance(tree, dict):
         return {key: _without_salt(value) for key, value in tree.items() if key != "salt"}
@@ -102,5 +149,7 @@ def _describe(where: str, one: Any, other: Any) -> str:
 def _short(value: object) -> str:
     if isinstance(value, float):
         return format_number(value, 6)
-    shown = "nothing" if value is None or value in ([], ()) else str(value)
+    if isinstance(value, list | tuple) and not any(isinstance(each, dict) for each in value):
+        value = ", ".join(map(str, value))
+    shown = "nothing" if value is None or value in ("", [], ()) else str(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,7 +1,8 @@
 """Compare the runs of B with those of A: for each figure its ratio, an interval, a verdict and a sentence.
 
 A side is one run, or several repeats. log_ratio.py has the methods: pairs with one seed each, repeats without pairs, or one run
-per side, whose interval does not cover run-to-run variation. The structs define the layout of the JSON file.
+per side, whose interval does not cover run-to-run variation. The failure rate is compared by its difference (share_difference.py).
+The structs define the layout of the JSON file.
 
 A difference is clear if the 95 % interval of the ratio excludes 1. For metrics that are named by `--fail-if`, or else by the runs'
 objectives, Holm's adjusted p-value decides instead, so that a comparison with many named metrics raises no more false alarms
@@ -20,6 +21,7 @@ from inferometer.analysis import log_ratio, settings
 from inferometer.analysis.fail_if import FailIf
 from inferometer.analysis.log_ratio import LogRatio, exp
 from inferometer.analysis.run_figures import (
+    FAILURE_RATE,
     NAMES,
     USUAL,
     Figure,
@@ -28,6 +30,7 @@ from inferometer.analysis.run_figures import (
     parts,
     percentile_errors,
 )
+from inferometer.analysis.share_difference import ShareDifference, failure_rates
 from inferometer.analysis.slo_expression import parse_all
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
@@ -36,7 +39,10 @@ Verdict = Literal["better", "worse", "no clear difference"]
 ALPHA = 0.05
 EFFECT = 0.05
 """The difference that projections are about, if no condition names another."""
+POINT = 0.01
+"""The same for the failure rate: one percentage point."""
 Measured = tuple[Run, Summary]
+Difference = LogRatio | ShareDifference
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -68,6 +74,14 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     """p-value of the exact sign-flip test, for pairs."""
     requests: tuple[int, int] = (0, 0)
     """How many requests each side's figure is computed from."""
+    projection: str = ""
+    """How much more to measure until a difference would show; empty if there is a clear difference, or if it is not known."""
+    values: tuple[tuple[float | None, ...], tuple[float | None, ...]] = ((), ())
+    """The value of each run, A's and B's; of pairs, in the order of the pairs."""
+    difference: float | None = None
+    """B - A as a share, for the failure rate, which has no ratio because it may be 0."""
+    difference_ci: tuple[float | None, float | None] = (None, None)
+    """95 % confidence interval of the difference."""
 
 
 class StageComparison(msgspec.Struct, frozen=True):
@@ -92,6 +106,8 @@ class SideInfo(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What a comparison found."""
+
     schema: int = 1
     inferometer: str = __version__
     a: SideInfo
@@ -108,10 +124,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return all(condition.status in accepted for condition in self.conditions)
 
 
+class Compared(msgspec.Struct, frozen=True):
+    """A comparison, with the runs that it is about."""
+
+    a: Side
+    b: Side
+    found: Comparison
+
+
 def compare(a: Side, b: Side, conditions: Sequence[FailIf] = (), pairs: bool | None = None) -> Comparison:
     """Compare two sides. `pairs`: run i of A belongs to run i of B; None: if the seeds of the runs say so."""
     if pairs is None:
-        b, pairs = _by_seed(a, b)
+        b, pairs = by_seed(a, b)
     stages = parts(a.runs[0][1])
     each = []
     for index in range(len(stages)):
@@ -130,7 +154,7 @@ def compare(a: Side, b: Side, conditions: Sequence[FailIf] = (), pairs: bool | N
     )
 
 
-def _by_seed(a: Side, b: Side) -> tuple[Side, bool]:
+def by_seed(a: Side, b: Side) -> tuple[Side, bool]:
     """Whether each seed occurs once per side, so that runs with the same seed are pairs; and B in the order of A's seeds."""
     seeds = [[run.manifest.seeds.get("seed", 0) for run, _ in side.runs] for side in (a, b)]
     if len(seeds[0]) < 2 or sorted(seeds[0]) != sorted(seeds[1]) or len(set(seeds[0])) < len(seeds[0]):
@@ -167,21 +191,28 @@ def _notes(a: Side, b: Side, pairs: bool) -> list[str]:
 
 def _stage(
     a: Side, b: Side, index: int, several: bool, conditions: Sequence[FailIf], pairs: bool
-) -> tuple[dict[str, MetricComparison], dict[str, LogRatio]]:
+) -> tuple[dict[str, MetricComparison], dict[str, Difference]]:
     """Compare every figure of a stage; also the log ratios, for the conditions."""
     named = _named(a, conditions)
-    wanted = list(dict.fromkeys([*USUAL, *named]))
+    wanted = [name for name in dict.fromkeys([*USUAL, *named]) if name != FAILURE_RATE]
     own = [[parts(summary)[index] for _, summary in side.runs] for side in (a, b)]
     figures = {name: tuple([figure(part, name) for part in side] for side in own) for name in wanted}
-    ratios = _ratios(a, b, figures, index if several else None, pairs)
-    family = {name: found.p() for name, found in ratios.items() if name in named}
-    adjusted = log_ratio.holm(family)
+    stage = index if several else None
+    ratios = _ratios(a, b, figures, stage, pairs)
+    failures = failure_rates([run for run, _ in a.runs], [run for run, _ in b.runs], stage)
+    found: dict[str, Difference] = ratios | ({FAILURE_RATE: failures} if failures else {})
+    adjusted = log_ratio.holm({name: each.p() for name, each in found.items() if name in named})
     result = {}
+
+    def effect(name: str, usual: float) -> float:
+        return max((each.margin for each in conditions if each.metric == name), default=0.0) or usual
+
     for name, sides in figures.items():
         if name in named or any(each.value is not None for side in sides for each in side):
-            margin = max((each.margin for each in conditions if each.metric == name), default=0.0) or EFFECT
-            result[name] = _metric(name, sides, ratios.get(name), adjusted.get(name), margin)
-    return result, ratios
+            result[name] = _metric(name, sides, ratios.get(name), adjusted.get(name), effect(name, EFFECT))
+    if failures and (FAILURE_RATE in named or failures.a.hits or failures.b.hits):
+        result[FAILURE_RATE] = _failures(failures, adjusted.get(FAILURE_RATE), effect(FAILURE_RATE, POINT))
+    return result, found
 
 
 def _named(a: Side, conditions: Sequence[FailIf]) -> list[str]:
@@ -191,9 +222,6 @@ def _named(a: Side, conditions: Sequence[FailIf]) -> list[str]:
     slos = parse_all(settings.slos(a.runs[0][0].manifest))
     subjects = ["goodput" if slo.kind == "goodput" else slo.subject for slo in slos]
     return [name for name in subjects if name in NAMES]
-
-
-Figures = tuple[list[Figure], list[Figure]]
 
 
 def _ratios(
@@ -241,6 +269,7 @@ def _metric(
     ratio: float | None = None
     ci: tuple[float | None, float | None] = (None, None)
     verdict: Verdict = "no clear difference"
+    projection = ""
     if found is not None:
         low, high = found.interval()
         ratio, ci = _rounded(exp(found.value)), (_rounded(exp(low)), _rounded(exp(high)))
@@ -248,7 +277,8 @@ def _metric(
             verdict = "better" if (found.value > 0) == higher else "worse"
         sentence = text.sentence(name, verdict, found)
         if verdict == "no clear difference":
-            sentence += text.more(found, effect, len(sides[0]), min(counts))
+            projection = text.more(found, effect, len(sides[0]), min(counts))
+            sentence += f"; {projection}"
     elif a is not None and b is not None and math.isinf(a) != math.isinf(b):
         verdict = "better" if math.isinf(a) else "worse"
         sentence = text.infinite(name, "A" if math.isinf(a) else "B")
@@ -260,7 +290,24 @@ def _metric(
         unit=sides[0][0].unit, better="higher" if higher else "lower",
         method=found.method if found else None, p=_rounded(found.p()) if found else None,
         p_holm=None if p_holm is None else _rounded(p_holm), sign_flip=found.sign_flip if found else None,
-        requests=(counts[0], counts[1]),
+        requests=(counts[0], counts[1]), projection=projection,
+        values=(tuple(each.value for each in sides[0]), tuple(each.value for each in sides[1])),
+    )  # fmt: skip
+
+
+def _failures(found: ShareDifference, p_holm: float | None, effect: float) -> MetricComparison:
+    verdict: Verdict = "no clear difference"
+    if (found.p() if p_holm is None else p_holm) <= ALPHA and found.value:
+        verdict = "worse" if found.value > 0 else "better"
+    low, high = found.interval()
+    projection = text.more_failures(found, effect) if verdict == "no clear difference" else ""
+    return MetricComparison(
+        ratio=None, ci=(None, None), verdict=verdict,
+        sentence="; ".join(filter(None, (text.failures(verdict, found), projection))),
+        a=_rounded(found.a.value), b=_rounded(found.b.value), unit="%", better="lower", method=None,
+        p=_rounded(found.p()), p_holm=None if p_holm is None else _rounded(p_holm),
+        requests=(found.a.count, found.b.count), projection=projection,
+        difference=_rounded(found.value), difference_ci=(_rounded(low), _rounded(high)),
     )  # fmt: skip
 
 
@@ -283,10 +330,10 @@ def _rounded(value: float) -> float:
 
 # --- conditions ------------------------------------------------------------------------------------------------------
 
-Compared = Sequence[tuple[StageComparison, Mapping[str, LogRatio]]]
+Stages = Sequence[tuple[StageComparison, Mapping[str, Difference]]]
 
 
-def _judge(each: Compared, conditions: Sequence[FailIf]) -> tuple[ConditionResult, ...]:
+def _judge(each: Stages, conditions: Sequence[FailIf]) -> tuple[ConditionResult, ...]:
     """Judge the conditions of all stages together: each stage's is a test of its own."""
     tests: dict[str, float] = {}
     for number, (_, ratios) in enumerate(each):
@@ -301,15 +348,17 @@ def _judge(each: Compared, conditions: Sequence[FailIf]) -> tuple[ConditionResul
     )
 
 
-def _p_worse(found: LogRatio, condition: FailIf) -> float:
+def _p_worse(found: Difference, condition: FailIf) -> float:
     """Two-sided p-value that suits the 95 % interval: small if B is shown to be worse by more than the margin."""
     if is_higher_better(condition.metric):
         return 2 * found.p_below(-condition.limit)
     return 2 * found.p_above(condition.limit)
 
 
-def _condition(condition: FailIf, stage: StageComparison, found: LogRatio | None, p: float) -> ConditionResult:
-    metric = stage.metrics[condition.metric]
+def _condition(condition: FailIf, stage: StageComparison, found: Difference | None, p: float) -> ConditionResult:
+    metric = stage.metrics.get(condition.metric)
+    if metric is None:  # no request counts, so there is no failure rate
+        return ConditionResult(str(condition), "undecided", f"{condition.metric} was not measured", stage.name)
     if found is None:
         status: Literal["fails", "passes", "undecided"] = "fails" if metric.verdict == "worse" else "undecided"
         return ConditionResult(str(condition), status, metric.sentence, stage.name)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from inferometer.analysis import log_ratio
 from inferometer.analysis.log_ratio import LogRatio, exp
-from inferometer.analysis.run_figures import Figure
+from inferometer.analysis.run_figures import FAILURE_RATE, Figure
+from inferometer.analysis.share_difference import ShareDifference
 from inferometer.units import format_number
 
 _SHORT = {
@@ -20,8 +21,10 @@ _RATES = {
     "throughput.total_tokens": "throughput (tokens/s)",
     "throughput.inferences": "throughput (inferences/s)",
     "goodput": "goodput",
+    FAILURE_RATE: "failure rate",
 }
 _ALPHA = 0.05
+_POINT = 0.01
 _AS_TIMES = 2.0
 """From this ratio on, a change is "2.3 times as high" rather than "130 % higher"."""
 
@@ -62,7 +65,7 @@ def _doubt(found: LogRatio) -> str:
 
 
 def more(found: LogRatio, effect: float, runs: int, requests: int) -> str:
-    """How much more to measure until a difference of `effect` would show."""
+    """How much more to measure until a difference of `effect` would show: `40 more requests per side would show 5 %`."""
     shown = f"{format_number(100 * effect, 3)} %"
     log_effect = math.log(1 + effect)
     count = (
@@ -72,11 +75,37 @@ def more(found: LogRatio, effect: float, runs: int, requests: int) -> str:
     )
     what = {"single": "request", "paired": "pair", "unpaired": "run"}[found.method]
     if count is None:
-        return f"; it varies too much to show {shown}"
+        return f"it varies too much to show {shown}"
     if count == 0:
-        return f"; {shown} would have shown"
+        return f"{shown} would have shown"
     each = "" if found.method == "paired" else " per side"
-    return f"; {count:,} more {what}{'s' * (count > 1)}{each} would show {shown}"
+    return f"{count:,} more {what}{'s' * (count > 1)}{each} would show {shown}"
+
+
+def failures(verdict: str, found: ShareDifference) -> str:
+    """What the comparison shows about the failure rates: their difference, in percentage points."""
+    low, high = found.interval()
+    if verdict == "no clear difference":
+        return f"failure rate: no clear difference ({_points(low)} to {_points(high)} percentage points)"
+    word = "higher" if found.value > 0 else "lower"
+    ends = sorted((abs(low), abs(high)))
+    shown = [_points(each).lstrip("+") for each in (abs(found.value), *ends)]
+    return f"failure rate is {shown[0]} percentage points {word} ({shown[1]} to {shown[2]})"
+
+
+def more_failures(found: ShareDifference, effect: float) -> str:
+    """How many more requests would show a difference of `effect`."""
+    shown = f"{format_number(100 * effect, 3)} percentage point{'s' * (effect != _POINT)}"
+    count = log_ratio.rounded_up(found.more_requests(effect))
+    if count == 0:
+        return f"{shown} would have shown"
+    return f"{count:,} more request{'s' * (count > 1)} per side would show {shown}"
+
+
+def _points(difference: float) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    number = format_number(100 * difference, 2)
+    return number if number.startswith("-") or float(number) == 0 else f"+{number}"
 
 
 def infinite(name: str, side: str) -> str:

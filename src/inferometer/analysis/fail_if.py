@@ -3,8 +3,8 @@
     METRIC worse by NUMBER%      it is shown to be worse by more than this share
     METRIC worse                 it is shown to be worse at all
 
-METRIC is a name of `run_figures.NAMES`, such as ttft.p99, e2e.mean, throughput.requests or goodput. `parse` raises UserError with the
-column at fault.
+METRIC is a name of `run_figures.NAMES`, such as ttft.p99, e2e.mean, throughput.requests, goodput or failure_rate. The percentage of
+failure_rate is a difference in percentage points: from 0.2 % to 1.2 % is worse by 1 %. `parse` raises UserError with the column at fault.
 """
 
 import difflib
@@ -13,7 +13,7 @@ import re
 
 import msgspec
 
-from inferometer.analysis.run_figures import NAMES, is_higher_better
+from inferometer.analysis.run_figures import FAILURE_RATE, NAMES, is_higher_better
 from inferometer.errors import UserError
 
 _PART = re.compile(r"\s*([^\s%]+|%)")
@@ -28,7 +28,9 @@ class FailIf(msgspec.Struct, frozen=True):
 
     @property
     def limit(self) -> float:
-        """The margin as a log ratio, positive: that of B / A for a latency, of A / B for a rate."""
+        """The margin as a log ratio, positive: that of B / A for a latency, of A / B for a rate. For failures, the difference."""
+        if self.metric == FAILURE_RATE:
+            return self.margin
         return -math.log(1 - self.margin) if is_higher_better(self.metric) else math.log(1 + self.margin)
 
     def __str__(self) -> str:
@@ -69,7 +71,7 @@ def parse(text: str, key: str = "--fail-if") -> FailIf:
     if rest:
         raise error(start, f"expected the end, got {rest!r}", "give each condition with an option of its own")
     margin = float(number[1]) / 100
-    if is_higher_better(name) and margin >= 1:
+    if (is_higher_better(name) or name == FAILURE_RATE) and margin >= 1:
         raise error(number.start(1), f"{name} cannot become worse by 100 % or more", _EXAMPLE)
     return FailIf(name, margin)
 
@@ -78,8 +80,6 @@ _EXAMPLE = "write for example 'ttft.p99 worse by 5%'"
 
 
 def _suggestion(name: str) -> str:
-    if name == "failure_rate":
-        return "use --slo 'failure_rate < 0.1%' with run or report: a share that may be 0 has no ratio"
     near = difflib.get_close_matches(name.lower(), NAMES, 1, 0.6)
     metrics = dict.fromkeys(each.partition(".")[0] for each in NAMES)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(metrics)} with a statistic, as in ttft.p99"

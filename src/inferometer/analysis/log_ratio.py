@@ -131,7 +131,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 def more_values(found: LogRatio, count: int, log_effect: float) -> int:
     """How many more requests per side it takes to show a difference of `log_effect` with a power of 80 %; 0: none."""
     width = student.quantile(CONFIDENCE, found.freedom) + _NORMAL_80
-    return _rounded_up(count * ((_SPARE * found.error * width / log_effect) ** 2 - 1))
+    return rounded_up(count * ((_SPARE * found.error * width / log_effect) ** 2 - 1))
 
 
 def more_runs(found: LogRatio, count: int, log_effect: float) -> int | None:
@@ -142,11 +142,11 @@ def more_runs(found: LogRatio, count: int, log_effect: float) -> int | None:
         width = student.quantile(CONFIDENCE, max(freedom, 1)) + _NORMAL_80
         if deviation / math.sqrt(count + more) * width <= log_effect:
             return more
-    more = _rounded_up((deviation * (NORMAL + _NORMAL_80) / log_effect) ** 2 - count)
+    more = rounded_up((deviation * (NORMAL + _NORMAL_80) / log_effect) ** 2 - count)
     return more if more <= _MOST_RUNS else None
 
 
-def _rounded_up(more: float) -> int:
+def rounded_up(more: float) -> int:
     """Two significant digits: it is a projection."""
     if more <= 0:
         return 0

@@ -1,4 +1,4 @@
-"""Repeated runs of one config: how much figures vary between runs, beside the variation within a run.
+"""Several runs: of repeats of one config, how much figures vary between runs, beside the variation within a run; of others, their figures.
 
 Between runs: the mean of the runs' values with its t interval, and their standard deviation. Within a run: half of the width of
 the run's own 95 % interval, as the median over the runs. If runs vary by much more than their own intervals allow, something
@@ -47,6 +47,39 @@ class Repeats(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Variation]
     """Empty if the runs have several stages."""
     stages: tuple[StageVariation, ...] = ()
+
+
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, or one stage of it, among runs that are not repeats of each other."""
+
+    run: str
+    verdict: str
+    stage: str
+    figures: dict[str, float]
+
+
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
+    """The layout of the JSON file for runs that are not repeats of each other."""
+
+    schema: int = 1
+    inferometer: str = __version__
+    runs: tuple[RunFigures, ...]
+
+
+def list_runs(measured: Sequence[Measured]) -> RunList:
+    """The usual figures of each run and stage."""
+    return RunList(
+        runs=tuple(
+            RunFigures(
+                run=str(run.folder),
+                verdict=summary.verdict,
+                stage=getattr(part, "name", ""),
+                figures={name: value for name in USUAL if (value := figure(part, name).value) is not None},
+            )
+            for run, summary in measured
+            for part in parts(summary)
+        )
+    )
 
 
 def summarise_repeats(measured: Sequence[Measured]) -> Repeats:

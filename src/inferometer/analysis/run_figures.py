@@ -28,6 +28,8 @@ STATISTICS = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "
 """The statistics of a metric, as users write them, and their fields in Distribution."""
 RATES = ("requests", "output_tokens", "input_tokens", "total_tokens", "inferences")
 HIGHER_IS_BETTER = ("tps_user",)
+FAILURE_RATE = "failure_rate"
+"""A share that may be 0: compared by its difference (share_difference.py), and not a figure with a ratio."""
 _OURS = ("lag", "client_lag", "read_delay")
 """Times of the client itself: they say nothing about the server."""
 _TIMES = [name for name, metric in METRICS.items() if metric.unit == "s" and name not in _OURS]
@@ -36,6 +38,7 @@ NAMES = (
     *(f"{metric}.{statistic}" for metric in (*_TIMES, *HIGHER_IS_BETTER) for statistic in STATISTICS),
     *(f"throughput.{rate}" for rate in RATES),
     "goodput",
+    FAILURE_RATE,
 )
 USUAL = (
     *(f"{metric}.{statistic}" for metric in ("ttft", "itl", "tpot", "e2e", "queue", "compute")

@@ -66,6 +66,7 @@ def command(
     allow_undecided: bool,
     force: bool,
     json_path: str | None,
+    html_path: str | None,
     markdown_path: str | None,
     junit_path: str | None,
     quiet: bool,
@@ -93,7 +94,7 @@ def command(
     from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
     from inferometer.report.compare_output import check_comparison_paths, deliver_comparison  # noqa: PLC0415
 
-    paths = {"json": json_path, "markdown": markdown_path, "junit": junit_path}
+    paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "junit": junit_path}
     check_comparison_paths(paths)
     conditions = conduct.parse_conditions(fail_if)
     conduct.parse_slos(slos, "--slo")

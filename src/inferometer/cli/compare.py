@@ -14,6 +14,7 @@ def command(
     allow_undecided: bool,
     force: bool,
     json_path: str | None,
+    html_path: str | None,
     markdown_path: str | None,
     junit_path: str | None,
 ) -> int:
@@ -22,6 +23,8 @@ def command(
     \b
     Two runs
       inferometer compare runs/20261116-101500-aaaa runs/20261116-102000-bbbb
+    With charts
+      inferometer compare runs/A runs/B --html comparison.html
     Repeated runs, which also show how much runs vary
       inferometer compare 'runs/before-*' 'runs/after-*'
     The pairs that `inferometer ab` measured
@@ -38,7 +41,7 @@ def command(
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.report.compare_output import check_comparison_paths, deliver_comparison  # noqa: PLC0415
 
-    paths = {"json": json_path, "markdown": markdown_path, "junit": junit_path}
+    paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "junit": junit_path}
     check_comparison_paths(paths)
     conditions = conduct.parse_conditions(fail_if)
     found = conduct.compare_stored(sides, conditions, force)

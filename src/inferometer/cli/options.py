@@ -215,6 +215,12 @@ def comparison_options(function: Command) -> Command:
             "--json", "json_path", metavar="PATH", help="Write the comparison as JSON. Use - for standard output."
         ),
         click.option(
+            "--html",
+            "html_path",
+            metavar="PATH",
+            help="Write it as one HTML file with charts, which works without a network. Use - for standard output.",
+        ),
+        click.option(
             "--markdown", "markdown_path", metavar="PATH", help="Write it as Markdown. Use - for standard output."
         ),
         click.option(

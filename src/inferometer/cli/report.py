@@ -1,6 +1,7 @@
-"""`inferometer report`: the report of a stored run again, byte for byte, or an export of it.
+"""`inferometer report`: the report of a stored run again, byte for byte, or an export of it; or one report of several runs.
 
 A complete folder is not changed, except by `--open`, which adds report.html. A run that did not end is completed from what it had recorded.
+What a folder is, and so which report it gets, is decided by what it contains (report_folders.py).
 """
 
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import click
 
 from inferometer.cli.options import cost_options, export_options, percentile_option, slo_options
-from inferometer.errors import UserError, named
+from inferometer.errors import UserError
 
 _TAIL = "tail"
 """What --why stands for without an id."""
@@ -26,11 +27,11 @@ class _WithOptionalId(click.Command):
 
 
 @click.command(cls=_WithOptionalId, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("run_dir", metavar="RUN_DIR")
+@click.argument("run_dirs", metavar="RUN_DIR...", nargs=-1, required=True)
 @slo_options
 @cost_options
-@export_options
 @percentile_option
+@export_options
 @click.option(
     "--open",
     "is_opened",
@@ -53,19 +54,19 @@ class _WithOptionalId(click.Command):
 )
 @click.option("--explain", is_flag=True, help="Add the definition of every metric and check.")
 def command(
-    run_dir: str,
+    run_dirs: tuple[str, ...],
     slos: tuple[str, ...],
     allow_undecided: bool,
     cost: dict[str, Any],
-    exports: dict[str, str],
     percentiles: list[float],
+    exports: dict[str, str],
     is_opened: bool,
     histogram: bool,
     why: str | None,
     tool: str | None,
     explain: bool,
 ) -> int:
-    """Print the report of the run in the folder RUN_DIR again, or export it.
+    """Print the report of the run in the folder RUN_DIR again, or export it. Several runs give one report.
 
     \b
     inferometer report runs/LATEST                  the last run
@@ -78,87 +79,45 @@ def command(
     inferometer report runs/LATEST --json - | jq .throughput
     inferometer report runs/LATEST --slo 'tpot.p95 < 50ms'   by other objectives
     inferometer report runs/LATEST --price-per-hour 2.5/gpu --gpus 8   what it costs
+    inferometer report 'runs/2026*' --html runs.html         several runs in one page
 
-    Without --slo and the price, the report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
-    what had been recorded until then.
+    Without options, the report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
+    what had been recorded until then. RUN_DIR may also be the folder of a sweep, of a search for the capacity, of `run --repeat` (the
+    variation between runs), or of `ab` (the comparison), or a quoted glob.
 
     Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed or undecided, 2 bad
     input, 3 internal error.
     """
     from inferometer import conduct  # noqa: PLC0415
-    from inferometer.conduct.sweep import is_sweep  # noqa: PLC0415
-    from inferometer.report.capacity_output import is_capacity  # noqa: PLC0415
-    from inferometer.report.output import check_exports, deliver, show_as, show_request  # noqa: PLC0415
+    from inferometer.cli.report_folders import Wanted, kind_of  # noqa: PLC0415
+    from inferometer.report.output import check_exports  # noqa: PLC0415
 
     if is_opened and exports.get("html") == "-":
         raise UserError(
             "--open needs a file, but --html writes to standard output", "give --html a path, or leave it out"
         )
-    id = _id_of(why)
     if tool is not None and set(exports) - {"json"}:
         raise UserError(f"--as {tool} has no --{min(set(exports) - {'json'})}", "use --json, or leave out --as")
-    check_exports(exports)
     conduct.parse_slos(slos, "--slo")
-    given = {"cost": cost, "report": {"percentiles": percentiles} if percentiles else {}}
-    changes = {name: keys for name, keys in given.items() if keys}
-    if is_sweep(Path(run_dir)):
-        return _report_sweep(
-            run_dir, slos, exports, allow_undecided, is_opened, is_single=tool is not None or why is not None
-        )
-    if is_capacity(run_dir):
-        return _show_capacity(run_dir, exports, is_opened, bool(slos or why or tool or histogram))
-    try:
-        with named({"cost.cheapest_at": "--cheapest-at"}):
-            run, summary = conduct.open_run(run_dir, slos or None, changes)
-    except conduct.UnsavedError as error:
-        deliver(error.run, error.summary, exports, explain, histogram, why=why is not None)
-        raise
-    if tool is not None:
-        return show_as(run, summary, tool, exports.get("json"))
-    if id is not None:
-        return show_request(run, id, exports.get("json"))
-    if is_opened:
-        exports.setdefault("html", str(run.folder / "report.html"))
-        check_exports(exports)
-    status = deliver(run, summary, exports, explain, histogram, allow_undecided, why is not None)
-    if is_opened:
-        _open(Path(exports["html"]).resolve())
-    return status
-
-
-def _report_sweep(
-    folder: str, slos: tuple[str, ...], exports: dict[str, str], allow_undecided: bool, is_opened: bool, is_single: bool
-) -> int:
-    """Report a folder of several runs; `is_single`: an option was given that is about a single run."""
-    from inferometer.conduct.sweep import open_sweep  # noqa: PLC0415
-    from inferometer.report.output import check_exports  # noqa: PLC0415
-    from inferometer.report.sweep import check_sweep_exports, deliver_sweep  # noqa: PLC0415
-
-    if is_single:
-        raise UserError(
-            f"{folder}: --why and --as are about a single run, and this is a sweep", "name a run in that folder"
-        )
-    if is_opened:
-        exports.setdefault("html", str(Path(folder) / "report.html"))
-    check_sweep_exports(exports)
+    changes = {"cost": cost, "report": {"percentiles": percentiles} if percentiles else {}}
+    kind = kind_of(run_dirs)
+    if is_opened and "html" not in exports:
+        exports["html"] = str(kind.home(run_dirs) / "report.html")
     check_exports(exports)
-    status = deliver_sweep(*open_sweep(Path(folder), slos or None), exports, allow_undecided)
-
-
-def _show_capacity(folder: str, exports: dict[str, str], is_opened: bool, has_run_options: bool) -> int:
-    """Print the answer of a search for the capacity again, or export it."""
-    from inferometer.report.capacity_output import FORMATS, deliver_capacity, read  # noqa: PLC0415
-
-    if has_run_options or not exports.keys() <= set(FORMATS):
-        formats = ", ".join(f"--{name}" for name in FORMATS)
-        raise UserError(
-            f"{folder}: this is a search for the capacity, which has only {formats} and --open",
-            "give the folder of one of its probes for a report of that run",
-        )
-    found, manifest = read(folder)
-    if is_opened:
-        exports.setdefault("html", str(Path(folder) / "report.html"))
-    status = deliver_capacity(found, manifest, exports)
+    wanted = Wanted(
+        run_dirs,
+        exports,
+        slos,
+        allow_undecided,
+        {name: keys for name, keys in changes.items() if keys},
+        histogram,
+        explain,
+        has_why=why is not None,
+        id=_id_of(why),
+        tool=tool,
+    )
+    kind.check(wanted)
+    status = kind.report(wanted)
     if is_opened:
         _open(Path(exports["html"]).resolve())
     return status

@@ -258,7 +258,7 @@ def _repeat(config: "Config", count: int, exports: dict[str, str], allow_undecid
         return LiveView()
 
     folder, measured = repeat(config, count, note)
-    return deliver_repeats(folder, measured, exports, allow_undecided)
+    return deliver_repeats(str(folder), measured, exports, allow_undecided)
 
 
 def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], allow_undecided: bool, quiet: bool) -> int:

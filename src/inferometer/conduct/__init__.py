@@ -12,7 +12,7 @@ context.py     whether the longest prompt fits into the model's context
 observers.py   what is observed beside a run, and where that is stored
 saving.py      from the shards' spool to the run's folder, also for a run that never ended
 interrupts.py  Ctrl-C and SIGTERM
-comparing.py   stored runs, compared with each other
+comparing.py   several stored runs: which ones a name stands for, and how they compare
 pairs.py       several runs in one folder: repeats, and interleaved pairs of two servers
 sweep.py       several runs in one folder: the cells of a grid, or the levels of an adaptive range
 server_process.py  a server that is started by a command for a run, and ended after it

@@ -1,4 +1,4 @@
-"""Compare stored runs: from folders and globs to sides, and to comparisons of each with the first."""
+"""Several stored runs: from folders and globs to runs, and to comparisons of each side with the first."""
 
 import glob
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from inferometer.analysis.comparable import STAGES_DIFFER, doubts, unusable
-from inferometer.analysis.comparison import Comparison, Side, compare
+from inferometer.analysis.comparison import Compared, Measured, Side, by_seed, compare
 from inferometer.analysis.fail_if import FailIf
 from inferometer.analysis.fail_if import parse as parse_condition
 from inferometer.conduct.saving import open_run
@@ -32,22 +32,22 @@ def parse_conditions(texts: Sequence[str]) -> tuple[FailIf, ...]:
     return tuple(dict.fromkeys(parse_condition(text) for text in texts))
 
 
-def compare_stored(names: Sequence[str], conditions: Sequence[FailIf] = (), force: bool = False) -> list[Comparison]:
+def compare_stored(names: Sequence[str], conditions: Sequence[FailIf] = (), force: bool = False) -> list[Compared]:
     """Compare each side with the first. A name is a run's folder, a folder of repeated runs, a glob, or a folder of pairs."""
-    if len(names) == 1 and (Path(names[0]) / PAIRS).exists():
+    if len(names) == 1 and has_pairs(Path(names[0])):
         return [compare_pairs(Path(names[0]), conditions, force)]
     if len(names) < 2:
         raise UserError(
             "a comparison needs at least two sides", "give two runs, such as inferometer compare runs/A runs/B"
         )
-    sides = [_side(name) for name in names]
+    sides = [Side(name, tuple(open_run(str(run)) for run in runs_of(name))) for name in names]
     first, *others = sides
     return [compare_sides(first, other, conditions, force) for other in others]
 
 
 def compare_sides(
     a: Side, b: Side, conditions: Sequence[FailIf] = (), force: bool = False, pairs: bool | None = None
-) -> Comparison:
+) -> Compared:
     """Compare two sides. Raises UserError when they cannot be compared, or should not be and there is no `force`."""
     if reasons := [*unusable(a), *unusable(b)]:
         raise UserError(f"{reasons[0]}: there is nothing to compare", "compare other runs, or run it again")
@@ -60,11 +60,14 @@ def compare_sides(
         )
     if STAGES_DIFFER in reasons:
         raise UserError(STAGES_DIFFER, "compare runs with the same stages")
+    if pairs is None:
+        b, pairs = by_seed(a, b)
     found = compare(a, b, conditions, pairs)
-    return msgspec.structs.replace(found, notes=(*(f"compared by force: {each}" for each in reasons), *found.notes))
+    notes = (*(f"compared by force: {each}" for each in reasons), *found.notes)
+    return Compared(a, b, msgspec.structs.replace(found, notes=notes))
 
 
-def compare_pairs(folder: Path, conditions: Sequence[FailIf] = (), force: bool = False) -> Comparison:
+def compare_pairs(folder: Path, conditions: Sequence[FailIf] = (), force: bool = False) -> Compared:
     """Compare the pairs of a folder of `inferometer ab`. Pairs with an INVALID run are left out unless there is `force`."""
     try:
         known = msgspec.json.decode((folder / PAIRS).read_bytes(), type=PairList)
@@ -86,28 +89,40 @@ def compare_pairs(folder: Path, conditions: Sequence[FailIf] = (), force: bool =
         raise UserError(f"{folder}: there is no pair to compare{why}", "measure again, or add --force")
     a, b = (Side(label, tuple(pair[index] for pair in kept)) for index, label in enumerate((known.a, known.b)))
     # Two servers that were named on the command line may well differ in their model: that is a note, not a refusal.
-    found = compare_sides(a, b, conditions, True, pairs=len(kept) > 1)
-    notes = [note.replace("compared by force: ", "") for note in found.notes]
+    made = compare_sides(a, b, conditions, True, pairs=len(kept) > 1)
+    notes = [note.removeprefix("compared by force: ") for note in made.found.notes]
     if left_out and not force:
         notes.insert(0, f"{left_out} of {len(measured)} pairs were left out because a run is INVALID")
-    return msgspec.structs.replace(found, notes=tuple(notes))
+    return msgspec.structs.replace(made, found=msgspec.structs.replace(made.found, notes=tuple(notes)))
 
 
-def _side(name: str) -> Side:
-    """The runs that a name stands for."""
+# --- which runs a name stands for -----------------------------------------------------------------------------------
+
+
+def has_pairs(folder: Path) -> bool:
+    """Whether this is a folder of `inferometer ab`."""
+    return (folder / PAIRS).exists()
+
+
+def open_runs(names: Sequence[str], slos: Sequence[str] | None = None) -> list[Measured]:
+    """Open the runs that names stand for: folders of runs, folders that contain runs, and globs. Each run is opened once."""
+    folders = dict.fromkeys(run.resolve() for name in names for run in runs_of(name))
+    return [open_run(str(folder), slos) for folder in folders]
+
+
+def runs_of(name: str) -> list[Path]:
+    """The folders of the runs that a name stands for. Raises UserError when a glob matches no folder."""
     folders = [Path(name)]
-    if glob.has_magic(name):
+    if glob.has_magic(name) and not Path(name).exists():
         matches = sorted(glob.glob(name))  # noqa: PTH207 - Path.glob takes no absolute patterns
         folders = [path for path in map(Path, matches) if path.is_dir() and not path.is_symlink()]  # LATEST is a link
     if not folders:
         raise UserError(f"{name}: no folder matches", "give the folder of a run, such as runs/LATEST")
-    runs = [run for folder in folders for run in _runs_in(folder)]
-    return Side(name, tuple(open_run(str(run)) for run in runs))
+    return [run for folder in folders for run in runs_in(folder) or [folder]]
 
 
-def _runs_in(folder: Path) -> list[Path]:
-    """The run in this folder, or the runs in a folder of repeats."""
+def runs_in(folder: Path) -> list[Path]:
+    """The runs in a folder that is not itself a run; empty if there are none."""
     if not folder.is_dir() or (folder / MANIFEST).exists():
-        return [folder]
-    inside = sorted(each.parent for each in folder.glob(f"*/{MANIFEST}") if not each.parent.is_symlink())
-    return inside or [folder]
+        return []
+    return sorted(each.parent for each in folder.glob(f"*/{MANIFEST}") if not each.parent.is_symlink())

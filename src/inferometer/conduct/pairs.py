@@ -84,7 +84,9 @@ def folder_for_runs(base: str) -> Iterator[Path]:
 
 def _run(config: Config, folder: Path, number: int, show: conduct.Show | None) -> Measured:
     config = msgspec.structs.replace(config, output=str(folder), seed=config.seed + number)
-    return conduct.measure(config, show)
+    measured = conduct.measure(config, show)
+    store.point_latest(folder)
+    return measured
 
 
 def _server(starter: Starter | None, config: Config, log: Path) -> contextlib.AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from inferometer.analysis.adaptive_levels import MOST, choose_next
 from inferometer.analysis.sweep import Cell as MeasuredCell
 from inferometer.analysis.sweep import Sweep, Unmeasured, levels_of, settings_label, summarise_sweep
 from inferometer.conduct.pairs import folder_for_runs
+from inferometer.conduct.saving import Changes
 from inferometer.config.grid import Cell, Grid, at_level, projected_seconds
 from inferometer.config.ranges import level_name
 from inferometer.config.schema import Config
@@ -117,15 +118,19 @@ def is_sweep(folder: Path) -> bool:
     return (folder / SWEEP).exists()
 
 
-def open_sweep(folder: Path, slos: Sequence[str] | None = None) -> tuple[Sweep, list[MeasuredCell]]:
-    """Open a stored sweep; `slos` are objectives to judge it by instead of its own."""
+def open_sweep(
+    folder: Path, slos: Sequence[str] | None = None, changes: Changes | None = None
+) -> tuple[Sweep, list[MeasuredCell]]:
+    """Open a stored sweep; `slos` are objectives to judge it by instead of its own, and `changes` other settings of the report."""
     try:
         known = msgspec.json.decode((folder / SWEEP).read_bytes(), type=SweepList)
     except (OSError, msgspec.MsgspecError) as error:
         raise UserError(
             f"{folder / SWEEP}: cannot be read: {error}", "report the runs in the folder one by one"
         ) from None
-    measured = [(each.settings, *conduct.open_run(str(folder / each.run), slos)) for each in known.runs if each.run]
+    measured = [
+        (each.settings, *conduct.open_run(str(folder / each.run), slos, changes)) for each in known.runs if each.run
+    ]
     if not measured:
         raise UserError(f"{folder}: the sweep has no runs", "run it again")
     return _summarised(folder.resolve() if folder.is_symlink() else folder, known, measured), measured

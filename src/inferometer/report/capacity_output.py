@@ -45,9 +45,9 @@ def _encode(name: str, found: Capacity, manifest: Manifest | None) -> bytes:
     return capacity_export.suite(found) if name == "junit" else capacity_export.encode(found, manifest)
 
 
-def is_capacity(folder: str) -> bool:
+def is_capacity(folder: Path) -> bool:
     """Whether the folder holds a search for the capacity, not a run."""
-    return (Path(folder) / FILE).is_file()
+    return (folder / FILE).is_file()
 
 
 def read(folder: str) -> tuple[Capacity, Manifest | None]:

@@ -84,6 +84,8 @@ def amount(value: float | None, unit: str) -> str:
         return "-"
     if unit == "s":
         return f"{formatting.milliseconds(value)} ms"
+    if unit == "%":
+        return f"{formatting.number(100 * value, 2) if value else 0} %"
     return f"{formatting.number(value)}{unit if unit.startswith('/') else f' {unit}'}"
 
 

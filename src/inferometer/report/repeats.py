@@ -1,59 +1,64 @@
-"""Repeated runs in the terminal and in files: each run's verdict, and how much the figures vary between and within runs."""
+"""Several runs in the terminal and in files: for repeats, how much the figures vary between and within runs; else a table of the runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
-import msgspec
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from inferometer.analysis.comparable import are_repeats
+from inferometer.analysis.comparison import Measured
 from inferometer.analysis.comparison_text import title
-from inferometer.analysis.repeats import Repeats, Variation, summarise_repeats
+from inferometer.analysis.repeats import Repeats, RunFigures, RunList, Variation, list_runs, summarise_repeats
 from inferometer.analysis.slo import is_passed
-from inferometer.analysis.summary import Summary
 from inferometer.errors import UserError
-from inferometer.records import Run
 from inferometer.report import junit, markdown, tables
 from inferometer.report.compare import amount
 from inferometer.report.console import new_console
-from inferometer.report.json import with_words
+from inferometer.report.json import encode
 from inferometer.report.output import wants_color, write_file
 from inferometer.report.width import columns
 
-_EXPORTS = ("json", "markdown", "junit")
+EXPORTS = ("json", "html", "markdown", "junit")
 _HEADER = ("mean", "95 % CI of the mean", "between runs", "within a run")
 _ONLY_IN_JSON = ("mean", "p90", "p95")
+_LISTED = ("throughput.requests", "ttft.p50", "ttft.p99", "itl.p99", "e2e.p50", "e2e.p99")
+"""The figures of runs that are not repeats of each other."""
 
 
-def check_repeat_exports(exports: Mapping[str, str]) -> None:
+def check_repeat_exports(exports: Mapping[str, str], why: str = "--repeat makes several") -> None:
     """Raise UserError for exports that are about a single run."""
     for name in exports:
-        if name not in _EXPORTS:
+        if name not in EXPORTS:
             raise UserError(
-                f"--{name} is about a single run, and --repeat makes several",
+                f"--{name} is about a single run, and {why}",
                 f"export each run with inferometer report RUN_DIR --{name} PATH",
             )
 
 
 def deliver_repeats(
-    folder: Path,
-    measured: Sequence[tuple[Run, Summary]],
+    where: str,
+    measured: Sequence[Measured],
     exports: Mapping[str, str],
     allow_undecided: bool,
 ) -> int:
-    """Print the variation between runs, write the exports, and return the exit status: 1 if that of one run is 1."""
-    found = summarise_repeats(measured)
+    """Print the variation between runs, write the exports, and return the exit status: 1 if that of one run is 1.
+
+    Runs that are not repeats of each other have no variation in common: then their figures are listed.
+    """
+    found = summarise_repeats(measured) if are_repeats(measured) else list_runs(measured)
     if "-" not in exports.values():
-        click.echo(render(folder, found, wants_color(), columns()), nl=False, color=True)
+        click.echo(render(where, found, wants_color(), columns()), nl=False, color=True)
     cases = [
         case for number, (_, summary) in enumerate(measured, 1) for case in junit.run_cases(summary, f"run {number}.")
     ]
     writers = {
-        "json": lambda: _encode(found),
-        "markdown": lambda: _markdown(folder, found).encode(),
-        "junit": lambda: junit.encode(str(folder), cases),
+        "json": lambda: encode(found),
+        "html": lambda: _html(measured),
+        "markdown": lambda: _markdown(where, found).encode(),
+        "junit": lambda: junit.encode(where, cases),
     }
     for name, path in exports.items():
         encoded = writers[name]()
@@ -62,25 +67,61 @@ def deliver_repeats(
     return 0 if passed else 1
 
 
-def render(folder: Path, found: Repeats, color: bool, width: int) -> str:
-    """Render the table of each stage for `width` columns."""
+def _html(measured: Sequence[Measured]) -> bytes:
+    from inferometer.report.html import runs_page  # noqa: PLC0415 (the other files do without it)
+
+    return runs_page.encode(measured)
+
+
+def render(where: str, found: Repeats | RunList, color: bool, width: int) -> str:
+    """Render the runs for `width` columns: the variation of each stage, or the list of the runs."""
     console = new_console(color, width)
     with console.capture() as capture:
         console.print(Padding(Text(_verdicts(found), style="bold"), (0, 0, 1, 1)))
-        for name, metrics in _stages(found):
-            console.print(Padding(_table(name, metrics), (0, 0, 1, 1)))
-        console.print(Text(f" {folder}", style="dim"), soft_wrap=True)
+        if isinstance(found, Repeats):
+            for name, metrics in _stages(found):
+                console.print(Padding(_table(name, metrics), (0, 0, 1, 1)))
+        else:
+            console.print(Padding(_list(found), (0, 0, 1, 1)))
+        console.print(Text(f" {where}", style="dim"), soft_wrap=True)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
-def _encode(found: Repeats) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(with_words(msgspec.to_builtins(found))), indent=2) + b"\n"
-
-
-def _verdicts(found: Repeats) -> str:
-    invalid = [number for number, verdict in enumerate(found.verdicts, 1) if verdict == "INVALID"]
+def _verdicts(found: Repeats | RunList) -> str:
+    by_run = (
+        dict(zip(found.runs, found.verdicts, strict=True))
+        if isinstance(found, Repeats)
+        else {one.run: one.verdict for one in found.runs}
+    )
+    invalid = [number for number, verdict in enumerate(by_run.values(), 1) if verdict == "INVALID"]
     which = f", INVALID: {', '.join(map(str, invalid))}" if invalid else ", all VALID"
-    return f"{len(found.runs)} runs{which}"
+    return f"{len(by_run)} runs{which}"
+
+
+def _list(found: RunList) -> RenderableType:
+    names = _listed(found)
+    table = tables.table("run", [title(name).replace("throughput (", "").replace(")", "") for name in names])
+    for label, one in zip(_labels(found), found.runs, strict=True):
+        table.add_row(label, *(f"{_figure(name, one)} " for name in names))
+    note = "these runs are not repeats of one config: inferometer compare shows what differs, and how clearly"
+    return Group(table, Text(note, style="dim"))
+
+
+def _listed(found: RunList) -> list[str]:
+    return [name for name in _LISTED if any(name in one.figures for one in found.runs)]
+
+
+def _labels(found: RunList) -> list[str]:
+    """The names of the folders, with the stage if there are several, and a mark if the run is INVALID."""
+    names = [Path(one.run).name for one in found.runs]
+    return [
+        " ".join(filter(None, (name, one.stage, "(INVALID)" if one.verdict == "INVALID" else "")))
+        for name, one in zip(names, found.runs, strict=True)
+    ]
+
+
+def _figure(name: str, one: RunFigures) -> str:
+    return amount(one.figures.get(name), "s" if "." in name and not name.startswith("throughput") else "/s")
 
 
 def _stages(found: Repeats) -> list[tuple[str, dict[str, Variation]]]:
@@ -106,8 +147,16 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2g} %"
 
 
-def _markdown(folder: Path, found: Repeats) -> str:
-    lines = [f"## {_verdicts(found)}", "", markdown.escape(str(folder)), ""]
+def _markdown(where: str, found: Repeats | RunList) -> str:
+    lines = [f"## {_verdicts(found)}", "", markdown.escape(where), ""]
+    if isinstance(found, RunList):
+        names = _listed(found)
+        listed = [
+            (label, *(_figure(name, one) for name in names))
+            for label, one in zip(_labels(found), found.runs, strict=True)
+        ]
+        lines += markdown.table(("run", *map(title, names)), listed)
+        return "\n".join(lines).rstrip("\n") + "\n"
     for name, metrics in _stages(found):
         lines += [f"### {markdown.escape(name)}", ""] if name else []
         rows = [(title(key), *_cells(one)) for key, one in metrics.items()]

@@ -224,6 +224,7 @@ _WRITERS: dict[str, Callable[[Sweep, Sequence[Cell], Sequence[str]], bytes]] = {
     "markdown": _markdown,
     "junit": _junit,
 }
+EXPORTS = tuple(_WRITERS)
 """How to write each export, by its name (report/exporters.py)."""
 
 

@@ -1,6 +1,7 @@
 // The charts of a report: SVG, drawn from the JSON in #data. Nothing is loaded from the network.
 //
-// A chart has one of three kinds: `xy` (lines, bands, points), `heat` (a grid of counts) and `rows` (a timeline per request). All zoom by
+// A chart has one of these kinds: `xy` (lines, bands, points), `heat` (a grid of counts), `rows` (a timeline per request) and `forest` (ratios with
+// intervals). All zoom by
 // dragging and reset by a double click. Charts of one group share the x axis: zoom and cursor move together. Colours are CSS
 // variables, so that a change of theme needs no redraw.
 (() => {
@@ -39,9 +40,15 @@ function clock(seconds, span) {
   return minutes < 60 ? `${minutes}:${rest}` : `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}:${rest}`;
 }
 
+function percent(value) {
+  const size = Math.abs(value);
+  return `${value > 0 ? "+" : "−"}${size.toLocaleString("en-US", { maximumFractionDigits: size < 0.995 ? 2 : size < 9.95 ? 1 : 0 })} %`;
+}
+
 const FORMATS = {
   number,
   time: clock,
+  change: ratio => Math.abs(ratio - 1) < 1e-9 ? "same" : ratio >= 2.995 ? `${number(ratio)} ×` : percent(100 * (ratio - 1)),
   share: value => known(value) ? `${(100 * value).toLocaleString("en-US", { maximumFractionDigits: value > 0.99 && value < 1 ? 3 : 1 })} %` : "–",
 };
 
@@ -82,7 +89,7 @@ function indexAt(values, at) {
 // --- a chart: its frame, pointer and zoom ---------------------------------------------------------------------------
 
 function makeChart(figure, spec) {
-  const painter = { xy: paintLines, heat: paintHeat, rows: paintRows }[spec.kind](spec, figure);
+  const painter = { xy: paintLines, heat: paintHeat, rows: paintRows, forest: paintForest }[spec.kind](spec, figure);
   const chart = { figure, spec, zoomed: null, width: 0, draw, cursor, zoom };
   const bar = figure.appendChild(document.createElement("div"));
   bar.className = "legend";
@@ -119,16 +126,16 @@ function makeChart(figure, spec) {
     let [low, high] = chart.zoomed ?? painter.range();
     if (!(high > low)) [low, high] = xs === SCALES.log ? [low / 2 || 0.1, low * 2 || 1] : [low - 0.5, low + 0.5];
     const [from, to] = [xs.to(low), xs.to(high)];
-    const inner = width - LEFT - RIGHT;
+    const [left, right] = painter.margins?.(width) ?? [LEFT, RIGHT], inner = width - left - right;
     view = {
-      width, height, top, bottom, low, high, inner,
-      x: value => LEFT + (xs.to(value) - from) / (to - from) * inner,
-      at: pixel => xs.from(from + (pixel - LEFT) / inner * (to - from)),
+      width, height, top, bottom, low, high, inner, left, right,
+      x: value => left + (xs.to(value) - from) / (to - from) * inner,
+      at: pixel => xs.from(from + (pixel - left) / inner * (to - from)),
     };
     const clip = `clip-${figure.dataset.chart}`;
-    const parts = [`<clipPath id="${clip}"><rect x="${LEFT}" y="0" width="${inner}" height="${height - bottom + 1}"/></clipPath>`];
+    const parts = [`<clipPath id="${clip}"><rect x="${left}" y="0" width="${inner}" height="${height - bottom + 1}"/></clipPath>`];
     for (const [index, band] of (spec.bands ?? []).entries()) {
-      const [a, b] = [clamp(view.x(band.from), LEFT, width - RIGHT), clamp(view.x(band.to), LEFT, width - RIGHT)];
+      const [a, b] = [clamp(view.x(band.from), left, width - right), clamp(view.x(band.to), left, width - right)];
       if (b - a < 1) continue;
       if (index % 2 === 0) parts.push(`<rect class="stage" x="${a}" y="${top}" width="${b - a}" height="${height - top - bottom}"/>`);
       if (spec.bandLabels && b - a > 40) {
@@ -139,10 +146,11 @@ function makeChart(figure, spec) {
     }
     const body = painter.paint(view);
     parts.push(body.axis ?? "");
-    const marks = spec.x.hide ? [] : ticks(low, high, spec.x.scale || "linear", inner / 60, spec.x.format === "time");
+    const lines = spec.x.ticks?.filter(mark => mark >= low && mark <= high) ?? ticks(low, high, painter.tickScale?.(low, high) ?? spec.x.scale ?? "linear", inner / 60, spec.x.format === "time");
+    const marks = spec.x.hide ? [] : lines;
     const format = FORMATS[spec.x.format || "number"];
     let last = -1e9;
-    for (const mark of ticks(low, high, spec.x.scale || "linear", inner / 60, spec.x.format === "time")) {
+    for (const mark of lines) {
       parts.push(`<line class="grid" x1="${view.x(mark)}" x2="${view.x(mark)}" y1="${top}" y2="${height - bottom}"/>`);
     }
     for (const mark of marks) {
@@ -150,7 +158,7 @@ function makeChart(figure, spec) {
       last = view.x(mark);
       parts.push(`<text class="tick" x="${last}" y="${height - bottom + 14}" text-anchor="middle">${format(mark, high - low)}</text>`);
     }
-    if (!spec.x.hide) parts.push(`<text class="label" x="${LEFT + inner / 2}" y="${height - 5}" text-anchor="middle">${escape(spec.x.label)}</text>`);
+    if (!spec.x.hide) parts.push(`<text class="label" x="${left + inner / 2}" y="${height - 5}" text-anchor="middle">${escape(spec.x.label)}</text>`);
     parts.push(`<g clip-path="url(#${clip})">${body.marks}</g>${body.labels ?? ""}`);
     parts.push(`<g class="cursor"></g><rect class="selection" y="${top}" height="${height - top - bottom}" width="0"/>`);
     holder.innerHTML = `<svg width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" role="img" aria-label="${escape(spec.title)}">${parts.join("")}</svg>`;
@@ -170,7 +178,7 @@ function makeChart(figure, spec) {
 
   const place = event => {
     const box = svg.getBoundingClientRect();
-    return [clamp(event.clientX - box.left, LEFT, view.width - RIGHT), event.clientY - box.top];
+    return [clamp(event.clientX - box.left, view.left, view.width - view.right), event.clientY - box.top];
   };
   holder.addEventListener("pointerdown", event => {
     if (!svg || event.button) return;
@@ -449,6 +457,56 @@ function paintRows(spec) {
       const name = part ? spec.keys.find(([, style]) => style === part[2])?.[0] ?? "" : "";
       if (i < 0 || i + 1 >= each.tokens.length) return { text: `${each.label} · ${when} · ${name}` };
       return { text: `${each.label} · ${when} · after chunk ${each.numbers[i]}: next one ${number((spec.x.unit === "s" ? 1e3 : 1) * (each.tokens[i + 1] - each.tokens[i]))} ms later` };
+    },
+  };
+}
+
+// --- ratios with intervals, a row each ------------------------------------------------------------------------------
+
+function paintForest(spec) {
+  const PITCH = 28, TOP = 8, all = spec.rows, rows = all.filter(each => known(each.at));
+  const middle = row => TOP + (row + 0.5) * PITCH;
+  const words = each => {
+    const [at, low, high] = [each.at, each.lo, each.hi].map(value => known(value) ? FORMATS.change(value) : "");
+    return low ? `${at} (${high.endsWith("%") ? low.replace(" %", "") : low} to ${high})` : at;
+  };
+  return {
+    height: () => TOP + all.length * PITCH + 40,
+    margins: width => width > 640 ? [150, 196] : [104, 12],
+    tickScale: (low, high) => high / low < 8 ? "linear" : "log",
+    range() {  // an interval that is many times wider than the largest difference ends in an arrow
+      const most = Math.max(3 * Math.max(...rows.map(each => Math.abs(Math.log(each.at))), 0), Math.log(1.12));
+      const ends = rows.flatMap(each => [each.at, each.lo, each.hi, each.limit]).filter(known).map(Math.log);
+      const low = Math.max(Math.min(...ends, -0.02), -most), high = Math.min(Math.max(...ends, 0.02), most), pad = 0.05 * (high - low);
+      return [Math.exp(low - pad), Math.exp(high + pad)];
+    },
+    paint(view) {
+      const marks = [], labels = [], bottom = view.height - view.bottom, zero = view.x(1);
+      marks.push(`<line class="one" x1="${zero}" x2="${zero}" y1="${view.top}" y2="${bottom}"/>`);
+      for (const [row, each] of all.entries()) {
+        const y = middle(row), tone = `${each.tone}-mark`;
+        if (each.heading) {
+          labels.push(`<text class="stage-name" x="0" y="${y + 8}">${escape(each.heading)}</text>`);
+          continue;
+        }
+        labels.push(`<text class="forest-name" x="0" y="${y + 4}">${escape(each.label)}</text>`);
+        if (!known(each.at)) continue;
+        if (view.right > 60) labels.push(`<text class="forest-value ${each.tone}-ink-svg" x="${view.width}" y="${y + 4}" text-anchor="end">${escape(words(each))}</text>`);
+        for (const dot of each.dots ?? []) marks.push(`<circle class="pale" cx="${view.x(dot)}" cy="${y}" r="2.6"/>`);
+        if (known(each.limit)) marks.push(`<path class="limit" d="M${view.x(each.limit)} ${y - 11}v22"/>`);
+        if (known(each.lo) && known(each.hi)) {
+          const [from, to] = [Math.max(view.x(each.lo), view.left), Math.min(view.x(each.hi), view.width - view.right)];
+          const ends = [from > view.left ? `M${from} ${y - 5}v10` : `M${from + 7} ${y - 5}l-7 5l7 5`, to < view.width - view.right ? `M${to} ${y - 5}v10` : `M${to - 7} ${y - 5}l7 5l-7 5`];
+          if (to >= from) marks.push(`<path class="interval ${tone}" d="M${from} ${y}H${to}${ends.join("")}"/>`);
+        }
+        marks.push(`<circle class="forest-dot ${tone}" cx="${view.x(each.at)}" cy="${y}" r="5"/>`);
+      }
+      return { axis: `<line class="axis" x1="${view.left}" x2="${view.width - view.right}" y1="${bottom}" y2="${bottom}"/>`, marks: marks.join(""), labels: labels.join("") };
+    },
+    hover(at, view, pixel) {
+      const each = at === null || pixel === undefined ? null : all[Math.floor((pixel - TOP) / PITCH)];
+      if (!each || each.heading) return at === null ? null : { text: FORMATS.change(at) };
+      return { text: `${each.label}: ${known(each.at) ? words(each) : "not compared"}${each.note ? ` · ${each.note}` : ""}` };
     },
   };
 }

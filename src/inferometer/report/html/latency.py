@@ -16,7 +16,7 @@ from inferometer.analysis.window import STEADY
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.html import page
-from inferometer.report.html.gap_histogram import Counts, GapHistogram, middle
+from inferometer.report.html.gap_histogram import BINS, Counts, GapHistogram, TimeBins, count_gaps, middle
 from inferometer.report.html.page import Block, Section
 from inferometer.report.html.parts import TITLES, Part, latencies, limits
 
@@ -45,6 +45,12 @@ class Line(NamedTuple):
     """In ms, at the first of LEVELS."""
     found: Distribution | None
     is_overloaded: bool = False
+    colour: int | None = None
+    """None: the next one."""
+
+
+_ONE_BIN = TimeBins(0, 1, 1)
+"""For counts of gaps that need no time."""
 
 
 def latency(run: Run, summary: Summary, stages: list[Part], gaps: GapHistogram) -> Section:
@@ -121,17 +127,42 @@ def _gaps_of(run: Run, gaps: GapHistogram, chosen: _Selection) -> Counts:
 
 def _values_of(run: Run, name: str, chosen: _Selection) -> list[float | None]:
     """The latencies in ms at LEVELS; null for those of failed requests, if they count as infinitely slow."""
+    return _together([_known(run, name, chosen.stage, chosen.class_)])
+
+
+def pooled(runs: Sequence[Run], name: str, stage: int) -> list[float | None]:
+    """The latencies of the same stage of several runs, in ms at LEVELS."""
+    if name != "itl":
+        return _together([_known(run, name, stage, -1) for run in runs])
+    counts = np.zeros(BINS, np.int64)
+    for run in runs:
+        own = (run.records.phase == STEADY) & (run.records.rows["stage"] == stage)
+        counts += count_gaps(run, _ONE_BIN, np.where(own, 0, -1), 1).by_group[0]
+    return from_histogram(counts)
+
+
+Known = tuple[NDArray[np.float64], int]
+
+
+def _known(run: Run, name: str, stage: int, class_: int) -> Known:
+    """The latencies in seconds, and how many failed requests count as infinitely slow."""
     rows = run.records.rows
-    mask = (run.records.phase == STEADY) & (rows["stage"] == chosen.stage)
-    if chosen.class_ >= 0:
-        mask &= rows["class"] == chosen.class_
+    mask = (run.records.phase == STEADY) & (rows["stage"] == stage)
+    if class_ >= 0:
+        mask &= rows["class"] == class_
     compute = METRICS[name].values
     assert compute is not None
     values = compute(rows[mask & (rows["failure"] == 0)])
-    values = np.sort(values[~np.isnan(values)])
+    values = values[~np.isnan(values)]
     infinite = 0
     if METRICS[name].can_fail and len(values) and settings.measure(run.manifest).failures_as_inf:
         infinite = int(np.count_nonzero(mask & counts_as_inf(run)))
+    return values, infinite
+
+
+def _together(each: Sequence[Known]) -> list[float | None]:
+    values = np.sort(np.concatenate([known for known, _ in each]))
+    infinite = sum(count for _, count in each)
     return _at_levels(len(values) + infinite, len(values), lambda ranks: values[ranks - 1] * 1e3)
 
 
@@ -164,6 +195,7 @@ def cdf(name: str, lines: Sequence[Line], vlines: Sequence[dict[str, object]] = 
             "dash": line.is_overloaded,
             "floor": True,
         }
+        | ({} if line.colour is None else {"colour": line.colour})
         for line in lines
     ]
     definition = METRICS[name].definition.partition(":")[0].partition(";")[0]
