@@ -73,12 +73,19 @@ def _rest(found: Capacity) -> list[tuple[str, str]]:
     return [(sign, text) for sign, text in parts if text]
 
 
+def inferences(found: Capacity) -> float | None:
+    """Inferences per second at the level that holds, for tensor endpoints; None if no level does."""
+    probe = found.at_low
+    rate = found.bracket.low if found.by == "rate" or probe is None else probe.throughput
+    return None if probe is None or rate is None else rate * (found.batch or 1)
+
+
 def _people(found: Capacity) -> str:
     """How many people that is, for servers that people talk to."""
     probe = found.at_low
-    if probe is not None and not found.has_text:
-        rate = found.bracket.low if found.by == "rate" else probe.throughput
-        return f"{amount((rate or 0.0) * (found.batch or 1))} inferences/s"
+    if not found.has_text:
+        rate = inferences(found)
+        return "" if rate is None else f"{amount(rate)} inferences/s"
     if found.people is None or probe is None or probe.mean_e2e is None or found.by == "users":
         return ""
     every = probe.mean_e2e + found.think
@@ -149,7 +156,11 @@ def basis(found: Capacity) -> str:
     preset = f"{' + '.join(found.presets)}: " if found.presets else ""
     judged = f"; judged at {found.percentile}" if found.percentile else ""
     spent = f"{format_seconds(found.seconds)} of {format_seconds(found.budget)}"
-    return f"{preset}{', '.join(found.slos)}{judged}; {len(found.probes)} probes in {spent}"
+    return f"{preset}{', '.join(found.slos)}{judged}; {count_probes(found)} in {spent}"
+
+
+def count_probes(found: Capacity) -> str:
+    return f"{len(found.probes)} probe{'' if len(found.probes) == 1 else 's'}"
 
 
 def notes(found: Capacity) -> list[str]:
