@@ -8,7 +8,7 @@ from command import assert_one_line, cli
 
 from inferometer.errors import UserError
 from inferometer.probe import local
-from inferometer.report import capacity as report
+from inferometer.report import capacity_view
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
@@ -82,11 +82,11 @@ data:
 def test_a_search_that_ends_early_writes_its_reports_and_judges_classes(
     ending: BaseException, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class EndsAfterAProbe(report.Quiet):
+    class EndsAfterAProbe(capacity_view.Quiet):
         def probed(self, probe: object, found: object) -> None:
             raise ending
 
-    monkeypatch.setattr(report, "Quiet", EndsAfterAProbe)
+    monkeypatch.setattr(capacity_view, "Quiet", EndsAfterAProbe)
     (tmp_path / "mix.yaml").write_text(MIX)
     paths = {name: tmp_path / f"out.{name}" for name in ("json", "html", "markdown", "junit")}
     with running(simulator(timing=Fixed(ttft=0.005, itl=0.001))) as url:

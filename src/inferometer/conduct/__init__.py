@@ -6,6 +6,7 @@ The report of a live run is made from the folder that was just written, by the f
 
 measuring.py   one run, from its config to its folder
 capacity.py    several short runs: the search for the highest load that holds the objectives
+capacity_probe.py  one of them, watched while it runs, and what is recorded of it
 context.py     whether the longest prompt fits into the model's context
 observers.py   what is observed beside a run, and where that is stored
 saving.py      from the shards' spool to the run's folder, also for a run that never ended
