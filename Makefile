@@ -15,7 +15,7 @@ QUICK := analysis config schedule wire store report workload timing observe infe
 .PHONY: help setup backends demo test test-all test-extra test-quick lint graph docs bench clean
 
 help:
-	@echo "make demo        start the embedded simulator, measure it, print the result"
+	@echo "make demo        start the embedded simulator, measure it, find its capacity"
 	@echo "make test        run the tests, except those marked slow; skip those whose needs are not installed"
 	@echo "make test-all    run all tests, including the slow ones"
 	@echo "make test-extra  run only the slow tests and those that need more than 'make setup' installs"

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from bench.capacity import SERVERS, Probes, goal, simulate, unloaded
 from inferometer.analysis.binomial import TAIL
 from inferometer.analysis.slo_expression import parse_all
-from inferometer.capacity.sequential import Sequential, is_counted, judge, looks, needed_requests, with_in_flight
+from inferometer.capacity.sequential import (
+    ClassObjectives,
+    Sequential,
+    is_counted,
+    judge,
+    looks,
+    needed_requests,
+    with_in_flight,
+)
 from inferometer.records import ROW, Columns, StagePlan
 from inferometer.units import NS
 
@@ -116,3 +124,27 @@ def test_the_search_brackets_the_truth() -> None:
     hits = [(one.low or 0.0) <= TRUTH * 1.01 and (one.high or math.inf) >= TRUTH * 0.99 for one in found]
     assert sum(hits) >= 4, found
     assert any(one.low is not None and one.high is not None for one in found)
+
+
+def test_the_objectives_of_a_class_are_judged_by_its_requests_alone() -> None:
+    rows = rows_at(8.0, 60.0)
+    rows["class"] = rows["id"] % 2
+    rows["first_token"][rows["class"] == 1] += 10 * NS  # slow enough to violate any limit
+    slow = [ClassObjectives(index, name, tuple(parse_all(["ttft.p90 < 5s"]))) for index, name in enumerate("ab")]
+    found = judge(Columns.of(rows), plan(8.0, 60.0), (), classes=slow)
+    assert [(one.slo, one.class_, one.status) for one in found.results] == [
+        ("a: ttft.p90 < 5s", "a", "met"),
+        ("b: ttft.p90 < 5s", "b", "missed"),
+    ]
+    assert found.status == "fails"
+    test = sequential(8.0, 60.0, classes=slow)
+    assert run_until_decided(test, rows, 60.0) < 60.0
+    assert test.decision is not None and test.decision.status == "fails"
+
+
+def test_conversations_are_judged_while_the_probe_runs() -> None:
+    rows = rows_at(8.0, 60.0)
+    rows["turn"], rows["session"] = rows["id"] % 2, rows["id"] // 2
+    test = sequential(8.0, 60.0)
+    assert run_until_decided(test, rows, 60.0) < 60.0
+    assert test.decision is not None and test.decision.status == "holds"

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from command import assert_one_line, cli
 
+from inferometer.errors import UserError
 from inferometer.probe import local
+from inferometer.report import capacity_view
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
@@ -19,8 +21,9 @@ def test_a_real_search_ends_with_an_interval_and_words(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     with running(simulator(timing=Fixed(ttft=0.02, itl=0.002, max_batch=2))) as url:
         result = cli(
-            "capacity", url, "--slo", "ttft.p90 < 100ms", "--output", "6", "--budget", "14s", "--start", "20",
+            "capacity", url, "--slo", "ttft.p90 < 100ms", "--output", "6", "--budget", "14s", "--start", "90",
             "--set", f"output={tmp_path}", "--json", out, "--precision", "50%", *SETTINGS,
+            "--html", tmp_path / "out.html", "--markdown", tmp_path / "out.md", "--junit", tmp_path / "out.xml",
         )  # fmt: skip
     answer = json.loads(out.read_text())["capacity"]
     assert answer["rate"]["high"] is not None, result.out
@@ -29,10 +32,15 @@ def test_a_real_search_ends_with_an_interval_and_words(tmp_path: Path) -> None:
     assert answer["rate"]["low"] is None or answer["rate"]["low"] < 100
     assert result.status == (0 if answer["rate"]["low"] is not None else 1)
     assert answer["words"] in " ".join(result.out.split())
-    assert "time to first token grows first" in answer["words"]
+    assert "time to first token" in answer["words"]
     assert len(answer["probes"]) >= 2
     folder = Path(answer["folder"])
     assert json.loads((folder / "capacity.json").read_text())["capacity"] == answer
+    assert "violate an objective" in (tmp_path / "out.html").read_text()
+    assert answer["words"][1:] in (tmp_path / "out.md").read_text()
+    assert 'name="capacity found"' in (tmp_path / "out.xml").read_text()
+    again = cli("report", folder, "--html", tmp_path / "again.html")
+    assert again.out == result.out and (tmp_path / "again.html").read_bytes() == (tmp_path / "out.html").read_bytes()
     assert all((folder / probe["folder"] / "summary.json").exists() for probe in answer["probes"])
     assert "at most 1" in result.err and "to show that a level holds" in result.err
 
@@ -48,12 +56,54 @@ def test_a_real_search_ends_with_an_interval_and_words(tmp_path: Path) -> None:
         (("--precision", "0"), ("--precision must be more than 0",)),
         (("--precision", "narrow"), ("--precision", "5%")),
         (("--start", "-3"), ("--start must be more than 0 (got -3)",)),
+        (("--at-least", "0"), ("--at-least must be more than 0 (got 0)",)),
+        (("--html", "-", "--markdown", "-"), ("--html - and --markdown - both write to standard output",)),
         (("--set", "load.rate=5"), ("the search sets the load itself",)),
         (("--json", "/nowhere/at/all.json"), ("/nowhere/at/all.json",)),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     assert_one_line(cli("capacity", "http://127.0.0.1:9", *arguments), *words)
+
+
+MIX = """
+data:
+  type: mix
+  classes:
+  - {name: chat, slo: ttft.p90 < 1ms, data: {type: synthetic, input: 8, output: 2}}
+  - {name: batch, slo: e2e.p90 < 1s, data: {type: synthetic, input: 8, output: 2}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [(KeyboardInterrupt(), "interrupted"), (UserError("the server is gone"), "the server is gone")],
+)
+def test_a_search_that_ends_early_writes_its_reports_and_judges_classes(
+    ending: BaseException, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EndsAfterAProbe(capacity_view.Quiet):
+        def probed(self, probe: object, found: object) -> None:
+            raise ending
+
+    monkeypatch.setattr(capacity_view, "Quiet", EndsAfterAProbe)
+    (tmp_path / "mix.yaml").write_text(MIX)
+    paths = {name: tmp_path / f"out.{name}" for name in ("json", "html", "markdown", "junit")}
+    with running(simulator(timing=Fixed(ttft=0.005, itl=0.001))) as url:
+        result = cli(
+            "capacity", tmp_path / "mix.yaml", "--set", f"server.url={url}", "--budget", "10s", "--start", "50", "-q",
+            "--set", f"output={tmp_path}", "--at-least", "10", *SETTINGS,
+            *(argument for name, path in paths.items() for argument in (f"--{name}", path)),
+        )  # fmt: skip
+    assert result.status == 1 and words in " ".join(result.out.split())
+    answer = json.loads(paths["json"].read_text())["capacity"]
+    assert answer["limited_by"] == "chat: ttft.p90" and answer["slos"] == [
+        "chat: ttft.p90 < 1ms",
+        "batch: e2e.p90 < 1s",
+    ]
+    assert {one["class"]: one["status"] for one in answer["probes"][0]["slos"]}["chat"] == "missed"
+    assert words in paths["html"].read_text() and words in paths["markdown"].read_text()
+    assert "at least 10 requests/s" in paths["junit"].read_text()
 
 
 def test_a_server_that_does_not_respond_is_one_line(tmp_path: Path) -> None:

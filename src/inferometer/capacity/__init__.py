@@ -4,5 +4,5 @@ search.py       which level to probe next, and the interval so far: pure functio
 sequential.py   whether one probe holds or fails, judged while it runs
 result.py       the answer
 
-conduct/capacity.py makes real probes, and report/capacity.py shows the search and the answer.
+conduct/capacity.py makes real probes, and report/capacity*.py show the search and the answer.
 """

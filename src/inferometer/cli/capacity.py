@@ -139,7 +139,7 @@ def command(
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
     from inferometer.probe.local import find_server  # noqa: PLC0415
     from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
-    from inferometer.report import capacity as report  # noqa: PLC0415
+    from inferometer.report import capacity_view  # noqa: PLC0415
     from inferometer.report.capacity_output import deliver_capacity, save  # noqa: PLC0415
     from inferometer.report.output import check_exports  # noqa: PLC0415
 
@@ -177,7 +177,7 @@ def command(
         config = from_mapping(tree, overrides, origin, with_scheme)
         if not config.slos and not _has_class_objectives(config):
             config = msgspec.structs.replace(config, slo=[_default_preset(APIS[config.server.api].response)])
-        view = report.Quiet() if quiet else report.SearchView(options.by)
+        view = capacity_view.Quiet() if quiet else capacity_view.SearchView(options.by)
         found, manifest = find(config, options, view)
     save(found, manifest)
     return deliver_capacity(found, manifest, paths)

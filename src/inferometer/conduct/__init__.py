@@ -8,6 +8,7 @@ measuring.py   one run, from its config to its folder
 capacity.py    several short runs: the search for the highest load that holds the objectives
 early_ends.py  what ends a run or a stage early: limits (breakers.py) and overloaded stages (saturation.py)
 live_rows.py   the rows of a run in progress, as the analysis reads them
+capacity_probe.py  one of them, watched while it runs, and what is recorded of it
 context.py     whether the longest prompt fits into the model's context
 observers.py   what is observed beside a run, and where that is stored
 saving.py      from the shards' spool to the run's folder, also for a run that never ended

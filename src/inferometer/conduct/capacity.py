@@ -1,34 +1,30 @@
 """The search for a server's capacity with real probes: one short run each, watched while it runs, all in one folder."""
 
 import contextlib
-import math
 import time
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
-import numpy as np
 
 from inferometer import records, store, workload
-from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import Slo, parse_all
 from inferometer.analysis.slo_presets import PRESETS
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
-from inferometer.capacity.result import By, Capacity, Latency, Probe
+from inferometer.capacity.result import By, Capacity, Probe
 from inferometer.capacity.search import Bracket, Goal, Request, Trial, bracket, following
 from inferometer.capacity.sequential import ClassObjectives, Look, Sequential, is_counted, judge, telling_length
+from inferometer.conduct.capacity_probe import Watch, record
 from inferometer.conduct.measuring import measure
 from inferometer.config.data.mix import Mix
 from inferometer.config.fields import Seconds
 from inferometer.config.loads import Closed, Poisson
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
-from inferometer.records import CANCELLED, LOST, MISSING, ROW, TIMES, Manifest, Run, Snapshot, StagePlan
+from inferometer.records import Manifest, Run, Snapshot, StagePlan
 
-_LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "network")
-"""Those that a probe's record has, if the endpoint has them."""
 _START = {"text": 4.0, "other": 0.5}
 """The first level, as a number of requests in flight: language models serve several at a time, most tensor models one."""
 _OVERHEAD = 1.5
@@ -49,7 +45,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class View(Protocol):
-    """Shows how the search goes (report/capacity.py)."""
+    """Shows how the search goes (report/capacity_view.py)."""
 
     def planned(self, goal: Goal, objectives: Sequence[Slo], names: Sequence[str], unloaded: float) -> None: ...
 
@@ -71,7 +67,8 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
     has_presets = bool(presets) or any(text.strip() in PRESETS for text in _class_slos(config))
     objectives = parse_all(config.slos, percentile=options.percentile)
     config, classes = _with_class_objectives(config, options.percentile)
-    if not objectives and not classes:
+    required = _Objectives(objectives, classes)
+    if not required.every:
         raise UserError(
             "there is no objective to hold", "give --slo, such as --slo chat or --slo 'ttft.p90 < 1s'", "slo"
         )
@@ -83,7 +80,7 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
         slo=[str(one) for one in objectives],
         client=msgspec.structs.replace(config.client, grace=Seconds(0.1)),
     )
-    prober = _Prober(config, options, objectives, classes, view)
+    prober = _Prober(config, options, required, view)
     try:
         was_interrupted = prober.search()
     finally:
@@ -100,7 +97,7 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
         bracket=found,
         limited_by=_limit(prober.probes, found),
         probes=tuple(prober.probes),
-        slos=tuple(prober.names),
+        slos=tuple(required.names),
         presets=presets,
         percentile=options.percentile if has_presets else None,
         budget=options.budget,
@@ -161,37 +158,41 @@ def _limit(probes: Sequence[Probe], found: Bracket) -> str | None:
     return worst.slo.split("<")[0].split(">")[0].strip()
 
 
+class _Objectives(msgspec.Struct, frozen=True):
+    """What must hold: for all requests, and for those of each traffic class."""
+
+    common: tuple[Slo, ...]
+    classes: tuple[ClassObjectives, ...]
+
+    @property
+    def every(self) -> list[Slo]:
+        return [*self.common, *(one for each in self.classes for one in each.objectives)]
+
+    @property
+    def names(self) -> list[str]:
+        """What results call them."""
+        return [*map(str, self.common), *(f"{each.name}: {one}" for each in self.classes for one in each.objectives)]
+
+
 class _Prober:
     """Makes the probes of one search."""
 
-    def __init__(
-        self,
-        config: Config,
-        options: Options,
-        objectives: Sequence[Slo],
-        classes: Sequence[ClassObjectives],
-        view: View,
-    ) -> None:
-        self._config, self._options, self._view = config, options, view
-        self._objectives, self._classes = objectives, classes
-        own = [(each.name, one) for each in classes for one in each.objectives]
-        self._all_objectives = [*objectives, *(one for _, one in own)]
-        self.names = [*map(str, objectives), *(f"{name}: {one}" for name, one in own)]
-        """The objectives as results name them."""
-        self.ended_by = ""
+    def __init__(self, config: Config, options: Options, objectives: _Objectives, view: View) -> None:
+        self._config, self._options, self._objectives, self._view = config, options, objectives, view
         self._started = time.monotonic()
         self._unloaded = _UNLOADED
         self._known: records.Probe | None = None
         self.trials: list[Trial] = []
         self.probes: list[Probe] = []
         self.last: Run | None = None
+        self.ended_by = ""
 
     def search(self) -> bool:
         """Probe until the search is over; return whether it was interrupted."""
         try:
             self._first_request()
             goal = self._goal(time.monotonic() - self._started)
-            self._view.planned(goal, self._all_objectives, self.names, self._unloaded)
+            self._view.planned(goal, self._objectives.every, self._objectives.names, self._unloaded)
             while (request := following(goal, self.trials)) is not None:
                 self._view.probing(request, self.trials)
                 if not self._probe(request, goal):
@@ -232,7 +233,7 @@ class _Prober:
             budget=options.budget - spent,
             precision=options.precision,
             shortest=max(2.0, 4 * self._unloaded),
-            telling=telling_length(self._all_objectives, options.budget, self._unloaded),
+            telling=telling_length(self._objectives.every, options.budget, self._unloaded),
             overhead=_OVERHEAD + self._unloaded,
             whole=options.by != "rate",
         )
@@ -242,7 +243,7 @@ class _Prober:
         started = time.monotonic()
         load = self._load(request)
         config = msgspec.structs.replace(self._config, load=load, seed=self._config.seed + len(self.trials) + 1)
-        watch = _Watch(self._test(request, goal), request.seconds, self._view)
+        watch = Watch(self._test(request, goal), request.seconds, self._view.progress)
         run, summary = measure(config, None, None, watch, self._known)
         self.last = run
         if run.manifest.outcome.interrupted and not watch.has_stopped:
@@ -260,20 +261,20 @@ class _Prober:
                 completed=capacity,
             )
         )
-        probe = _record(self.trials[-1], found, summary, capacity is not None, run)
+        probe = record(self.trials[-1], found, summary, capacity is not None, run)
         self.probes.append(msgspec.structs.replace(probe, at=started - self._started, violations=self._violations(run)))
         return True
 
     def _violations(self, run: Run) -> dict[str, float]:
         """The share of requests that violate each objective, whether or not the server was overloaded."""
-        rows, failures = run.records.rows, run.records.failures
+        own, rows, failures = self._objectives, run.records.rows, run.records.failures
         closed = StagePlan(type="closed", open=False)  # a closed loop cannot be overloaded
-        results = judge(rows, closed, self._objectives, failures=failures, classes=self._classes).results
+        results = judge(rows, closed, own.common, failures=failures, classes=own.classes).results
         return {result.slo: result.violations for result in results if result.violations is not None}
 
     def _others(self, summary: Summary) -> list[SloResult]:
         """The results for objectives that are not judged by counting: means, rates, and gaps between chunks."""
-        pairs = zip(self.names, self._all_objectives, strict=True)
+        pairs = zip(self._objectives.names, self._objectives.every, strict=True)
         names = {name for name, one in pairs if not is_counted(one)}
         return [result for result in summary.slos if result.slo in names]
 
@@ -296,96 +297,11 @@ class _Prober:
         )
         return Sequential(
             plan,
-            self._objectives,
+            self._objectives.common,
             request.seconds,
             telling=goal.telling,
             level=request.level if is_open else request.level / cycle,
             unloaded=self._unloaded,
             purpose=request.purpose,
-            classes=self._classes,
+            classes=self._objectives.classes,
         )
-
-
-class _Watch:
-    """Looks at a probe while it runs, and ends it when a look decides or when the responses take too long."""
-
-    def __init__(self, test: Sequential, longest: float, view: View) -> None:
-        self.test, self._longest, self._view = test, longest, view
-        self._rows: list[np.ndarray[tuple[int], np.dtype[np.void]]] = []
-        self._last: Look | None = None
-        self._ended_at: float | None = None
-        self.has_stopped = False
-
-    def __call__(self, snapshot: Snapshot) -> Literal["", "end", "stop"]:
-        self._view.progress(snapshot, self._last)
-        if not snapshot.started or snapshot.stopping:
-            return ""
-        self._rows.append(_since_start(snapshot))
-        if self._ended_at is None and snapshot.elapsed >= self._longest:
-            self._ended_at = self._longest
-        if self._ended_at is not None:
-            self.has_stopped = snapshot.elapsed >= self._ended_at + self.test.patience
-            return "stop" if self.has_stopped else ""
-        if self.test.is_due(snapshot.elapsed) and self._decides(snapshot):
-            self._ended_at = snapshot.elapsed
-            return "end"
-        return ""
-
-    def _decides(self, snapshot: Snapshot) -> bool:
-        rows = np.concatenate(self._rows)
-        self._rows = [rows]
-        self._last = self.test.look(rows, snapshot.sent + snapshot.queued, snapshot.elapsed)
-        return self.test.decision is not None
-
-
-def _since_start(snapshot: Snapshot) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    """The rows that are new, with times since t=0."""
-    rows = snapshot.rows().copy()
-    for name in TIMES:
-        rows[name] = np.where(rows[name] == MISSING, MISSING, rows[name] - snapshot.t0)
-    return rows.astype(ROW, copy=False)
-
-
-def _record(trial: Trial, found: Look, summary: Summary, overloaded: bool, run: Run) -> Probe:
-    return Probe(
-        level=trial.level,
-        purpose=trial.purpose,
-        status=trial.status,
-        seconds=trial.seconds,
-        requests=found.requests,
-        throughput=summary.throughput.requests,
-        mean_e2e=found.mean_e2e,
-        slos=found.results,
-        overloaded=overloaded,
-        folder=run.folder.name,
-        failed=_failed(run),
-        excess=trial.excess,
-        output_tokens=summary.throughput.output_tokens,
-        inferences=summary.throughput.inferences,
-        latencies={
-            name: _latency(summary.metrics[name])
-            for name in _LATENCIES
-            if name in summary.metrics and summary.metrics[name].count
-        },
-    )
-
-
-def _failed(run: Run) -> int:
-    """How many requests failed, without those that the client cancelled when it ended the probe."""
-    own = [n for n, failure in enumerate(run.records.failures, 1) if failure.code in (CANCELLED, LOST)]
-    failure = run.records.rows["failure"]
-    return int(np.count_nonzero((failure != 0) & ~np.isin(failure, own)))
-
-
-def _latency(found: Distribution) -> Latency:
-    def finite(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
-
-    return Latency(
-        count=found.count,
-        mean=found.mean,
-        p50=finite(found.value("p50")),
-        p90=finite(found.value("p90")),
-        p99=finite(found.value("p99")),
-        unsupported=tuple(name for name in ("p50", "p90", "p99") if name in found.unsupported),
-    )

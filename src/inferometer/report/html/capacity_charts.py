@@ -90,6 +90,7 @@ def _interval(found: Capacity, ends: Sequence[float]) -> dict[str, Any]:
     return {
         "name": "interval so far",
         "colour": 0,
+        "faint": True,
         "x": page.rounded(at for at, _ in known),
         "y": page.rounded(one.estimate for _, one in known),
         "lo": page.rounded(one.low for _, one in known),

@@ -12,7 +12,9 @@ from inferometer.report.capacity import (
     UNITS,
     amount,
     consequences,
+    count_probes,
     headline,
+    inferences,
     limiting_metric,
     notes,
     reason,
@@ -39,7 +41,7 @@ def encode(found: Capacity, manifest: Manifest | None) -> bytes:
     version = "" if manifest is None else manifest.inferometer
     started = "" if manifest is None else manifest.started[:19].replace("T", " ")
     judged = " + ".join(found.presets) or ", ".join(found.slos)
-    subtitle = (f"by {judged}", f"{len(found.probes)} probes in {format_seconds(found.seconds)}", started)
+    subtitle = (f"by {judged}", f"{count_probes(found)} in {format_seconds(found.seconds)}", started)
     return render(
         Page(
             title=f"Capacity of {target}",
@@ -99,8 +101,9 @@ def _cards(found: Capacity) -> list[dict[str, str]]:
         grows = limiting_metric(found.limited_by)
         cards.append(page.card("limited by", title, "", f"{grows} {'' if class_ else 'grows first'}".strip()))
     if not found.has_text:
-        rate = at_low.inferences if at_low is not None else None
-        cards.append(page.card("inferences/s", formatting.number(rate), "", "completed at the level shown to hold"))
+        rate = inferences(found)
+        under = "at the level shown to hold" if found.batch is None else f"{found.batch:,} per request"
+        cards.append(page.card("inferences/s", "–" if rate is None else amount(rate), "", under))
     elif found.people is not None and found.by != "users":
         every = (at_low.mean_e2e or 0.0) + found.think if at_low is not None else found.think
         under = f"one message every {format_seconds(every)} each, of which they think {format_seconds(found.think)}"
@@ -109,7 +112,7 @@ def _cards(found: Capacity) -> list[dict[str, str]]:
         cards.append(
             page.card("completed", formatting.number(at_low.throughput), "requests/s", "at the level that holds")
         )
-    spent = f"of {format_seconds(found.budget)}; {len(found.probes)} probes"
+    spent = f"of {format_seconds(found.budget)}; {count_probes(found)}"
     cards.append(page.card("time spent", format_seconds(found.seconds), "", spent))
     return cards
 

@@ -1,0 +1,102 @@
+"""One probe of a capacity search: watched while it runs, and what is recorded of it afterwards."""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.summary import Summary
+from inferometer.capacity.result import Latency, Probe
+from inferometer.capacity.search import Trial
+from inferometer.capacity.sequential import Look, Sequential
+from inferometer.records import CANCELLED, LOST, MISSING, ROW, TIMES, Run, Snapshot
+
+_LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "network")
+"""Those that a probe's record has, if the endpoint has them."""
+
+
+class Watch:
+    """Looks at a probe while it runs, and ends it when a look decides or when the responses take too long."""
+
+    def __init__(self, test: Sequential, longest: float, progress: Callable[[Snapshot, Look | None], None]) -> None:
+        self.test, self._longest, self._progress = test, longest, progress
+        self._rows: list[np.ndarray[tuple[int], np.dtype[np.void]]] = []
+        self._last: Look | None = None
+        self._ended_at: float | None = None
+        self.has_stopped = False
+
+    def __call__(self, snapshot: Snapshot) -> Literal["", "end", "stop"]:
+        self._progress(snapshot, self._last)
+        if not snapshot.started or snapshot.stopping:
+            return ""
+        self._rows.append(_since_start(snapshot))
+        if self._ended_at is None and snapshot.elapsed >= self._longest:
+            self._ended_at = self._longest
+        if self._ended_at is not None:
+            self.has_stopped = snapshot.elapsed >= self._ended_at + self.test.patience
+            return "stop" if self.has_stopped else ""
+        if self.test.is_due(snapshot.elapsed) and self._decides(snapshot):
+            self._ended_at = snapshot.elapsed
+            return "end"
+        return ""
+
+    def _decides(self, snapshot: Snapshot) -> bool:
+        rows = np.concatenate(self._rows)
+        self._rows = [rows]
+        self._last = self.test.look(rows, snapshot.sent + snapshot.queued, snapshot.elapsed)
+        return self.test.decision is not None
+
+
+def _since_start(snapshot: Snapshot) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    """The rows that are new, with times since t=0."""
+    rows = snapshot.rows().copy()
+    for name in TIMES:
+        rows[name] = np.where(rows[name] == MISSING, MISSING, rows[name] - snapshot.t0)
+    return rows.astype(ROW, copy=False)
+
+
+def record(trial: Trial, found: Look, summary: Summary, overloaded: bool, run: Run) -> Probe:
+    return Probe(
+        level=trial.level,
+        purpose=trial.purpose,
+        status=trial.status,
+        seconds=trial.seconds,
+        requests=found.requests,
+        throughput=summary.throughput.requests,
+        mean_e2e=found.mean_e2e,
+        slos=found.results,
+        overloaded=overloaded,
+        folder=run.folder.name,
+        failed=_failed(run),
+        excess=trial.excess,
+        output_tokens=summary.throughput.output_tokens,
+        inferences=summary.throughput.inferences,
+        latencies={
+            name: _latency(summary.metrics[name])
+            for name in _LATENCIES
+            if name in summary.metrics and summary.metrics[name].count
+        },
+    )
+
+
+def _failed(run: Run) -> int:
+    """How many requests failed, without those that the client cancelled when it ended the probe."""
+    own = [n for n, failure in enumerate(run.records.failures, 1) if failure.code in (CANCELLED, LOST)]
+    failure = run.records.rows["failure"]
+    return int(np.count_nonzero((failure != 0) & ~np.isin(failure, own)))
+
+
+def _latency(found: Distribution) -> Latency:
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    return Latency(
+        count=found.count,
+        mean=found.mean,
+        p50=finite(found.value("p50")),
+        p90=finite(found.value("p90")),
+        p99=finite(found.value("p99")),
+        unsupported=tuple(name for name in ("p50", "p90", "p99") if name in found.unsupported),
+    )
