@@ -190,7 +190,7 @@ def pareto_notes(pareto: Pareto) -> list[str]:
     reasons = dict.fromkeys(pareto.left_out.values())
     for reason in reasons:
         names = [name for name, why in pareto.left_out.items() if why == reason]
-        lines.append(f"not on the frontier: {', '.join(names)}: {reason}")
+        lines.append(f"left out of the frontier: {', '.join(names)} ({reason})")
     return lines
 
 

@@ -31,8 +31,12 @@ def _sentence(text: str) -> str:
 
 def answers(pareto: Pareto) -> list[Block]:
     """The cheapest load for each rate per user that was asked for."""
-    lines = [line.strip() for each in pareto.cheapest_at for line in cost.sentences(each, pareto)]
-    return [page.note(_sentence(line)) for line in lines]
+    found = [
+        page.item("✓" if each.answers[0].hardware is not None else "–", "good", _sentence(line.strip()))
+        for each in pareto.cheapest_at
+        for line in cost.sentences(each, pareto)
+    ]
+    return [page.items(found)] if found else []
 
 
 def pareto_chart(pareto: Pareto) -> Block:
@@ -69,6 +73,7 @@ def pareto_chart(pareto: Pareto) -> Block:
                 "y": page.rounded(point.hardware.value for point in best),
             }
         )
+    series += _answer_series(pareto)
     wanted = [{"at": each.tokens_per_user, "label": f"{each.tokens_per_user:g}/user"} for each in pareto.cheapest_at]
     return page.chart(
         f"{unit[:1].upper()}{unit[1:]} against output tokens/s/user.",
@@ -82,6 +87,25 @@ def pareto_chart(pareto: Pareto) -> Block:
             "vlines": wanted,
         },
     )
+
+
+def _answer_series(pareto: Pareto) -> list[Block]:
+    """A point for each answer that was interpolated: the best of all curves, with its interval."""
+    found = [(each.tokens_per_user, each.answers[0]) for each in pareto.cheapest_at]
+    return [
+        {
+            "name": f"cheapest at {wanted:g}",
+            "colour": 2,
+            "x": page.rounded([wanted]),
+            "y": page.rounded([answer.hardware.value]),
+            "lo": page.rounded([answer.hardware.ci[0]]),
+            "hi": page.rounded([answer.hardware.ci[1]]),
+            "labels": [" – ".join(answer.between)],
+            "points": True,
+        }
+        for wanted, answer in found
+        if answer.hardware is not None and not answer.is_lower_bound
+    ]
 
 
 def _label(name: str, price: str, pareto: Pareto) -> str:
