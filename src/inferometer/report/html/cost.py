@@ -62,19 +62,9 @@ def pareto_chart(pareto: Pareto) -> Block:
                 "points": True,
             }
         )
-    best = sorted((point for point in pareto.points if point.is_frontier), key=lambda point: point.user.value)
-    if len(curves) > 1:
-        series.append(
-            {
-                "name": "frontier",
-                "colour": 7,
-                "dash": True,
-                "x": page.rounded(point.user.value for point in best),
-                "y": page.rounded(point.hardware.value for point in best),
-            }
-        )
-    series += _answer_series(pareto)
-    wanted = [{"at": each.tokens_per_user, "label": f"{each.tokens_per_user:g}/user"} for each in pareto.cheapest_at]
+    series += [*_frontiers(pareto), *_answer_series(pareto)]
+    rates = dict.fromkeys(each.tokens_per_user for each in pareto.cheapest_at)
+    wanted = [{"at": rate, "label": f"{rate:g}/user"} for rate in rates]
     return page.chart(
         f"{unit[:1].upper()}{unit[1:]} against output tokens/s/user.",
         "Up is cheaper, right is faster for each user. Bars are 95 % confidence intervals. Hollow: another point is better in both.",
@@ -89,12 +79,31 @@ def pareto_chart(pareto: Pareto) -> Block:
     )
 
 
+def _frontiers(pareto: Pareto) -> list[Block]:
+    """The frontier of each workload that has several curves."""
+    found = []
+    for workload in dict.fromkeys(point.workload for point in pareto.points):
+        own = [point for point in pareto.points if point.workload == workload]
+        best = sorted((point for point in own if point.is_frontier), key=lambda point: point.user.value)
+        if len({point.curve for point in own}) > 1:
+            found.append(
+                {
+                    "name": formatting.one_line(f"frontier, {workload}" if workload else "frontier", 60),
+                    "colour": 7,
+                    "dash": True,
+                    "x": page.rounded(point.user.value for point in best),
+                    "y": page.rounded(point.hardware.value for point in best),
+                }
+            )
+    return found
+
+
 def _answer_series(pareto: Pareto) -> list[Block]:
     """A point for each answer that was interpolated: the best of all curves, with its interval."""
-    found = [(each.tokens_per_user, each.answers[0]) for each in pareto.cheapest_at]
+    found = [(each.tokens_per_user, each.workload, each.answers[0]) for each in pareto.cheapest_at]
     return [
         {
-            "name": f"cheapest at {wanted:g}",
+            "name": formatting.one_line(f"cheapest at {wanted:g}{f', {workload}' if workload else ''}", 60),
             "colour": 2,
             "x": page.rounded([wanted]),
             "y": page.rounded([answer.hardware.value]),
@@ -103,7 +112,7 @@ def _answer_series(pareto: Pareto) -> list[Block]:
             "labels": [" – ".join(answer.between)],
             "points": True,
         }
-        for wanted, answer in found
+        for wanted, workload, answer in found
         if answer.hardware is not None and not answer.is_lower_bound
     ]
 
