@@ -4,6 +4,7 @@ from pathlib import Path
 
 from inferometer.analysis.breakdown import PARTS
 from inferometer.analysis.checks import CHECKS
+from inferometer.analysis.efficiency import DEFINITIONS as EFFICIENCY
 from inferometer.analysis.metrics import METRICS, OTHER_TOOLS, RATES, TOOL_FIGURES
 from inferometer.analysis.tail_parts import CAUSES
 from inferometer.config.reference import markdown
@@ -26,6 +27,7 @@ def metrics() -> str:
         for figure in figures
     ]
     causes = [f"| `tail.{name}` | {cause.definition} |" for name, cause in CAUSES.items()]
+    efficiency = [f"| `{name}` | {definition} |" for name, definition in EFFICIENCY.items()]
     failures = [f"| `{code}` | {meaning} |" for code, meaning in CODES.items()]
     return "\n".join(
         [
@@ -55,6 +57,9 @@ def metrics() -> str:
             "\n## Why requests were slow\n\nCauses that explain the difference between p99 and p50: see\n"
             "[why slow requests are slow](../how-to/slow-requests.md).\n\n| name | definition |\n|---|---|",
             *causes,
+            "\n## Cost and efficiency\n\nWith a price, a number of GPUs, or observed energy: see [what a load costs](../how-to/cost.md).\n\n"
+            "| name | definition |\n|---|---|",
+            *efficiency,
             "\n## Checks\n\nA run is VALID if none of these fails. Each row says what has to be true; a check marked as a warning does not make the run INVALID. The\n"
             "printed percentiles are the p50, p90, p95 and p99 of the latencies: [The verdict](../explanation/statistics.md#the-verdict) explains how\n"
             "checks of the client are judged. `limits.*` are [keys of the configuration](config.md#limits).\n\n| name | what it checks |\n|---|---|",

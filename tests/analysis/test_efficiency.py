@@ -62,6 +62,14 @@ def test_a_user_sees_the_median_of_one_over_tpot() -> None:
     assert found.output_tokens_per_user.ci == summary.metrics["tps_user"].ci["p50"]
 
 
+def test_few_values_still_have_a_median_for_the_user_but_no_bounds() -> None:
+    rows, chunks = made.closed_rows(count=5, users=1)
+    _, found = summary_of(made.run(rows, chunks, plan=(StagePlan(type="closed", open=False, concurrency=1),)), gpus=1)
+    assert found.output_tokens_per_user is not None
+    assert found.output_tokens_per_user.value == pytest.approx(100, rel=0.05)
+    assert None in found.output_tokens_per_user.ci
+
+
 def test_price_of_a_server_counts_for_each_url_and_that_of_a_gpu_for_each_gpu() -> None:
     several = {"url": ["http://127.0.0.1:8000", "http://127.0.0.1:8001"], "api": "completions", "stream": True}
     run = made.run(*made.closed_rows(), config={"server": several})

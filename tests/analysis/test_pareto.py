@@ -201,6 +201,20 @@ def test_levels_of_a_sweep_become_points_per_gpu() -> None:
     assert best.cost is not None and best.cost.value == pytest.approx(1000 / 200)
 
 
+def test_points_of_different_workloads_do_not_compete() -> None:
+    short, long = {"data.input": 64, "server.model": "a"}, {"data.input": 4096, "server.model": "a"}
+    found = pareto_of([level(1, 90, 800, settings=short), level(1, 50, 80, settings=long)], [40])
+    assert found is not None and [each.is_frontier for each in found.points] == [True, True]
+    assert [(each.workload, len(each.answers)) for each in found.cheapest_at] == [
+        ("data.input 64", 1),
+        ("data.input 4096", 1),
+    ]
+    servers = [{"server.url": "http://a"}, {"server.url": "http://b"}]
+    found = pareto_of([level(1, 90 - n, 800 - n, settings=each) for n, each in enumerate(servers)], [40])
+    assert found is not None and [each.is_frontier for each in found.points] == [True, False]
+    assert [answer.curve for answer in found.cheapest_at[0].answers] == ["server.url http://a", "server.url http://b"]
+
+
 def test_without_gpus_the_rates_are_those_of_all_servers() -> None:
     found = pareto_of([level(1, 90, 80, None), level(8, 50, 400)])
     assert found is not None and found.unit == "server"

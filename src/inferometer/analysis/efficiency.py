@@ -150,10 +150,11 @@ def rate(throughput: Throughput, name: str) -> Estimate | None:
 
 
 def user_rate(tps_user: Distribution | None) -> Estimate | None:
-    """What one user sees: the median of `tps_user`; None if there are too few values for it."""
-    if tps_user is None or tps_user.p50 is None:
+    """What one user sees: the median of `tps_user`; None if there is no value. An end that too few values cannot bound is null."""
+    median = None if tps_user is None else tps_user.value("p50")
+    if tps_user is None or median is None:
         return None
-    return Estimate(tps_user.p50, tps_user.ci.get("p50", (None, None)))
+    return Estimate(median, tps_user.ci.get("p50", (None, None)))
 
 
 def cost_per_million(price_per_hour: float, rate: Estimate) -> Estimate:

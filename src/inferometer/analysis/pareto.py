@@ -2,7 +2,7 @@
 
 Each measured level is a point: output tokens per second and user (efficiency.py), and output tokens per second and GPU, or of all
 servers together if the number of GPUs is not known. A point is on the frontier if no other point is at least as good in both and
-better in one. It is clearly so if every other point is worse in one of the two by more than both intervals, and clearly not if some
+better in one. Only points of the same workload are compared: longer prompts are not a worse server. It is clearly so if every other point is worse in one of the two by more than both intervals, and clearly not if some
 other point is better in both by more than the intervals.
 
 `cheapest_at`: the highest rate per GPU at which a user still sees a given number of tokens per second. Between two neighbouring
@@ -29,6 +29,8 @@ from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.throughput import Throughput
 from inferometer.random_numbers import shuffled
 
+WORKLOAD = ("data.", "sessions.")
+"""How the keys of settings begin that change what is requested. Points with different values of these do not compete."""
 _DRAWS = 2000
 _NORMAL = NormalDist().inv_cdf(0.975)
 Values = NDArray[np.float64]
@@ -41,6 +43,8 @@ class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Of the level, such as `concurrency 8`."""
     curve: str = ""
     """The settings that it belongs to, such as `data.input 1024`; empty if only the load changes."""
+    workload: str = ""
+    """The part of these settings that changes what is requested (WORKLOAD); empty if all points have the same workload."""
     level: float | None = None
     user: Estimate
     """Output tokens per second and user."""
@@ -72,6 +76,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 class CheapestAt(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_user: float
+    workload: str = ""
     answers: tuple[Answer, ...]
     """One per curve, the cheapest first."""
 
@@ -123,7 +128,11 @@ def pareto_of(levels: Sequence[Level], cheapest_at: Sequence[float] = ()) -> Par
         unit=unit,
         currency=next((each.efficiency.currency for each in kept if each.efficiency is not None), "USD"),
         points=points,
-        cheapest_at=tuple(at(points, wanted) for wanted in dict.fromkeys(cheapest_at)),
+        cheapest_at=tuple(
+            at([point for point in points if point.workload == workload], wanted)
+            for wanted in dict.fromkeys(cheapest_at)
+            for workload in dict.fromkeys(point.workload for point in points) or [""]
+        ),
         left_out=left_out,
     )
 
@@ -134,7 +143,7 @@ def _why_not(level: Level) -> str:
     if not level.is_quotable:
         return "its figures may not be quoted: a check failed"
     if user_rate(level.metrics.get("tps_user")) is None:
-        return "too few streamed responses of several tokens"
+        return "no response of several tokens was streamed"
     return "" if rate(level.throughput, "output_tokens") is not None else "its output tokens per second are not known"
 
 
@@ -151,6 +160,7 @@ def _point(level: Level, unit: Literal["gpu", "server"]) -> ParetoPoint:
     return ParetoPoint(
         label=level.name,
         curve=curve_name(level.settings),
+        workload=curve_name({key: value for key, value in level.settings.items() if key.startswith(WORKLOAD)}),
         level=level.level,
         user=user,
         hardware=Estimate(tokens.value / count, (low, high)),
@@ -175,7 +185,10 @@ def frontier(points: Sequence[ParetoPoint]) -> tuple[ParetoPoint, ...]:
     """The points, sorted, each with whether it is on the frontier, and whether that is clear."""
     curves = list(dict.fromkeys(point.curve for point in points))
     ordered = sorted(points, key=lambda point: (curves.index(point.curve), -point.user.value, point.hardware.value))
-    return tuple(_judged(point, [other for other in ordered if other is not point]) for point in ordered)
+    return tuple(
+        _judged(point, [other for other in ordered if other is not point and other.workload == point.workload])
+        for point in ordered
+    )
 
 
 def _judged(point: ParetoPoint, others: Sequence[ParetoPoint]) -> ParetoPoint:
@@ -210,14 +223,18 @@ def _is_above(one: Estimate, other: Estimate) -> bool:
 
 
 def at(points: Sequence[ParetoPoint], tokens_per_user: float) -> CheapestAt:
-    """For each curve, the highest rate per GPU (or server) at which a user sees at least `tokens_per_user`."""
+    """For each curve, the highest rate per GPU (or server) at which a user sees at least `tokens_per_user`; of one workload."""
     curves: dict[str, list[ParetoPoint]] = {}
     for point in points:
         curves.setdefault(point.curve, []).append(point)
     answers = [_answer(curve, own, tokens_per_user) for curve, own in curves.items()]
     if not answers:
         answers = [Answer(reason="no measured level has tokens per second and user")]
-    return CheapestAt(tokens_per_user=tokens_per_user, answers=tuple(sorted(answers, key=_rank)))
+    return CheapestAt(
+        tokens_per_user=tokens_per_user,
+        workload=points[0].workload if points else "",
+        answers=tuple(sorted(answers, key=_rank)),
+    )
 
 
 def _rank(answer: Answer) -> tuple[float, float]:

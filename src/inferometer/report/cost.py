@@ -190,7 +190,7 @@ def pareto_notes(pareto: Pareto) -> list[str]:
     reasons = dict.fromkeys(pareto.left_out.values())
     for reason in reasons:
         names = [name for name, why in pareto.left_out.items() if why == reason]
-        lines.append(f"not on the frontier: {', '.join(names)}: {reason}")
+        lines.append(f"left out of the frontier: {', '.join(names)} ({reason})")
     return lines
 
 
@@ -200,11 +200,12 @@ def answers(pareto: Pareto) -> list[RenderableType]:
 
 
 def sentences(found: CheapestAt, pareto: Pareto) -> Iterator[str]:
-    """The cheapest load for a rate per user in words; with several curves, the best and each other one."""
-    head = f"cheapest at {found.tokens_per_user:g} tokens/s/user: "
+    """The cheapest load for a rate per user in words; with several curves of a workload, the best and each other one."""
+    workload = f" with {found.workload}" if found.workload else ""
     for index, answer in enumerate(found.answers):
-        start = head if index == 0 else "  otherwise: "
-        yield start + _describe(answer, pareto)
+        start = "  otherwise" if index else f"cheapest at {found.tokens_per_user:g} tokens/s/user{workload}"
+        curve = f": {answer.curve}" if answer.curve != found.workload else ""
+        yield f"{start}{curve}: {_describe(answer, pareto)}"
     known = [answer for answer in found.answers if answer.hardware is not None]
     if len(known) > 1 and _overlap(*known[:2]):
         yield f"  no clear difference between {known[0].curve} and {known[1].curve}"
@@ -222,9 +223,8 @@ def _overlap(one: Answer, other: Answer) -> bool:
 
 
 def _describe(answer: Answer, pareto: Pareto) -> str:
-    curve = f"{answer.curve}: " if answer.curve else ""
     if answer.hardware is None:
-        return f"{curve}{answer.reason}"
+        return answer.reason
     unit = "output tokens/s/GPU" if pareto.unit == "gpu" else "output tokens/s"
     parts = [_with_interval(Figure(unit, "", answer.hardware), unit)]
     if answer.cost is not None:
@@ -232,7 +232,7 @@ def _describe(answer: Answer, pareto: Pareto) -> str:
         parts.insert(0, _with_interval(Figure(name, "", answer.cost, is_money=True), name))
     where = "between " + " and ".join(answer.between) if len(answer.between) > 1 else f"at {answer.between[0]}"
     bound = "; users see more than that at every measured load, so a higher load may be cheaper"
-    return f"{curve}{', '.join(parts)}, {where}{bound if answer.is_lower_bound else ''}"
+    return f"{', '.join(parts)}, {where}{bound if answer.is_lower_bound else ''}"
 
 
 def _with_interval(figure: Figure, unit: str) -> str:

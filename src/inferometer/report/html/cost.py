@@ -31,8 +31,12 @@ def _sentence(text: str) -> str:
 
 def answers(pareto: Pareto) -> list[Block]:
     """The cheapest load for each rate per user that was asked for."""
-    lines = [line.strip() for each in pareto.cheapest_at for line in cost.sentences(each, pareto)]
-    return [page.note(_sentence(line)) for line in lines]
+    found = [
+        page.item("✓" if each.answers[0].hardware is not None else "–", "good", _sentence(line.strip()))
+        for each in pareto.cheapest_at
+        for line in cost.sentences(each, pareto)
+    ]
+    return [page.items(found)] if found else []
 
 
 def pareto_chart(pareto: Pareto) -> Block:
@@ -58,18 +62,9 @@ def pareto_chart(pareto: Pareto) -> Block:
                 "points": True,
             }
         )
-    best = sorted((point for point in pareto.points if point.is_frontier), key=lambda point: point.user.value)
-    if len(curves) > 1:
-        series.append(
-            {
-                "name": "frontier",
-                "colour": 7,
-                "dash": True,
-                "x": page.rounded(point.user.value for point in best),
-                "y": page.rounded(point.hardware.value for point in best),
-            }
-        )
-    wanted = [{"at": each.tokens_per_user, "label": f"{each.tokens_per_user:g}/user"} for each in pareto.cheapest_at]
+    series += [*_frontiers(pareto), *_answer_series(pareto)]
+    rates = dict.fromkeys(each.tokens_per_user for each in pareto.cheapest_at)
+    wanted = [{"at": rate, "label": f"{rate:g}/user"} for rate in rates]
     return page.chart(
         f"{unit[:1].upper()}{unit[1:]} against output tokens/s/user.",
         "Up is cheaper, right is faster for each user. Bars are 95 % confidence intervals. Hollow: another point is better in both.",
@@ -82,6 +77,44 @@ def pareto_chart(pareto: Pareto) -> Block:
             "vlines": wanted,
         },
     )
+
+
+def _frontiers(pareto: Pareto) -> list[Block]:
+    """The frontier of each workload that has several curves."""
+    found = []
+    for workload in dict.fromkeys(point.workload for point in pareto.points):
+        own = [point for point in pareto.points if point.workload == workload]
+        best = sorted((point for point in own if point.is_frontier), key=lambda point: point.user.value)
+        if len({point.curve for point in own}) > 1:
+            found.append(
+                {
+                    "name": formatting.one_line(f"frontier, {workload}" if workload else "frontier", 60),
+                    "colour": 7,
+                    "dash": True,
+                    "x": page.rounded(point.user.value for point in best),
+                    "y": page.rounded(point.hardware.value for point in best),
+                }
+            )
+    return found
+
+
+def _answer_series(pareto: Pareto) -> list[Block]:
+    """A point for each answer that was interpolated: the best of all curves, with its interval."""
+    found = [(each.tokens_per_user, each.workload, each.answers[0]) for each in pareto.cheapest_at]
+    return [
+        {
+            "name": formatting.one_line(f"cheapest at {wanted:g}{f', {workload}' if workload else ''}", 60),
+            "colour": 2,
+            "x": page.rounded([wanted]),
+            "y": page.rounded([answer.hardware.value]),
+            "lo": page.rounded([answer.hardware.ci[0]]),
+            "hi": page.rounded([answer.hardware.ci[1]]),
+            "labels": [" – ".join(answer.between)],
+            "points": True,
+        }
+        for wanted, workload, answer in found
+        if answer.hardware is not None and not answer.is_lower_bound
+    ]
 
 
 def _label(name: str, price: str, pareto: Pareto) -> str:
