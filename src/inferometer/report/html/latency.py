@@ -33,8 +33,8 @@ LEVELS = np.unique(
     )
 )
 """The levels at which a CDF is drawn, in millionths, so that ranks are computed in integers: close together in the tail."""
-_MOST_STAGES = 12
-"""With more stages, their classes are only in the table."""
+_MOST_STAGES = 8
+"""With more stages, there is a choice for each class, with the stages as lines, instead of one for each stage."""
 
 
 class Line(NamedTuple):
@@ -99,6 +99,16 @@ def _groupings(run: Run, stages: list[Part]) -> dict[str, tuple[str, list[_Selec
                 [
                     _Selection(group.name, each.number, index, group.metrics, each.is_overloaded)
                     for index, group in enumerate(each.classes)
+                ],
+            )
+    elif run.records.classes:
+        for index, name in enumerate(run.records.classes):
+            found[f"k{index}"] = (
+                f"{formatting.one_line(name, 40)} by stage",
+                [
+                    _Selection(each.name, each.number, index, each.classes[index].metrics, each.is_overloaded)
+                    for each in stages
+                    if index < len(each.classes)
                 ],
             )
     return found
@@ -166,6 +176,7 @@ def cdf(name: str, lines: Sequence[Line], vlines: Sequence[dict[str, object]] = 
         }
         for line in lines
     ]
+    page.ramp(series)
     definition = METRICS[name].definition.partition(":")[0].partition(";")[0]
     return page.chart(
         f"Cumulative distribution of {TITLES[name]}",

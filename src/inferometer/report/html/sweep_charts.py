@@ -14,7 +14,6 @@ from inferometer.report.html.latency import cdf_by_stage
 from inferometer.report.html.page import Block, Section
 from inferometer.report.html.parts import TITLES, limits_of, parts
 
-COLOURS = 8
 _PERCENTILES = ("p50", "p90", "p99")
 _MOST_DISTRIBUTIONS = 100
 """Points whose distributions are drawn at most: each takes about 2 kB per latency."""
@@ -34,7 +33,7 @@ class Curve(NamedTuple):
     @property
     def look(self) -> dict[str, Any]:
         """Name and colour of its lines; from the ninth on, the colours come again with dashed lines."""
-        return {"name": self.label, "colour": self.number % COLOURS, "dash": self.number // COLOURS % 2 == 1}
+        return {"name": self.label, "colour": self.number % page.COLOURS, "dash": self.number // page.COLOURS % 2 == 1}
 
 
 class Rates(NamedTuple):
@@ -104,7 +103,7 @@ def load_curve(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     switches = [[(name, TITLES[name]) for name in names], [(c, c) for c in percentiles], list(axes.items())]
     return Section(
         "curve",
-        "Latency and throughput",
+        "Load curve",
         [page.tabs(switches, panes)] if panes else [],
         "One point per level. With more load, a line runs to the right until the server is saturated; from there on only latency "
         "grows, and the line turns up. The knee, with a ring, is where one more percent of throughput starts to cost more than one "
@@ -172,7 +171,7 @@ def throughput(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     switch = [(key, title.partition(":")[0]) for key, (title, _) in reads.items() if key in panes]
     return Section(
         "throughput",
-        "Throughput and goodput" if "goodput" in panes else "Throughput",
+        "Throughput",
         [page.tabs([switch], panes)] if panes else [],
         "How much was done at each level. A line that becomes flat is the server's limit."
         + (" Goodput counts only requests that met every limit: it falls where users stop being served well." if "goodput" in panes else ""),
@@ -257,7 +256,7 @@ def pareto(sweep: Sweep, each: Sequence[Curve]) -> Section:
     chart = page.chart(f"{label[:1].upper()}{label[1:]} against tokens/s per user.", "Bars are 95 % confidence intervals.", data)  # fmt: skip
     return Section(
         "pareto",
-        "Users and hardware",
+        "Pareto",
         [chart] if series else [],
         "What one user sees against what the hardware delivers. Further right is a faster service, further up a cheaper one; "
         "overloaded levels are left out.",
@@ -285,7 +284,7 @@ def heat_table(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     """Settings by levels, the stronger the colour the larger the figure. Empty for a single combination."""
     levels = sorted({(point.level, point.by) for point in sweep.points if point.level is not None})
     if len(each) < 2 or not 2 <= len(levels) <= 24:
-        return Section("grid", "Settings and levels", [])
+        return Section("grid", "Grid", [])
     reads: dict[str, tuple[str, _Reader]] = {
         f"{name}.p99": (f"{TITLES[name]} p99, ms", _latency_reader(name))
         for name in latency_names(sweep)
@@ -304,12 +303,12 @@ def heat_table(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     signs = "✗ an objective is missed; ? too short to decide; " if any(point.slos for point in sweep.points) else ""
     return Section(
         "grid",
-        "Settings and levels",
+        "Grid",
         [
             page.tabs([switch], panes),
             page.note(f"{signs}{tables.MARK} too few independent values; – not measured, or overloaded."),
         ],
-        "The stronger the colour, the larger the figure.",
+        "Settings by levels: the stronger the colour, the larger the figure.",
     )
 
 
