@@ -102,4 +102,4 @@ def test_charts_of_a_sweep_have_names_for_plot(name: str) -> None:
     names = named_charts(sweep_page.sweep_page(*made))
     assert len(names) == len(Page(encoded(made)).charts)
     if name == "grid":
-        assert {"curve-ttft-p99-requests", "throughput-goodput", "pareto", "latency-e2e-r1"} <= set(names)
+        assert {"curve-ttft-p99-requests", "throughput-goodput", "pareto", "latency-e2e-s1"} <= set(names)

@@ -243,12 +243,7 @@ def _interval(found: Distribution, decimals: int) -> str:
     )
 
 
-def cdf_by_stage(run: Run, summary: Summary, stages: Sequence[Part], name: str) -> Block | None:
-    """The CDFs of a latency that requests have, one per stage; None if there are no values."""
-    lines = []
-    for stage in stages:
-        chosen = _Selection(stage.name, stage.number, -1, stage.metrics, stage.is_overloaded)
-        values = _values_of(run, name, chosen)
-        if any(value is not None for value in values):
-            lines.append(Line(stage.name, values, None, stage.is_overloaded))
-    return cdf(name, lines, limits(summary, name)) if lines else None
+def request_line(run: Run, stage: int, name: str, label: str, is_overloaded: bool) -> Line | None:
+    """The CDF of a latency that requests have, for one stage; None if there are no values."""
+    values = _values_of(run, name, _Selection(label, stage, -1, {}, is_overloaded))
+    return Line(label, values, None, is_overloaded) if any(value is not None for value in values) else None

@@ -1,6 +1,6 @@
 """The charts and tables of a sweep: how latency and throughput change with the load, one line per combination of settings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from inferometer.analysis.percentiles import Distribution
@@ -10,9 +10,9 @@ from inferometer.analysis.sweep import Knee, Point, Sweep
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.html import curve, page
-from inferometer.report.html.latency import cdf_by_stage
+from inferometer.report.html.latency import cdf, request_line
 from inferometer.report.html.page import Block, Section
-from inferometer.report.html.parts import TITLES, limits_of, parts
+from inferometer.report.html.parts import TITLES, limits_of
 
 _PERCENTILES = ("p50", "p90", "p99")
 _MOST_DISTRIBUTIONS = 100
@@ -381,8 +381,12 @@ def points_table(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     return Section("points", "All levels", [table, *notes], "Latencies in ms. An overloaded level has none, because they depend on how long it lasted.")  # fmt: skip
 
 
+def _level_name(point: Point) -> str:
+    return level_text(point.by, point.level) or formatting.one_line(point.name, 40)
+
+
 def _point_name(point: Point, knee: Knee | None) -> object:
-    name = level_text(point.by, point.level) or formatting.one_line(point.name, 40)
+    name = _level_name(point)
     if point.is_overloaded:
         return page.tinted(name, "", "overloaded")
     if not point.is_quotable:
@@ -402,23 +406,25 @@ def _outcome_cell(point: Point) -> object:
 def distributions(
     sweep: Sweep, each: Sequence[Curve], measured: Sequence[tuple[dict[str, Any], Run, Summary]]
 ) -> Section:
-    """The CDFs of each run's levels, for the latencies of whole requests. Left out if there are very many."""
+    """The CDFs of each combination's levels, for the latencies of whole requests. Left out if there are very many."""
+    runs = {run.folder.name: run for _, run, _ in measured}
     names = [name for name in latency_names(sweep) if name in ("ttft", "e2e")]
     panes: dict[str, Sequence[Block]] = {}
-    labels = {index: _label_of(each, settings) for index, (settings, _, _) in enumerate(measured)}
-    if len(sweep.points) <= _MOST_DISTRIBUTIONS:
-        for name in names:
-            for index, (_, run, summary) in enumerate(measured):
-                chart = cdf_by_stage(run, summary, parts(run, summary), name)
-                panes[f"{name}|r{index}"] = [chart] if chart else [page.note("There are no values for this choice.")]
-    switches = [[(name, TITLES[name]) for name in names], [(f"r{index}", label) for index, label in labels.items()]]
+    for name in names if len(sweep.points) <= _MOST_DISTRIBUTIONS else ():
+        for own in each:
+            lines = [
+                line
+                for point in own.points
+                if point.run in runs
+                and (line := request_line(runs[point.run], point.stage, name, _level_name(point), point.is_overloaded))
+            ]
+            limits = limits_of((result for point in own.points for result in point.slos), name)
+            empty = page.note("There are no values for this choice.")
+            panes[f"{name}|s{own.number}"] = [cdf(name, lines, limits) if lines else empty]
+    switches = [[(name, TITLES[name]) for name in names], [(f"s{own.number}", own.label) for own in each]]
     return Section(
         "latency",
         "Distributions",
         [page.tabs(switches, panes)] if panes else [],
         "The share of requests that took at most that long, one line per level.",
     )
-
-
-def _label_of(each: Sequence[Curve], settings: Mapping[str, Any]) -> str:
-    return next((own.label for own in each if own.settings == settings), "")
