@@ -16,7 +16,8 @@ from inferometer import store
 from inferometer.analysis.summary import summarise
 from inferometer.cli.report import command
 from inferometer.errors import UserError
-from inferometer.records import Chunks, Failure
+from inferometer.records import Chunks, Failure, StagePlan
+from inferometer.report import formatting
 from inferometer.report.html import gap_histogram, timeline
 from inferometer.report.html.latency import LEVELS, MILLION
 
@@ -168,6 +169,29 @@ def test_objectives_are_drawn_as_lines() -> None:
     found = page(html_runs.staged())
     assert [line["at"] for line in found.chart("TTFT against")["hlines"]] == [60]
     assert [line["at"] for line in found.chart("distribution of ITL")["vlines"]] == [11]
+
+
+def test_many_stages_are_grouped_by_class_and_coloured_by_their_order() -> None:
+    rows, chunks = made.open_rows(20 * 60)
+    rows["stage"], rows["class"] = rows["id"] // 60, rows["id"] % 2
+    plan = tuple(
+        StagePlan(type="constant", open=True, name=f"{number}/s", rate=100.0, duration=0.6) for number in range(1, 21)
+    )
+    config = made.manifest().config | {
+        "slo": html_runs.SLOS,
+        "data": {"type": "mix", "classes": [{"name": "chat"}, {"name": "code"}]},
+    }
+    found = page(made.run(rows, chunks, plan=plan, config=config, classes=("chat", "code")))
+    lines = found.chart("distribution of TTFT")["series"]
+    assert [line["ramp"] for line in lines] == sorted({line["ramp"] for line in lines}) and len(lines) == 20
+    text = " ".join(found.text.split())
+    assert "chat by stage code by stage" in text and "The load of the 20 stages" in text
+    assert "1/s, 2/s, 3/s, 4/s, 5/s" not in text
+
+
+def test_many_names_in_a_row_become_a_range() -> None:
+    assert formatting.name_ranges("abcdefgh", [0, 2, 3, 4, 5, 6]) == "a, c to g"
+    assert formatting.name_ranges("abcdefgh", [0, 1, 2, 3, 6]) == "a, b, c, d, g"
 
 
 # --- --open ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import html_runs
+import html_sweeps
 import made_capacity
 import pytest
 
@@ -120,6 +121,49 @@ def test_charts_respond_to_hover_zoom_and_toggles(tmp_path: Path) -> None:
     assert set(found["reset"]) == {""} and found["alone"] == [True, ""]
     assert found["toggled"] == [2, 1] and found["pane"] == [1, "itl|all", "1"]
     assert found["theme"] and found["title"] != "owned"
+
+
+SWEEP_DRIVER = """
+const found = {}, all = [...document.querySelectorAll("figure[data-chart]")].filter(each => each.querySelector(".plot").clientWidth);
+const send = (figure, type, share, down = 0.5) => {
+  const plot = figure.querySelector(".plot"), box = plot.getBoundingClientRect();
+  const at = { clientX: box.left + 54 + share * (box.width - 68), clientY: box.top + down * box.height, bubbles: true, pointerId: 1 };
+  plot.dispatchEvent(new PointerEvent(type, at));
+};
+found.drawn = all.filter(each => each.dataset.drawn).length === all.length;
+const curve = document.querySelector("#curve figure");
+found.rings = [...curve.querySelectorAll(".ring")].length;
+found.knee = curve.querySelector(".mark-name").textContent;
+send(curve, "pointermove", 0.9, 0.05);
+found.top = curve.dataset.hover;
+send(curve, "pointermove", 0.9, 0.85);
+found.bottom = curve.dataset.hover;
+curve.querySelector("button.key").click();
+found.hidden = [...curve.querySelectorAll(".ring")].length;
+send(curve, "pointerdown", 0.25); send(curve, "pointermove", 0.5); send(curve, "pointerup", 0.75);
+found.zoomed = curve.dataset.zoom !== "";
+const buttons = [...document.querySelectorAll("#curve .switch button")];
+buttons.find(each => each.textContent === "p50").click();
+found.pane = [...document.querySelectorAll("#curve .pane")].filter(each => !each.hidden).map(each => each.dataset.key);
+found.shades = new Set([...document.querySelectorAll("#grid .pane:not([hidden]) td.shade")].map(each => getComputedStyle(each).backgroundColor)).size;
+found.overflow = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+document.body.append(Object.assign(document.createElement("pre"), { id: "driven", textContent: JSON.stringify(found) }));
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--window-size=390,844",)], ids=["laptop", "phone"])
+def test_the_charts_of_a_sweep_respond(flags: tuple[str, ...], tmp_path: Path) -> None:
+    found = driven(html_sweeps.encoded(html_sweeps.grid()), tmp_path, *flags, driver=SWEEP_DRIVER)
+    assert found["drawn"] and found["rings"] == 1 and found["knee"] == "knee 60/s" and found["hidden"] == 0
+    assert found["top"].startswith("input 512") and found["bottom"].startswith("input 64")
+    assert found["zoomed"] and found["pane"] == ["ttft|p50|requests"] and found["shades"] > 3
+    assert not found["overflow"]
+
+
+@pytest.mark.parametrize("name", ["single", "tensors", "empty"])
+def test_the_page_of_a_sweep_opens_without_an_error(name: str, tmp_path: Path) -> None:
+    page, log = opened(html_sweeps.encoded(getattr(html_sweeps, name)()), tmp_path)
+    assert 'data-ready="1"' in page and "data-errors" not in page and "CONSOLE" not in log
 
 
 def test_the_page_fits_a_phone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import html_runs
+import html_sweeps
 import pytest
 from click.testing import CliRunner
 
@@ -11,7 +12,7 @@ from inferometer.analysis.summary import summarise
 from inferometer.cli.plot import command
 from inferometer.errors import UserError
 from inferometer.report import plot
-from inferometer.report.html import run_page
+from inferometer.report.html import run_page, sweep_page
 from inferometer.report.html.page import Page, named_charts
 
 
@@ -76,6 +77,14 @@ def test_several_charts_need_a_folder(tmp_path: Path) -> None:
     made = page("plain")
     with pytest.raises(UserError, match="charts do not fit into one file"):
         plot.write_charts(made, plot.choose(made, []), str(tmp_path / "one.png"), "png")
+
+
+@pytest.mark.matplotlib
+def test_the_charts_of_a_sweep_are_drawn_with_their_knees(tmp_path: Path) -> None:
+    made = sweep_page.sweep_page(*html_sweeps.grid())
+    chosen = plot.choose(made, ["curve-ttft-p99-requests", "throughput-*", "pareto"])
+    files = plot.write_charts(made, chosen, str(tmp_path), "svg")
+    assert "knee 60/s" in files[0].read_text() and len(files) == 5
 
 
 @pytest.mark.matplotlib

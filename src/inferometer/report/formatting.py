@@ -1,6 +1,7 @@
 """Numbers, loads and servers as text, the way all reports print them."""
 
 import math
+from collections.abc import Sequence
 
 from inferometer.analysis import settings
 from inferometer.records import Manifest, StagePlan
@@ -48,6 +49,21 @@ def one_line(text: str, width: int) -> str:
     """Put a text from a server on one line, without control characters, cut to `width`."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def name_ranges(names: Sequence[str], chosen: Sequence[int]) -> str:
+    """List the names at these indices; five or more in a row are a range: `4/s, 12/s to 60/s`."""
+    groups: list[list[int]] = []
+    for index in chosen:
+        if groups and groups[-1][-1] == index - 1:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    parts = [
+        [f"{names[group[0]]} to {names[group[-1]]}"] if len(group) >= 5 else [names[index] for index in group]
+        for group in groups
+    ]
+    return ", ".join(text for part in parts for text in part)
 
 
 def describe_load(stage: StagePlan) -> str:

@@ -1,5 +1,6 @@
 """Draw one chart with matplotlib: the kinds and options that charts.js knows, in the colours of style.css."""
 
+import colorsys
 import io
 import math
 import re
@@ -17,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
-from inferometer.report.html.page import Block
+from inferometer.report.html.page import COLOURS, Block
 
 Spec = dict[str, Any]
 
@@ -27,7 +28,10 @@ _LEAST_HEIGHT = 300
 """In pixels, for charts that are small because they stand below each other in the HTML report."""
 _MOST_ROWS = 8
 """Lines of the legend; with more series, its text becomes smaller."""
-_COLOURS = 8
+
+
+_PITCH = {"rows": 42, "forest": 28}
+"""Height of a row, for charts with rows."""
 
 
 class Theme(NamedTuple):
@@ -38,7 +42,13 @@ class Theme(NamedTuple):
     """Colour and opacity."""
 
     def series(self, spec: Spec, index: int) -> str:
-        return self.colours[f"c{spec.get('colour', index) % _COLOURS}"]
+        """The colour of a line: its own, or its place on the ramp from the first to the second colour, by way of green."""
+        if spec.get("ramp") is None:
+            return self.colours[f"c{spec.get('colour', index) % COLOURS}"]
+        ends = [colorsys.rgb_to_hls(*mpl.colors.to_rgb(self.colours[name])) for name in ("c0", "c1")]
+        mixed = [begin + spec["ramp"] * (end - begin) for begin, end in zip(*ends, strict=True)]
+        code: str = mpl.colors.to_hex(colorsys.hls_to_rgb(mixed[0], mixed[1], 0.75 * mixed[2]))
+        return code
 
 
 @cache
@@ -71,7 +81,9 @@ def draw(chart: Block, source: str, format: str, is_dark: bool = False) -> bytes
 
 
 def _height(spec: Spec) -> float:
-    own = 42 * len(spec["rows"]) + 60 if spec["kind"] == "rows" else spec.get("height", 240)
+    own = spec.get("height", 240)
+    if spec["kind"] in _PITCH:
+        own = _PITCH[spec["kind"]] * len(spec["rows"]) + 60
     return float(max(own, _LEAST_HEIGHT) + 90)
 
 
@@ -136,8 +148,18 @@ def _share(value: float) -> str:
     return f"{number(100 * value)} %"
 
 
+def _change(ratio: float) -> str:
+    """A ratio as a change: `+5 %`, `−5 %`, `3 ×`."""
+    if abs(ratio - 1) < 1e-9:
+        return "same"
+    return f"{number(ratio)} ×" if ratio >= 2.995 else f"{'+' if ratio > 1 else '−'}{number(abs(100 * (ratio - 1)))} %"
+
+
+_FORMATS: dict[str, Callable[[float], str]] = {"share": _share, "change": _change}
+
+
 def _set_ticks(axis: Any, axis_spec: Spec, low: float, high: float, is_log: bool) -> None:
-    format: Callable[[float], str] = _share if axis_spec.get("format") == "share" else number
+    format = _FORMATS.get(axis_spec.get("format", ""), number)
     if axis_spec.get("format") == "time" and high - low >= 180:
         format = clock
         steps = (15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600)
@@ -249,7 +271,8 @@ def _line(axes: Axes, each: Spec, x: Any, y: Any, colour: str, theme: Theme) -> 
         "alpha": 0.55 if is_faint else 1.0,
         "linestyle": (0, (4, 3)) if each.get("dash") else "-",
     }
-    axes.plot(x, y, drawstyle="steps-post" if each.get("step") else "default", **look, zorder=2)
+    if not each.get("bare"):
+        axes.plot(x, y, drawstyle="steps-post" if each.get("step") else "default", **look, zorder=2)
     ends = [_numbers(each[name]) for name in ("lo", "hi")] if each.get("lo") else []
     if ends and not each.get("points"):
         axes.fill_between(x, ends[0], ends[1], color=colour, alpha=0.15, linewidth=0, zorder=1)
@@ -287,7 +310,7 @@ def _range(
 def _marks(axes: Axes, spec: Spec, theme: Theme) -> None:
     """Points with a ring and a label, such as the knee of a curve."""
     for mark in spec.get("marks") or ():
-        colour = theme.colours[f"c{mark['colour'] % _COLOURS}"]
+        colour = theme.colours[f"c{mark['colour'] % COLOURS}"]
         axes.scatter([mark["x"]], [mark["y"]], s=150, facecolors="none", edgecolors=colour, linewidths=1.8, zorder=5)
         axes.annotate(
             mark["label"], (mark["x"], mark["y"]), (0, 12), "data", "offset points",
@@ -334,4 +357,40 @@ def _rows(axes: Axes, spec: Spec, theme: Theme) -> list[Line2D | Patch]:
     return [Patch(color=theme.parts[style][0], alpha=theme.parts[style][1], label=name) for name, style in spec["keys"]]
 
 
-_KINDS: dict[str, Callable[[Axes, Spec, Theme], list[Line2D | Patch]]] = {"xy": _xy, "heat": _heat, "rows": _rows}
+def _forest(axes: Axes, spec: Spec, theme: Theme) -> list[Line2D | Patch]:
+    """Ratios with intervals, a row each, on a logarithmic axis around 1."""
+    tones = {"good": theme.colours["good"], "bad": theme.colours["bad"]}
+    words = theme.colours["soft"]
+    known = [row for row in spec["rows"] if row.get("at") is not None]
+    ends = [row.get(name) for row in known for name in ("at", "lo", "hi", "limit")]
+    logs = [math.log(end) for end in ends if end] or [0.0]
+    most = max(3 * max((abs(math.log(row["at"])) for row in known), default=0.0), math.log(1.12))
+    low, high = max(min(*logs, -0.02), -most), min(max(*logs, 0.02), most)
+    names = []
+    for index, row in enumerate(spec["rows"]):
+        names.append(row.get("label") or row.get("heading") or "")
+        if row.get("at") is None:
+            continue
+        colour = tones.get(row.get("tone"), theme.colours["c7"])
+        if row.get("lo") is not None and row.get("hi") is not None:
+            axes.hlines(index, row["lo"], row["hi"], colors=colour, linewidth=2, zorder=3)
+        if row.get("limit") is not None:
+            axes.vlines(row["limit"], index - 0.4, index + 0.4, colors=theme.colours["bad"], linestyles="dashed")
+        axes.scatter([row["at"]], [index], s=44, color=colour, edgecolors=theme.colours["card"], zorder=4)
+    axes.axvline(1, color=words, linewidth=1.2, zorder=2)
+    axes.set_xscale("log")
+    pad = 0.05 * (high - low)
+    axes.set_xlim(math.exp(low - pad), math.exp(high + pad))
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    _set_ticks(axes.xaxis, spec["x"], math.exp(low), math.exp(high), True)
+    axes.yaxis.set_major_locator(FixedLocator(range(len(names))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda _, index: names[index] if index is not None else ""))
+    return []
+
+
+_KINDS: dict[str, Callable[[Axes, Spec, Theme], list[Line2D | Patch]]] = {
+    "xy": _xy,
+    "heat": _heat,
+    "rows": _rows,
+    "forest": _forest,
+}

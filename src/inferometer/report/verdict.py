@@ -14,6 +14,9 @@ from inferometer.report import formatting
 
 _STYLES = {"VALID": "green", "VALID with warnings": "yellow", "INVALID": "red"}
 
+_MOST_STAGES = 6
+"""With more stages, those whose figures may be quoted alike are listed together."""
+
 
 def verdict(run: Run, summary: Summary, width: int) -> RenderableType:
     """The verdict in words, with the checks that failed or warned."""
@@ -41,7 +44,13 @@ def may_be_quoted(summary: Summary) -> str:
     """Say which figures no failed check concerns: of the run or, if they differ, of each stage."""
     if not summary.stages or len({tuple(stage.quotable.items()) for stage in summary.stages}) == 1:
         return _kinds(summary.quotable)
-    return "; ".join(f"{stage.name}: {_kinds(stage.quotable)}" for stage in summary.stages)
+    if len(summary.stages) <= _MOST_STAGES:
+        return "; ".join(f"{stage.name}: {_kinds(stage.quotable)}" for stage in summary.stages)
+    by_kinds: dict[str, list[int]] = {}
+    for index, stage in enumerate(summary.stages):
+        by_kinds.setdefault(_kinds(stage.quotable), []).append(index)
+    names = [stage.name for stage in summary.stages]
+    return "; ".join(f"{formatting.name_ranges(names, own)}: {kinds}" for kinds, own in by_kinds.items())
 
 
 def _kinds(quotable: dict[str, bool]) -> str:

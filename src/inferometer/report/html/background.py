@@ -24,6 +24,8 @@ _TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens",
 _OPTIONAL = ("cached_tokens", "reasoning_tokens", "tokens_per_chunk")
 """Left out if they are 0, or if every chunk has one token."""
 _CLIENT_CHECKS = ("lag", "cpu", "stalls", "memory", "clock_step", "read_delay", "stamps", "workers")
+_MOST_STAGES = 12
+"""Stages whose bars are shown below each other; more are folded away."""
 _SIGNS = {"fail": ("✗", "bad"), "warn": ("!", "warn"), "pass": ("✓", "good")}
 
 
@@ -54,6 +56,8 @@ def breakdown(summary: Summary, stages: list[Part]) -> Section:
     for name, found in own:
         if found is not None:
             blocks += [*([page.heading(name)] if name else []), _stack(found)]
+    if len(own) > _MOST_STAGES and blocks:
+        blocks = [page.details(f"The {len(own)} stages", blocks)]
     if blocks:
         blocks.append(page.details("What the parts are", [page.facts(PARTS.items())]))
     return Section("breakdown", "Where the time went", blocks, "The mean end-to-end time, by what it was spent on.")

@@ -220,6 +220,9 @@ function paintLines(spec) {
     each.y = grid(each.y ?? spec.y.values.slice(0, each.x.length));
     each.colour = each.colour ?? index % COLOURS;
   }
+  /** Class and style of a line's elements; a place on the ramp takes the place of a colour. */
+  const look = each => `${known(each.ramp) ? "own" : `c${each.colour}`}${each.dash ? " dashed" : ""}${each.faint ? " faint" : ""}`;
+  const own = each => known(each.ramp) ? `--own: color-mix(in oklch decreasing hue, var(--c0), var(--c1) ${100 * each.ramp}%)` : "";
   let yScale = spec.y.scale || "linear";
   const values = [];
   const format = FORMATS[spec.y.format || "number"];
@@ -228,7 +231,7 @@ function paintLines(spec) {
   function legend(bar, redraw) {
     for (const [index, each] of all.entries()) {
       const button = bar.appendChild(document.createElement("button"));
-      button.type = "button"; button.className = `key c${each.colour}${each.dash ? " dashed" : ""}${each.faint ? " faint" : ""}`;
+      button.type = "button"; button.className = `key ${look(each)}`; button.style.cssText = own(each);
       button.setAttribute("aria-pressed", "true"); button.title = "show or hide";
       const name = button.appendChild(document.createElement("span"));
       name.textContent = each.name;
@@ -290,7 +293,7 @@ function paintLines(spec) {
     for (const mark of ticks(low, high, yScale, (bottom - view.top) / (view.height < 150 ? 26 : 38))) {
       if (last - y(mark) < 11) continue;
       last = y(mark);
-      axis.push(`<line class="grid" x1="${LEFT}" x2="${view.width - RIGHT}" y1="${last}" y2="${last}"/><text class="tick" x="${LEFT - 7}" y="${last + 4}" text-anchor="end">${format(mark)}</text>`);
+      axis.push(`<line class="grid" x1="${LEFT}" x2="${view.width - RIGHT}" y1="${last}" y2="${last}"/><text class="tick" x="${LEFT - 7}" y="${last + 4}" text-anchor="end">${Math.abs(mark) >= 10_000 ? `${number(mark / 1000)}k` : format(mark)}</text>`);
     }
     axis.push(`<line class="axis" x1="${LEFT}" x2="${view.width - RIGHT}" y1="${bottom}" y2="${bottom}"/>`);
     if (spec.y.label) axis.push(`<text class="label" transform="translate(11 ${(view.top + bottom) / 2}) rotate(-90)" text-anchor="middle">${escape(spec.y.label)}</text>`);
@@ -323,7 +326,7 @@ function paintLines(spec) {
   }
 
   function paintSeries(each, view) {
-    const parts = [], style = `c${each.colour}${each.dash ? " dashed" : ""}${each.faint ? " faint" : ""}`;
+    const parts = [], style = look(each);
     const here = i => usable(each.x[i], spec.x.scale) && usable(each.y[i], yScale);
     if (each.lo && !each.points) {
       let edge = "", back = [];
@@ -355,7 +358,7 @@ function paintLines(spec) {
         parts.push(`<circle class="dot ${style}${each.hollow?.[i] ? " hollow" : ""}" cx="${x}" cy="${at}" r="4"/>`);
       }
     }
-    return parts.join("");
+    return known(each.ramp) ? `<g style="${own(each)}">${parts.join("")}</g>` : parts.join("");
   }
 
   /** The point whose x is nearest: points need not be in the order of x. */
@@ -373,7 +376,7 @@ function paintLines(spec) {
       if (hidden.has(index) || !usable(value, yScale) || i < 0) continue;
       const away = Math.abs(y(value) - (pixel ?? y(value)));
       if (each.labels && away < distance) { text = `${each.labels[i]} · `; distance = away; }
-      marks.push(`<circle class="dot c${each.colour}" cx="${view.x(each.floor ? at : each.x[i])}" cy="${y(value)}" r="3.5"/>`);
+      marks.push(`<circle class="dot ${known(each.ramp) ? "own" : `c${each.colour}`}" style="${own(each)}" cx="${view.x(each.floor ? at : each.x[i])}" cy="${y(value)}" r="3.5"/>`);
     }
     const unit = spec.x.unit ?? "";
     return { marks: marks.join(""), text: `${text}${spec.x.short ?? ""} ${FORMATS[spec.x.format || "number"](at, view.high - view.low)} ${unit}`.trim() };

@@ -33,8 +33,8 @@ LEVELS = np.unique(
     )
 )
 """The levels at which a CDF is drawn, in millionths, so that ranks are computed in integers: close together in the tail."""
-_MOST_STAGES = 12
-"""With more stages, their classes are only in the table."""
+_MOST_STAGES = 8
+"""With more stages, there is a choice for each class, with the stages as lines, instead of one for each stage."""
 
 
 class Line(NamedTuple):
@@ -105,6 +105,16 @@ def _groupings(run: Run, stages: list[Part]) -> dict[str, tuple[str, list[_Selec
                 [
                     _Selection(group.name, each.number, index, group.metrics, each.is_overloaded)
                     for index, group in enumerate(each.classes)
+                ],
+            )
+    elif run.records.classes:
+        for index, name in enumerate(run.records.classes):
+            found[f"k{index}"] = (
+                f"{formatting.one_line(name, 40)} by stage",
+                [
+                    _Selection(each.name, each.number, index, each.classes[index].metrics, each.is_overloaded)
+                    for each in stages
+                    if index < len(each.classes)
                 ],
             )
     return found
@@ -198,6 +208,7 @@ def cdf(name: str, lines: Sequence[Line], vlines: Sequence[dict[str, object]] = 
         | ({} if line.colour is None else {"colour": line.colour})
         for line in lines
     ]
+    page.ramp(series)
     definition = METRICS[name].definition.partition(":")[0].partition(";")[0]
     return page.chart(
         f"Cumulative distribution of {TITLES[name]}",
@@ -262,12 +273,7 @@ def _interval(found: Distribution, bounded: str, decimals: int) -> str:
     )
 
 
-def cdf_by_stage(run: Run, summary: Summary, stages: Sequence[Part], name: str) -> Block | None:
-    """The CDFs of a latency that requests have, one per stage; None if there are no values."""
-    lines = []
-    for stage in stages:
-        chosen = _Selection(stage.name, stage.number, -1, stage.metrics, stage.is_overloaded)
-        values = _values_of(run, name, chosen)
-        if any(value is not None for value in values):
-            lines.append(Line(stage.name, values, None, stage.is_overloaded))
-    return cdf(name, lines, limits(summary, name)) if lines else None
+def request_line(run: Run, stage: int, name: str, label: str, is_overloaded: bool) -> Line | None:
+    """The CDF of a latency that requests have, for one stage; None if there are no values."""
+    values = _values_of(run, name, _Selection(label, stage, -1, {}, is_overloaded))
+    return Line(label, values, None, is_overloaded) if any(value is not None for value in values) else None

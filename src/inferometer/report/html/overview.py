@@ -19,6 +19,8 @@ from inferometer.units import format_seconds
 
 _TONES = {"VALID": "good", "VALID with warnings": "warn", "INVALID": "bad"}
 _SIGNS = {"met": ("✓", "good"), "missed": ("✗", "bad"), "undecided": ("?", "warn")}
+_MOST_COLUMNS = 8
+"""Stages that stand beside each other in a table, or are listed at once."""
 _CHECKS = {"fail": ("✗", "bad"), "warn": ("!", "warn"), "pass": ("✓", "good")}
 
 
@@ -60,17 +62,22 @@ def _answer(summary: Summary, stages: list[Part]) -> str:
     if len(stages) == 1:
         counts = [f"{statuses.count(status)} {status}" for status in _SIGNS if status in statuses]
         return f"{_plural(len(statuses), 'objective')}: {', '.join(counts)}."
-    by_outcome: dict[str, list[str]] = {}
-    for stage in stages:
+    by_outcome: dict[str, list[int]] = {}
+    for index, stage in enumerate(stages):
         own = {result.status for result in stage.slos}
         outcome = next(status for status in ("missed", "undecided", "met") if status in own)
-        by_outcome.setdefault(outcome, []).append(stage.name)
+        by_outcome.setdefault(outcome, []).append(index)
+    names = [stage.name for stage in stages]
     words = {
         "met": "All objectives are met at",
         "undecided": "too short to decide at",
         "missed": "an objective is missed at",
     }
-    found = [f"{words[outcome]} {', '.join(by_outcome[outcome])}" for outcome in words if outcome in by_outcome]
+    found = [
+        f"{words[outcome]} {formatting.name_ranges(names, by_outcome[outcome])}"
+        for outcome in words
+        if outcome in by_outcome
+    ]
     text = "; ".join(found)
     return f"{text[:1].upper()}{text[1:]}."
 
@@ -86,28 +93,29 @@ def check_list(checks: Iterable[Check]) -> Block:
 
 
 def _objectives(summary: Summary, stages: list[Part]) -> Block:
-    """One row per objective, one column per stage."""
+    """One row per objective, one column per stage; of many stages, one row per stage."""
     names = [result.slo for result in summary.slos]
-    rows = []
-    for name in names:
-        cells: list[object] = [name]
-        for stage in stages:
-            result = next((each for each in stage.slos if each.slo == name), None)
-            if result is None:
-                cells.append("–")
-                continue
-            sign, tone = _SIGNS[result.status]
-            value = "" if result.value is None else parse(result.expression).amount(result.value)
-            cells.append(page.tinted(f"{sign} {value}" if value else f"{sign} {result.status}", tone))
-        rows.append(cells)
+    if len(stages) > _MOST_COLUMNS:
+        rows = [[stage.name, *(_judged(stage, name) for name in names)] for stage in stages]
+        return page.table(["stage", *names], rows)
+    rows = [[name, *(_judged(stage, name) for stage in stages)] for name in names]
     return page.table(["objective", *(stage.name if len(stages) > 1 else "measured" for stage in stages)], rows)
+
+
+def _judged(stage: Part, name: str) -> object:
+    result = next((each for each in stage.slos if each.slo == name), None)
+    if result is None:
+        return "–"
+    sign, tone = _SIGNS[result.status]
+    value = "" if result.value is None else parse(result.expression).amount(result.value)
+    return page.tinted(f"{sign} {value}" if value else f"{sign} {result.status}", tone)
 
 
 def _reasons(summary: Summary) -> Block:
     names = {stage.stage: stage.name for stage in summary.stages}
     lines = []
     for result in summary.slos:
-        where = ", ".join(names[stage] for stage in result.stages if stage in names)
+        where = formatting.name_ranges(list(names.values()), [stage for stage in result.stages if stage in names])
         text = f"{where}: {result.reason}" if where and len(result.stages) < len(names) else result.reason
         lines.append(page.item(*_SIGNS[result.status], formatting.one_line(text, 1000), result.slo))
     return page.details("How each one was judged (with 95 % confidence)", [page.items(lines)])
@@ -201,15 +209,16 @@ def what_was_run(run: Run, summary: Summary, stages: list[Part]) -> Section:
     manifest = run.manifest
     window = summary.window
     counts = summary.counts
+    is_long = len(stages) > _MOST_COLUMNS
+    loads = [
+        (f"load, {stage.name}" if len(stages) > 1 else "load", formatting.describe_load(stage.plan)) for stage in stages
+    ]
     pairs = [
         ("target", formatting.describe_target(manifest)),
         ("model", str(settings.text(manifest, "server", "model") or "")),
         ("API", formatting.describe_api(manifest)),
         ("server", " ".join(str(manifest.server[key]) for key in ("name", "version") if manifest.server.get(key))),
-        *(
-            (f"load, {stage.name}" if len(stages) > 1 else "load", formatting.describe_load(stage.plan))
-            for stage in stages
-        ),
+        *([("load", f"{len(stages)} stages, see below")] if is_long else loads),
         ("data", describe_data(manifest)),
         *(("", text) for text in formatting.data_notes(manifest)),
         ("started", started(summary)),
@@ -220,7 +229,10 @@ def what_was_run(run: Run, summary: Summary, stages: list[Part]) -> Section:
         ("inferometer", summary.inferometer),
         ("run", run.folder.name),
     ]
-    return Section("run", "What was run", [page.facts((name, formatting.one_line(text, 400)) for name, text in pairs)])
+    blocks = [page.facts((name, formatting.one_line(text, 400)) for name, text in pairs)]
+    if is_long:
+        blocks.append(page.details(f"The load of the {len(stages)} stages", [page.facts(loads)]))
+    return Section("run", "What was run", blocks)
 
 
 def describe_data(manifest: Manifest) -> str:

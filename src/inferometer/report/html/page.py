@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 
 Block = dict[str, Any]
+COLOURS = 8
+"""Colours of lines in style.css."""
 _DIGITS = 5
 
 
@@ -134,6 +136,13 @@ def answer(words: str, text: str, tone: str = "") -> Block:
 def chart(title: str, reading: str, data: Mapping[str, Any], tight: bool = False) -> Block:
     """A chart, with a sentence that says what to read from it; `tight`: one of several below each other."""
     return {"kind": "chart", "title": title, "reading": reading, "data": dict(data), "tight": tight}
+
+
+def ramp(series: Sequence[dict[str, Any]]) -> None:
+    """Colour more lines than there are colours by their order, so that neighbours look alike."""
+    if len(series) > COLOURS:
+        for index, each in enumerate(series):
+            each["ramp"] = round(index / (len(series) - 1), 3)
 
 
 def table(

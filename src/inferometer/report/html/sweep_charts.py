@@ -1,6 +1,6 @@
 """The charts and tables of a sweep: how latency and throughput change with the load, one line per combination of settings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from inferometer.analysis.knee import Knee
@@ -11,11 +11,10 @@ from inferometer.analysis.sweep import Point, Sweep
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.html import curve, page
-from inferometer.report.html.latency import cdf_by_stage
+from inferometer.report.html.latency import cdf, request_line
 from inferometer.report.html.page import Block, Section
-from inferometer.report.html.parts import TITLES, limits_of, parts
+from inferometer.report.html.parts import TITLES, limits_of
 
-COLOURS = 8
 _PERCENTILES = ("p50", "p90", "p99")
 _MOST_DISTRIBUTIONS = 100
 """Points whose distributions are drawn at most: each takes about 2 kB per latency."""
@@ -35,7 +34,7 @@ class Curve(NamedTuple):
     @property
     def look(self) -> dict[str, Any]:
         """Name and colour of its lines; from the ninth on, the colours come again with dashed lines."""
-        return {"name": self.label, "colour": self.number % COLOURS, "dash": self.number // COLOURS % 2 == 1}
+        return {"name": self.label, "colour": self.number % page.COLOURS, "dash": self.number // page.COLOURS % 2 == 1}
 
 
 class Rates(NamedTuple):
@@ -105,7 +104,7 @@ def load_curve(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     switches = [[(name, TITLES[name]) for name in names], [(c, c) for c in percentiles], list(axes.items())]
     return Section(
         "curve",
-        "Latency and throughput",
+        "Load curve",
         [page.tabs(switches, panes)] if panes else [],
         "One point per level. With more load, a line runs to the right until the server is saturated; from there on only latency "
         "grows, and the line turns up. The knee, with a ring, is where one more percent of throughput starts to cost more than one "
@@ -173,7 +172,7 @@ def throughput(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     switch = [(key, title.partition(":")[0]) for key, (title, _) in reads.items() if key in panes]
     return Section(
         "throughput",
-        "Throughput and goodput" if "goodput" in panes else "Throughput",
+        "Throughput",
         [page.tabs([switch], panes)] if panes else [],
         "How much was done at each level. A line that becomes flat is the server's limit."
         + (" Goodput counts only requests that met every limit: it falls where users stop being served well." if "goodput" in panes else ""),
@@ -258,7 +257,7 @@ def pareto(sweep: Sweep, each: Sequence[Curve]) -> Section:
     chart = page.chart(f"{label[:1].upper()}{label[1:]} against tokens/s per user.", "Bars are 95 % confidence intervals.", data)  # fmt: skip
     return Section(
         "pareto",
-        "Users and hardware",
+        "Pareto",
         [chart] if series else [],
         "What one user sees against what the hardware delivers. Further right is a faster service, further up a cheaper one; "
         "overloaded levels are left out.",
@@ -286,7 +285,7 @@ def heat_table(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     """Settings by levels, the stronger the colour the larger the figure. Empty for a single combination."""
     levels = sorted({(point.level, point.by) for point in sweep.points if point.level is not None})
     if len(each) < 2 or not 2 <= len(levels) <= 24:
-        return Section("grid", "Settings and levels", [])
+        return Section("grid", "Grid", [])
     reads: dict[str, tuple[str, _Reader]] = {
         f"{name}.p99": (f"{TITLES[name]} p99, ms", _latency_reader(name))
         for name in latency_names(sweep)
@@ -305,12 +304,12 @@ def heat_table(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     signs = "✗ an objective is missed; ? too short to decide; " if any(point.slos for point in sweep.points) else ""
     return Section(
         "grid",
-        "Settings and levels",
+        "Grid",
         [
             page.tabs([switch], panes),
             page.note(f"{signs}{tables.MARK} too few independent values; – not measured, or overloaded."),
         ],
-        "The stronger the colour, the larger the figure.",
+        "Settings by levels: the stronger the colour, the larger the figure.",
     )
 
 
@@ -383,8 +382,12 @@ def points_table(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     return Section("points", "All levels", [table, *notes], "Latencies in ms. An overloaded level has none, because they depend on how long it lasted.")  # fmt: skip
 
 
+def _level_name(point: Point) -> str:
+    return level_text(point.by, point.level) or formatting.one_line(point.name, 40)
+
+
 def _point_name(point: Point, knee: Knee | None) -> object:
-    name = level_text(point.by, point.level) or formatting.one_line(point.name, 40)
+    name = _level_name(point)
     if point.is_overloaded:
         return page.tinted(name, "", "overloaded")
     if not point.is_quotable:
@@ -404,23 +407,25 @@ def _outcome_cell(point: Point) -> object:
 def distributions(
     sweep: Sweep, each: Sequence[Curve], measured: Sequence[tuple[dict[str, Any], Run, Summary]]
 ) -> Section:
-    """The CDFs of each run's levels, for the latencies of whole requests. Left out if there are very many."""
+    """The CDFs of each combination's levels, for the latencies of whole requests. Left out if there are very many."""
+    runs = {run.folder.name: run for _, run, _ in measured}
     names = [name for name in latency_names(sweep) if name in ("ttft", "e2e")]
     panes: dict[str, Sequence[Block]] = {}
-    labels = {index: _label_of(each, settings) for index, (settings, _, _) in enumerate(measured)}
-    if len(sweep.points) <= _MOST_DISTRIBUTIONS:
-        for name in names:
-            for index, (_, run, summary) in enumerate(measured):
-                chart = cdf_by_stage(run, summary, parts(run, summary), name)
-                panes[f"{name}|r{index}"] = [chart] if chart else [page.note("There are no values for this choice.")]
-    switches = [[(name, TITLES[name]) for name in names], [(f"r{index}", label) for index, label in labels.items()]]
+    for name in names if len(sweep.points) <= _MOST_DISTRIBUTIONS else ():
+        for own in each:
+            lines = [
+                line
+                for point in own.points
+                if point.run in runs
+                and (line := request_line(runs[point.run], point.stage, name, _level_name(point), point.is_overloaded))
+            ]
+            limits = limits_of((result for point in own.points for result in point.slos), name)
+            empty = page.note("There are no values for this choice.")
+            panes[f"{name}|s{own.number}"] = [cdf(name, lines, limits) if lines else empty]
+    switches = [[(name, TITLES[name]) for name in names], [(f"s{own.number}", own.label) for own in each]]
     return Section(
         "latency",
         "Distributions",
         [page.tabs(switches, panes)] if panes else [],
         "The share of requests that took at most that long, one line per level.",
     )
-
-
-def _label_of(each: Sequence[Curve], settings: Mapping[str, Any]) -> str:
-    return next((own.label for own in each if own.settings == settings), "")

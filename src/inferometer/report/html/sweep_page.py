@@ -57,7 +57,7 @@ def sections(sweep: Sweep, measured: Measured) -> list[Section]:
         sweep_charts.points_table(sweep, each, rates),
         sweep_charts.distributions(sweep, each, measured),
         _breakdown(each, measured),
-        _checks(each, measured),
+        _checks(sweep, each, measured),
     ]
     if measured:
         _, run, summary = measured[0]
@@ -236,23 +236,29 @@ def _breakdown(each: Sequence[Curve], measured: Measured) -> Section:
 _TONES = {"VALID": "good", "VALID with warnings": "warn", "INVALID": "bad"}
 
 
-def _checks(each: Sequence[Curve], measured: Measured) -> Section:
+def _checks(sweep: Sweep, each: Sequence[Curve], measured: Measured) -> Section:
     """The verdict of each run, which of its levels are not valid, and why."""
     rows: list[list[object]] = []
     details: list[Block] = []
     for values, run, summary in measured:
         label = next((own.label for own in each if own.settings == values), "")
+        levels = [level_text(p.by, p.level) or p.name for p in sweep.points if p.run == run.folder.name]
         words = in_words(summary.checks)
         failed = [check for check in summary.checks if check.status == "fail"]
-        names = {stage.stage: stage.name for stage in summary.stages}
-        where = [names[stage] for check in failed for stage in check.stages if stage in names]
-        if failed and not where:
-            where = ["all"]
+        where = sorted({stage for check in failed for stage in check.stages or range(len(levels))})
         why = ", ".join(check.name.replace("_", " ") for check in failed)
-        rows.append([label, page.tinted(words, _TONES[words]), ", ".join(dict.fromkeys(where)) or "–", why or "–", run.folder.name])  # fmt: skip
-        if any(check.status != "pass" for check in summary.checks):
-            details.append(page.details(f"{label}: {words}", [overview.check_list(c for c in summary.checks if c.status != "pass")]))  # fmt: skip
+        invalid = formatting.name_ranges(levels, [stage for stage in where if stage < len(levels)])
+        shown = formatting.name_ranges(levels, range(len(levels)))
+        rows.append([label, shown, page.tinted(words, _TONES[words]), invalid or "–", why or "–", run.folder.name])
+        found = [check for check in summary.checks if check.status != "pass"]
+        if found:
+            details.append(page.details(f"{label}, {shown}: {words}", [overview.check_list(found)]))
     if not rows:
         return Section("checks", "Checks", [])
-    table = page.table(["run", "verdict", "levels not valid", "failed checks", "folder"], rows, texts=(2, 3, 4))
-    return Section("checks", "Checks", [table, *details], "Whether the figures of each run can be trusted.")
+    titles = ["run", "levels", "verdict", "levels not valid", "failed checks", "folder"]
+    return Section(
+        "checks",
+        "Checks",
+        [page.table(titles, rows, texts=(1, 2, 3, 4, 5)), *details],
+        "Whether the figures of each run can be trusted. Levels beyond what the server can do fail the check overload.",
+    )
