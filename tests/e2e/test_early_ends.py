@@ -101,31 +101,40 @@ def test_only_the_stage_is_ended_and_the_next_does_not_wait_for_what_hangs(tmp_p
 
 
 def test_overloaded_level_is_cut_short_and_the_next_level_runs(tmp_path: Path) -> None:
-    """One request at a time of 10 ms: 100/s. The levels are 40/s, which it holds, and then 240/s and 440/s."""
+    """One request at a time of 10 ms: 100/s. The levels are 40/s, which it holds, and then 200/s and 360/s."""
     with running(simulator(timing=Fixed(ttft=0.01, itl=0.0, max_batch=1))) as url:
         run, summary = measure(
             tmp_path,
             url,
             server={"model": "sim"},
             data={"type": "prompts", "prompts": ["hi"], "output": 1},
-            load={"type": "constant", "rate": "40:440:200", "duration": "6s"},
+            load={"type": "constant", "rate": "40:360:160", "duration": "4s"},
         )
     cut = run.manifest.outcome.cut_short
     assert [each.stage for each in cut] == [1, 2]
-    assert all(each.after < each.planned == 6 for each in cut)
+    assert all(each.after < each.planned == 4 for each in cut)
     assert [stage.overload.status for stage in summary.stages] == ["steady", "overloaded", "overloaded"]
     assert summary.stages[1].overload.cut_short == cut[0]
     assert check(summary, "rate").status == check(summary, "interrupted").status == "pass"
     assert "overloaded; cut short after" in cli("report", run.folder).out
 
 
-def test_levels_run_to_their_end_if_they_are_not_to_be_cut_short(tmp_path: Path) -> None:
-    with running(simulator(timing=Fixed(ttft=0.01, itl=0.0, max_batch=1))) as url:
-        run, _ = measure(
-            tmp_path,
-            url,
-            server={"model": "sim"},
-            data={"type": "prompts", "prompts": ["hi"], "output": 1},
-            load={"type": "constant", "rate": "200:210:10", "duration": "1500ms", "cut_short": False},
-        )
-    assert len(run.records.rows) == 300 + 315 and not run.manifest.outcome.cut_short
+class Counting(conduct.Show):
+    """Counts the rows that it gets, twice per snapshot."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def progress(self, snapshot: Snapshot) -> None:
+        assert snapshot.rows() is snapshot.rows()
+        self.seen += len(snapshot.rows())
+
+
+def test_view_and_limits_do_not_take_rows_from_each_other(tmp_path: Path, sim: str) -> None:
+    view = Counting()
+    load = {"type": "closed", "concurrency": 4, "requests": 200}
+    run, summary = measure(
+        tmp_path, sim, view, server={"model": "sim"}, load=load, abort=NOW | {"on": "failure_rate > 50%"}
+    )
+    assert view.seen == len(run.records.rows) == 200
+    assert check(summary).status == "pass" and summary.ended_by == ()
