@@ -12,7 +12,7 @@ from server_series import scrapes_of, vllm, with_series
 from inferometer.analysis.checks import CHECKS, Check
 from inferometer.analysis.checks.load import in_flight
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.records import CANCELLED, COUNTED_BY, DROPPED, Columns, Failure, Outcome, StagePlan
+from inferometer.records import CANCELLED, COUNTED_BY, DROPPED, Columns, Failure, Outcome, StagePlan, Trip
 
 MS, SECOND = made.MS, made.SECOND
 
@@ -51,7 +51,8 @@ def test_good_runs_pass_every_check_that_applies() -> None:
     stable = msgspec.structs.replace(made.CLOSED, stable=0.2, window=1.0)
     rows, chunks = made.closed_rows()
     scraped = with_series(made.run(rows, chunks), vllm(rows, scrapes_of(rows)))
-    found = (closed(plan=(stable,)), opened(config=config(measure={"warmup": "auto"})), summarise(scraped))
+    limited = config(measure={"warmup": "auto"}, abort={"on": "failure_rate > 20%"})
+    found = (closed(plan=(stable,)), opened(config=limited), summarise(scraped))
     for summary in found:
         others = [check for check in summary.checks if check.name != "sample_size"]  # 600 requests are few
         assert summary.verdict == "VALID" and {check.status for check in others} == {"pass"}
@@ -69,6 +70,26 @@ def test_completed_fails_if_no_request_succeeded() -> None:
 def test_completed_fails_if_the_window_is_empty() -> None:
     found = check(closed(phase=np.zeros(600, np.int8)), "completed")
     assert found.status == "fail" and "measure.warmup" in found.message
+
+
+def test_limit_that_ended_the_run() -> None:
+    reason = "failure_rate 34 % > 20 % over the last 10 s (41 of 120 requests)"
+    trip = Trip("failure_rate > 20%", "run", 0, 14.2, 0.34, reason)
+    summary = closed(outcome=Outcome(trips=(trip,)))
+    assert check(summary, "abort").message.startswith(f"The run was ended after 14.2 s by abort.on: {reason}.")
+    assert check(summary, "abort").status == "fail" and check(summary, "interrupted").status == "pass"
+    assert summary.ended_by == (trip,) and not any(summary.quotable.values())
+
+
+def test_limit_that_ended_stages() -> None:
+    rows, chunks = made.closed_rows()
+    rows["stage"][300:] = 1
+    plans = tuple(msgspec.structs.replace(made.CLOSED, name=name, requests=300) for name in ("low", "high"))
+    for ended, words in (("stage", "Stage 2 (high) was ended after"), ("run", "The run was ended in stage 2 (high)")):
+        trip = Trip("e2e > 1s", ended, 1, 3.0, 1.5, "e2e 1.5 s > 1 s in one request")
+        summary = summarise(made.run(rows, chunks, plan=plans, outcome=Outcome(trips=(trip,))))
+        assert check(summary, "abort").message.startswith(words)
+        assert [stage.quotable["latency"] for stage in summary.stages] == [True, False]
 
 
 def test_interrupted_and_workers() -> None:

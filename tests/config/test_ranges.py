@@ -169,3 +169,27 @@ def test_a_stage_that_ends_when_stable_may_take_ten_windows_by_default() -> None
 )
 def test_loads_that_cannot_become_stable_are_refused(load: dict[str, Any], what: str) -> None:
     assert what in error({"stable": 0.1} | load).line
+
+
+@pytest.mark.parametrize(
+    ("more", "drain", "cut_short"),
+    [({}, True, True), ({"cut_short": False}, True, False), ({"drain": False}, False, False)],
+)
+def test_overloaded_levels_are_cut_short_unless_the_next_does_not_wait(
+    more: dict[str, bool], drain: bool, cut_short: bool
+) -> None:
+    level = {"type": "poisson", "rate": "1:3", "duration": "1s"}
+    for load in (level | more, {"type": "stages", "stages": [level], **more}):
+        found = from_mapping(SERVER | {"load": load}).load
+        assert isinstance(found, Stages) and (found.drain, found.cut_short) == (drain, cut_short)
+
+
+def test_stages_that_are_written_out_run_to_their_end() -> None:
+    level = {"type": "poisson", "rate": 1, "duration": "1s"}
+    found = from_mapping(SERVER | {"load": {"type": "stages", "stages": [level, level], "drain": True}}).load
+    assert isinstance(found, Stages) and not found.cut_short
+
+
+def test_cutting_short_needs_drain() -> None:
+    found = error({"type": "poisson", "rate": "1:3", "duration": "1s", "drain": False, "cut_short": True})
+    assert found.key == "load.cut_short" and "load.drain" in found.next_step

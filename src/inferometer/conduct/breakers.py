@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.analysis.abort_expression import Kind, Limit
+from inferometer.analysis.binomial import is_above
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.percentiles import PERCENTILES
 from inferometer.records import MISSING, Columns, Trip
@@ -24,6 +25,8 @@ from inferometer.units import NS, format_number, format_seconds
 
 FEWEST = 20
 """Requests that a window has at least, if so many have ended: a share or a percentile of fewer says little."""
+_CHANCE = 0.001
+"""Probability with which a share may exceed its limit by chance before the window is full for the first time."""
 
 Ages = NDArray[np.int64]
 """Pairs: ns since a request in flight started, and 1 if its first token has arrived."""
@@ -109,7 +112,7 @@ class _Window:
     """The looks of the last seconds, and of at least the last FEWEST requests."""
 
     def __init__(self, seconds: float, since: float) -> None:
-        self._seconds, self._last = seconds, since
+        self._seconds, self._since, self._last = seconds, since, since
         self._looks: deque[_Look] = deque()
         self.count = self.hits = 0
 
@@ -127,6 +130,10 @@ class _Window:
             oldest = self._looks.popleft()
             self.count -= oldest.count
             self.hits -= oldest.hits
+
+    def is_clear(self, elapsed: float, hits: int, count: int, share: float) -> bool:
+        """Whether the hits may count as more than this share: the window is full, or their number is hardly chance."""
+        return elapsed >= self._since + self._seconds or is_above(hits, count, share, _CHANCE)
 
     @property
     def values(self) -> NDArray[np.float64]:
@@ -156,6 +163,8 @@ class _FailureRate:
         window = self._window
         window.forget(elapsed)
         if window.count < FEWEST or not self._limit.is_exceeded(window.hits / window.count):
+            return None
+        if not window.is_clear(elapsed, window.hits, window.count, self._limit.threshold.value):
             return None
         over = f"{window.length(elapsed)} ({window.hits:,} of {window.count:,} requests)"
         return Exceeded(window.hits / window.count, over)
@@ -197,6 +206,9 @@ class _Statistic:
         if count < FEWEST or not over:
             return None
         thousandths = PERCENTILES.get(self._limit.statistic)
+        share = 1.0 if thousandths is None else 1 - thousandths / 1000  # a mean waits until the window is full
+        if not window.is_clear(elapsed, over, count, share):
+            return None
         if thousandths is not None and count - over >= _rank(count, thousandths):
             return None
         values = np.concatenate([window.values, waiting])

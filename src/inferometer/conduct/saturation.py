@@ -3,7 +3,7 @@
 The test is that of the report (analysis/overload.py), on the requests that have arrived so far: one that is in flight counts as ending
 now, so that a slow start looks like a stage that is too short and not like a full pipeline. A run is looked at many times, and the
 queue of a busy server grows for a while by chance. So a stage is called saturated only if the number in flight grows by a larger share
-of the arrivals than the report requires, at three looks in a row, each after a fifth more time than the last.
+of the arrivals than the report requires, and more surely, at two looks in a row, the second after a fifth more time than the first.
 
 `Saturation.look` has no clock and reads no files. The requests of a stage are known from its plan; sessions are not judged, because when
 their later turns arrive depends on the server.
@@ -22,9 +22,9 @@ from inferometer.units import NS
 
 GROWTH = 0.1
 """Share of the arrivals by which the number in flight has to grow; the report requires limits.overload, by default 0.02."""
-T = 3.0
+T = 2.5
 """What Student's t of the growth has to exceed at a look; the report requires 1.73."""
-LOOKS = 3
+LOOKS = 2
 """Looks in a row that have to agree."""
 FIRST_LOOK, NEXT_LOOK = 1.0, 1.2
 """Seconds until the first look, and by what factor the time grows from look to look."""

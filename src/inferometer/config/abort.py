@@ -27,7 +27,7 @@ class Abort(Section):
     window: Annotated[
         Seconds,
         Meta(
-            description="How far back failure rates, percentiles and means look: over requests that ended in this time, and at least the last 20."
+            description="How far back failure rates, percentiles and means look: over requests that ended in this time, and at least the last 20. Before it is full for the first time, a limit has to be exceeded by more than chance explains."
         ),
     ] = Seconds(10)
     ends: Annotated[

@@ -45,14 +45,10 @@ def limits(evidence: Evidence) -> Check | None:
     if not trips:
         return Check("abort", "pass", 0, 0, "no limit of abort.on was exceeded") if count else None
     first, more = trips[0], len(trips) - 1
-    label = evidence.stages[first.stage].label
-    what = (
-        f"The run was ended{label.replace(' of ', ' in ', 1)}"
-        if first.ended == "run"
-        else f"The stage{label} was ended"
-    )
-    if first.ended == "stage" and label:
-        what = f"{label.removeprefix(' of ').capitalize()} was ended"
+    stage = evidence.stages[first.stage].label.removeprefix(" of ")
+    what = f"The run was ended{f' in {stage}' if stage else ''}"
+    if first.ended == "stage":
+        what = f"{stage.capitalize() or 'The stage'} was ended"
     others = f" ({more} more {'stages were' if more > 1 else 'stage was'} ended early too)" if more else ""
     bad = (
         f"{what} after {format_seconds(first.at)} by abort.on: {first.reason}{others}. "
