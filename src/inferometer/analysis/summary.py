@@ -30,6 +30,8 @@ from inferometer.records import COUNTED_BY, Run, StagePlan
 
 Mask = NDArray[np.bool_]
 FIGURES = ("latency", "throughput")
+SCHEMA = 2
+"""Version of the layout of summary.json (docs/reference/json.md)."""
 
 
 class StageSummary(msgspec.Struct, frozen=True):
@@ -144,7 +146,7 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         talks = sessions.summarise(run, everything)
     parts = split(run, steady & good)
     return Summary(
-        schema=2,
+        schema=SCHEMA,
         verdict=verdict(checks),
         checks=checks,
         counts=count(run, everything),

@@ -5,10 +5,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from inferometer import __version__
 from inferometer.analysis.slo import SloResult
 from inferometer.capacity.search import Bracket, Purpose, Status
 
 By = Literal["rate", "concurrency", "users"]
+SCHEMA = 1
+"""Version of the layout of `as_json` (docs/reference/json.md)."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +86,8 @@ def as_json(found: Capacity, words: str) -> dict[str, Any]:
         ends_rate = found.at_low.throughput if found.at_low is not None else None
         rates = {"rate": {"low": ends_rate, "high": None, "estimate": None}}
     return {
+        "schema": SCHEMA,
+        "inferometer": __version__,
         "capacity": {
             found.by: ends,
             **rates,
@@ -92,5 +97,5 @@ def as_json(found: Capacity, words: str) -> dict[str, Any]:
             "people": found.people,
             "words": words,
             **rest,
-        }
+        },
     }
