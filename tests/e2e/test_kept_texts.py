@@ -183,11 +183,10 @@ def test_why_shows_the_text_of_a_request(tmp_path: Path) -> None:
 
 def test_reports_that_are_passed_on_have_no_texts(tmp_path: Path) -> None:
     with scripted(polite) as url:
-        run, _ = measure(tmp_path, url, data={"type": "prompts", "prompts": ["a-prompt"], "output": 2}, keep="text")
+        run, _ = measure(tmp_path, url, keep="text")
     html, markdown = tmp_path / "report.html", tmp_path / "report.md"
     cli("report", run.folder, "--html", html, "--markdown", markdown)
     for path in (html, markdown, run.folder / "summary.json"):
-        assert "a-prompt" not in path.read_text()
         assert "one two" not in path.read_text()
 
 

@@ -10,7 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 from html_runs import plain, staged, tensors
-from synthetic_run import closed_rows, fail, run
+from synthetic_run import closed_rows, fail, manifest, run
 from test_capacity_report import FOUND
 
 from inferometer.analysis.comparison import Side, compare
@@ -33,7 +33,7 @@ def failed() -> Run:
     """A run in which every second request failed: its percentiles are infinite."""
     rows, chunks = closed_rows()
     fail(rows, slice(0, None, 2))
-    return run(rows, chunks, failures=(Failure("http_500", "broken"),))
+    return run(rows, chunks, failures=(Failure("http_500", "broken"),), config=manifest().config | {"measure": {}})
 
 
 def with_more() -> Run:
