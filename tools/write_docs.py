@@ -1,5 +1,7 @@
-"""`make docs`: writes the pages of docs/ that are generated from the code: configuration, metrics, checks, failures, servers' metrics."""
+"""`make docs`: writes the pages of docs/ that are generated from the code: configuration, metrics, checks, failures, servers' metrics, JSON Schemas."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from inferometer.analysis.breakdown import PARTS
@@ -8,6 +10,7 @@ from inferometer.analysis.efficiency import DEFINITIONS as EFFICIENCY
 from inferometer.analysis.metrics import METRICS, OTHER_TOOLS, RATES, TOOL_FIGURES
 from inferometer.analysis.tail_parts import CAUSES
 from inferometer.config.reference import markdown
+from inferometer.report import json_schema
 from inferometer.server_metrics.families import SERVERS, Row, Server
 from inferometer.server_metrics.vocabulary import QUANTITIES
 from inferometer.wire.failures import CODES
@@ -187,12 +190,19 @@ server, and count once. The requests of a proxy (Dynamo's front end, LiteLLM) ar
 scraped too; and GPUs are taken from the DCGM exporter if there is one.
 """
 
+
+def _schema(make: Callable[[], json_schema.Tree]) -> str:
+    return json_schema.encode(make())
+
+
 PAGES = {
     "reference/config.md": markdown,
     "reference/metrics.md": metrics,
     "reference/server-metrics.md": server_metrics,
+    **{f"reference/schema/{name}.schema.json": partial(_schema, make) for name, make in json_schema.SCHEMAS.items()},
 }
 
 if __name__ == "__main__":
     for name, text in PAGES.items():
+        (DOCS / name).parent.mkdir(exist_ok=True)
         (DOCS / name).write_text(text(), encoding="utf-8")

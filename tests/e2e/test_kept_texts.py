@@ -179,9 +179,15 @@ def test_why_shows_the_text_of_a_request(tmp_path: Path) -> None:
     assert f"request: {'x' * 100}" in shown
     assert "x" * 201 not in shown
     assert "response: one two (finish reason: stop)" in shown
-    html = tmp_path / "report.html"
-    cli("report", run.folder, "--html", html)
-    assert "one two (finish reason: stop)" in html.read_text()
+
+
+def test_reports_that_are_passed_on_have_no_texts(tmp_path: Path) -> None:
+    with scripted(polite) as url:
+        run, _ = measure(tmp_path, url, keep="text")
+    html, markdown = tmp_path / "report.html", tmp_path / "report.md"
+    cli("report", run.folder, "--html", html, "--markdown", markdown)
+    for path in (html, markdown, run.folder / "summary.json"):
+        assert "one two" not in path.read_text()
 
 
 def test_tensors_are_not_kept() -> None:

@@ -34,6 +34,8 @@ from inferometer.records import COUNTED_BY, Run, StagePlan, Trip
 
 Mask = NDArray[np.bool_]
 FIGURES = ("latency", "throughput")
+SCHEMA = 2
+"""Version of the layout of summary.json (docs/reference/json.md)."""
 
 
 class StageSummary(msgspec.Struct, frozen=True):
@@ -199,7 +201,7 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         energy = None if used.whole is None else used.whole.energy
         whole = efficiency(known, total_rates, metrics.get("tps_user"), False, energy)
     return Summary(
-        schema=2,
+        schema=SCHEMA,
         verdict=verdict(checks),
         checks=checks,
         counts=count(run, everything),

@@ -5,11 +5,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from inferometer import __version__
 from inferometer.analysis.slo import SloResult
 from inferometer.capacity.search import Bracket, Purpose, Status
 from inferometer.records import Manifest
 
 By = Literal["rate", "concurrency", "users"]
+SCHEMA = 1
+"""Version of the layout of `as_json` (docs/reference/json.md)."""
 Outcome = Literal["met", "missed", "undecided"]
 
 
@@ -138,7 +141,8 @@ def as_json(found: Capacity, words: str, manifest: Manifest | None = None) -> di
         "words": words,
         **rest,
     }
-    return {"capacity": answer} | ({} if manifest is None else {"manifest": msgspec.to_builtins(manifest)})
+    tree = {"schema": SCHEMA, "inferometer": __version__, "capacity": answer}
+    return tree | ({} if manifest is None else {"manifest": msgspec.to_builtins(manifest)})
 
 
 def from_json(tree: dict[str, Any]) -> tuple[Capacity, Manifest | None]:

@@ -10,10 +10,8 @@ from inferometer.analysis.window import STEADY
 from inferometer.records import MISSING, Run
 from inferometer.report import formatting
 from inferometer.report.html import page
-from inferometer.report.html.page import Block, Section
+from inferometer.report.html.page import Section
 from inferometer.report.html.parts import Part
-from inferometer.report.kept_text import excerpts
-from inferometer.store import bodies_of
 from inferometer.units import NS
 
 _COUNT = 10
@@ -59,16 +57,7 @@ def slowest(run: Run, stages: list[Part]) -> Section:
         "keys": [[name, style] for style, name in _KEYS.items() if style in used],
     }
     title = "Where the time of the slowest requests went."
-    chart = page.chart(title, "Drag to zoom; hover to read single gaps.", data)
-    return Section("slowest", "Slowest", [chart, *_texts(run, own["id"].tolist())])
-
-
-def _texts(run: Run, ids: list[int]) -> list[Block]:
-    """A table with the start of each request's texts, if the run has kept them."""
-    bodies = bodies_of(run.folder, ids)
-    shown = [(id, excerpts(bodies[id])) for id in ids if id in bodies]
-    rows = [[f"#{id}", *texts.values()] for id, texts in shown]
-    return [page.table(["", *shown[0][1]], rows, texts=(1, 2))] if rows else []
+    return Section("slowest", "Slowest", [page.chart(title, "Drag to zoom; hover to read single gaps.", data)])
 
 
 def _arrivals(run: Run, starts: NDArray[np.int64], counts: NDArray[np.int32]) -> list[NDArray[np.int64]]:
