@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from inferometer.analysis.knee import level_of
 from inferometer.analysis.slo import Goodput
 from inferometer.analysis.summary import Summary
+from inferometer.analysis.sweep import describe_knee
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.html import page
@@ -34,8 +36,16 @@ def load_curve(run: Run, summary: Summary, stages: list[Part]) -> Section:
         "curve",
         "Load curve",
         [*blocks, _stages(run, stages, names)],
-        "One point per stage. Throughput grows to the right until the server is saturated; from there on only latency grows.",
+        f"One point per stage. {_bend(summary)}",
     )
+
+
+def _bend(summary: Summary) -> str:
+    """Where the curve bends, if its stages are levels of one load."""
+    if found := summary.knee or summary.no_knee:
+        sentence = describe_knee(found)
+        return f"{sentence[0].upper()}{sentence[1:]}."
+    return "Throughput grows to the right until the server is saturated; from there on only latency grows."
 
 
 def _curve(summary: Summary, stages: list[Part], name: str, rate: str, label: str) -> Block:
@@ -73,8 +83,13 @@ def _curve(summary: Summary, stages: list[Part], name: str, rate: str, label: st
             "y": {"label": "ms (logarithmic)", "scale": "log"},
             "series": series,
             "hlines": limits(summary, name),
+            "vlines": [{"at": x, "label": "knee"} for x, stage in points if _is_knee(summary, stage)],
         },
     )
+
+
+def _is_knee(summary: Summary, stage: Part) -> bool:
+    return summary.knee is not None and level_of(stage.plan) == (summary.knee.by, summary.knee.level)
 
 
 def _milli(seconds: float | None) -> float | None:
