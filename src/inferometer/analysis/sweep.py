@@ -203,6 +203,8 @@ def problems(sweep: Sweep, measured: Sequence[Cell], allow_undecided: bool = Fal
         name = run.manifest.plan[0].name if len(run.manifest.plan) == 1 else ""
         where = ", ".join(each for each in (settings_label(settings), name) if each) or run.folder.name
         for check in summary.checks:
+            if check.name == "interrupted" and sweep.interrupted:
+                continue
             if check.status == "fail" and not (check.stages and set(check.stages) <= overloaded):
                 found.append(f"{where}: {check.name}: {check.message}")
     combinations: list[tuple[dict[str, Any], list[Point]]] = []
