@@ -3,13 +3,16 @@
 import csv
 import io
 import json
+import signal
+import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Result, assert_one_line, cli
+from command import Result, assert_one_line, cli, start
+from helpers import Client, http_response, scripted
 
 from inferometer import conduct
 from inferometer.errors import UserError
@@ -144,6 +147,30 @@ def test_interrupted_sweep_reports_what_was_measured(
     again = cli("report", tmp_path / "LATEST")
     assert again.status == 1
     assert "interrupted" in again.out
+
+
+def test_ctrl_c_keeps_the_run_that_it_interrupts(tmp_path: Path) -> None:
+    seen, second_run = [], threading.Event()
+
+    def script(client: Client) -> None:
+        while client.request():
+            seen.append(client.number)
+            if len(seen) > 30:
+                second_run.set()
+            client.send(http_response())
+
+    keys = SETTINGS | {"load.requests": "[5, 1000000]", "server.model": "m"}
+    options = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
+    with scripted(script) as url:
+        process = start("run", url, *options, "--prompt", "hello", "--output", "2", "-q", cwd=tmp_path)
+        assert second_run.wait(30)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, (out, err)
+    assert "interrupted: some runs are missing or incomplete" in out
+    assert "load.requests 5: " in out
+    assert "load.requests 1000000: " in out
+    assert len(sweep_of(tmp_path / "runs")["runs"]) == 2
 
 
 def test_run_that_cannot_be_measured_does_not_end_the_sweep(

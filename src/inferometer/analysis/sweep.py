@@ -128,7 +128,9 @@ def describe_knee(knee: Knee | str) -> str:
     """Where the knee is and why, or why there is none."""
     if isinstance(knee, str):
         return knee
-    return f"the knee is at {format_number(knee.level, 4)} {level_unit(knee.by)}: {knee.reason}"
+    low, high = (None if end is None else format_number(end, 4) for end in knee.between)
+    bounds = f"between {low} and {high}" if low is not None else f"below {high}"
+    return f"the knee is at {format_number(knee.level, 4)} {level_unit(knee.by)} ({bounds}): {knee.reason}"
 
 
 def _figures(point: Point) -> str:

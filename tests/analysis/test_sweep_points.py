@@ -72,7 +72,7 @@ def test_each_stage_is_a_point_and_each_combination_has_an_answer(cells: list[Ce
     assert knee.settings == {"data.input": 1024}
     assert knee.level == 12  # an M/D/1 queue bends at 0.586 of its capacity, which is 20
     assert [point.level for point in found.points if point.is_knee] == [12]
-    assert found.answers[0].startswith("data.input 1024: the knee is at 12 requests/s: from 12 to ")
+    assert found.answers[0].startswith("data.input 1024: the knee is at 12 requests/s (between ")
     assert found.answers[0].endswith("the server does not keep up with 30 requests/s")
     assert found.answers[1].startswith("data.input 8192: no knee up to 4 requests/s")
 
