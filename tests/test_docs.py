@@ -23,7 +23,7 @@ from inferometer.analysis.slo_expression import parse_all
 from inferometer.cli.data_convert import command as convert
 from inferometer.cli.main import main
 from inferometer.cli.serve import command as serve
-from inferometer.config import from_mapping
+from inferometer.config.grid import grid_from_mapping
 from inferometer.report.json import encode
 from inferometer.serve import backends, metrics
 from inferometer.serve.background import serving
@@ -76,7 +76,7 @@ def test_yaml_examples_are_valid(page: Path) -> None:
     for block in _blocks(page, "yaml"):
         if not block.startswith("# config.yaml"):
             tree = yaml.safe_load(block)
-            from_mapping({"server": {"url": "http://x"}} | tree)
+            grid_from_mapping({"server": {"url": "http://x"}} | tree)
 
 
 @each_page

@@ -13,6 +13,7 @@ from command import cli
 
 from inferometer.cli.serve import command as serve
 from inferometer.config.data import Data
+from inferometer.config.grid import grid_from_mapping
 from inferometer.config.loads import Load
 from inferometer.config.schema import Server
 from inferometer.serve.background import Running, serving
@@ -50,7 +51,9 @@ def test_example_runs(path: Path, server: Running, tmp_path: Path, monkeypatch: 
     arguments = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
     result = cli("run", path, "-q", *arguments)
     assert result.status in (0, 1), result.err  # INVALID is a result too: the machine that runs the tests may be busy
-    summary = json.loads((tmp_path / "LATEST" / "summary.json").read_text(encoding="utf-8"))
+    folder = tmp_path / "LATEST"
+    folder = folder / "LATEST" if (folder / "sweep.json").exists() else folder
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["counts"]["ok"] > 0
     assert summary["counts"]["failed"] == 0
 
@@ -97,6 +100,9 @@ def test_every_api_has_an_example() -> None:
 def test_example_shows_what_its_name_says(path: Path) -> None:
     tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     kind = path.parent.name
+    if kind == "sweep":
+        assert grid_from_mapping(tree).is_sweep
+        return
     if kind in ("slo", "observe"):
         assert tree[kind]
         return

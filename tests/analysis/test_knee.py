@@ -92,7 +92,14 @@ def test_levels_far_above_the_knee_do_not_move_it() -> None:
         (open_levels(mm1, [2.0, 4.0, 8.0]), "no knee up to 8 requests/s"),
         (open_levels(mm1, [30.0, 35.0, 39.0]), "the knee is at or below 30 requests/s"),
         (open_levels(mm1, [50.0, 60.0]), "overloaded at every level, from 50 requests/s on"),
-        (open_levels(mm1, [5.0, 20.0, 35.0], error=0.8), "no knee up to 35 requests/s"),
+        (
+            open_levels(mm1, [5.0, 20.0, 35.0], error=0.8),
+            "no knee is shown up to 35 requests/s: above 20, the intervals",
+        ),
+        (
+            [*open_levels(mm1, [5.0, 10.0]), Level(by="rate", value=15.0, throughput=None, latency=None)],
+            "no knee is shown up to 15 requests/s: levels above 10 have no steady latency",
+        ),
         ([], "no levels"),
         ([Level(by="rate", value=3.0, throughput=None, latency=None)], "steady latency"),
     ],

@@ -7,10 +7,11 @@ depend on the unit of an axis, or on which levels beyond the knee were measured.
 half of the capacity of an M/M/1 queue, 2 - sqrt(2) = 0.586 of the capacity of an M/D/1 queue. For a server whose latency is a + b n
 with n requests in flight, which is what batching does to language models, it is n = a / b, where latency has doubled.
 
-The latency is the mean of `e2e`, and a level that the server does not keep up with has no power. A level is only said to have less
-power than another if their 95 % intervals show it, and by at least 5 %. If no higher level is shown to have less power, the curve
-does not bend within the measured levels; if the lowest level has the most power, and a higher one clearly less, the knee is at or
-below the lowest level.
+The latency R is the mean of `e2e`, and a level that the server does not keep up with has no power. The throughput is that of a steady
+flow: the rate of an open loop, and N / (R + think time) for N users of a closed one (Little's law). It has no error but that of R,
+while completions that are counted come in waves. A level is only said to have less power than another if their 95 % intervals show
+it, and by at least 5 %. If no higher level is shown to have less power, the curve does not bend within the measured levels; if the
+lowest level has the most power, and a higher one clearly less, the knee is at or below the lowest level.
 """
 
 import math
@@ -47,6 +48,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     """Mean end-to-end latency in seconds; None if it has no steady value."""
     is_saturated: bool = False
     """The server did not keep up."""
+    flow: float | None = None
+    """Requests per second by Little's law; None if only completions tell, as for sessions."""
     error: float = 0.0
     """Standard error of the logarithm of the power."""
 
@@ -55,7 +58,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
         """The logarithm of throughput / latency; None if it is not known or has no meaning."""
         if self.is_saturated or not self.throughput or not self.latency:
             return None
-        return math.log(self.throughput / self.latency)
+        return math.log((self.flow or self.throughput) / self.latency)
 
 
 class Knee(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,17 +97,23 @@ def measured_level(
     failed = counts.failed + counts.dropped
     is_steady = not is_short and failed <= _FAILED * (failed + counts.ok)
     latency = e2e.mean if e2e is not None and is_steady else None
-    errors = (
-        _error(throughput.requests, throughput.ci.get("requests", (None, None))),
-        _error(latency, e2e.ci.get("mean", (None, None)) if e2e is not None else (None, None)),
-    )
+    error = _error(latency, e2e.ci.get("mean", (None, None)) if e2e is not None else (None, None))
+    flow = None
+    if plan.unit != "requests":
+        error = math.hypot(error, _error(throughput.requests, throughput.ci.get("requests", (None, None))))
+    elif by == "rate":
+        flow = value
+    elif latency:
+        flow = value / (latency + plan.think)
+        error *= 1 + latency / (latency + plan.think)  # a latency that is too high makes the throughput too low
     return Level(
         by=by,
         value=value,
         throughput=throughput.requests,
         latency=latency,
         is_saturated=is_saturated,
-        error=math.hypot(*errors),
+        flow=flow,
+        error=error,
     )
 
 
@@ -147,7 +156,7 @@ def find_knee(levels: Sequence[Level], settings: dict[str, Any] | None = None) -
     above = [level for level in levels if level.value > best.value]
     less = [level.value for level in above if is_less(level, best)]
     if not less:
-        return f"no knee up to {_number(levels[-1].value)} {unit}: throughput grows at least as fast as latency"
+        return _no_knee(best, above, f"{_number(levels[-1].value)} {unit}")
     if not any(level.value < best.value for level in levels):
         return f"the knee is at or below {_number(best.value)} {unit}, the lowest level that was measured"
     return Knee(
@@ -160,15 +169,29 @@ def find_knee(levels: Sequence[Level], settings: dict[str, Any] | None = None) -
     )
 
 
+def _no_knee(best: Level, above: Sequence[Level], end: str) -> str:
+    """Why no level above the best one is shown to have less power."""
+    if not above:
+        return f"no knee up to {end}: throughput grows at least as fast as latency"
+    if all(level.power is None for level in above):
+        return (
+            f"no knee is shown up to {end}: levels above {_number(best.value)} have no steady latency; measure longer"
+        )
+    return (
+        f"no knee is shown up to {end}: above {_number(best.value)}, the intervals are too wide to tell; measure longer"
+    )
+
+
 def _reason(best: Level, above: Sequence[Level], unit: str) -> str:
     """What happens from the knee to the first level that has less power, and from which level on the server does not keep up."""
     first = above[0]
     words = []
     if not first.is_saturated:
         assert best.throughput and best.latency and first.throughput and first.latency
+        more = _growth(best.flow or best.throughput, first.flow or first.throughput)
         words.append(
-            f"from {_number(best.value)} to {_number(first.value)} {unit}, throughput grows by "
-            f"{_growth(best.throughput, first.throughput)} and mean latency by {_growth(best.latency, first.latency)}"
+            f"from {_number(best.value)} to {_number(first.value)} {unit}, throughput grows by {more} and mean latency by "
+            f"{_growth(best.latency, first.latency)}"
         )
     if saturated := [level.value for level in above if level.is_saturated]:
         words.append(f"the server does not keep up with {_number(saturated[0])} {unit}")

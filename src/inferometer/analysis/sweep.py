@@ -128,7 +128,9 @@ def describe_knee(knee: Knee | str) -> str:
     """Where the knee is and why, or why there is none."""
     if isinstance(knee, str):
         return knee
-    return f"the knee is at {format_number(knee.level, 4)} {level_unit(knee.by)}: {knee.reason}"
+    low, high = (None if end is None else format_number(end, 4) for end in knee.between)
+    bounds = f"between {low} and {high}" if low is not None else f"below {high}"
+    return f"the knee is at {format_number(knee.level, 4)} {level_unit(knee.by)} ({bounds}): {knee.reason}"
 
 
 def _figures(point: Point) -> str:
@@ -203,6 +205,8 @@ def problems(sweep: Sweep, measured: Sequence[Cell], allow_undecided: bool = Fal
         name = run.manifest.plan[0].name if len(run.manifest.plan) == 1 else ""
         where = ", ".join(each for each in (settings_label(settings), name) if each) or run.folder.name
         for check in summary.checks:
+            if check.name == "interrupted" and sweep.interrupted:
+                continue
             if check.status == "fail" and not (check.stages and set(check.stages) <= overloaded):
                 found.append(f"{where}: {check.name}: {check.message}")
     combinations: list[tuple[dict[str, Any], list[Point]]] = []

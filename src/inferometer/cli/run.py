@@ -47,7 +47,7 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
             numbers = [kind(part) for part in value.split(",")]
         except ValueError:
             raise click.BadParameter(
-                f"{value!r} is neither a {'whole ' * (kind is int)}number, nor a list of them, nor a range (START:END[:STEP])."
+                f"{value!r} is neither a {'whole ' * (kind is int)}number nor a range (START:END[:STEP]) or a list (1,8,64)."
             ) from None
         return numbers if len(numbers) > 1 else numbers[0]
 
@@ -176,7 +176,7 @@ def command(
     Where latency begins to grow faster than throughput
       inferometer run http://127.0.0.1:8000 --rate 1:64:adaptive --duration 20s
     A grid: a run for each combination of the values, in one report
-      inferometer run http://127.0.0.1:8000 --set data.input='[1024, 8192]' --concurrency 1,8,64
+      inferometer run http://127.0.0.1:8000 --set data.input='[256, 8192]'
     A tensor server (Triton, KServe v2), over gRPC or HTTP
       inferometer run grpc://127.0.0.1:8001 --model resnet
       inferometer run http://127.0.0.1:8000 --set server.api=kserve

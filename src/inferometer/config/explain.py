@@ -41,6 +41,8 @@ def explain(error: msgspec.ValidationError, tree: dict[str, Any]) -> UserError:
         remedy = f'quote it: {key}: "...", or --set \'{key}="..."\''
     elif what.startswith("Expected `array") and isinstance(value, int | float):
         remedy = f"put it in brackets: {key}: [{value}], or --set '{key}=[{value}]'"
+    elif what.endswith("got `array`") and isinstance(value, list) and len(value) > 1:
+        remedy = "give one value; only `inferometer run` takes a list here, and measures each of its values"
     return UserError(f"{_expectation(what)}{_shown(path, tree)}", remedy, key or "the file")
 
 

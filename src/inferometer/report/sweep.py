@@ -81,7 +81,7 @@ def _notes(sweep: Sweep) -> list[str]:
     notes = ["latencies in ms"]
     if any(point.is_overloaded for point in sweep.points):
         notes.append("overloaded: the server did not keep up, so latencies have no steady value")
-    if any(_mark(point) == "not quotable" for point in sweep.points):
+    if any("not quotable" in _mark(point) for point in sweep.points):
         notes.append("not quotable: a check failed, see inferometer report on the run")
     if any(tables.MARK in cell for row in _table(sweep)[1] for cell in row):
         notes.append(f"{tables.MARK} too few values for this percentile")
@@ -152,9 +152,12 @@ def _objectives(slos: Sequence[SloResult]) -> str:
 
 
 def _mark(point: Point) -> str:
-    if point.is_knee:
-        return "knee"
-    return "overloaded" if point.is_overloaded else "" if point.is_quotable else "not quotable"
+    words = {
+        "knee": point.is_knee,
+        "overloaded": point.is_overloaded,
+        "not quotable": not point.is_quotable and not point.is_overloaded,
+    }
+    return ", ".join(word for word, holds in words.items() if holds)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from inferometer.analysis.knee import level_of
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import Goodput
 from inferometer.analysis.summary import Summary
+from inferometer.analysis.sweep import describe_knee
 from inferometer.analysis.throughput import Throughput
 from inferometer.records import Run
 from inferometer.report import formatting, tables
@@ -37,8 +39,16 @@ def load_curve(run: Run, summary: Summary, stages: list[Part]) -> Section:
         "curve",
         "Load curve",
         [*blocks, _stages(run, stages, names)],
-        "One point per stage. Throughput grows to the right until the server is saturated; from there on only latency grows.",
+        f"One point per stage. {_bend(summary)}",
     )
+
+
+def _bend(summary: Summary) -> str:
+    """Where the curve bends, if its stages are levels of one load."""
+    if found := summary.knee or summary.no_knee:
+        sentence = describe_knee(found)
+        return f"{sentence[0].upper()}{sentence[1:]}."
+    return "Throughput grows to the right until the server is saturated; from there on only latency grows."
 
 
 def _curve(summary: Summary, stages: list[Part], name: str, rate: str, label: str) -> Block:
@@ -47,7 +57,18 @@ def _curve(summary: Summary, stages: list[Part], name: str, rate: str, label: st
         {"name": column, "colour": colour, **line(found, name, column, rate)}
         for colour, column in enumerate(_PERCENTILES)
     ]
-    return curve_chart(name, label, series, limits(summary, name))
+    marks = [_mark(*point) for stage in stages if _is_knee(summary, stage) for point in _points(series, stage.name)]
+    return curve_chart(name, label, series, limits(summary, name), marks)
+
+
+def _points(series: Sequence[dict[str, Any]], stage: str) -> list[tuple[Any, Any]]:
+    """Where the first line passes the stage."""
+    first = series[0]
+    return [(x, y) for x, y, label in zip(first["x"], first["y"], first["labels"], strict=True) if label == stage]
+
+
+def _mark(x: float, y: float) -> dict[str, object]:
+    return {"series": 0, "x": x, "y": y, "colour": 0, "label": "knee"}
 
 
 class Measured(Protocol):
@@ -105,6 +126,10 @@ def curve_chart(
             **({"marks": marks} if marks else {}),
         },
     )
+
+
+def _is_knee(summary: Summary, stage: Part) -> bool:
+    return summary.knee is not None and level_of(stage.plan) == (summary.knee.by, summary.knee.level)
 
 
 def _milli(seconds: float | None) -> float | None:
