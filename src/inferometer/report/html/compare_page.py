@@ -117,7 +117,8 @@ def _answer(each: Compared, number: int, count: int) -> list[Block]:
 
 def _verdict(letter: str, found: Comparison, metrics: Sequence[MetricComparison]) -> Block:
     """The badge: whether conditions hold, or else which way the clear differences point."""
-    counts = {verdict: sum(one.verdict == verdict for one in metrics) for verdict in _TONES}
+    verdicts = [_SMALL if _is_small(one) else one.verdict for one in metrics]
+    counts = {verdict: verdicts.count(verdict) for verdict in (*_TONES, _SMALL)}
     words = [f"{count} {verdict}" for verdict, count in counts.items() if count]
     text = f"Of {len(metrics)} headline figures: {', '.join(words)}." if metrics else "There is no figure to compare."
     if found.conditions:
@@ -133,6 +134,12 @@ def _verdict(letter: str, found: Comparison, metrics: Sequence[MetricComparison]
     return _badge("NO CLEAR DIFFERENCE", "plain", text)
 
 
+def _is_small(one: MetricComparison) -> bool:
+    """Whether a clear difference is too small to decide which side is better as a whole."""
+    return one.verdict != "no clear difference" and one.ratio is not None and abs(one.ratio - 1) < 0.01
+
+
+_SMALL = "clearly but less than 1 % different"
 _GATES = {"fails": ("FAILS", "bad"), "undecided": ("UNDECIDED", "warn")}
 
 
