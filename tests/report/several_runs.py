@@ -31,7 +31,7 @@ def measured(name: str, scale: float = 1.0, seed: int = 0, failed: int = 0, stag
     plan = {"plan": STAGES} if stages else {}
     if stages:
         rows["stage"] = rows["id"] >= 300
-    url = f"http://{name.split('/')[0]}:8000"
+    url = f"http://{name.partition('/')[0]}:8000"
     config = made.manifest().config | {"server": made.manifest().config["server"] | {"url": url}}  # type: ignore[operator]
     run = made.run(rows, chunks, failures=failures, seeds={"seed": seed}, config=config, **plan)
     run = msgspec.structs.replace(run, folder=Path("/runs") / name)

@@ -12,6 +12,9 @@ from typing import Any
 
 import html_runs
 import pytest
+from several_runs import FASTER, compared, measured, pairs, side
+
+from inferometer.report.html import compare_page, runs_page
 
 pytestmark = pytest.mark.chromium
 
@@ -77,6 +80,25 @@ const drag = figure => { send(figure, "pointerdown", 0.25); send(figure, "pointe
 })();
 """
 
+FOREST_DRIVER = """
+const all = [...document.querySelectorAll("figure[data-chart]")], shown = all.filter(each => each.querySelector(".plot").clientWidth);
+const specs = JSON.parse(document.getElementById("data").textContent).charts;
+const forest = all.find(each => specs[each.dataset.chart].kind === "forest"), plot = forest.querySelector(".plot");
+const send = (type, share, down) => {
+  const box = plot.getBoundingClientRect();
+  plot.dispatchEvent(new PointerEvent(type, { clientX: box.left + share * box.width, clientY: box.top + down, bubbles: true, pointerId: 1 }));
+};
+const found = { shown: shown.length, drawn: shown.filter(each => each.dataset.drawn).length, width: window.innerWidth };
+found.names = [...forest.querySelectorAll(".forest-name")].map(each => each.textContent);
+found.marks = forest.querySelectorAll(".forest-dot").length;
+send("pointermove", 0.5, 8 + 28 * 1.5);
+found.hover = forest.dataset.hover;
+send("pointerdown", 0.4, 50); send("pointermove", 0.5, 50); send("pointerup", 0.6, 50);
+found.zoom = forest.dataset.zoom;
+found.overflow = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+document.body.append(Object.assign(document.createElement("pre"), { id: "driven", textContent: JSON.stringify(found) }));
+"""
+
 
 def opened(source: bytes, folder: Path, *flags: str) -> tuple[str, str]:
     """The page after its scripts have run, and what Chromium logged."""
@@ -87,10 +109,10 @@ def opened(source: bytes, folder: Path, *flags: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def driven(source: bytes, folder: Path, *flags: str) -> dict[str, Any]:
+def driven(source: bytes, folder: Path, *flags: str, driver: str = DRIVER) -> dict[str, Any]:
     """What the driver found."""
     text = re.sub(r"script-src '[^']+'", "script-src 'unsafe-inline'", source.decode(), count=1)
-    text = text.replace("</body>", f"<script>{DRIVER}</script></body>")
+    text = text.replace("</body>", f"<script>{driver}</script></body>")
     page, log = opened(text.encode(), folder, *flags)
     assert "CONSOLE" not in log and "data-errors" not in page
     result = re.search(r'<pre id="driven">(.*?)</pre>', page, re.DOTALL)
@@ -121,4 +143,30 @@ def test_charts_respond_to_hover_zoom_and_toggles(tmp_path: Path) -> None:
 
 def test_the_page_fits_a_phone(tmp_path: Path) -> None:
     found = driven(html_runs.encoded(html_runs.staged()), tmp_path, "--window-size=390,844")
+    assert found["width"] < 520 and found["drawn"] == found["shown"] and not found["overflow"]
+
+
+def test_a_comparison_opens_and_its_ratios_respond(tmp_path: Path) -> None:
+    found = driven(compare_page.encode([pairs("e2e.p50 worse by 5%")]), tmp_path, driver=FOREST_DRIVER)
+    assert found["drawn"] == found["shown"] > 2 and not found["overflow"]
+    assert found["names"][:2] == ["TTFT p50", "TTFT p99"] and found["marks"] == len(found["names"])
+    assert found["hover"].startswith("TTFT p50: −10 % (")
+    low, high = map(float, found["zoom"].split())
+    assert 0.5 < low < high < 1.2
+
+
+def test_pages_of_several_sides_and_runs_open_without_an_error(tmp_path: Path) -> None:
+    a = side("a", 1.0, 1.0, stages=True)
+    several = [compared(a, side(name, *scales, stages=True)) for name, scales in (("b", FASTER[:2]), ("c", (1.2, 1.3)))]
+    runs = [measured("a/0"), measured("a/1", seed=1), measured(f"b/{html_runs.HOSTILE}")]
+    for number, source in enumerate((compare_page.encode(several), runs_page.encode(runs), runs_page.encode(runs[:2]))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        page, log = opened(source, folder)
+        assert 'data-ready="1"' in page and "data-errors" not in page and "CONSOLE" not in log
+        assert "<title>owned</title>" not in page
+
+
+def test_a_comparison_fits_a_phone(tmp_path: Path) -> None:
+    found = driven(compare_page.encode([pairs()]), tmp_path, "--window-size=390,844", driver=FOREST_DRIVER)
     assert found["width"] < 520 and found["drawn"] == found["shown"] and not found["overflow"]
