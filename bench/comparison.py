@@ -9,6 +9,8 @@ A/A: both sides are the same server; 95 % intervals should raise alarms in about
 longer. What a comparison says is "N more requests (or pairs) would show 5 %", which stands for a power of 80 %. So the size of the A/B runs is
 the one that an A/A comparison projects, and the difference should be found in about 80 % of them. Every comparison goes through the functions
 that `inferometer compare` uses.
+
+Failure rates are compared by their difference: 2 % of the requests fail, independently or in bursts of 20 on average. A/B: 4 % fail.
 """
 
 import argparse
@@ -25,12 +27,13 @@ from bench import simulate
 from bench.common import Line, show
 from inferometer.analysis import log_ratio
 from inferometer.analysis.blocks import place
-from inferometer.analysis.comparison import Comparison, Measured, Side, compare
+from inferometer.analysis.comparison import ALPHA, Comparison, Measured, Side, compare
 from inferometer.analysis.log_ratio import LogRatio
 from inferometer.analysis.metrics import e2e
 from inferometer.analysis.percentiles import distribution
+from inferometer.analysis.share_difference import failure_rates
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.records import Run
+from inferometer.records import Failure, Run
 
 LOAD, NOISE = 0.7, 0.2
 FIGURES = ("e2e.mean", "e2e.p50", "e2e.p90", "e2e.p99")
@@ -126,6 +129,30 @@ def projected(make: Make, size: int, figure: str, shift: float) -> int | None:
     return round(statistics.median(sizes)) if len(sizes) > PILOTS // 2 else None
 
 
+def failing(rng: np.random.Generator, count: int, share: float, burst: int) -> Run:
+    """A run of which this share of the requests fails, in bursts of geometric length with this mean."""
+    at = np.cumsum(rng.exponential(simulate.SERVICE / LOAD, count))
+    run: Run = simulate.requests_run(at, rng.exponential(simulate.SERVICE, count))
+    starts = rng.random(count) < share / burst / (1 - share)
+    lengths = rng.geometric(1 / burst, count)
+    ends = np.maximum.accumulate(np.where(starts, np.arange(count) + lengths, 0))
+    run.records.rows["failure"][ends > np.arange(count)] = 1
+    return msgspec.structs.replace(
+        run, records=msgspec.structs.replace(run.records, failures=(Failure("http_503", ""),))
+    )
+
+
+def failures_found(comparisons: int, runs: int, burst: int, shares: tuple[float, float]) -> float:
+    """The share of comparisons in which B's failure rate is shown to differ (A/A), or to be higher."""
+    rng, found = np.random.default_rng(3), 0
+    for _ in range(comparisons):
+        a, b = ([failing(rng, 4_000, share, burst) for _ in range(runs)] for share in shares)
+        difference = failure_rates(a, b, None)
+        assert difference is not None
+        found += difference.p() <= ALPHA and (shares[0] == shares[1] or difference.value > 0)
+    return found / comparisons
+
+
 ALARMS = {
     "one run each, 5,000 requests": ("single", single(5_000)),
     "one run each, 20,000 requests": ("single", single(20_000)),
@@ -145,6 +172,13 @@ def main(arguments: Sequence[str] = ()) -> int:
             is_ok = share <= MOST_ALARMS[kind] if known >= 0.25 else None
             what = f"A/A, {name}: {figure}"
             lines.append(Line(what, f"{share:.1%} alarms{without}", f"<= {MOST_ALARMS[kind]:.1%}", is_ok))
+    for runs, burst in ((1, 1), (1, 20), (8, 1), (8, 20)):
+        what = f"{runs} x 4,000 requests, failures {'independent' if burst == 1 else f'in bursts of {burst}'}"
+        share = failures_found(options.comparisons, runs, burst, (0.02, 0.02))
+        most = MOST_ALARMS["single" if runs == 1 else "repeats"]
+        lines.append(Line(f"A/A, {what}", f"{share:.1%} alarms", f"<= {most:.1%}", share <= most))
+        share = failures_found(options.comparisons // 2, runs, burst, (0.02, 0.04))
+        lines.append(Line(f"2 and 4 %, {what}", f"{share:.0%} found", "no bound"))
     for shift in (1.05, 1.1):
         for figure in FIGURES:
             requests = projected(single(20_000), 20_000, figure, shift)

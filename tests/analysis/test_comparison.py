@@ -112,6 +112,42 @@ def test_conditions_fail_pass_or_stay_undecided(b: tuple[float, ...], status: st
     assert found.is_passed(allow_undecided=True) == (status != "fails")
 
 
+@pytest.mark.parametrize(
+    ("failed", "condition", "status"),
+    [
+        (0, "failure_rate worse by 5%", "passes"),
+        (0, "failure_rate worse by 0.1%", "undecided"),
+        (200, "failure_rate worse by 5%", "fails"),
+        (200, "failure_rate worse", "fails"),
+    ],
+)
+def test_failure_rates_are_judged_by_their_difference(failed: int, condition: str, status: str) -> None:
+    rows, chunks = made.closed_rows()
+    made.fail(rows, list(range(0, 3 * failed, 3)))
+    run = made.run(rows, chunks, failures=(Failure("http_503", "busy"),))
+    found = compare(Side("a", (measured(),)), Side("b", ((run, summarise(run)),)), [parse(condition)])
+    assert found.conditions[0].status == status, found.conditions
+    metric = found.metrics["failure_rate"]
+    assert metric.ratio is None and metric.difference == pytest.approx(failed / 600)
+    assert metric.verdict == ("worse" if failed else "no clear difference")
+    assert "percentage point" in metric.sentence and bool(metric.projection) == (not failed)
+
+
+def test_one_outage_does_not_show_a_higher_failure_rate() -> None:
+    found = compare(Side("a", (measured(),)), Side("b", (measured(failed=200),)), [parse("failure_rate worse")])
+    assert found.conditions[0].status == "undecided" and not found.is_passed()
+
+
+def test_the_failure_rate_is_only_listed_if_requests_failed_or_it_is_named() -> None:
+    assert "failure_rate" not in sides((1.0,), (1.0,)).metrics
+
+
+def test_values_of_the_runs_are_in_the_order_of_the_pairs() -> None:
+    metric = sides((1.0, 2.0, 3.0), (1.5, 2.5, 3.5)).metrics["e2e.p50"]
+    assert [round(value / metric.values[0][0], 1) for value in metric.values[0]] == [1.0, 2.0, 3.0]  # type: ignore[operator]
+    assert len(metric.values[1]) == 3
+
+
 def test_holm_counts_only_the_metrics_that_are_named() -> None:
     found = sides((1.0, 1.0, 1.0), (1.1, 1.2, 1.15), "e2e.p50 worse by 5%", "ttft.p50 worse by 5%")
     named = {name for name, metric in found.metrics.items() if metric.p_holm is not None}
@@ -149,7 +185,7 @@ def with_config(**sections: object) -> Measured:
     ("other", "words"),
     [
         (with_config(load={"type": "poisson", "rate": 20.0}), "the load differs"),
-        (with_config(slo=["ttft.p99 < 1s"]), "the objectives differ: slo nothing against ['ttft.p99 < 1s']"),
+        (with_config(slo=["ttft.p99 < 1s"]), "the objectives differ: slo nothing against ttft.p99 < 1s"),
         (with_config(server={"model": "other", "api": "completions", "stream": True}), "server.model my-model against other"),
         (measured(workload={"digest": "sha256:1"}), "a file or a tokenizer has changed"),
         (measured(outcome=made.INTERRUPTED), "was interrupted"),

@@ -74,11 +74,14 @@ def test_compare_finds_the_faster_simulator(stored: Path, tmp_path: Path) -> Non
 
 
 def test_a_condition_gives_status_1_and_is_in_every_file(stored: Path, tmp_path: Path) -> None:
-    markdown, junit = tmp_path / "out.md", tmp_path / "out.xml"
+    markdown, junit, html = tmp_path / "out.md", tmp_path / "out.xml", tmp_path / "out.html"
     sides = (stored / "b", stored / "a")
-    result = cli("compare", *sides, "--fail-if", "tpot.p50 worse by 5%", "--markdown", markdown, "--junit", junit)
+    files = ("--markdown", markdown, "--junit", junit, "--html", html)
+    result = cli("compare", *sides, "--fail-if", "tpot.p50 worse by 5%", *files)
     assert result.status == 1 and "fails" in result.out
     assert "| `tpot.p50 worse by 5%` | ❌ fails |" in markdown.read_text()
+    page = html.read_text()
+    assert ">FAILS<" in page and "tpot.p50 worse by 5%" in page and '"kind":"forest"' in page
     suite = ET.parse(junit).getroot()[0]
     assert suite.get("failures") == "1"
     assert suite[0].get("name") == "tpot.p50 worse by 5%" and suite[0].find("failure") is not None
@@ -96,6 +99,51 @@ def test_runs_with_another_load_are_refused_and_can_be_forced(stored: Path) -> N
     assert_one_line(cli("compare", *sides), "the load differs: load.concurrency 4 against 5", "--force")
     forced = cli("compare", *sides, "--force")
     assert forced.status == 0 and "compared by force: the load differs" in forced.out
+
+
+def test_failure_rates_and_throughput_can_be_conditions(stored: Path) -> None:
+    sides = (stored / "a", stored / "b")
+    result = cli(
+        "compare", *sides, "--fail-if", "throughput.requests worse by 5%", "--fail-if", "failure_rate worse by 10%"
+    )
+    assert result.status == 0 and result.out.count("✓ passes") == 2, result
+    narrow = cli("compare", *sides, "--fail-if", "failure_rate worse by 0.1%")  # 60 requests cannot show that
+    assert narrow.status == 1 and "undecided" in narrow.out and "more requests per side would show" in narrow.out
+
+
+def test_report_lists_several_runs_that_differ(stored: Path, tmp_path: Path) -> None:
+    html, out, markdown = tmp_path / "out.html", tmp_path / "out.json", tmp_path / "out.md"
+    result = cli("report", stored / "a", f"{stored}/[bc]/2*", "--html", html, "--json", out, "--markdown", markdown)
+    assert result.status == 0 and "3 runs, all VALID" in result.out and "not repeats of one config" in result.out, (
+        result
+    )
+    runs = json.loads(out.read_text())["runs"]
+    assert len(runs) == 3 and all(each["figures"]["e2e.p50"] > 0 for each in runs)
+    assert "| run |" in markdown.read_text() and "load.concurrency" in html.read_text()
+
+
+def test_report_of_a_folder_with_one_run_is_that_of_the_run(stored: Path) -> None:
+    assert cli("report", stored / "a").out == cli("report", stored / "a" / "LATEST").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("{a}/nothing*",), ("no folder matches",)),
+        (("{a}", "{a}/nothing"), ("there is no such folder",)),
+        (("{empty}",), ("there is no manifest.json",)),
+        (("{a}", "{empty}"), ("there is no manifest.json",)),
+        (("{a}", "{b}", "--csv", "-"), ("--csv is about a single run", "there are several")),
+        (("{a}", "{b}", "--why"), ("--why is about a single run",)),
+        (("{a}", "{b}", "--open"), ("--open of several runs", "--html PATH")),
+        (("{a}", "{b}", "--slo", "ttft.p99 <"), ("--slo",)),
+    ],
+)
+def test_bad_input_of_several_runs_takes_two_lines(
+    stored: Path, tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    given = [each.format(a=stored / "a", b=stored / "b", empty=tmp_path) for each in arguments]
+    assert_one_line(cli("report", *given), *words)
 
 
 def test_several_sides_are_compared_with_the_first(stored: Path, tmp_path: Path) -> None:
@@ -136,14 +184,17 @@ def test_run_and_report_write_markdown_and_junit(stored: Path, tmp_path: Path) -
 
 
 def test_repeat_shows_the_variation_between_runs(tmp_path: Path, fast: str, slow: str) -> None:
-    out = tmp_path / "out.json"
-    result = run(tmp_path / "fast", fast, "--repeat", "3", "--json", str(out))
+    out, html = tmp_path / "out.json", tmp_path / "out.html"
+    result = run(tmp_path / "fast", fast, "--repeat", "3", "--json", str(out), "--html", str(html))
     assert result.status == 0, result
     tree = json.loads(out.read_text())
     assert len(tree["runs"]) == 3 and tree["verdicts"] == ["VALID"] * 3
     itl = tree["metrics"]["tpot.p50"]
     assert len(itl["values"]) == 3 and itl["ci"][0] < itl["mean"] < itl["ci"][1] and itl["within"] is not None
     assert "between runs" in result.out and "within a run" in result.out
+    assert f"3 repeats of {fast}" in html.read_text()
+    again = cli("report", tmp_path / "fast" / "LATEST", "--html", html)
+    assert again.status == 0 and again.out.splitlines()[:-1] == result.out.splitlines()[:-1]
     seeds = {json.loads((Path(each) / "manifest.json").read_text())["seeds"]["seed"] for each in tree["runs"]}
     assert seeds == {0, 1, 2}
     assert run(tmp_path / "slow", slow, "--repeat", "3").status == 0
@@ -166,6 +217,10 @@ def test_ab_measures_interleaved_pairs_and_compares_them(tmp_path: Path, slow: s
     assert [started[0] < started[1], started[2] < started[3], started[4] < started[5]] == [True, False, True]
     again = cli("compare", folder, "--json", "-")
     assert json.loads(again.out)["metrics"]["tpot.p50"] == metric
+    latest, html = tmp_path / "runs" / "LATEST", tmp_path / "out.html"
+    report = cli("report", latest, "--html", html)
+    assert report.status == 0 and "TPOT p50 is" in report.out and ">B IS BETTER<" in html.read_text()
+    assert_one_line(cli("report", latest, "--slo", "ttft.p99 < 1s"), "--slo is about runs")
 
 
 def free_port() -> int:

@@ -14,8 +14,9 @@ import html_runs
 import html_sweeps
 import made_capacity
 import pytest
+from several_runs import FASTER, compared, measured, pairs, side
 
-from inferometer.report.html import capacity_page
+from inferometer.report.html import capacity_page, compare_page, runs_page
 
 pytestmark = pytest.mark.chromium
 
@@ -79,6 +80,25 @@ const drag = figure => { send(figure, "pointerdown", 0.25); send(figure, "pointe
   found.width = window.innerWidth;
   document.body.append(Object.assign(document.createElement("pre"), { id: "driven", textContent: JSON.stringify(found) }));
 })();
+"""
+
+FOREST_DRIVER = """
+const all = [...document.querySelectorAll("figure[data-chart]")], shown = all.filter(each => each.querySelector(".plot").clientWidth);
+const specs = JSON.parse(document.getElementById("data").textContent).charts;
+const forest = all.find(each => specs[each.dataset.chart].kind === "forest"), plot = forest.querySelector(".plot");
+const send = (type, share, down) => {
+  const box = plot.getBoundingClientRect();
+  plot.dispatchEvent(new PointerEvent(type, { clientX: box.left + share * box.width, clientY: box.top + down, bubbles: true, pointerId: 1 }));
+};
+const found = { shown: shown.length, drawn: shown.filter(each => each.dataset.drawn).length, width: window.innerWidth };
+found.names = [...forest.querySelectorAll(".forest-name")].map(each => each.textContent);
+found.marks = forest.querySelectorAll(".forest-dot").length;
+send("pointermove", 0.5, 8 + 28 * 1.5);
+found.hover = forest.dataset.hover;
+send("pointerdown", 0.4, 50); send("pointermove", 0.5, 50); send("pointerup", 0.6, 50);
+found.zoom = forest.dataset.zoom;
+found.overflow = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+document.body.append(Object.assign(document.createElement("pre"), { id: "driven", textContent: JSON.stringify(found) }));
 """
 
 
@@ -190,3 +210,29 @@ def test_the_page_of_a_capacity_search_opens_and_responds(name: str, size: str, 
     found = driven(source, tmp_path, f"--window-size={size}", driver=CAPACITY_DRIVER)
     assert len(found["drawn"]) == 4 and set(found["drawn"]) == {"1"} and not found["overflow"]
     assert all("probe " in text and "requests/s" in text for text in found["hover"])
+
+
+def test_a_comparison_opens_and_its_ratios_respond(tmp_path: Path) -> None:
+    found = driven(compare_page.encode([pairs("e2e.p50 worse by 5%")]), tmp_path, driver=FOREST_DRIVER)
+    assert found["drawn"] == found["shown"] > 2 and not found["overflow"]
+    assert found["names"][:2] == ["TTFT p50", "TTFT p99"] and found["marks"] == len(found["names"])
+    assert found["hover"].startswith("TTFT p50: −10 % (")
+    low, high = map(float, found["zoom"].split())
+    assert 0.5 < low < high < 1.2
+
+
+def test_pages_of_several_sides_and_runs_open_without_an_error(tmp_path: Path) -> None:
+    a = side("a", 1.0, 1.0, stages=True)
+    several = [compared(a, side(name, *scales, stages=True)) for name, scales in (("b", FASTER[:2]), ("c", (1.2, 1.3)))]
+    runs = [measured("a/0"), measured("a/1", seed=1), measured(f"b/{html_runs.HOSTILE}")]
+    for number, source in enumerate((compare_page.encode(several), runs_page.encode(runs), runs_page.encode(runs[:2]))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        page, log = opened(source, folder)
+        assert 'data-ready="1"' in page and "data-errors" not in page and "CONSOLE" not in log
+        assert "<title>owned</title>" not in page
+
+
+def test_a_comparison_fits_a_phone(tmp_path: Path) -> None:
+    found = driven(compare_page.encode([pairs()]), tmp_path, "--window-size=390,844", driver=FOREST_DRIVER)
+    assert found["width"] < 520 and found["drawn"] == found["shown"] and not found["overflow"]

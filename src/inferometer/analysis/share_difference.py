@@ -3,9 +3,10 @@
 Newcombe's interval: Wilson's score interval of each share, joined by the root of the sum of squares. Unlike difference +- error, it is
 not empty if no request of either side failed, and it stays within -100 and +100 points.
 
-Requests that fail together say less than as many independent ones, so the number of requests of a side is divided by a design effect:
-the larger of that between blocks of time (blocks.py) and, with several runs, that between the runs. An effect above 1 is an estimate
-from a few blocks or runs, and is enlarged by the square of t / 1.96.
+Requests that fail together say less than as many independent ones, so the number of requests is divided by a design effect: the largest
+of those between blocks of time (blocks.py) and, with several runs, between the runs, of either side. A side without failures shows no
+effect of its own; if the servers are equal, that of the other side is also its own. An effect above 1 is an estimate from a few blocks
+or runs, and is enlarged by the square of t / 1.96.
 """
 
 import math
@@ -94,9 +95,11 @@ class ShareDifference(msgspec.Struct, frozen=True):
 def failure_rates(a: Sequence[Run], b: Sequence[Run], stage: int | None) -> ShareDifference | None:
     """Compare the failure rates of two sides; None if one has no request that counts."""
     counts = [[_counts(run, stage) for run in side] for side in (a, b)]
+    if not all(any(count.any() for _, count in side) for side in counts):
+        return None
     freedom = len(a) + len(b) - 2
-    sides = [_pooled(side, freedom) for side in counts]
-    return ShareDifference(*sides) if all(side.count for side in sides) else None
+    effect = max(_effect(side, freedom) for side in counts)
+    return ShareDifference(*(_pooled(side, effect) for side in counts))
 
 
 Blocks = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -117,16 +120,19 @@ def _counts(run: Run, stage: int | None) -> Blocks:
     return hit.astype(np.int64), np.bincount(block, minlength=blocks.BLOCKS).astype(np.int64)
 
 
-def _pooled(runs: Sequence[Blocks], freedom: int) -> Share:
+def _effect(runs: Sequence[Blocks], freedom: int) -> float:
+    """The design effect of a side: the larger of that between blocks of time, and that between its runs."""
     hits, counts = np.array([hit for hit, _ in runs]), np.array([count for _, count in runs])
-    if not counts.sum():
-        return Share(0, 0, 0.0)
-    effects = [_enlarged(blocks.design_effect(hits.ravel(), counts.ravel()), blocks.BLOCKS - 1)]
-    if len(runs) > 1:
-        effects.append(_enlarged(blocks.design_effect(hits.sum(axis=1), counts.sum(axis=1)), freedom))
-    size = int(counts.sum())
-    return Share(int(hits.sum()), size, size / max(effects))
+    effect = _enlarged(blocks.design_effect(hits.ravel(), counts.ravel()), blocks.BLOCKS - 1)
+    if len(runs) == 1:
+        return effect
+    return max(effect, _enlarged(blocks.design_effect(hits.sum(axis=1), counts.sum(axis=1)), freedom))
 
 
 def _enlarged(effect: float, freedom: int) -> float:
     return effect * (student.quantile(CONFIDENCE, freedom) / blocks.NORMAL) ** 2 if effect > 1 else 1.0
+
+
+def _pooled(runs: Sequence[Blocks], effect: float) -> Share:
+    hits, count = sum(int(hit.sum()) for hit, _ in runs), sum(int(each.sum()) for _, each in runs)
+    return Share(hits, count, count / effect)

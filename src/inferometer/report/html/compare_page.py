@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from inferometer.analysis import settings
-from inferometer.analysis.comparison import Compared, Comparison, Measured, MetricComparison, SideInfo
+from inferometer.analysis.comparison import Compared, Comparison, MetricComparison
 from inferometer.analysis.comparison_text import title
 from inferometer.analysis.fail_if import parse as parse_condition
 from inferometer.analysis.run_figures import FAILURE_RATE
 from inferometer.report import formatting
 from inferometer.report.compare import amount, shown, stages_of
 from inferometer.report.html import overlays, page
+from inferometer.report.html.compare_background import how_to_read, what_was_compared
 from inferometer.report.html.page import Block, Page, Section, render
 from inferometer.report.html.parts import limits, parts
 from inferometer.units import format_number
@@ -23,7 +24,6 @@ _HEADLINES = (
     "throughput.output_tokens", "throughput.inferences", "throughput.requests", "goodput", FAILURE_RATE,
 )  # fmt: skip
 """The figures of the answer, besides those that a condition or an objective names."""
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def encode(compared: Sequence[Compared]) -> bytes:
@@ -59,8 +59,8 @@ def sections(compared: Sequence[Compared]) -> list[Section]:
             "figures", "All figures", _by_side_and_stage(compared, _figures),
             "Every figure that was measured on both sides.",
         ),
-        _what(compared),
-        _verdicts(compared),
+        what_was_compared(compared),
+        how_to_read(compared),
     ]  # fmt: skip
 
 
@@ -72,9 +72,9 @@ def _by_side_and_stage(
     stages = [name for name, _ in stages_of(compared[0].found)]
     for number, each in enumerate(compared):
         for index, (_, metrics) in enumerate(stages_of(each.found)):
-            panes[f"{number}|{index}"] = make(_LETTERS[number + 1], each, metrics)
+            panes[f"{number}|{index}"] = make(overlays.letter(number + 1), each, metrics)
     switches = [
-        [(str(number), f"{_LETTERS[number + 1]} against A") for number in range(len(compared))],
+        [(str(number), f"{overlays.letter(number + 1)} against A") for number in range(len(compared))],
         [(str(index), name) for index, name in enumerate(stages)],
     ]
     return [page.tabs(switches, panes)] if len(panes) > 1 else list(next(iter(panes.values())))
@@ -99,7 +99,7 @@ def _is_compared(one: MetricComparison) -> bool:
 
 
 def _answer(each: Compared, number: int, count: int) -> list[Block]:
-    letter = _LETTERS[number]
+    letter = overlays.letter(number)
     blocks: list[Block] = (
         [page.heading(f"{letter} against A: {formatting.one_line(each.b.label, 120)}")] if count > 1 else []
     )
@@ -117,7 +117,8 @@ def _answer(each: Compared, number: int, count: int) -> list[Block]:
 
 def _verdict(letter: str, found: Comparison, metrics: Sequence[MetricComparison]) -> Block:
     """The badge: whether conditions hold, or else which way the clear differences point."""
-    counts = {verdict: sum(one.verdict == verdict for one in metrics) for verdict in _TONES}
+    verdicts = [_SMALL if _is_small(one) else one.verdict for one in metrics]
+    counts = {verdict: verdicts.count(verdict) for verdict in (*_TONES, _SMALL)}
     words = [f"{count} {verdict}" for verdict, count in counts.items() if count]
     text = f"Of {len(metrics)} headline figures: {', '.join(words)}." if metrics else "There is no figure to compare."
     if found.conditions:
@@ -133,6 +134,12 @@ def _verdict(letter: str, found: Comparison, metrics: Sequence[MetricComparison]
     return _badge("NO CLEAR DIFFERENCE", "plain", text)
 
 
+def _is_small(one: MetricComparison) -> bool:
+    """Whether a clear difference is too small to decide which side is better as a whole."""
+    return one.verdict != "no clear difference" and one.ratio is not None and abs(one.ratio - 1) < 0.01
+
+
+_SMALL = "clearly but less than 1 % different"
 _GATES = {"fails": ("FAILS", "bad"), "undecided": ("UNDECIDED", "warn")}
 
 
@@ -182,7 +189,7 @@ def _conditions(compared: Sequence[Compared]) -> Section:
         if not each.found.conditions:
             continue
         if len(compared) > 1:
-            blocks.append(page.heading(f"{_LETTERS[number]} against A"))
+            blocks.append(page.heading(f"{overlays.letter(number)} against A"))
         lines = []
         for one in each.found.conditions:
             where = f"{formatting.one_line(one.stage, 60)}: " if one.stage else ""
@@ -262,7 +269,7 @@ def _distributions(compared: Sequence[Compared]) -> Section:
     labels = overlays.short_labels([side.label for side in sides])
     groups = [
         (f"{letter}: {formatting.one_line(label, 50)}", [run for run, _ in side.runs])
-        for letter, label, side in zip(_LETTERS, labels, sides, strict=False)
+        for letter, label, side in zip(map(overlays.letter, range(len(sides))), labels, sides, strict=True)
     ]
     several = any(len(side.runs) > 1 for side in sides)
     return Section(
@@ -328,87 +335,3 @@ def _interval(one: MetricComparison) -> str:
     if low is None or high is None:
         return "–"
     return f"{_percent(low)} to {_percent(high)}"
-
-
-def _what(compared: Sequence[Compared]) -> Section:
-    """The sides, the notes, and what differs between them."""
-    infos = [compared[0].found.a, *(each.found.b for each in compared)]
-    sides = [compared[0].a, *(each.b for each in compared)]
-    rows = [
-        [letter, *_about(info), _requests(side.runs)]
-        for letter, info, side in zip(_LETTERS, infos, sides, strict=False)
-    ]
-    notes = dict.fromkeys(note for each in compared for note in each.found.notes)
-    manifests = [side.runs[0][0].manifest for side in sides]
-    return Section(
-        "compared",
-        "What was compared",
-        [
-            page.table(["", "side", "URL", "model", "runs", "requests ok"], rows, texts=(1, 2)),
-            *overlays.differences(manifests, [_LETTERS[index] for index in range(len(sides))]),
-            *(
-                page.note(f"{formatting.one_line(note, 1000)[:1].upper()}{formatting.one_line(note, 1000)[1:]}.")
-                for note in notes
-            ),
-            page.details(
-                "Folders of the runs",
-                [page.facts((letter, ", ".join(info.runs)) for letter, info in zip(_LETTERS, infos, strict=False))],
-            ),
-        ],
-    )
-
-
-def _about(info: SideInfo) -> list[str]:
-    return [formatting.one_line(text, 120) for text in (info.label, info.url, info.model)] + [f"{len(info.runs):,}"]
-
-
-def _requests(runs: Sequence[Measured]) -> str:
-    return f"{sum(summary.counts.ok for _, summary in runs):,}"
-
-
-def _verdicts(compared: Sequence[Compared]) -> Section:
-    """What the words mean, and how the intervals come about."""
-    methods = dict.fromkeys(
-        one.method for each in compared for _, found in stages_of(each.found) for one in found.values() if one.method
-    )
-    pairs = [
-        (
-            "better, worse",
-            "The 95 % confidence interval of the ratio B / A excludes 1. Latencies and failures should be low, throughput and goodput high.",
-        ),
-        (
-            "no clear difference",
-            "The interval includes 1. That is not proof of equality: the interval says how large a difference may still be.",
-        ),
-        (
-            "how much more to measure",
-            "With so much more, a true difference of that size would be found in 80 % of the comparisons.",
-        ),
-        *((name, text) for name, text in _METHODS.items() if name in methods),
-        (
-            "several figures",
-            "Figures that --fail-if or an objective names are judged together (Holm's adjustment): 5 % is the chance of any false alarm among them. The others are not adjusted: of 30 figures, expect one or two that seem to differ.",
-        ),
-    ]
-    if any(FAILURE_RATE in found for each in compared for _, found in stages_of(each.found)):
-        pairs.append(
-            (
-                "failure rate",
-                "Compared by its difference in percentage points (pp), because a share that is 0 has no ratio: Newcombe's interval from Wilson's score intervals, for the number of independent requests that would say as much.",
-            )
-        )
-    if any(each.found.conditions for each in compared):
-        pairs.append(
-            (
-                "fails, passes, undecided",
-                "Fails: B is shown to be worse by more than the margin. Passes: the whole interval is within the margin. Undecided: neither; measure more.",
-            )
-        )
-    return Section("verdicts", "How to read this", [page.facts(pairs)])
-
-
-_METHODS = {
-    "paired": "t interval of the log ratios of the pairs. What both runs of a pair share, such as their arrivals and prompts, cancels out. It covers run-to-run variation.",
-    "unpaired": "Welch's interval of the mean logs of the runs of each side. It covers run-to-run variation.",
-    "single": "One run per side: a block bootstrap over time within each run. It does not cover run-to-run variation.",
-}

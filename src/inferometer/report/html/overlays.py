@@ -109,6 +109,11 @@ def differences(manifests: Sequence[Manifest], names: Sequence[str]) -> list[Blo
     return [page.table(columns, table, texts=tuple(range(1, len(columns))))]
 
 
+def letter(index: int) -> str:
+    """What a side is called: A, B, C ..., and S27 after Z."""
+    return chr(ord("A") + index) if index < 26 else f"S{index + 1}"
+
+
 def short_title(name: str) -> str:
     """What a card or a switch calls a figure: `TTFT p99`, `output tokens/s`."""
     return title(name).replace("throughput (", "").replace(")", "")

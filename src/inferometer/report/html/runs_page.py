@@ -8,7 +8,7 @@ from inferometer.analysis.comparable import are_repeats
 from inferometer.analysis.comparison import Measured
 from inferometer.analysis.comparison_text import title
 from inferometer.analysis.repeats import Repeats, Variation, summarise_repeats
-from inferometer.report import formatting
+from inferometer.report import formatting, tables
 from inferometer.report.compare import amount
 from inferometer.report.html import background, overlays, page
 from inferometer.report.html.overview import started
@@ -106,7 +106,7 @@ def _overview(runs: _Runs) -> Section:
     if runs.repeats and runs.repeats.metrics:
         cards = [_card(name, runs.repeats.metrics[name]) for name in _HEADLINES if name in runs.repeats.metrics]
         blocks.append(page.cards(cards))
-    blocks.append(_table(runs, words))
+    blocks += _table(runs, words)
     failed = [
         page.item("✗", "bad", formatting.one_line(check.message, 1000), name)
         for name, (_, summary) in zip(runs.names, runs.measured, strict=True)
@@ -114,7 +114,7 @@ def _overview(runs: _Runs) -> Section:
         if check.status == "fail"
     ]
     if failed:
-        blocks += [page.heading("Why runs are not valid"), page.items(failed)]
+        blocks.append(page.details("Why runs are not valid", [page.items(failed)]))
     return Section("runs", "Runs", blocks)
 
 
@@ -155,7 +155,7 @@ def _bare(value: float | None, unit: str) -> str:
     return amount(value, unit).removesuffix(" ms").removesuffix("/s")
 
 
-def _table(runs: _Runs, words: Sequence[str]) -> Block:
+def _table(runs: _Runs, words: Sequence[str]) -> list[Block]:
     """One row per run, or per stage of a run, with what differs between the runs before the figures."""
     columns = [(name, column) for name in runs.latencies if name in ("ttft", "itl", "e2e") for column in ("p50", "p99")]
     abouts = {
@@ -182,14 +182,17 @@ def _table(runs: _Runs, words: Sequence[str]) -> Block:
             )
     titles = ["completed/s", *(["tokens/s"] if runs.has_tokens else [])]
     figures = [f"{TITLES[name]} {column}" for name, column in columns]
-    return page.table(["latencies in ms", "verdict", *shown, "ok", "failed", *titles, *figures], rows)
+    blocks = [page.table(["latencies in ms", "verdict", *shown, "ok", "failed", *titles, *figures], rows)]
+    if any(isinstance(cell, str) and cell.endswith(tables.MARK) for row in rows for cell in row):
+        blocks.append(page.note(f"{tables.MARK} too few independent values to support this percentile."))
+    return blocks
 
 
 def _cell(stage: Part, name: str, column: str) -> str:
     found = stage.metrics.get(name) if stage.metrics else None
     if stage.is_overloaded or found is None or not found.count:
         return "–"
-    return formatting.milliseconds(found.value(column)) + ("*" if column in found.unsupported else "")
+    return formatting.milliseconds(found.value(column)) + (tables.MARK if column in found.unsupported else "")
 
 
 # --- variation -------------------------------------------------------------------------------------------------------
