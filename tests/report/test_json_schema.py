@@ -15,11 +15,11 @@ from test_capacity_report import FOUND
 
 from inferometer.analysis.comparison import Side, compare
 from inferometer.analysis.repeats import summarise_repeats
-from inferometer.analysis.settings import with_percentiles
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.analysis.sweep import Knee, Point, Sweep
 from inferometer.capacity.result import as_json
 from inferometer.capacity.search import Bracket
+from inferometer.conduct.saving import changed
 from inferometer.records import Failure, Run
 from inferometer.report import compare as compare_report
 from inferometer.report.json import encode, with_words
@@ -39,7 +39,7 @@ def failed() -> Run:
 def with_more() -> Run:
     """A run with further percentiles, some of them of too few values."""
     made = plain()
-    return msgspec.structs.replace(made, manifest=with_percentiles(made.manifest, [5, 75, 99.99]))
+    return changed(made, {"report": {"percentiles": [5, 75, 99.99]}})
 
 
 def measured(made: Run) -> tuple[Run, Summary]:
