@@ -5,14 +5,17 @@ import msgspec
 import pytest
 import synthetic_run as made
 from html_runs import Page
+from test_pareto import level
 
 from inferometer.analysis.efficiency import Estimate
-from inferometer.analysis.pareto import Answer, CheapestAt, Pareto, ParetoPoint
+from inferometer.analysis.pareto import Answer, CheapestAt, Pareto, ParetoPoint, pareto_of
 from inferometer.analysis.summary import Summary, summarise
+from inferometer.analysis.sweep import Sweep
 from inferometer.records import Run, StagePlan
 from inferometer.report import console, markdown
 from inferometer.report.cost import money, sentences
-from inferometer.report.html import run_page
+from inferometer.report.html import run_page, sweep_charts
+from inferometer.report.sweep import render
 
 
 def summarised(run: Run, **cost: object) -> tuple[Run, Summary]:
@@ -117,3 +120,14 @@ def test_sentences_name_the_cheapest_settings_first_and_say_when_it_is_not_clear
 )
 def test_amounts_have_two_decimals_or_three_digits(amount: float | None, text: str) -> None:
     assert money(amount) == text
+
+
+def test_a_sweep_has_the_frontier_and_the_cheapest_load() -> None:
+    points = (level(1, 90, 80), level(8, 50, 400))
+    sweep = Sweep(folder="runs/x", keys=("data.input",), points=points, pareto=pareto_of(points, [70]))
+    text = " ".join(render(sweep, [], False, 100).split())
+    assert "cost and efficiency tok/s/user tok/s/GPU EUR/M out 95 % CI frontier" in text
+    assert "cheapest at 70 tokens/s/user with data.input 1024: " in text
+    section = sweep_charts.pareto(sweep, sweep_charts.curves(sweep))
+    assert [block["kind"] for block in section.blocks] == ["items", "chart", "table"]
+    assert section.blocks[1]["data"]["series"][0]["name"] == "input 1024"

@@ -62,7 +62,7 @@ def test_a_sweep_of_the_load_alone_has_a_line_per_percentile() -> None:
 def test_overloaded_levels_have_no_latencies_in_tables_and_are_not_on_the_frontier() -> None:
     found = Page(encoded(html_sweeps.grid()))
     assert "100/s overloaded 200 0" in text_of(found)
-    assert [len(line["x"]) for line in found.chart("against tokens/s per user")["series"]] == [3, 2]
+    assert [len(line["x"]) for line in found.chart("against output tokens/s/user")["series"]] == [3, 2]
 
 
 def test_tensor_sweeps_have_queue_and_compute_and_no_tokens() -> None:

@@ -9,8 +9,10 @@ from inferometer import __version__
 from inferometer.analysis.counts import Counts
 from inferometer.analysis.efficiency import Efficiency
 from inferometer.analysis.knee import By, Knee, Level, find_knee, level_of, level_unit, measured_level
+from inferometer.analysis.pareto import Pareto, pareto_of
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.run_figures import Part, parts
+from inferometer.analysis.settings import cost
 from inferometer.analysis.slo import Goodput, SloResult, is_passed
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.throughput import Throughput
@@ -67,6 +69,9 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence for each combination of settings: where its knee is, or why there is none."""
     unmeasured: tuple[Unmeasured, ...] = ()
     interrupted: bool = False
+    pareto: Pareto | None = None
+    """What users see against what the hardware delivers, a curve per combination of settings; None if no price, GPUs or energy are
+    known, unless `cost.cheapest_at` asks for it."""
 
 
 def summarise_sweep(
@@ -105,7 +110,14 @@ def summarise_sweep(
         answers=(*answers, *_best(points)),
         unmeasured=tuple(unmeasured),
         interrupted=interrupted,
+        pareto=_pareto(points, measured),
     )
+
+
+def _pareto(points: Sequence[Point], measured: Sequence[Cell]) -> Pareto | None:
+    wanted = list(dict.fromkeys(rate for _, run, _ in measured for rate in cost(run.manifest).user_rates))
+    is_known = any(point.efficiency is not None for point in points)
+    return pareto_of(points, wanted) if is_known or wanted else None
 
 
 def levels_of(run: Run, summary: Summary) -> list[Level]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from inferometer.cli.options import cost_options, export_options, percentile_option, slo_options
-from inferometer.errors import UserError
+from inferometer.errors import UserError, named
 
 _TAIL = "tail"
 """What --why stands for without an id."""
@@ -78,7 +78,7 @@ def command(
     inferometer report runs/LATEST --csv out.csv    one row per request
     inferometer report runs/LATEST --json - | jq .throughput
     inferometer report runs/LATEST --slo 'tpot.p95 < 50ms'   by other objectives
-    inferometer report runs/LATEST --price-per-hour 2.5/gpu --gpus 8   what it costs
+    inferometer report runs/LATEST --price-per-hour 2.5/gpu --gpus 8    its cost
     inferometer report 'runs/2026*' --html runs.html         several runs in one page
 
     Without options, the report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
@@ -117,7 +117,8 @@ def command(
         tool=tool,
     )
     kind.check(wanted)
-    status = kind.report(wanted)
+    with named({"cost.cheapest_at": "--cheapest-at"}):
+        status = kind.report(wanted)
     if is_opened:
         _open(Path(exports["html"]).resolve())
     return status

@@ -4,22 +4,20 @@ The same figures and sentences are used by the console, Markdown, HTML and the r
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from inferometer.analysis.efficiency import COMMODITIES, Commodity, Efficiency, Estimate
-from inferometer.analysis.pareto import Answer, CheapestAt, Pareto, ParetoPoint, pareto_of
+from inferometer.analysis.pareto import Answer, CheapestAt, Pareto, ParetoPoint
 from inferometer.analysis.summary import Summary
+from inferometer.analysis.sweep import Sweep
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.width import fitted
-
-if TYPE_CHECKING:
-    from inferometer.analysis.sweep import Sweep
 
 TITLE = "cost and efficiency"
 NAMES: dict[Commodity, str] = {
@@ -243,10 +241,9 @@ def _with_interval(figure: Figure, unit: str) -> str:
 # --- sweeps ----------------------------------------------------------------------------------------------------------
 
 
-def sweep_lines(sweep: "Sweep", cheapest_at: Sequence[float] = (), width: int = 100) -> list[RenderableType]:
+def sweep_lines(sweep: Sweep, width: int) -> list[RenderableType]:
     """The frontier and the answers of a sweep; nothing if no level has tokens per second and user, or no price or GPUs are known."""
-    is_known = any(point.efficiency is not None for point in sweep.points)
-    found = pareto_of(sweep.points, cheapest_at) if is_known or cheapest_at else None
+    found = sweep.pareto
     if found is None:
         return []
     table = [pareto_table(found, width)] if found.points else []

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
+from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.sweep import Cell, Point, Sweep, problems, short_value
 from inferometer.errors import UserError
-from inferometer.report import formatting, junit, markdown, tables
+from inferometer.report import cost, formatting, junit, markdown, tables
 from inferometer.report.console import new_console
 from inferometer.report.json import encode
 from inferometer.report.output import wants_color, write_file
@@ -73,6 +74,8 @@ def render(sweep: Sweep, found: Sequence[str], color: bool, width: int) -> str:
         for note in _notes(sweep):
             console.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
         console.print()
+        if costs := cost.sweep_lines(sweep, width):
+            console.print(Padding(Group(*costs), (0, 0, 1, 1)))
         console.print(Text(f" {sweep.folder}", style="dim"), soft_wrap=True)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
@@ -209,8 +212,18 @@ def _markdown(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> b
     lines += [*(f"- {markdown.escape(answer)}" for answer in sweep.answers), ""]
     lines += [*(f"- ❌ {markdown.escape(problem)}" for problem in found), ""] if found else []
     lines += markdown.table(header, rows)
-    lines += [markdown.escape("; ".join(_notes(sweep))), "", markdown.escape(sweep.folder)]
+    lines += [markdown.escape("; ".join(_notes(sweep))), "", *_costs(sweep), markdown.escape(sweep.folder)]
     return ("\n".join(lines).rstrip("\n") + "\n").encode()
+
+
+def _costs(sweep: Sweep) -> list[str]:
+    """The frontier, and the cheapest load for a rate per user."""
+    if sweep.pareto is None:
+        return []
+    header, rows = cost.pareto_rows(sweep.pareto)
+    notes = cost.pareto_notes(sweep.pareto)
+    notes += [line.strip() for each in sweep.pareto.cheapest_at for line in cost.sentences(each, sweep.pareto)]
+    return [*markdown.table((cost.TITLE, *header), rows), *(f"- {markdown.escape(note)}" for note in notes), ""]
 
 
 def _junit(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:

@@ -1,5 +1,8 @@
 """The section about cost and efficiency, and the chart of what users see against what the hardware delivers."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from inferometer.analysis.pareto import Pareto
 from inferometer.analysis.summary import Summary
 from inferometer.report import cost, formatting
@@ -39,8 +42,11 @@ def answers(pareto: Pareto) -> list[Block]:
     return [page.items(found)] if found else []
 
 
-def pareto_chart(pareto: Pareto) -> Block:
-    """Output tokens per second and GPU against those per second and user: a line per curve, a point per level, and the frontier."""
+def pareto_chart(pareto: Pareto, looks: Mapping[str, Mapping[str, object]] = MappingProxyType({})) -> Block:
+    """Output tokens per second and GPU against those per second and user: a line per curve, a point per level, and the frontier.
+
+    `looks` are names and colours of the curves that differ from the default.
+    """
     unit = "output tokens/s/GPU" if pareto.unit == "gpu" else "output tokens/s, all servers"
     series = []
     curves = list(dict.fromkeys(point.curve for point in pareto.points))
@@ -50,6 +56,7 @@ def pareto_chart(pareto: Pareto) -> Block:
             {
                 "name": formatting.one_line(curve or "measured", 60),
                 "colour": colour,
+                **looks.get(curve, {}),
                 "x": page.rounded(point.user.value for point in own),
                 "y": page.rounded(point.hardware.value for point in own),
                 "lo": page.rounded(point.hardware.ci[0] for point in own),

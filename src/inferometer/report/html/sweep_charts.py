@@ -4,13 +4,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from inferometer.analysis.knee import Knee
+from inferometer.analysis.pareto import curve_name, pareto_of
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.sweep import Point, Sweep
 from inferometer.records import Run
 from inferometer.report import formatting, tables
-from inferometer.report.html import curve, page
+from inferometer.report.cost import pareto_notes, pareto_rows
+from inferometer.report.html import cost, curve, page
 from inferometer.report.html.latency import cdf, request_line
 from inferometer.report.html.page import Block, Section
 from inferometer.report.html.parts import TITLES, limits_of
@@ -228,54 +230,18 @@ def _level_chart(title: str, by: str, series: Sequence[dict[str, Any]]) -> Block
 
 
 def pareto(sweep: Sweep, each: Sequence[Curve]) -> Section:
-    """Output tokens per second and GPU, or of the server, against output tokens per second and user."""
-    is_per_gpu = all(p.efficiency is not None and p.efficiency.output_tokens_per_gpu is not None for p in sweep.points)
-    series = []
-    for own in each:
-        known = [found for point in own.points if (found := _pareto_point(point, is_per_gpu))]
-        if known:
-            series.append(
-                {
-                    **own.look,
-                    "x": page.rounded(user[0] for _, user, _ in known),
-                    "y": page.rounded(hardware[0] for _, _, hardware in known),
-                    "lo": page.rounded(hardware[1] for _, _, hardware in known),
-                    "hi": page.rounded(hardware[2] for _, _, hardware in known),
-                    "ex": [page.rounded(user[1:]) for _, user, _ in known],
-                    "labels": [f"{own.label}, {point.name}" if len(each) > 1 else point.name for point, _, _ in known],
-                    "points": True,
-                }
-            )
-    label = "output tokens/s per GPU" if is_per_gpu else "output tokens/s of the server"
-    data = {
-        "kind": "xy",
-        "height": 320,
-        "x": {"label": "output tokens/s per user", "min": 0, "pad": True},
-        "y": {"label": label, "min": 0},
-        "series": series,
-    }
-    chart = page.chart(f"{label[:1].upper()}{label[1:]} against tokens/s per user.", "Bars are 95 % confidence intervals.", data)  # fmt: skip
-    return Section(
-        "pareto",
-        "Pareto",
-        [chart] if series else [],
-        "What one user sees against what the hardware delivers. Further right is a faster service, further up a cheaper one; "
-        "overloaded levels are left out.",
-    )
-
-
-_Triple = tuple[float, float | None, float | None]
-
-
-def _pareto_point(point: Point, is_per_gpu: bool) -> tuple[Point, _Triple, _Triple] | None:
-    speed, rate = _metric(point, "tps_user"), point.throughput.output_tokens
-    if point.is_overloaded or speed is None or speed.p50 is None or rate is None:
-        return None
-    hardware: _Triple = (rate, *point.throughput.ci.get("output_tokens", (None, None)))
-    if is_per_gpu and point.efficiency is not None and point.efficiency.output_tokens_per_gpu is not None:
-        estimate = point.efficiency.output_tokens_per_gpu
-        hardware = (estimate.value, *estimate.ci)
-    return point, (speed.p50, *speed.ci.get("p50", (None, None))), hardware
+    """Output tokens per second and GPU, or of all servers, against output tokens per second and user; the cheapest load, if asked for."""
+    found = sweep.pareto or pareto_of(sweep.points)
+    blocks: list[Block] = []
+    if found is not None:
+        blocks += cost.answers(found)
+        looks = {curve_name(own.settings): own.look for own in each}
+        blocks += [cost.pareto_chart(found, looks)] if found.points else []
+    if sweep.pareto is not None:
+        header, rows = pareto_rows(sweep.pareto)
+        blocks.append(page.table(["", *header], rows))
+        blocks += [page.note(formatting.one_line(note, 1000)) for note in pareto_notes(sweep.pareto)]
+    return Section("pareto", "Pareto", blocks, "What one user sees against what the hardware delivers, at each level.")
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
