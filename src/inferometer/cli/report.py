@@ -75,7 +75,7 @@ def command(
     inferometer report runs/LATEST --csv out.csv    one row per request
     inferometer report runs/LATEST --json - | jq .throughput
     inferometer report runs/LATEST --slo 'tpot.p95 < 50ms'   by other objectives
-    inferometer report 'runs/2026*' --html runs.html         several runs in one page
+    inferometer report 'runs/2026*' --html runs.html    several runs in one page
 
     Without --slo, the report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
     what had been recorded until then. RUN_DIR may also be a folder of `run --repeat`, of which the variation between runs is printed, or of
