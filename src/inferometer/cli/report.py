@@ -78,8 +78,8 @@ def command(
     inferometer report runs/LATEST --csv out.csv    one row per request
     inferometer report runs/LATEST --json - | jq .throughput
     inferometer report runs/LATEST --slo 'tpot.p95 < 50ms'   by other objectives
-    inferometer report runs/LATEST --price-per-hour 2.5/gpu --gpus 8    its cost
-    inferometer report 'runs/2026*' --html runs.html         several runs in one page
+    inferometer report runs/LATEST --price-per-hour 2.5/gpu --gpus 8   its cost
+    inferometer report 'runs/2026*' --html runs.html    several runs in one page
 
     Without options, the report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
     what had been recorded until then. RUN_DIR may also be the folder of a sweep, of a search for the capacity, of `run --repeat` (the

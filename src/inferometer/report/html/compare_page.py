@@ -125,7 +125,7 @@ def _verdict(letter: str, found: Comparison, metrics: Sequence[MetricComparison]
         statuses = [each.status for each in found.conditions]
         badge, tone = next((badge for status, badge in _GATES.items() if status in statuses), ("PASSES", "good"))
         conditions = [f"{statuses.count(status)} {status}" for status in _CONDITIONS if status in statuses]
-        return _badge(badge, tone, f"Conditions: {', '.join(conditions)}. {text}")
+        return _badge(badge, tone, f"Of {len(statuses)} conditions: {', '.join(conditions)}. {text}")
     if counts["better"] and counts["worse"]:
         return _badge("MIXED", "warn", text)
     if counts["better"] or counts["worse"]:
@@ -193,9 +193,7 @@ def _conditions(compared: Sequence[Compared]) -> Section:
         lines = []
         for one in each.found.conditions:
             where = f"{formatting.one_line(one.stage, 60)}: " if one.stage else ""
-            lines.append(
-                page.item(*_CONDITIONS[one.status], f"{where}{one.status}. {_capital(one.reason)}", one.condition)
-            )
+            lines.append(page.item(*_CONDITIONS[one.status], f"{where}{one.status}: {one.reason}.", one.condition))
         blocks.append(page.items(lines))
     return Section(
         "conditions", "Conditions", blocks, "The conditions of --fail-if, and what the runs show with 95 % confidence."
