@@ -211,4 +211,4 @@ def test_bad_sweep_folders_are_one_line(tmp_path: Path) -> None:
     assert_one_line(cli("report", tmp_path), "sweep.json: cannot be read")
     (tmp_path / "sweep.json").write_text('{"keys": []}')
     assert_one_line(cli("report", tmp_path), "the sweep has no runs")
-    assert_one_line(cli("report", tmp_path, "--why"), "are about a single run")
+    assert_one_line(cli("report", tmp_path, "--why"), "is about a single run")

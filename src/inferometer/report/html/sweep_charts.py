@@ -387,7 +387,10 @@ def distributions(
             ]
             limits = limits_of((result for point in own.points for result in point.slos), name)
             empty = page.note("There are no values for this choice.")
-            panes[f"{name}|s{own.number}"] = [cdf(name, lines, limits) if lines else empty]
+            chart = cdf(name, lines, limits)
+            if len(each) > 1:
+                chart["title"] += f", {own.label}"
+            panes[f"{name}|s{own.number}"] = [chart if lines else empty]
     switches = [[(name, TITLES[name]) for name in names], [(f"s{own.number}", own.label) for own in each]]
     return Section(
         "latency",

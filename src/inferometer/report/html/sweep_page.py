@@ -1,6 +1,7 @@
 """The HTML report of a sweep: the answer, what was run, the curves and tables over all runs, and whether each run can be trusted."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from inferometer.analysis import settings
@@ -36,10 +37,10 @@ def sweep_page(sweep: Sweep, measured: Measured) -> Page:
     if measured:
         words += [formatting.describe_api(measured[0][1].manifest), overview.started(measured[0][2])]
     return Page(
-        title=title(measured[0][1]) if measured else f"Sweep {sweep.folder}",
+        title=title(measured[0][1]) if measured else f"Sweep {_folder(sweep)}",
         subtitle=" · ".join(filter(None, words)),
         sections=sections(sweep, measured),
-        footer=f"Made by inferometer {sweep.inferometer} from {formatting.one_line(sweep.folder, 200)}. This file works without a network.",
+        footer=f"Made by inferometer {sweep.inferometer} from {_folder(sweep)}. This file works without a network.",
         version=sweep.inferometer,
     )
 
@@ -65,6 +66,10 @@ def sections(sweep: Sweep, measured: Measured) -> list[Section]:
     return found
 
 
+def _folder(sweep: Sweep) -> str:
+    return formatting.one_line(Path(sweep.folder).name, 200)
+
+
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
@@ -74,12 +79,13 @@ def _plural(count: int, noun: str) -> str:
 
 def _answer(sweep: Sweep, each: Sequence[Curve], rates: Rates, measured: Measured) -> Section:
     # A sweep goes beyond what a server can do on purpose: an overloaded level does not make it invalid.
-    invalid = [own for _, _, own in measured if any(c.status == "fail" and c.name != "overload" for c in own.checks)]
+    judged = [point for point in sweep.points if not point.is_overloaded]
+    invalid = [point for point in judged if not point.is_quotable]
     is_warned = any(check.status == "warn" for _, _, summary in measured for check in summary.checks)
     words, tone = ("VALID with warnings", "warn") if is_warned else ("VALID", "good")
-    if invalid:
-        words, tone = f"{len(invalid)} of {len(measured)} runs INVALID", "warn"
-        if len(invalid) == len(measured):
+    if invalid or not judged:
+        words, tone = f"{len(invalid)} of {len(sweep.points)} levels INVALID", "warn"
+        if len(invalid) == len(judged):
             words, tone = "INVALID", "bad"
     lines = page.items([_sentence(sweep, own, rates) for own in each])
     blocks: list[Block] = [
@@ -206,7 +212,7 @@ def _what_was_run(sweep: Sweep, each: Sequence[Curve], measured: Measured) -> Se
             ("objectives", "; ".join(dict.fromkeys(result.slo for _, _, own in measured for result in own.slos))),
             ("started", overview.started(summary)),
             ("inferometer", sweep.inferometer),
-            ("runs", f"{len(measured)}, in {sweep.folder}"),
+            ("runs", f"{len(measured)}, in {_folder(sweep)}"),
         ]
     return Section("run", "What was run", [page.facts((name, formatting.one_line(text, 600)) for name, text in pairs)])
 
