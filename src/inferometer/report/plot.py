@@ -62,7 +62,7 @@ def write_charts(page: Page, charts: Mapping[str, Block], path: str, format: str
         folder = target
     from inferometer.report.plot_figure import draw  # noqa: PLC0415 (it imports matplotlib)
 
-    source = formatting.one_line(" · ".join(filter(None, (page.title, page.subtitle))), 130)
+    source = formatting.one_line(" · ".join(filter(None, (page.title, page.subtitle))), 160)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, chart in files.items():

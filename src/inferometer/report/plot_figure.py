@@ -308,13 +308,20 @@ def _range(
 
 
 def _marks(axes: Axes, spec: Spec, theme: Theme) -> None:
-    """Points with a ring and a label, such as the knee of a curve."""
+    """Points with a ring and a name, such as the knee of a curve; a name that would cover another one moves up."""
+    taken: list[tuple[float, float, float]] = []
+    box = {"facecolor": theme.colours["card"], "alpha": 0.75, "linewidth": 0, "pad": 1}
     for mark in spec.get("marks") or ():
         colour = theme.colours[f"c{mark['colour'] % COLOURS}"]
+        x, y = (float(value) for value in axes.transData.transform((mark["x"], mark["y"])))
+        half, up = 3.6 * len(mark["label"]), 13.0
+        while any(abs(at - x) < wide + half and abs(other - y - up) < 14 for at, wide, other in taken):
+            up += 3
+        taken.append((x, half, y + up))
         axes.scatter([mark["x"]], [mark["y"]], s=150, facecolors="none", edgecolors=colour, linewidths=1.8, zorder=5)
         axes.annotate(
-            mark["label"], (mark["x"], mark["y"]), (0, 12), "data", "offset points",
-            ha="center", fontsize=8, fontweight="bold", color=colour, zorder=6,
+            mark["label"], (mark["x"], mark["y"]), (0, up * 72 / _DPI), "data", "offset points", ha="center", fontsize=8,
+            fontweight="bold", color=colour, bbox=box, zorder=6,
         )  # fmt: skip
 
 

@@ -59,13 +59,15 @@ def latency(run: Run, summary: Summary, stages: list[Part], gaps: GapHistogram) 
     groupings = _groupings(run, stages)
     panes: dict[str, Sequence[Block]] = {}
     for name in names:
-        for key, (_, selections) in groupings.items():
+        for key, (label, selections) in groupings.items():
             lines = [line for chosen in selections if (line := _line(run, gaps, name, chosen))]
-            panes[f"{name}|{key}"] = (
-                [cdf(name, lines, limits(summary, name)), *_table(name, lines, tables.columns_of(run.manifest))]
-                if lines
-                else [page.note("There are no values for this choice.")]
-            )
+            if not lines:
+                panes[f"{name}|{key}"] = [page.note("There are no values for this choice.")]
+                continue
+            chart = cdf(name, lines, limits(summary, name))
+            if key != "all":
+                chart["title"] += f", {label}"
+            panes[f"{name}|{key}"] = [chart, *_table(name, lines, tables.columns_of(run.manifest))]
     if not panes:
         return Section("latency", "Latency", [])
     switches = [

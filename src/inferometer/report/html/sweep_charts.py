@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from inferometer.analysis.knee import Knee
+from inferometer.analysis.pareto import pareto_of
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.summary import Summary
-from inferometer.analysis.sweep import Point, Sweep
+from inferometer.analysis.sweep import Point, Sweep, settings_label
 from inferometer.records import Run
 from inferometer.report import formatting, tables
-from inferometer.report.html import curve, page
+from inferometer.report.html import cost, curve, page
 from inferometer.report.html.latency import cdf, request_line
 from inferometer.report.html.page import Block, Section
 from inferometer.report.html.parts import TITLES, limits_of
@@ -29,6 +30,8 @@ class Curve(NamedTuple):
     settings: dict[str, Any]
     points: tuple[Point, ...]
     knee: Knee | None
+    answer: str
+    """Where its knee is, or why there is none; empty if that is not known."""
     number: int
 
     @property
@@ -61,6 +64,7 @@ def curves(sweep: Sweep) -> list[Curve]:
             settings,
             tuple(sorted(points, key=lambda point: (point.level or 0.0, point.stage))),
             next((knee for knee in sweep.knees if knee.settings == settings), None),
+            sweep.answers[number].removeprefix(f"{settings_label(settings)}: ") if sweep.answers else "",
             number,
         )
         for number, (settings, points) in enumerate(groups)
@@ -227,55 +231,20 @@ def _level_chart(title: str, by: str, series: Sequence[dict[str, Any]]) -> Block
 # --- what a user sees against what the hardware delivers -------------------------------------------------------------
 
 
-def pareto(sweep: Sweep, each: Sequence[Curve]) -> Section:
-    """Output tokens per second and GPU, or of the server, against output tokens per second and user."""
-    is_per_gpu = all(p.efficiency is not None and p.efficiency.output_tokens_per_gpu is not None for p in sweep.points)
-    series = []
-    for own in each:
-        known = [found for point in own.points if (found := _pareto_point(point, is_per_gpu))]
-        if known:
-            series.append(
-                {
-                    **own.look,
-                    "x": page.rounded(user[0] for _, user, _ in known),
-                    "y": page.rounded(hardware[0] for _, _, hardware in known),
-                    "lo": page.rounded(hardware[1] for _, _, hardware in known),
-                    "hi": page.rounded(hardware[2] for _, _, hardware in known),
-                    "ex": [page.rounded(user[1:]) for _, user, _ in known],
-                    "labels": [f"{own.label}, {point.name}" if len(each) > 1 else point.name for point, _, _ in known],
-                    "points": True,
-                }
-            )
-    label = "output tokens/s per GPU" if is_per_gpu else "output tokens/s of the server"
-    data = {
-        "kind": "xy",
-        "height": 320,
-        "x": {"label": "output tokens/s per user", "min": 0, "pad": True},
-        "y": {"label": label, "min": 0},
-        "series": series,
-    }
-    chart = page.chart(f"{label[:1].upper()}{label[1:]} against tokens/s per user.", "Bars are 95 % confidence intervals.", data)  # fmt: skip
+def pareto(sweep: Sweep, measured: Sequence[tuple[dict[str, Any], Run, Summary]]) -> Section:
+    """Output tokens per second and GPU, or of all servers, against output tokens per second and user, and the cheapest loads."""
+    known = [summary.pareto for _, _, summary in measured if summary.pareto is not None]
+    wanted = dict.fromkeys(each.tokens_per_user for own in known for each in own.cheapest_at)
+    found = pareto_of(sweep.points, tuple(wanted))
+    blocks: list[Block] = []
+    if found is not None:
+        blocks = [*cost.answers(found), *([cost.pareto_chart(found)] if len(found.points) > 1 else [])]
     return Section(
         "pareto",
         "Pareto",
-        [chart] if series else [],
-        "What one user sees against what the hardware delivers. Further right is a faster service, further up a cheaper one; "
-        "overloaded levels are left out.",
+        blocks,
+        "What one user sees against what the hardware delivers. Overloaded and invalid levels are left out.",
     )
-
-
-_Triple = tuple[float, float | None, float | None]
-
-
-def _pareto_point(point: Point, is_per_gpu: bool) -> tuple[Point, _Triple, _Triple] | None:
-    speed, rate = _metric(point, "tps_user"), point.throughput.output_tokens
-    if point.is_overloaded or speed is None or speed.p50 is None or rate is None:
-        return None
-    hardware: _Triple = (rate, *point.throughput.ci.get("output_tokens", (None, None)))
-    if is_per_gpu and point.efficiency is not None and point.efficiency.output_tokens_per_gpu is not None:
-        estimate = point.efficiency.output_tokens_per_gpu
-        hardware = (estimate.value, *estimate.ci)
-    return point, (speed.p50, *speed.ci.get("p50", (None, None))), hardware
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -421,7 +390,10 @@ def distributions(
             ]
             limits = limits_of((result for point in own.points for result in point.slos), name)
             empty = page.note("There are no values for this choice.")
-            panes[f"{name}|s{own.number}"] = [cdf(name, lines, limits) if lines else empty]
+            chart = cdf(name, lines, limits)
+            if len(each) > 1:
+                chart["title"] += f", {own.label}"
+            panes[f"{name}|s{own.number}"] = [chart if lines else empty]
     switches = [[(name, TITLES[name]) for name in names], [(f"s{own.number}", own.label) for own in each]]
     return Section(
         "latency",

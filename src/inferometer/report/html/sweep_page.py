@@ -1,12 +1,13 @@
 """The HTML report of a sweep: the answer, what was run, the curves and tables over all runs, and whether each run can be trusted."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from inferometer.analysis import settings
 from inferometer.analysis.checks import in_words
 from inferometer.analysis.summary import Summary
-from inferometer.analysis.sweep import Point, Sweep
+from inferometer.analysis.sweep import Point, Sweep, settings_label
 from inferometer.records import Run
 from inferometer.report import formatting
 from inferometer.report.html import background, overview, page, sweep_charts
@@ -36,10 +37,10 @@ def sweep_page(sweep: Sweep, measured: Measured) -> Page:
     if measured:
         words += [formatting.describe_api(measured[0][1].manifest), overview.started(measured[0][2])]
     return Page(
-        title=title(measured[0][1]) if measured else f"Sweep {sweep.folder}",
+        title=title(measured[0][1]) if measured else f"Sweep {_folder(sweep)}",
         subtitle=" · ".join(filter(None, words)),
         sections=sections(sweep, measured),
-        footer=f"Made by inferometer {sweep.inferometer} from {formatting.one_line(sweep.folder, 200)}. This file works without a network.",
+        footer=f"Made by inferometer {sweep.inferometer} from {_folder(sweep)}. This file works without a network.",
         version=sweep.inferometer,
     )
 
@@ -52,7 +53,7 @@ def sections(sweep: Sweep, measured: Measured) -> list[Section]:
         _what_was_run(sweep, each, measured),
         sweep_charts.load_curve(sweep, each, rates),
         sweep_charts.throughput(sweep, each, rates),
-        sweep_charts.pareto(sweep, each),
+        sweep_charts.pareto(sweep, measured),
         sweep_charts.heat_table(sweep, each, rates),
         sweep_charts.points_table(sweep, each, rates),
         sweep_charts.distributions(sweep, each, measured),
@@ -65,6 +66,10 @@ def sections(sweep: Sweep, measured: Measured) -> list[Section]:
     return found
 
 
+def _folder(sweep: Sweep) -> str:
+    return formatting.one_line(Path(sweep.folder).name, 200)
+
+
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
@@ -74,12 +79,13 @@ def _plural(count: int, noun: str) -> str:
 
 def _answer(sweep: Sweep, each: Sequence[Curve], rates: Rates, measured: Measured) -> Section:
     # A sweep goes beyond what a server can do on purpose: an overloaded level does not make it invalid.
-    invalid = [own for _, _, own in measured if any(c.status == "fail" and c.name != "overload" for c in own.checks)]
+    judged = [point for point in sweep.points if not point.is_overloaded]
+    invalid = [point for point in judged if not point.is_quotable]
     is_warned = any(check.status == "warn" for _, _, summary in measured for check in summary.checks)
     words, tone = ("VALID with warnings", "warn") if is_warned else ("VALID", "good")
-    if invalid:
-        words, tone = f"{len(invalid)} of {len(measured)} runs INVALID", "warn"
-        if len(invalid) == len(measured):
+    if invalid or not judged:
+        words, tone = f"{len(invalid)} of {len(sweep.points)} levels INVALID", "warn"
+        if len(invalid) == len(judged):
             words, tone = "INVALID", "bad"
     lines = page.items([_sentence(sweep, own, rates) for own in each])
     blocks: list[Block] = [
@@ -90,6 +96,7 @@ def _answer(sweep: Sweep, each: Sequence[Curve], rates: Rates, measured: Measure
         blocks.append(lines)
     else:
         blocks.append(page.details(f"The answers for each of the {len(each)} combinations", [lines]))
+    blocks += _missing(sweep)
     if invalid:
         blocks.append(
             page.note(
@@ -97,6 +104,18 @@ def _answer(sweep: Sweep, each: Sequence[Curve], rates: Rates, measured: Measure
             )
         )
     return Section("answer", "Answer", blocks)
+
+
+def _missing(sweep: Sweep) -> list[Block]:
+    """What was not measured."""
+    lines = [
+        page.item(
+            "✗", "bad", formatting.one_line(f"{settings_label(each.settings)} was not measured: {each.error}", 1000)
+        )
+        for each in sweep.unmeasured
+    ]
+    note = [page.note("The sweep was interrupted: the last levels are missing.")] if sweep.interrupted else []
+    return [*([page.items(lines)] if lines else []), *note]
 
 
 def best(points: Sequence[Point], rate: str) -> tuple[Point | None, str]:
@@ -134,11 +153,7 @@ def _where(each: Sequence[Curve], point: Point) -> str:
 
 def _sentence(sweep: Sweep, own: Curve, rates: Rates) -> dict[str, str]:
     """The knee of a combination of settings, and the most that it does within the objectives."""
-    if own.knee is not None:
-        done = f"{formatting.number(own.knee.throughput)} completed requests/s"
-        text = f"the knee is at {level_text(own.knee.by, own.knee.level)} ({done}): {own.knee.reason.rstrip('.')}."
-    else:
-        text = "no knee within the measured levels."
+    text = f"{own.answer.rstrip('.')}." if own.answer else ""
     point, status = best(own.points, rates.main)
     if point is not None and status:
         value = f"{formatting.number(getattr(point.throughput, rates.main))} {rates.titles[rates.main]}"
@@ -206,7 +221,7 @@ def _what_was_run(sweep: Sweep, each: Sequence[Curve], measured: Measured) -> Se
             ("objectives", "; ".join(dict.fromkeys(result.slo for _, _, own in measured for result in own.slos))),
             ("started", overview.started(summary)),
             ("inferometer", sweep.inferometer),
-            ("runs", f"{len(measured)}, in {sweep.folder}"),
+            ("runs", f"{len(measured)}, in {_folder(sweep)}"),
         ]
     return Section("run", "What was run", [page.facts((name, formatting.one_line(text, 600)) for name, text in pairs)])
 
