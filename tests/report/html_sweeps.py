@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 import synthetic_run as made
 
+from inferometer.analysis.knee import Knee
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.analysis.sweep import Knee, Point, Sweep
+from inferometer.analysis.sweep import Point, Sweep, settings_label
 from inferometer.records import Run, StagePlan
 from inferometer.report.html import sweep_page
 from inferometer.report.html.parts import parts
@@ -71,7 +72,10 @@ def encoded(made_up: tuple[Sweep, Measured]) -> bytes:
 
 
 def _sweep(keys: tuple[str, ...], points: list[Point], knees: tuple[Knee, ...] = ()) -> Sweep:
-    return Sweep(folder="runs/sweep", keys=keys, points=tuple(points), knees=knees)
+    labels = dict.fromkeys(settings_label(point.settings) for point in points)
+    words = {settings_label(knee.settings): f"the knee is at {knee.level:g}/s: {knee.reason}" for knee in knees}
+    answers = [f"{label}: {words.get(label, 'no knee up to 100/s')}" for label in labels]
+    return Sweep(folder="runs/sweep", keys=keys, points=tuple(points), knees=knees, answers=tuple(answers))
 
 
 def _points(measured: Measured) -> list[Point]:

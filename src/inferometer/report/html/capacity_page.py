@@ -37,19 +37,22 @@ _BY = {
 
 def encode(found: Capacity, manifest: Manifest | None) -> bytes:
     """The report as one HTML file; `manifest` is that of the last probe."""
+    return render(capacity_page(found, manifest))
+
+
+def capacity_page(found: Capacity, manifest: Manifest | None) -> Page:
+    """The report, before it is rendered."""
     target = formatting.one_line(f"{found.model} at {found.url}" if found.model else found.url, 140)
     version = "" if manifest is None else manifest.inferometer
     started = "" if manifest is None else manifest.started[:19].replace("T", " ")
     judged = " + ".join(found.presets) or ", ".join(found.slos)
     subtitle = (f"by {judged}", f"{count_probes(found)} in {format_seconds(found.seconds)}", started)
-    return render(
-        Page(
-            title=f"Capacity of {target}",
-            subtitle=formatting.one_line(" · ".join(filter(None, subtitle)), 300),
-            sections=sections(found, manifest),
-            footer=f"Made by inferometer {version}. This file works without a network.",
-            version=version,
-        )
+    return Page(
+        title=f"Capacity of {target}",
+        subtitle=formatting.one_line(" · ".join(filter(None, subtitle)), 300),
+        sections=sections(found, manifest),
+        footer=f"Made by inferometer {version}. This file works without a network.",
+        version=version,
     )
 
 

@@ -28,20 +28,23 @@ _HEADLINES = (
 
 def encode(compared: Sequence[Compared]) -> bytes:
     """One page for the comparisons of B, C ... with A."""
+    return render(compare_page(compared))
+
+
+def compare_page(compared: Sequence[Compared]) -> Page:
+    """The report, before it is rendered."""
     first = compared[0]
     manifest = first.a.runs[0][0].manifest
     labels = overlays.short_labels([first.a.label, *(each.b.label for each in compared)])
     others = ", ".join(formatting.one_line(label, 60) for label in labels[1:])
     load = formatting.describe_load(manifest.plan[0]) if len(manifest.plan) == 1 else f"{len(manifest.plan)} stages"
     model = str(settings.text(manifest, "server", "model") or "")
-    return render(
-        Page(
-            title=formatting.one_line(f"{others} against {labels[0]}", 160),
-            subtitle=" · ".join(filter(None, (model, formatting.describe_api(manifest), load))),
-            sections=sections(compared),
-            footer=f"Made by inferometer {first.found.inferometer}. This file works without a network.",
-            version=first.found.inferometer,
-        )
+    return Page(
+        title=formatting.one_line(f"{others} against {labels[0]}", 160),
+        subtitle=" · ".join(filter(None, (model, formatting.describe_api(manifest), load))),
+        sections=sections(compared),
+        footer=f"Made by inferometer {first.found.inferometer}. This file works without a network.",
+        version=first.found.inferometer,
     )
 
 

@@ -57,28 +57,31 @@ def _colours(measured: Sequence[Measured]) -> list[int]:
 
 def encode(measured: Sequence[Measured]) -> bytes:
     """One page for all runs."""
+    return render(runs_page(measured))
+
+
+def runs_page(measured: Sequence[Measured]) -> Page:
+    """The report, before it is rendered."""
     runs = _Runs(measured)
     manifest, summary = measured[0][0].manifest, measured[0][1]
     targets = dict.fromkeys(formatting.describe_target(run.manifest) for run, _ in measured)
     loads = dict.fromkeys(formatting.describe_load(stage) for run, _ in measured for stage in run.manifest.plan)
     what = "repeats" if runs.repeats else "runs"
-    return render(
-        Page(
-            title=formatting.one_line(f"{len(measured)} {what} of {', '.join(targets)}", 160),
-            subtitle=" · ".join(
-                filter(
-                    None,
-                    (
-                        formatting.describe_api(manifest),
-                        next(iter(loads)) if len(loads) == 1 else f"{len(loads)} loads",
-                        started(summary),
-                    ),
-                )
-            ),
-            sections=_sections(runs),
-            footer=f"Made by inferometer {summary.inferometer} from {len(measured)} runs. This file works without a network.",
-            version=summary.inferometer,
-        )
+    return Page(
+        title=formatting.one_line(f"{len(measured)} {what} of {', '.join(targets)}", 160),
+        subtitle=" · ".join(
+            filter(
+                None,
+                (
+                    formatting.describe_api(manifest),
+                    next(iter(loads)) if len(loads) == 1 else f"{len(loads)} loads",
+                    started(summary),
+                ),
+            )
+        ),
+        sections=_sections(runs),
+        footer=f"Made by inferometer {summary.inferometer} from {len(measured)} runs. This file works without a network.",
+        version=summary.inferometer,
     )
 
 

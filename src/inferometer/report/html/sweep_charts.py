@@ -8,7 +8,7 @@ from inferometer.analysis.pareto import curve_name, pareto_of
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.summary import Summary
-from inferometer.analysis.sweep import Point, Sweep
+from inferometer.analysis.sweep import Point, Sweep, settings_label
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.cost import pareto_notes, pareto_rows
@@ -31,6 +31,8 @@ class Curve(NamedTuple):
     settings: dict[str, Any]
     points: tuple[Point, ...]
     knee: Knee | None
+    answer: str
+    """Where its knee is, or why there is none; empty if that is not known."""
     number: int
 
     @property
@@ -63,6 +65,7 @@ def curves(sweep: Sweep) -> list[Curve]:
             settings,
             tuple(sorted(points, key=lambda point: (point.level or 0.0, point.stage))),
             next((knee for knee in sweep.knees if knee.settings == settings), None),
+            sweep.answers[number].removeprefix(f"{settings_label(settings)}: ") if sweep.answers else "",
             number,
         )
         for number, (settings, points) in enumerate(groups)

@@ -7,7 +7,7 @@ from typing import Any
 from inferometer.analysis import settings
 from inferometer.analysis.checks import in_words
 from inferometer.analysis.summary import Summary
-from inferometer.analysis.sweep import Point, Sweep
+from inferometer.analysis.sweep import Point, Sweep, settings_label
 from inferometer.records import Run
 from inferometer.report import formatting
 from inferometer.report.html import background, overview, page, sweep_charts
@@ -96,6 +96,7 @@ def _answer(sweep: Sweep, each: Sequence[Curve], rates: Rates, measured: Measure
         blocks.append(lines)
     else:
         blocks.append(page.details(f"The answers for each of the {len(each)} combinations", [lines]))
+    blocks += _missing(sweep)
     if invalid:
         blocks.append(
             page.note(
@@ -103,6 +104,18 @@ def _answer(sweep: Sweep, each: Sequence[Curve], rates: Rates, measured: Measure
             )
         )
     return Section("answer", "Answer", blocks)
+
+
+def _missing(sweep: Sweep) -> list[Block]:
+    """What was not measured."""
+    lines = [
+        page.item(
+            "✗", "bad", formatting.one_line(f"{settings_label(each.settings)} was not measured: {each.error}", 1000)
+        )
+        for each in sweep.unmeasured
+    ]
+    note = [page.note("The sweep was interrupted: the last levels are missing.")] if sweep.interrupted else []
+    return [*([page.items(lines)] if lines else []), *note]
 
 
 def best(points: Sequence[Point], rate: str) -> tuple[Point | None, str]:
@@ -140,11 +153,7 @@ def _where(each: Sequence[Curve], point: Point) -> str:
 
 def _sentence(sweep: Sweep, own: Curve, rates: Rates) -> dict[str, str]:
     """The knee of a combination of settings, and the most that it does within the objectives."""
-    if own.knee is not None:
-        done = f"{formatting.number(own.knee.throughput)} completed requests/s"
-        text = f"the knee is at {level_text(own.knee.by, own.knee.level)} ({done}): {own.knee.reason.rstrip('.')}."
-    else:
-        text = "no knee within the measured levels."
+    text = f"{own.answer.rstrip('.')}." if own.answer else ""
     point, status = best(own.points, rates.main)
     if point is not None and status:
         value = f"{formatting.number(getattr(point.throughput, rates.main))} {rates.titles[rates.main]}"
