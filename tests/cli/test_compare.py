@@ -133,7 +133,7 @@ def test_report_of_a_folder_with_one_run_is_that_of_the_run(stored: Path) -> Non
         (("{a}", "{a}/nothing"), ("there is no such folder",)),
         (("{empty}",), ("there is no manifest.json",)),
         (("{a}", "{empty}"), ("there is no manifest.json",)),
-        (("{a}", "{b}", "--csv", "-"), ("--csv is about a single run", "there are several")),
+        (("{a}", "{b}", "--csv", "-"), ("--csv is about a single run", "several runs")),
         (("{a}", "{b}", "--why"), ("--why is about a single run",)),
         (("{a}", "{b}", "--open"), ("--open of several runs", "--html PATH")),
         (("{a}", "{b}", "--slo", "ttft.p99 <"), ("--slo",)),

@@ -115,6 +115,6 @@ def test_report_shows_a_search_again(tmp_path: Path) -> None:
     result = cli("report", tmp_path, "--html", tmp_path / "out.html", "--junit", tmp_path / "out.xml")
     assert result.status == 1 and "holds 20.3 requests/s" in " ".join(result.out.split())
     assert "How the search closed in" in (tmp_path / "out.html").read_text()
-    assert_one_line(cli("report", tmp_path, "--csv", "-"), "search for the capacity", "probes")
+    assert_one_line(cli("report", tmp_path, "--csv", "-"), "search for the capacity", "the folder of one run")
     (tmp_path / "capacity.json").write_text('{"capacity": {}}')
     assert_one_line(cli("report", tmp_path), "capacity.json", "inferometer capacity")

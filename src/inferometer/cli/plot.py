@@ -2,8 +2,6 @@
 
 import click
 
-from inferometer.report.plot import FORMATS
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run_dir", metavar="RUN_DIR")
@@ -18,7 +16,11 @@ from inferometer.report.plot import FORMATS
     "-o", "--output", metavar="FOLDER|FILE", help="Folder for the files, or one file (.png, .svg) for one chart."
 )
 @click.option(
-    "--format", type=click.Choice(FORMATS), default="png", show_default=True, help="Format of the files in a folder."
+    "--format",
+    type=click.Choice(["png", "svg"]),
+    default="png",
+    show_default=True,
+    help="Format of the files in a folder.",
 )
 @click.option("--dark", is_flag=True, help="Light lines on a dark background.")
 @click.option("--list", "is_listed", is_flag=True, help="Print the names of the charts instead.")

@@ -1,4 +1,4 @@
-"""What a folder contains, and so which report `inferometer report` makes of it: one row of _KINDS for each kind of folder."""
+"""The report that `inferometer report` makes of what is stored in a folder: one row of _KINDS for each kind."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 
 from inferometer import conduct
-from inferometer.conduct.comparing import compare_pairs, has_pairs, open_runs, runs_in, runs_of
-from inferometer.conduct.sweep import is_sweep, open_sweep
+from inferometer.conduct.comparing import compare_pairs, open_runs, runs_of
+from inferometer.conduct.folders import Stored, stored_in
+from inferometer.conduct.sweep import open_sweep
 from inferometer.errors import UserError, named
 from inferometer.report.capacity_output import FORMATS as CAPACITY_FORMATS
-from inferometer.report.capacity_output import deliver_capacity, is_capacity, read
+from inferometer.report.capacity_output import deliver_capacity, read
 from inferometer.report.compare_output import deliver_comparison
 from inferometer.report.output import deliver, show_as, show_request
 from inferometer.report.repeats import EXPORTS as REPEAT_FORMATS
@@ -80,11 +81,8 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def kind_of(run_dirs: tuple[str, ...]) -> Kind:
-    """Choose the report by what the folder contains; several folders, or a glob, are several runs."""
-    folder = Path(run_dirs[0])
-    if len(run_dirs) == 1 and folder.is_dir():
-        return next((kind for contains, kind in _KINDS if contains(folder)), RUN)
-    return _SEVERAL if len([run for name in run_dirs for run in runs_of(name)]) > 1 else RUN
+    """The kind of what is stored there."""
+    return _KINDS[stored_in(run_dirs)]
 
 
 def _report_run(wanted: Wanted) -> int:
@@ -121,14 +119,12 @@ def _report_capacity(wanted: Wanted) -> int:
 
 
 RUN = Kind("a run", _report_run, ())
-_SEVERAL = Kind("several runs", _report_runs, REPEAT_FORMATS, takes_changes=False)
-_PAIRS = Kind("pairs of runs", _report_pairs, REPEAT_FORMATS, takes_slos=False, takes_changes=False)
-_SWEEP = Kind("a sweep", _report_sweep, SWEEP_FORMATS)
-_CAPACITY = Kind("a search for the capacity", _report_capacity, CAPACITY_FORMATS, takes_slos=False, takes_changes=False)
-_KINDS: tuple[tuple[Callable[[Path], bool], Kind], ...] = (
-    (is_sweep, _SWEEP),
-    (is_capacity, _CAPACITY),
-    (has_pairs, _PAIRS),
-    (lambda folder: len(runs_in(folder)) > 1, _SEVERAL),
-)
-"""How a folder is recognised; the first that applies. A folder that none recognises is a run."""
+_KINDS: dict[Stored, Kind] = {
+    "run": RUN,
+    "runs": Kind("several runs", _report_runs, REPEAT_FORMATS, takes_changes=False),
+    "pairs": Kind("pairs of runs", _report_pairs, REPEAT_FORMATS, takes_slos=False, takes_changes=False),
+    "sweep": Kind("a sweep", _report_sweep, SWEEP_FORMATS),
+    "capacity": Kind(
+        "a search for the capacity", _report_capacity, CAPACITY_FORMATS, takes_slos=False, takes_changes=False
+    ),
+}
