@@ -192,19 +192,9 @@ class _Prober:
         if run.manifest.outcome.interrupted and not watch.has_stopped:
             return False
         found = watch.test.judge_all(run.records.rows, run.records.failures, _others(self._objectives, summary))
-        capacity = (watch.test.decision or found).overload.capacity
-        self.trials.append(
-            Trial(
-                level=request.level,
-                purpose=request.purpose,
-                status=found.status,
-                seconds=time.monotonic() - started,
-                excess=found.excess,
-                is_calm=watch.test.is_calm(found),
-                completed=capacity,
-            )
-        )
-        self.probes.append(_record(self.trials[-1], found, summary, capacity is not None, run.folder))
+        trial = watch.test.trial(request, found, time.monotonic() - started)
+        self.trials.append(trial)
+        self.probes.append(_record(trial, found, summary, trial.completed is not None, run.folder))
         return True
 
     def _load(self, request: Request) -> Poisson | Closed:
