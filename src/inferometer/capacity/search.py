@@ -165,7 +165,8 @@ def _likely(goal: Goal, trials: Sequence[Trial], found: Bracket, spare: float, b
     if high / low <= 1 + goal.precision:
         return None
     seconds = max(spare * _PART, goal.telling)
-    below, above = _independent(trials, seconds)
+    shorter = max(_FAILING * goal.telling, goal.shortest)
+    below, above = _independent(trials, seconds)[0], _independent(trials, shorter)[1]
     failing = lowest_to_fail(belief, low, high, above, _SURE if found.high is None else _LIKELY)
     holding = highest_to_hold(belief, low, high, below, _SURE if found.low is None else _LIKELY)
     is_bounded = found.low is not None and found.high is not None
@@ -175,7 +176,7 @@ def _likely(goal: Goal, trials: Sequence[Trial], found: Bracket, spare: float, b
     level = _level(goal, level)
     if not low < level < high or (is_bounded and gain < goal.precision):
         return None
-    return Request(level, min(max(_FAILING * goal.telling, goal.shortest) if is_to_fail else seconds, spare), "bisect")
+    return Request(level, min(shorter if is_to_fail else seconds, spare), "bisect")
 
 
 def _independent(trials: Sequence[Trial], seconds: float) -> tuple[float, float]:
