@@ -124,6 +124,39 @@ def test_a_level_that_is_not_confirmed_gives_way_to_the_next_lower_one() -> None
     assert (bracket(trials).low, bracket(trials).high) == (4, 8)
 
 
+def counted(level: float, excess: float, status: Status, **more: object) -> Trial:
+    return trial(level, status, excess=excess, allowed=0.1, independent=60.0, **more)
+
+
+def test_counted_violations_lead_to_levels_on_both_sides_of_the_capacity() -> None:
+    """Violations cross what is allowed at about 10: the next level is not there, where no trial would decide."""
+    trials = [
+        counted(8, 0.1, "holds"),
+        counted(9.5, 0.5, "undecided"),
+        counted(10.5, 2.0, "undecided"),
+        counted(14, 9, "fails"),
+    ]
+    request = following(GOAL, trials)
+    assert request is not None and 10.3 < request.level < 13
+    trials.append(counted(request.level, 6.0, "fails"))
+    request = following(GOAL, trials)
+    assert request is not None and 8 < request.level < 9.9
+
+
+def test_a_scout_with_too_many_violations_ends_the_ramp() -> None:
+    trials = [counted(8, 0.0, "undecided", purpose="ramp"), counted(12, 2.0, "undecided", purpose="ramp")]
+    request = following(GOAL, trials)
+    assert request is not None and request.purpose == "bisect"
+    assert following(GOAL, trials[:1]) == Request(12.0, 2.5, "ramp")
+
+
+def test_an_undecided_confirmation_counts_together_with_the_trial_before() -> None:
+    before = [counted(8, 0.1, "holds"), counted(12, 9, "fails")]
+    good, bad = (counted(8, excess, "undecided", purpose="confirm") for excess in (0.4, 1.2))
+    assert bracket([*before, good]).low == 8 and not bracket([*before, good]).confirmed
+    assert bracket([*before, bad]).low is None
+
+
 def test_without_time_the_interval_is_wide() -> None:
     goal = Goal(start=2.0, budget=30.0, telling=5.0, overhead=1.0)
     found, trials = search(goal, 100.0)

@@ -3,11 +3,13 @@
 A level is a rate, a number of requests in flight, or a number of users. The search has no state but its history: `following` maps
 the trials so far to the next request for a trial, and `bracket` maps them to the interval. Neither measures anything.
 
-1. Ramp: up by RAMP until a level fails. These trials are short scouts; a scout without any violation lets the ramp go on, but shows
-   nothing. While the server does not even notice the load, the ramp takes several steps at once. If the first level fails, the
-   ramp goes down.
-2. Bisection on the log scale, between the highest level that may hold and the lowest that fails, until the interval is as narrow as
-   `precision`. A trial that stays undecided shows nothing: the search continues on both sides of it.
+1. Ramp: up by RAMP until a level fails, or sees more violations than allowed. These trials are short scouts; a scout without any
+   violation lets the ramp go on, but shows nothing. While the server does not even notice the load, the ramp takes several steps at
+   once.
+2. Levels that probably decide: from the violations so far, model.py estimates where the capacity is. The next trial is at the lowest
+   level that will probably be shown to fail, or at the highest that will probably be shown to hold, until the interval is as narrow as
+   `precision` or a trial is not expected to narrow it by that much. Objectives that are not judged by counting violations have no such
+   model: then it is bisection on the log scale.
 3. Surprises are repeated: if every level below a failed one holds, the failure may have been a hiccup; and if a level holds above
    one that fails, the lower one is tried again. The later verdict counts.
 4. Confirmation: the highest level that holds is tried once more, for longer. If that does not confirm it, the next lower counts.
@@ -16,11 +18,15 @@ the trials so far to the next request for a trial, and `bracket` maps them to th
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
 import msgspec
+
+from inferometer.analysis.binomial import is_below
+from inferometer.capacity.model import Belief, believe, highest_to_hold, lowest_to_fail
 
 Status = Literal["holds", "fails", "undecided"]
 Purpose = Literal["ramp", "bisect", "repeat", "confirm"]
@@ -30,12 +36,19 @@ CALM_STEPS = 3
 """Steps of the ramp at once, after a level that did not change how long requests take."""
 _CONFIRMATION = 0.25
 """Share of the budget that is kept for the confirmation."""
-_LONGER = 3.0
-"""The confirmation lasts this many times as long as a trial needs to hold."""
-_GOOD = 0.25
-"""An undecided confirmation is good if at most this part of the violations that are allowed occurred."""
+LONGER = 1.5
+"""The confirmation lasts this many times as long as a trial needs to hold; twice that, if it is undecided by then."""
+_GOOD = 0.9
+"""An undecided confirmation with more than this part of the violations that are allowed takes back that the level holds."""
 _SCOUT = 0.08
 """Share of the budget that one step of the ramp may take."""
+_LIKELY, _SURE = 0.85, 0.9
+"""The probability with which a trial should decide; and the first one on each side, which everything else builds on."""
+_PART = 0.4
+"""Share of the time left that a trial may take."""
+_SOONER, _FAILING = 1.5, 0.75
+"""A failure shows this many times as soon; and a trial that is to fail takes at most this part of the time that one needs to hold, so
+that it does not hold by chance: the queue may not have grown yet."""
 _BELOW = 0.85
 """A trial after an overload: this share of what the server completed during it."""
 
@@ -78,6 +91,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """How long it took, with everything that belongs to it."""
     excess: float | None = None
     """The worst objective: the share of requests that violate it / the share that may. None: not known."""
+    allowed: float | None = None
+    """The share of requests that may violate that objective."""
+    independent: float | None = None
+    """How many independent requests the trial is worth."""
     is_calm: bool = False
     """Requests took no longer than without load, and none violated an objective."""
     completed: float | None = None
@@ -117,7 +134,8 @@ def following(goal: Goal, trials: Sequence[Trial]) -> Request | None:
     if not trials:
         return Request(_level(goal, goal.start), _scout(goal), "ramp")
     found = bracket(trials)
-    spare = left - (_CONFIRMATION * goal.budget if found.low is not None else 0.0)
+    reserve = min(_CONFIRMATION * goal.budget, LONGER * goal.telling + goal.overhead)
+    spare = left - (reserve if found.low is not None else 0.0)
     if spare >= goal.telling and (request := _narrower(goal, trials, found, spare)) is not None:
         return request
     return _confirmation(goal, trials, found, left)
@@ -128,10 +146,58 @@ def following(goal: Goal, trials: Sequence[Trial]) -> Request | None:
 
 def _narrower(goal: Goal, trials: Sequence[Trial], found: Bracket, spare: float) -> Request | None:
     """A trial that makes the interval narrower; None if it is as narrow as it gets."""
+    if found.high is None and not _is_doubtful(max(trials, key=lambda trial: trial.level)):
+        return _up(goal, trials)
+    if found.non_monotone and found.high is not None and _is_new(trials, found.high):
+        return Request(found.high, _length(goal, spare, 1), "repeat")
+    belief = believe(trials)
+    request = _likely(goal, trials, found, spare, belief) if belief else _bisection(goal, trials, found, spare)
+    if request is None and found.high is not None and _is_surprise(trials, found.high):
+        return Request(found.high, _length(goal, spare, 1), "repeat")
+    return request
+
+
+def _likely(goal: Goal, trials: Sequence[Trial], found: Bracket, spare: float, belief: Belief) -> Request | None:
+    """A trial that will probably decide, at the level that is expected to narrow the interval the most."""
+    levels = [trial.level for trial in trials]
+    low = found.low or min(*levels, belief.median) / RAMP**4
+    high = found.high or max(*levels, belief.median) * RAMP
+    if high / low <= 1 + goal.precision:
+        return None
+    seconds = max(spare * _PART, goal.telling)
+    shorter = max(_FAILING * goal.telling, goal.shortest)
+    below, above = _independent(trials, seconds)[0], _independent(trials, shorter)[1]
+    failing = lowest_to_fail(belief, low, high, above, _SURE if found.high is None else _LIKELY)
+    holding = highest_to_hold(belief, low, high, below, _SURE if found.low is None else _LIKELY)
+    is_bounded = found.low is not None and found.high is not None
+    # a failure comes first: it shows soon, and says much about where the capacity is
+    is_to_fail = failing[1] * _SOONER > holding[1] if is_bounded else found.high is None
+    level, gain = failing if is_to_fail else holding
+    level = _level(goal, level)
+    if not low < level < high or (is_bounded and gain < goal.precision):
+        return None
+    return Request(level, min(shorter if is_to_fail else seconds, spare), "bisect")
+
+
+def _independent(trials: Sequence[Trial], seconds: float) -> tuple[float, float]:
+    """How many independent requests a trial of this length is worth, below the capacity and above it, by those so far."""
+    known = [trial for trial in trials if trial.independent]
+    calm = [
+        (trial.independent or 0.0) / trial.seconds for trial in known if trial.excess is not None and trial.excess < 1
+    ]
+    late = [(trial.independent or 0.0) / trial.seconds for trial in known if trial.excess is None or trial.excess >= 1]
+    return seconds * statistics.median(calm or late or [1.0]), seconds * statistics.median(late or calm or [1.0])
+
+
+def _is_doubtful(trial: Trial) -> bool:
+    """Whether a trial saw more violations than allowed."""
+    return trial.excess is not None and trial.excess >= 1
+
+
+def _bisection(goal: Goal, trials: Sequence[Trial], found: Bracket, spare: float) -> Request | None:
+    """A trial in the middle of the wider gap; an undecided trial shows nothing, so there are gaps on both sides of it."""
     if found.high is None:
         return _up(goal, trials)
-    if found.non_monotone and _is_new(trials, found.high):
-        return Request(found.high, _length(goal, spare, 1), "repeat")
     if found.low is None:
         return _lower(goal, trials, found.high, spare)
     doubtful = sorted(
@@ -143,8 +209,6 @@ def _narrower(goal: Goal, trials: Sequence[Trial], found: Bracket, spare: float)
     level = _level(goal, math.sqrt(below * above))
     if steps > 1 and below < level < above:
         return Request(level, _length(goal, spare, math.ceil(math.log2(steps))), "bisect")
-    if not doubtful and _is_new(trials, found.high) and _never_failed_since(trials, found.high):
-        return Request(found.high, _length(goal, spare, 1), "repeat")
     return None
 
 
@@ -174,7 +238,7 @@ def _confirmation(goal: Goal, trials: Sequence[Trial], found: Bracket, left: flo
     tried = any(trial.level == found.low and trial.purpose == "confirm" for trial in trials)
     if found.low is None or tried or left < goal.telling:
         return None
-    return Request(found.low, min(left, _LONGER * goal.telling), "confirm")
+    return Request(found.low, min(left, 2 * LONGER * goal.telling), "confirm")
 
 
 # --- levels and lengths ----------------------------------------------------------------------------------------------
@@ -185,7 +249,7 @@ def _level(goal: Goal, level: float) -> float:
 
 
 def _scout(goal: Goal) -> float:
-    return max(_SCOUT * goal.budget, goal.shortest)
+    return max(min(_SCOUT * goal.budget, goal.telling / 2), goal.shortest)
 
 
 def _length(goal: Goal, spare: float, trials: int) -> float:
@@ -197,13 +261,25 @@ def _length(goal: Goal, spare: float, trials: int) -> float:
 
 
 def _verdicts(trials: Sequence[Trial]) -> dict[float, Status]:
-    """The verdict on each level: the latest counts. A confirmation that is not long enough, but good, takes nothing back."""
+    """The verdict on each level: the latest counts. An undecided confirmation takes nothing back if all trials of its level together
+    show that it holds."""
     verdicts: dict[float, Status] = {}
-    for trial in trials:
-        is_good = trial.purpose == "confirm" and trial.excess is not None and trial.excess < _GOOD
+    for index, trial in enumerate(trials):
+        is_good = trial.purpose == "confirm" and _hold_together(trials[: index + 1], trial.level)
         if trial.status != "undecided" or not is_good:
             verdicts[trial.level] = trial.status
     return verdicts
+
+
+def _hold_together(trials: Sequence[Trial], level: float) -> bool:
+    """Whether the trials of a level, of which the last is undecided, together show that it holds."""
+    known = [trial for trial in trials if trial.level == level]
+    last = known[-1]
+    if last.excess is None or last.excess >= _GOOD or not last.allowed:
+        return False
+    counted = [(trial.independent or 0.0, trial.excess or 0.0) for trial in known]
+    total = sum(n for n, _ in counted)
+    return is_below(sum(n * excess for n, excess in counted) * last.allowed, total, last.allowed) if total else False
 
 
 def _is_scout(trial: Trial) -> bool:
@@ -215,11 +291,11 @@ def _is_new(trials: Sequence[Trial], level: float) -> bool:
     return sum(trial.level == level for trial in trials) == 1
 
 
-def _never_failed_since(trials: Sequence[Trial], level: float) -> bool:
-    """Whether every trial after the first one of `level` held."""
+def _is_surprise(trials: Sequence[Trial], level: float) -> bool:
+    """Whether a level failed once, and every trial after that held."""
     first = next(index for index, trial in enumerate(trials) if trial.level == level)
     later = trials[first + 1 :]
-    return bool(later) and all(trial.status == "holds" for trial in later)
+    return _is_new(trials, level) and bool(later) and all(trial.status == "holds" for trial in later)
 
 
 def _estimate(trials: Sequence[Trial], low: float | None, high: float | None) -> float | None:

@@ -1,9 +1,9 @@
 """Whether a probe holds or fails its objectives, judged while it runs.
 
 A probe is looked at when its length has doubled, and ends as soon as a look decides. Someone who looks several times has several
-chances to be wrong, so the 5 % are divided by the number of looks (for "holds", by those that are late enough for it). A look counts violations, as analysis/slo.py does for a whole
-run, among the requests of which nothing is missing: those that were due before the earliest one that is still in flight. The first
-part is left out, because the queue of a drained server is empty.
+chances to be wrong, so the 5 % are spent over the looks, in proportion to the time since the look before (for "holds", over those that
+are late enough for it). A look counts violations, as analysis/slo.py does for a whole stage, among the requests that were due before
+the earliest one that is still in flight. The first part is left out, because the queue of a drained server is empty.
 
 Overload ends a probe at once, if more requests than allowed violate an objective already: in a short probe, a queue also grows for
 a moment on a server that keeps up. A probe whose queue grew does not hold either.
@@ -27,7 +27,7 @@ from inferometer.analysis.percentiles import PERCENTILES
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import Slo
 from inferometer.analysis.throughput import Throughput
-from inferometer.capacity.search import Purpose, Status
+from inferometer.capacity.search import LONGER, Purpose, Request, Status, Trial
 from inferometer.records import MISSING, ROW, Columns, Failure, Manifest, Records, Run, StagePlan
 from inferometer.units import NS
 
@@ -42,9 +42,9 @@ _CALM = 1.15
 _SOONER = 1.3
 """The first look is at this many times the requests that would decide if they were independent and none violated anything."""
 
-_QUEUE_SEEN, _QUEUE_SHOWN, _OF_BUDGET = 4, 20, 0.12
+_QUEUE_SEEN, _QUEUE_SHOWN, _OF_BUDGET = 4, 40, 0.2
 """An overload by a share x of the capacity makes requests wait for x seconds longer every second, from 0: a limit of L seconds is
-exceeded after L / x. So a probe is not looked at before 4 L, and does not hold before 20 L, when an overload by 5 % shows; or before
+exceeded after L / x. So a probe is not looked at before 4 L, and does not hold before 40 L, when an overload by 2.5 % shows; or before
 this share of the budget, if that is less."""
 _PATIENT = 1.5
 """A probe is continued if it needs at most this many times the time that it has left: the projection is rough."""
@@ -77,14 +77,24 @@ def looks(first: float, longest: float, telling: float) -> list[float]:
     return [*times, longest]
 
 
+def spending(times: Sequence[float]) -> dict[float, float]:
+    """How often each look may be wrong, so that all together are wrong at most in 5 %: in proportion to the time since the one before."""
+    return {time: TAIL * (time - before) / times[-1] for before, time in zip([0.0, *times], times, strict=False)}
+
+
 def needed_requests(objectives: Sequence[Slo], tail: float = TAIL) -> float:
     """How many independent requests, none of which violates anything, show that all objectives hold."""
+    return math.log(tail) / math.log(1 - min(_allowed_shares(objectives), default=0.1))
+
+
+def _allowed_shares(objectives: Sequence[Slo]) -> list[float]:
+    """The shares of requests that may violate the objectives."""
     allowed = [
         (1000 - PERCENTILES[one.statistic]) / 1000 for one in objectives if one.kind == "metric" and is_counted(one)
     ]
     allowed += [one.threshold.value for one in objectives if one.kind == "failure_rate"]
     allowed += [1 - one.threshold.value for one in objectives if one.kind == "goodput" and one.is_share]
-    return math.log(tail) / math.log(1 - min(allowed, default=0.1))
+    return allowed
 
 
 def telling_length(objectives: Sequence[Slo], budget: float, unloaded: float) -> float:
@@ -113,6 +123,8 @@ class Look(msgspec.Struct, frozen=True):
     mean_e2e: float | None
     """Seconds; None if no request was judged."""
     overload: Overload = Overload("not_applicable")
+    independent: float | None = None
+    """How many independent requests they are worth: divided by the largest design effect."""
 
     @property
     def excess(self) -> float | None:
@@ -146,16 +158,16 @@ class Sequential:
     ) -> None:
         everything = [*objectives, *(one for each in classes for one in each.objectives)]
         scout = purpose == "ramp"
-        telling = max(telling, _NEARLY_ALL * longest) if purpose == "confirm" else telling
+        telling = min(LONGER * telling, _NEARLY_ALL * longest) if purpose == "confirm" else telling
         enough = 20 if scout else needed_requests(everything, TAIL / 4) * _SOONER
         slowest = slowest_limit(everything)
         first = min(max(2.5 * unloaded, enough / level + unloaded, _QUEUE_SEEN * slowest, 1.0), longest)
         self._is_long = longest >= telling
         self._telling = telling
         self._times = looks(first, longest, telling)
-        self._tails = TAIL / len(self._times), TAIL / max(sum(time >= telling for time in self._times), 1)
+        self._spend = spending(self._times), spending([time for time in self._times if time >= telling])
         self._plan, self._objectives, self._scout = plan, objectives, scout
-        self._classes = classes
+        self._classes, self._everything = classes, everything
         self._is_counted = all(map(is_counted, everything))
         self._warmup = round(unloaded * NS)
         self._unloaded = unloaded
@@ -174,8 +186,9 @@ class Sequential:
 
     def look(self, rows: Rows, arrived: int, elapsed: float) -> Look:
         """Look at the requests that have ended, of those that have `arrived`."""
+        at = self._times[0]
         while len(self._times) > 1 and elapsed >= self._times[0]:
-            self._times.pop(0)
+            at = self._times.pop(0)
         now = round(elapsed * NS)
         has_sessions = bool((rows["turn"] > 0).any())  # the ids of later turns do not tell which requests are in flight
         known, until = (
@@ -185,7 +198,7 @@ class Sequential:
             known,
             self._plan,
             self._objectives,
-            self._tails,
+            self._tails(at),
             complete_until=until,
             warmup=self._warmup,
             classes=self._classes,
@@ -193,6 +206,11 @@ class Sequential:
         if self._ends(found, elapsed):
             self.decision = found
         return found
+
+    def _tails(self, at: float) -> tuple[float, float]:
+        """How often this look may be wrong about a level that fails, and about one that holds."""
+        fails, holds = self._spend
+        return fails[at], holds.get(at, 0.0)
 
     def _ends(self, found: Look, elapsed: float) -> bool:
         if found.status == "fails" or (self._scout and self.is_calm(found)):
@@ -210,9 +228,8 @@ class Sequential:
     def judge_all(self, rows: Columns, failures: tuple[Failure, ...] = (), more: Sequence[SloResult] = ()) -> Look:
         """The verdict when the probe is over: what ended it, or else all of its requests; `more` are results for the objectives that
         only a complete probe decides."""
-        final = judge(
-            rows, self._plan, self._objectives, self._tails, failures, warmup=self._warmup, classes=self._classes
-        )
+        tails = self._tails(self._times[-1])
+        final = judge(rows, self._plan, self._objectives, tails, failures, warmup=self._warmup, classes=self._classes)
         results = final.results + tuple(more)
         status = status_of(results) if final.status != "undecided" else "undecided"
         if status == "holds" and not self._is_long:
@@ -222,6 +239,22 @@ class Sequential:
             status = "undecided" if ended == "holds" and status == "fails" else ended
             results = self.decision.results if ended == "fails" else results
         return msgspec.structs.replace(final, status=status, results=results)
+
+    def trial(self, request: Request, found: Look, seconds: float) -> Trial:
+        """What the search learns from the probe, which took `seconds` with everything that belongs to it."""
+        worst = found.worst
+        allowed = worst.allowed if worst is not None else None  # None if it was overloaded
+        return Trial(
+            level=request.level,
+            purpose=request.purpose,
+            status=found.status,
+            seconds=seconds,
+            excess=found.excess,
+            allowed=allowed or min(_allowed_shares(self._everything), default=None),
+            independent=found.independent,
+            is_calm=self.is_calm(found),
+            completed=(self.decision or found).overload.capacity,
+        )
 
     def is_calm(self, found: Look) -> bool:
         """Whether requests took no longer than without load, and none violated an objective."""
@@ -269,15 +302,24 @@ def judge(
     grown = overload(rows, plan, _CLEAR)
     if complete_until is not None and grown.status == "too_short":
         grown = Overload("not_applicable")
-    results = _judge_parts(run, steady, objectives, classes, tails, Overload("not_applicable"))
+    results, effect = _judge_parts(run, steady, objectives, classes, tails, Overload("not_applicable"))
     is_grown = grown.status == "overloaded"
     if is_grown and any((excess(result) or 0.0) >= _BEYOND for result in results):
-        results = _judge_parts(run, steady, objectives, classes, (TAIL, TAIL), grown)
+        results, effect = _judge_parts(run, steady, objectives, classes, (TAIL, TAIL), grown)
     times = e2e(rows[steady & (rows["failure"] == 0) & (rows["done"] != MISSING)])
     mean = float(times.mean()) if len(times) else None
     status = status_of(results)
     is_growing = is_grown or (grown.share or 0.0) > _GROWING
-    return Look("undecided" if is_growing and status == "holds" else status, results, int(steady.sum()), mean, grown)
+    if is_growing and status == "holds":
+        status = "undecided"
+    requests = int(steady.sum())
+    return Look(status, results, requests, mean, grown, requests / effect)
+
+
+def _largest_effect(evidence: StageEvidence, objectives: Sequence[Slo]) -> float:
+    """The largest design effect of the metrics that the objectives are about."""
+    names = {name for one in objectives for name in one.metrics if name in evidence.metrics}
+    return max((evidence.metrics[name].design_effect.get("p99", 1.0) for name in names), default=1.0)
 
 
 def _judge_parts(
@@ -287,9 +329,10 @@ def _judge_parts(
     classes: Sequence[ClassObjectives],
     tails: tuple[float, float],
     grown: Overload,
-) -> tuple[SloResult, ...]:
-    """The results for all requests, and then those of each traffic class."""
+) -> tuple[tuple[SloResult, ...], float]:
+    """The results for all requests, and then those of each traffic class; and the largest design effect."""
     results: list[SloResult] = []
+    effects = [1.0]
     everyone = ClassObjectives(-1, "", tuple(objectives))
     for part in (everyone, *classes):
         own = np.ones(len(steady), np.bool_) if part is everyone else run.records.rows["class"] == part.index
@@ -301,7 +344,8 @@ def _judge_parts(
             msgspec.structs.replace(one, slo=f"{part.name}: {one.slo}", class_=part.name) if part.name else one
             for one in judged
         )
-    return tuple(results)
+        effects.append(_largest_effect(evidence, counted))
+    return tuple(results), max(effects)
 
 
 def _either(strict: SloResult, lenient: SloResult) -> SloResult:

@@ -249,19 +249,9 @@ class _Prober:
         if run.manifest.outcome.interrupted and not watch.has_stopped:
             return False
         found = watch.test.judge_all(run.records.rows, run.records.failures, self._others(summary))
-        capacity = (watch.test.decision or found).overload.capacity
-        self.trials.append(
-            Trial(
-                level=request.level,
-                purpose=request.purpose,
-                status=found.status,
-                seconds=time.monotonic() - started,
-                excess=found.excess,
-                is_calm=watch.test.is_calm(found),
-                completed=capacity,
-            )
-        )
-        probe = record(self.trials[-1], found, summary, capacity is not None, run)
+        trial = watch.test.trial(request, found, time.monotonic() - started)
+        self.trials.append(trial)
+        probe = record(trial, found, summary, trial.completed is not None, run)
         self.probes.append(msgspec.structs.replace(probe, at=started - self._started, violations=self._violations(run)))
         return True
 
