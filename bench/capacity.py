@@ -9,7 +9,8 @@ not: the truth is between the two rates in the middle, at a random position. Eac
 with the same 5 %. The stages are as short as possible for an interval from the highest rate shown to hold to the lowest shown to fail
 that is as narrow as the search's, in the median of 40 sweeps, and that contains the truth in 17 of 20 sweeps. A search or sweep without
 one of the two ends has an infinite interval. Stages are drained, as `inferometer run --rate A:B` does it. The sweep's time has no run
-to confirm the lower end; the search's does.
+to confirm the lower end; the search's does. Beside it, for information: a sweep that contains the truth in 18 of 20 sweeps, as the search
+does.
 """
 
 import math
@@ -31,12 +32,14 @@ from inferometer.serve.sim.jobs import NEVER, Job, Timing
 from inferometer.serve.sim.settings import Batch, Fixed
 from inferometer.units import NS
 
-FIRST, SEEDS = 100, 20
+FIRST, SEEDS = 200, 20
 """The constants of the search were chosen with seeds below 30."""
 BUDGET = 120.0
 BUDGETS = (BUDGET, 300.0)
 SHARE = 0.85
 """Of the seeds, how many have to bracket the truth."""
+RELIABLE = 0.9
+"""How many do: at least 18 of 20 in each case. A sweep that does as well takes longer."""
 RATES = 10
 STEP = 1 / 2
 """The step between a sweep's rates is the search's interval to this power, so that one rate may stay undecided. With 1/3 and 0.7
@@ -235,16 +238,16 @@ def sweep(server: Server, true: float, step: float, stage: float, sweeps: int = 
     )
 
 
-def equal_sweep(server: Server, true: float, width: float) -> Sweep:
-    """The sweep with the shortest stages that gives an interval as narrow as this, and contains the truth as often as the search has
-    to: by bisection on STAGES. The longest, if none is enough."""
+def equal_sweep(server: Server, true: float, width: float, share: float = SHARE) -> Sweep:
+    """The sweep with the shortest stages that gives an interval as narrow as this, which contains the truth in this share of sweeps: by
+    bisection on STAGES. The longest, if none is enough."""
     step = width**STEP
     below, above = -1, len(STAGES) - 1
     best = None
     while above - below > 1:
         middle = (below + above) // 2
         one = sweep(server, true, step, STAGES[middle])
-        if one.width <= width * 1.001 and one.hits >= SHARE:
+        if one.width <= width * 1.001 and one.hits >= share:
             above, best = middle, one
         else:
             below = middle
@@ -298,12 +301,18 @@ def case(server: Server, true: float, seeds: range, budget: float) -> list[Line]
     if math.isinf(one.width):
         return [*lines, Line(f"{name}: time", f"{one.seconds:.0f} s", "most have no interval to compare with", False)]
     equal = equal_sweep(server, true, one.width)
-    times = (
-        f"{one.seconds:.0f} s; {RATES} stages of {equal.stage:g} s ({100 * equal.hits:.0f} % bracket, width x {equal.width:.2f}): "
-        f"{equal.seconds:.0f} s, {equal.sending:.0f} s without draining"
-    )
     ratio = one.seconds / equal.seconds
-    return [*lines, Line(f"{name}: time", times, f"{ratio:.2f} < 0.5", ratio < 0.5)]
+    lines.append(Line(f"{name}: time", f"{one.seconds:.0f} s; {_words(equal)}", f"{ratio:.2f} < 0.5", ratio < 0.5))
+    reliable = equal_sweep(server, true, one.width, RELIABLE)
+    lines.append(Line(f"{name}: a more reliable sweep", _words(reliable), f"{one.seconds / reliable.seconds:.2f}"))
+    return lines
+
+
+def _words(one: Sweep) -> str:
+    return (
+        f"{RATES} stages of {one.stage:g} s ({100 * one.hits:.0f} % bracket, width x {one.width:.2f}): {one.seconds:.0f} s, "
+        f"{one.sending:.0f} s without draining"
+    )
 
 
 def main(first: int = FIRST, seeds: int = SEEDS, requests: int = 1_000_000) -> int:

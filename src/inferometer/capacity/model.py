@@ -28,7 +28,7 @@ _MOST = 60
 """A trial counts as at most this many independent requests: the curve is not exactly logistic."""
 _COMPLETED, _COMPLETED_SPREAD = 0.9, 0.15
 """An overloaded server completes a little more than it can do within its limits; the standard deviation is of the logarithm."""
-_TRUST = 0.5
+_TRUST = 0.8
 """Weight of a trial: its requests depend on each other for longer than its design effect shows, and its queue was empty at first."""
 _OVERLOADED = 10.0
 """An overloaded trial counts as this many independent requests, all of which violate."""
