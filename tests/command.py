@@ -5,11 +5,21 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
 from inferometer.cli.main import entry
+
+LENIENT = {
+    "client.processes": 0,
+    "client.probe": "false",
+    "observe.prometheus": "[]",
+    "limits": "{lag: 1h, cpu: 1, stalls: 1, effect_least: 1h, concurrency: 0, rate: 0}",
+}
+"""Settings that make a small run quick, and VALID however busy the machine is. A limit on the share of a percentile is not enough:
+a client that reads two chunks together changes a time between tokens from nothing to something, which is an infinite share."""
 
 
 class Result(NamedTuple):
@@ -41,6 +51,11 @@ def start(*arguments: str | Path, cwd: Path, **environment: str) -> "subprocess.
         cwd=cwd,
         env=os.environ | environment,
     )
+
+
+def options(settings: Mapping[str, object]) -> list[str]:
+    """The options that change these settings."""
+    return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
 
 
 def assert_one_line(result: Result, *words: str) -> None:

@@ -100,21 +100,23 @@ def test_only_the_stage_is_ended_and_the_next_does_not_wait_for_what_hangs(tmp_p
     assert "1 more stage was ended early too" in check(summary).message
 
 
+@pytest.mark.slow
 def test_overloaded_level_is_cut_short_and_the_next_level_runs(tmp_path: Path) -> None:
-    """One request at a time of 10 ms: 100/s. The levels are 40/s, which it holds, and then 200/s and 360/s."""
-    with running(simulator(timing=Fixed(ttft=0.01, itl=0.0, max_batch=1))) as url:
+    """One request at a time of at least 5 ms: at most 200/s. The levels are 300/s and 400/s."""
+    with running(simulator(timing=Fixed(ttft=0.005, itl=0.0, max_batch=1))) as url:
         run, summary = measure(
             tmp_path,
             url,
             server={"model": "sim"},
             data={"type": "prompts", "prompts": ["hi"], "output": 1},
-            load={"type": "constant", "rate": "40:360:160", "duration": "4s"},
+            load={"type": "constant", "rate": "300:400:100", "duration": "6s"},
+            limits={"rate": 0.5},  # requests are sent for less than half of the time that was planned
         )
     cut = run.manifest.outcome.cut_short
-    assert [each.stage for each in cut] == [1, 2]
-    assert all(each.after < each.planned == 4 for each in cut)
-    assert [stage.overload.status for stage in summary.stages] == ["steady", "overloaded", "overloaded"]
-    assert summary.stages[1].overload.cut_short == cut[0]
+    assert [each.stage for each in cut] == [0, 1]
+    assert all(each.after < each.planned == 6 for each in cut)
+    assert [stage.overload.status for stage in summary.stages] == ["overloaded", "overloaded"]
+    assert summary.stages[1].overload.cut_short == cut[1]
     assert check(summary, "rate").status == check(summary, "interrupted").status == "pass"
     assert "overloaded; cut short after" in cli("report", run.folder).out
 

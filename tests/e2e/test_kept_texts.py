@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from command import assert_one_line, cli, start
 from helpers import Client, http_response, measure, polite, scripted
+from waiting import until
 
 from inferometer import conduct
 from inferometer.config import from_mapping
@@ -144,7 +144,7 @@ def test_an_interrupted_run_keeps_its_texts(tmp_path: Path, sim: str, end: signa
             "--concurrency",
             "4",
             "--duration",
-            "30s",
+            "300s",
             "--prompt",
             "hello",
             "--output",
@@ -155,7 +155,7 @@ def test_an_interrupted_run_keeps_its_texts(tmp_path: Path, sim: str, end: signa
         *("--set", f"output={tmp_path}", "--set", "client.probe=false", "-q"),
         cwd=tmp_path,
     )
-    wait_for_texts(tmp_path)
+    until(lambda: any(path.stat().st_size > 10_000 for path in tmp_path.glob("*/spool/0.bodies")), "stored texts", 90)
     process.send_signal(end)
     process.communicate(timeout=60)
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink())
@@ -163,13 +163,6 @@ def test_an_interrupted_run_keeps_its_texts(tmp_path: Path, sim: str, end: signa
     rows = texts(folder)
     assert len(rows) >= 10
     assert {row["response"].count(" ") for row in rows if row["finish_reason"]} == {4}
-
-
-def wait_for_texts(folder: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not any(path.stat().st_size > 10_000 for path in folder.glob("*/spool/0.bodies")):
-        assert time.monotonic() < deadline, "the run keeps no texts"
-        time.sleep(0.01)
 
 
 def test_why_shows_the_text_of_a_request(tmp_path: Path) -> None:
