@@ -60,10 +60,18 @@ def test_a_real_search_ends_with_an_interval_and_words(tmp_path: Path) -> None:
         (("--html", "-", "--markdown", "-"), ("--html - and --markdown - both write to standard output",)),
         (("--set", "load.rate=5"), ("the search sets the load itself",)),
         (("--json", "/nowhere/at/all.json"), ("/nowhere/at/all.json",)),
+        (("--set", "report.json=/nowhere/at/all.json"), ("/nowhere/at/all.json",)),
+        (("--set", "report.csv=out.csv"), ("report.csv", "a search has json, html, markdown, junit")),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     assert_one_line(cli("capacity", "http://127.0.0.1:9", *arguments), *words)
+
+
+def test_model_for_a_file_without_a_server_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "bench.yaml"
+    file.write_text("server:\n")
+    assert_one_line(cli("capacity", file, "--model", "sim"), "server.url: missing")
 
 
 MIX = """

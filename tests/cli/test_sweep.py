@@ -188,6 +188,8 @@ def test_folder_of_a_sweep_that_never_began_is_removed(tmp_path: Path) -> None:
     [
         (("--repeat", "2"), "--repeat repeats one run"),
         (("--perf-csv", "-"), "--perf-csv is about a single run"),
+        (("--why",), "--why: the report of a single run has that"),
+        (("--percentiles", "75"), "--percentiles: the report of a single run has that"),
         (("--set", f"seed={list(range(150))}"), "the grid has 300 runs"),
         (("--set", "data.input=[1, some]"), "data.input: must be a whole number"),
         (("--rate", "1:8:x0.5"), "the factor must be more than 1"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.config import from_mapping
-from inferometer.config.grid import Grid, at_level, grid_from_mapping, projected_seconds
+from inferometer.config.grid import Grid, at_level, grid_from_mapping, override_sweep, projected_seconds
 from inferometer.config.loads import Closed, Poisson, Stages, stages_of
 from inferometer.errors import UserError
 
@@ -125,6 +125,23 @@ def test_section_sweep_has_lists_for_any_key() -> None:
     assert not any(cell.config.sweep for cell in found.cells)
 
 
+def test_section_sweep_may_be_nested_like_the_config() -> None:
+    found = grid({"sweep": {"data": {"input": [8, 16]}}})
+    assert found.keys == ("data.input",)
+    assert [cell.settings["data.input"] for cell in found.cells] == [8, 16]
+
+
+def test_passwords_in_lists_of_urls_are_not_among_the_settings() -> None:
+    found = grid({"sweep": {"server.url": [["http://u:hush@127.0.0.1:1"], ["http://127.0.0.1:2"]]}})
+    assert [cell.settings["server.url"] for cell in found.cells] == [["http://127.0.0.1:1"], ["http://127.0.0.1:2"]]
+
+
+def test_command_line_overrides_the_section_sweep() -> None:
+    tree = {"sweep": {"data.input": [8, 16], "data": {"output": [1, 2]}, "seed": [0, 1]}}
+    override_sweep(tree, ["data.input", "data.output"])
+    assert tree == {"sweep": {"seed": [0, 1]}}
+
+
 def test_levels_in_the_section_sweep_are_stages() -> None:
     found = grid({"sweep": {"load.rate": [5, 10]}, "load": {"duration": "1s"}})
     assert not found.is_sweep
@@ -155,6 +172,7 @@ def test_overrides_make_grids_of_any_key() -> None:
         ),
         ({"sweep": {"server.headers.x": ["a", "b"]}}, "server.headers.x", "secrets cannot be swept"),
         ({"sweep": {"server.headers.x": "hush"}}, "server.headers.x", "secrets cannot be swept"),
+        ({"sweep": {"data": [{"a": {"password": "hush"}}]}}, "data.a.password", "secrets cannot be swept"),
     ],
 )
 def test_bad_grids_are_errors_with_their_key(tree: dict[str, Any], key: str, what: str) -> None:

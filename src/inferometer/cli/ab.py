@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from inferometer.cli.options import abort_options, comparison_options
-from inferometer.cli.run import number_or_range, set_abort, set_data, set_load
+from inferometer.cli.run import number_or_range, section, set_abort, set_data, set_load
 from inferometer.errors import UserError, named
 
 
@@ -102,9 +102,7 @@ def command(
     sides = []
     for letter, url, start in (("A", url_a, start_a), ("B", url_b, start_b)):
         tree: dict[str, Any] = read_tree(file) if file is not None else {}
-        given = {"url": url} | ({"model": model} if model is not None else {})
-        if isinstance(tree.setdefault("server", {}), dict):  # otherwise the check of the config says what is wrong
-            tree["server"].update(given)
+        section(tree, "server").update({"url": url} | ({"model": model} if model is not None else {}))
         is_stable = any(setting.startswith("load.stable=") for setting in overrides)
         set_load(tree, rate, concurrency, duration, requests, is_stable)
         set_data(tree, input_tokens, output_tokens, prompts)

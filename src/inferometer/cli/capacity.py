@@ -134,14 +134,14 @@ def command(
 
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.apis import APIS  # noqa: PLC0415
-    from inferometer.cli.run import is_url, set_data  # noqa: PLC0415
+    from inferometer.cli.run import is_url, section, set_data  # noqa: PLC0415
     from inferometer.conduct.capacity import Options, find  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
     from inferometer.probe.local import find_server  # noqa: PLC0415
     from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
     from inferometer.report import capacity_view  # noqa: PLC0415
-    from inferometer.report.capacity_output import deliver_capacity, save  # noqa: PLC0415
-    from inferometer.report.output import check_exports  # noqa: PLC0415
+    from inferometer.report.capacity_output import check_formats, deliver_capacity, save  # noqa: PLC0415
+    from inferometer.report.output import check_exports, with_file_exports  # noqa: PLC0415
 
     options = Options(
         by=by,  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def command(
     tree.pop("load", None)
     set_data(tree, input_tokens, output_tokens, ())
     if model is not None:
-        tree.setdefault("server", {})["model"] = model
+        section(tree, "server")["model"] = model
     if slos:
         tree["slo"] = list(slos)
     origin = "command line" if has_url else source
@@ -177,6 +177,8 @@ def command(
         config = from_mapping(tree, overrides, origin, with_scheme)
         if not config.slos and not _has_class_objectives(config):
             config = msgspec.structs.replace(config, slo=[_default_preset(APIS[config.server.api].response)])
+        paths = with_file_exports(paths, config.report.exports)
+        check_formats(paths)
         view = capacity_view.Quiet() if quiet else capacity_view.SearchView(options.by)
         found, manifest = find(config, options, view)
     save(found, manifest)

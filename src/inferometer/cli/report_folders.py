@@ -45,7 +45,7 @@ class Kind(msgspec.Struct, frozen=True):
     formats: tuple[str, ...]
     """The exports that it has."""
     takes_slos: bool = True
-    takes_changes: bool = True
+    takes_costs: bool = False
 
     def home(self, run_dirs: tuple[str, ...]) -> Path:
         """The folder that the page of --open is written to."""
@@ -68,9 +68,8 @@ class Kind(msgspec.Struct, frozen=True):
         given = [name for name, value in single.items() if value]
         given += [f"--{name}" for name in wanted.exports if name not in self.formats]
         given += ["--slo"] if wanted.slos and not self.takes_slos else []
-        if not self.takes_changes:
-            options = {"cost": "--price-per-hour, --gpus or --cheapest-at", "report": "--percentiles"}
-            given += [options[name] for name in wanted.changes]
+        options = {"cost": "--price-per-hour, --gpus or --cheapest-at", "report": "--percentiles"}
+        given += [options[name] for name in wanted.changes if not (name == "cost" and self.takes_costs)]
         if given:
             where = wanted.run_dirs[0] if len(wanted.run_dirs) == 1 else f"{len(wanted.run_dirs)} runs"
             formats = ", ".join(f"--{name}" for name in self.formats)
@@ -121,10 +120,8 @@ def _report_capacity(wanted: Wanted) -> int:
 RUN = Kind("a run", _report_run, ())
 _KINDS: dict[Stored, Kind] = {
     "run": RUN,
-    "runs": Kind("several runs", _report_runs, REPEAT_FORMATS, takes_changes=False),
-    "pairs": Kind("pairs of runs", _report_pairs, REPEAT_FORMATS, takes_slos=False, takes_changes=False),
-    "sweep": Kind("a sweep", _report_sweep, SWEEP_FORMATS),
-    "capacity": Kind(
-        "a search for the capacity", _report_capacity, CAPACITY_FORMATS, takes_slos=False, takes_changes=False
-    ),
+    "runs": Kind("several runs", _report_runs, REPEAT_FORMATS),
+    "pairs": Kind("pairs of runs", _report_pairs, REPEAT_FORMATS, takes_slos=False),
+    "sweep": Kind("a sweep", _report_sweep, SWEEP_FORMATS, takes_costs=True),
+    "capacity": Kind("a search for the capacity", _report_capacity, CAPACITY_FORMATS, takes_slos=False),
 }

@@ -1,7 +1,7 @@
 """`inferometer run`: measure an endpoint."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,7 +197,7 @@ def command(
     """
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.config import read_tree  # noqa: PLC0415
-    from inferometer.config.grid import grid_from_mapping  # noqa: PLC0415
+    from inferometer.config.grid import grid_from_mapping, override_sweep  # noqa: PLC0415
     from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver, with_file_exports  # noqa: PLC0415
@@ -214,11 +214,11 @@ def command(
     _set_images(tree, image, scaling, crop)
     _set_observed(tree, observed, metrics_port, otlp)
     if model is not None:
-        _section(tree, "server")["model"] = model
+        section(tree, "server")["model"] = model
     if cost:
-        _section(tree, "cost").update(cost)
+        section(tree, "cost").update(cost)
     if percentiles:
-        _section(tree, "report")["percentiles"] = percentiles
+        section(tree, "report")["percentiles"] = percentiles
     if kept:
         tree["keep"] = list(kept)
     origin = "command line" if has_url else source
@@ -227,20 +227,46 @@ def command(
         conduct.parse_slos(slos, "--slo")
         tree["slo"] = list(slos)
     set_abort(tree, abort_on)
+    level = concurrency if rate is None else rate
+    set_by_option = {
+        "load.rate": level,
+        "load.concurrency": level,
+        "load.duration": duration,
+        "load.requests": requests,
+        "data.input": input_tokens,
+        "data.output": output_tokens,
+        "server.model": model,
+    }
+    override_sweep(tree, [key for key, value in set_by_option.items() if value is not None])
+    override_sweep(tree, [setting.partition("=")[0].strip() for setting in overrides])
+    single = {"--histogram": histogram, "--why": why, "--explain": explain, "--percentiles": percentiles}
     try:
         with named(_NAMES | (_IMAGE_NAMES if image is not None else {}), origin):
             grid = grid_from_mapping(tree, overrides, origin, with_scheme)
             config = grid.cells[0].config
             exports = with_file_exports(exports, config.report.exports)
             if grid.is_sweep:
+                _check_single(single, "this is a sweep of several")
                 return _sweep(grid, repeat, exports, allow_undecided, quiet)
             if repeat > 1:
+                costs = {"--price-per-hour, --gpus or --cheapest-at": cost}
+                _check_single(single | costs, "--repeat makes several")
                 return _repeat(config, repeat, exports, allow_undecided, quiet)
             run, summary = conduct.measure(config, None if quiet else LiveView())
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, exports, explain, histogram, why=why)
         raise
     return deliver(run, summary, exports, explain, histogram, allow_undecided, why)
+
+
+def _check_single(options: Mapping[str, object], reason: str) -> None:
+    """Raise UserError for options that add to the report of a single run."""
+    for option, value in options.items():
+        if value:
+            raise UserError(
+                f"{option}: the report of a single run has that, and {reason}",
+                "leave it out, and give it to inferometer report RUN_DIR for one of the runs",
+            )
 
 
 def _repeat(config: "Config", count: int, exports: dict[str, str], allow_undecided: bool, quiet: bool) -> int:
@@ -310,7 +336,7 @@ def set_load(
     elif concurrency is not None:
         tree["load"] = {"type": "closed", "concurrency": concurrency} | _end_of_load(tree, ends, is_stable)
     elif ends:
-        load = _section(tree, "load")
+        load = section(tree, "load")
         if "stages" in load:
             raise UserError(
                 "--duration and --requests: the file has several stages",
@@ -321,7 +347,7 @@ def set_load(
         load.update(ends)
 
 
-def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
+def section(tree: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the file's section to put an option into. If it is not a section, the config's own check reports that."""
     found = tree.get(name)
     if found is None:
@@ -331,7 +357,7 @@ def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _end_of_load(tree: dict[str, Any], given: dict[str, Any], is_stable: bool) -> dict[str, Any]:
     """What ends the load: the options, else the file, else 30 s, unless it ends when it is stable."""
-    load = _section(tree, "load")
+    load = section(tree, "load")
     settling = {name: load[name] for name in ("stable", "window") if name in load}
     ends = given or {name: load[name] for name in ("duration", "requests") if name in load}
     if not ends and not is_stable and "stable" not in settling:
@@ -356,7 +382,7 @@ def set_data(
         )
     for name, value in (("input", input_tokens), ("output", output_tokens)):
         if value is not None:
-            _section(tree, "data")[name] = value
+            section(tree, "data")[name] = value
 
 
 def set_abort(tree: dict[str, Any], limits: tuple[str, ...]) -> None:
@@ -365,17 +391,17 @@ def set_abort(tree: dict[str, Any], limits: tuple[str, ...]) -> None:
         from inferometer import conduct  # noqa: PLC0415
 
         conduct.parse_limits(limits, "--abort-on")
-        _section(tree, "abort")["on"] = list(limits)
+        section(tree, "abort")["on"] = list(limits)
 
 
 def _set_observed(tree: dict[str, Any], observed: tuple[str, ...], metrics_port: int | None, otlp: str | None) -> None:
     """Put the options for what is observed and exported over the file's."""
     if observed:
-        _section(tree, "observe")["prometheus"] = list(observed)
+        section(tree, "observe")["prometheus"] = list(observed)
     if metrics_port is not None:
-        _section(tree, "export")["metrics_port"] = metrics_port
+        section(tree, "export")["metrics_port"] = metrics_port
     if otlp is not None:
-        _section(_section(tree, "export"), "otlp")["url"] = otlp
+        section(section(tree, "export"), "otlp")["url"] = otlp
 
 
 def _set_images(tree: dict[str, Any], path: str | None, scaling: str | None, crop: str | None) -> None:
@@ -383,12 +409,12 @@ def _set_images(tree: dict[str, Any], path: str | None, scaling: str | None, cro
     given = {name: value for name, value in (("path", path), ("scaling", scaling), ("crop", crop)) if value is not None}
     if not given:
         return
-    data = _section(tree, "data")
+    data = section(tree, "data")
     if path is None and data.get("type") != "images":
         raise UserError(f"--{next(iter(given))} needs --image", "give --image FILE, or leave it out")
     if data.get("type", "images") != "images" or "prompts" in data:
         data = tree["data"] = {}
     data.update(given, type="images")
-    server = _section(tree, "server")
+    server = section(tree, "server")
     if server.get("api", "auto") == "auto":
         server["api"] = "kserve"

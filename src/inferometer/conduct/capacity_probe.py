@@ -53,7 +53,7 @@ def _since_start(snapshot: Snapshot) -> np.ndarray[tuple[int], np.dtype[np.void]
     """The rows that are new, with times since t=0."""
     rows = snapshot.rows().copy()
     for name in TIMES:
-        rows[name] = np.where(rows[name] == MISSING, MISSING, rows[name] - snapshot.t0)
+        rows[name] = np.where(rows[name] == 0, MISSING, rows[name] - snapshot.t0)
     return rows.astype(ROW, copy=False)
 
 

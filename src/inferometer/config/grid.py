@@ -62,8 +62,8 @@ def grid_from_mapping(
         tree = overridden(tree, overrides)
         explicit = _explicit(tree)
         axes = {key: values for key, values in _lists(tree, [], tree) if key not in explicit} | explicit
-        for key in axes:
-            _check_public(key)
+        for key, choices in axes.items():
+            _check_public(key, choices)
         runs = math.prod(map(len, axes.values()))
         if runs > MAX_RUNS:
             sizes = " x ".join(f"{len(values):,} of {key}" for key, values in axes.items())
@@ -111,6 +111,23 @@ def _projected(stage: StageSpec) -> float | None:
 # --- which lists are axes --------------------------------------------------------------------------------------------
 
 
+def override_sweep(tree: dict[str, Any], keys: Iterable[str]) -> None:
+    """Take keys out of the section `sweep`, in place: those that the command line sets to one value."""
+    given = tree.get(_SWEEP)
+    if isinstance(given, dict):
+        set_elsewhere = set(keys)
+        tree[_SWEEP] = {key: values for key, values in _by_key(given) if key not in set_elsewhere}
+
+
+def _by_key(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The entries of the section `sweep` by dotted key; `{data: {input: [...]}}` is the same as `{data.input: [...]}`."""
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from _by_key(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def _explicit(tree: dict[str, Any]) -> dict[str, list[Any]]:
     """Take the section `sweep` out of the tree. Levels of the load go to the load."""
     given = tree.pop(_SWEEP, None)
@@ -119,8 +136,8 @@ def _explicit(tree: dict[str, Any]) -> dict[str, list[Any]]:
     if not isinstance(given, dict):
         raise UserError("must be a mapping of keys to lists", "write {data.input: [1024, 8192]}", _SWEEP)
     axes = {}
-    for key, values in given.items():
-        _check_public(key)
+    for key, values in _by_key(given):
+        _check_public(key, values)
         if not isinstance(values, list) or not values:
             raise UserError(f"must be a list of values, got {values!r}", f"write {{{key}: [...]}}", f"{_SWEEP}.{key}")
         section, _, name = key.rpartition(".")
@@ -131,15 +148,25 @@ def _explicit(tree: dict[str, Any]) -> dict[str, list[Any]]:
     return axes
 
 
-def _check_public(key: str) -> None:
-    """Raise UserError for a key with secret values: the values of a grid are stored and shown."""
+def _check_public(key: str, values: Any) -> None:
+    """Raise UserError for a key with secret values, also within sections: the values of a grid are stored and shown."""
     if any(name == "headers" or is_secret(name) for name in key.split(".")):
         raise UserError(
             "secrets cannot be swept: the values of a sweep are stored", "measure them in separate runs", key
         )
+    if isinstance(values, dict):
+        for name, value in values.items():
+            _check_public(f"{key}.{name}", value)
+    elif isinstance(values, list):
+        for value in values:
+            _check_public(key, value)
 
 
 def _shown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shown(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_shown(each) for each in value]
     return without_password(value) if isinstance(value, str) and "://" in value else value
 
 

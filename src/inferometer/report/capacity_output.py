@@ -19,6 +19,17 @@ FILE = "capacity.json"
 FORMATS = ("json", "html", "markdown", "junit")
 
 
+def check_formats(paths: Mapping[str, str]) -> None:
+    """Raise UserError for files that a search does not have; they come from the config, because `capacity` has no options for them."""
+    for name in paths:
+        if name not in FORMATS:
+            raise UserError(
+                "this file is about a single run, and a search has several",
+                f"leave it out; a search has {', '.join(FORMATS)}",
+                f"report.{name.replace('-', '_')}",
+            )
+
+
 def save(found: Capacity, manifest: Manifest | None) -> None:
     """Write capacity.json, from which every report can be made again."""
     encoded = capacity_export.encode(found, manifest)
