@@ -204,6 +204,31 @@ def test_users_in_lockstep_do_not_lower_the_rate_whatever_the_number_of_requests
     assert rates(queues.run(rows, plan)).requests == pytest.approx(8, rel=0.01)
 
 
+@pytest.mark.parametrize("service", queues.SERVICE)
+@pytest.mark.parametrize("seconds", [6, 20, 60])
+def test_intervals_of_a_closed_loop_cover_its_rate(service: str, seconds: float) -> None:
+    """32 users and responses of 0.5 s: the truth is 64 responses/s."""
+    plan = StagePlan(type="closed", open=False, concurrency=32, duration=seconds)
+    found = [
+        rates(queues.run(queues.closed_rows(32, seconds, 0.5, seed, service=service), plan)).ci["requests"]
+        for seed in range(40)
+    ]
+    assert sum(low <= 64.1 and high >= 63.9 for low, high in found) >= 34  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("rounds", [8, 12, 40])
+def test_the_interval_of_users_in_lockstep_is_narrow(rounds: int) -> None:
+    """Counted at their end, 20 blocks of time have no response or those of all users: the interval was 64 +- 64."""
+    plan = StagePlan(type="closed", open=False, concurrency=64, requests=64 * rounds)
+    rows = made.blank(64 * rounds)
+    lasts = np.random.default_rng(rounds).normal(1, 0.02, rounds)
+    starts = np.concatenate([[0], np.cumsum(lasts)[:-1]])
+    rows["sent"] = rows["intended"] = np.repeat(np.rint(starts * SECOND), 64) + np.arange(64 * rounds) % 64
+    rows["done"] = np.repeat(np.rint(np.cumsum(lasts) * SECOND), 64)
+    low, high = rates(queues.run(rows, plan)).ci["requests"]
+    assert low is not None and high is not None and 60 < low < 64.5 and 63.5 < high < 68
+
+
 def test_a_closed_loop_without_a_second_response_per_user_has_no_rates() -> None:
     rows, chunks = made.closed_rows(12)
     found = rates(made.run(rows, chunks))

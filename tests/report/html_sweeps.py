@@ -9,8 +9,9 @@ import numpy as np
 import synthetic_run as made
 
 from inferometer.analysis.knee import Knee
+from inferometer.analysis.settings import settings_label
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.analysis.sweep import Point, Sweep, settings_label
+from inferometer.analysis.sweep import Point, Sweep
 from inferometer.records import Run, StagePlan
 from inferometer.report.html import sweep_page
 from inferometer.report.html.parts import parts

@@ -14,7 +14,7 @@ from synthetic_run import closed_rows, fail, manifest, run
 from test_capacity_report import FOUND
 
 from inferometer.analysis.comparison import Side, compare
-from inferometer.analysis.repeats import summarise_repeats
+from inferometer.analysis.repeats import list_runs, summarise_repeats
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.analysis.sweep import Knee, Point, Sweep
 from inferometer.capacity.result import as_json
@@ -58,6 +58,8 @@ def outputs(name: str) -> Iterator[Any]:
             yield json.loads(compare_report.encode([compare(a, b), compare(a, b)]))
         case "repeats":
             yield with_words(msgspec.to_builtins(summarise_repeats([measured(plain()), measured(plain())])))
+        case "runs":
+            yield json.loads(encode(list_runs([measured(plain()), measured(staged()), measured(failed())])))
         case "sweep":
             yield with_words(msgspec.to_builtins(swept()))
         case "capacity":

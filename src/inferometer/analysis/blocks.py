@@ -19,7 +19,7 @@ Counts are integers and sums are exact, so no digit depends on the order of the 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -225,10 +225,16 @@ def rate(at: Times, weight: NDArray[Any] | None, start: int, end: int) -> tuple[
     if span <= 0:
         return 0.0, None, None
     totals = [int(each) for each in np.bincount(index(at, start, end), weight, minlength=BLOCKS)]  # exact below 2**53
-    total = sum(totals)
+    low, high = total_interval(totals)
+    return sum(totals) / span, None if low is None else low / span, None if high is None else high / span
+
+
+def total_interval(totals: Sequence[int]) -> tuple[float | None, float | None]:
+    """The ends of the 95 % confidence interval of a total, from its part in each of 2 to BLOCKS blocks; None if it has none."""
+    count, total = len(totals), sum(totals)
     if np.count_nonzero(totals) < 2:
-        return total / span, None, None
-    residuals = [BLOCKS * each - total for each in totals]
-    squares = sum(each**2 for each in residuals)  # BLOCKS^2 times the sum
-    error = T[-1] * math.sqrt(Fraction(squares, BLOCKS * (BLOCKS - 1)) * Fraction(_neighbours(residuals)))
-    return total / span, max(total - error, 0.0) / span, (total + error) / span
+        return None, None
+    residuals = [count * each - total for each in totals]
+    squares = sum(each**2 for each in residuals)  # count^2 times the sum
+    error = T[count - 2] * math.sqrt(Fraction(squares, count * (count - 1)) * Fraction(_neighbours(residuals)))
+    return max(total - error, 0.0), total + error

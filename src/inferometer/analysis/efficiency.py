@@ -122,7 +122,7 @@ def efficiency(
     per_gpu = {name: _per(rates[name], known.gpus) for name in COMMODITIES}
     reason = known.reason
     if not reason and throughput.reason and (known.price_per_hour or known.gpus):
-        reason = f"there are no rates: {throughput.reason}"
+        reason = "there are no rates (see throughput)"
     return Efficiency(
         gpus=known.gpus,
         is_observed=known.is_observed,

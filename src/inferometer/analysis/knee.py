@@ -118,9 +118,12 @@ def measured_level(
 
 
 def _error(value: float | None, interval: tuple[float | None, float | None]) -> float:
+    """The relative standard error of a value; infinite if it has no interval, so that nothing is concluded from it."""
     low, high = interval
-    if not value or low is None or high is None or not math.isfinite(high):
+    if not value:
         return 0.0
+    if low is None or high is None or not math.isfinite(high):
+        return math.inf
     return (high - low) / (2 * _Z * value)
 
 

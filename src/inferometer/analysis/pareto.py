@@ -2,8 +2,9 @@
 
 Each measured level is a point: output tokens per second and user (efficiency.py), and output tokens per second and GPU, or of all
 servers together if the number of GPUs is not known. A point is on the frontier if no other point is at least as good in both and
-better in one. Only points of the same workload are compared: longer prompts are not a worse server. It is clearly so if every other point is worse in one of the two by more than both intervals, and clearly not if some
-other point is better in both by more than the intervals.
+better in one. It is clearly so if every other point is worse in one of the two by more than both intervals, and clearly not if some
+other point is better in both by more than the intervals. Only points of the same workload are compared: longer prompts are not a
+worse server.
 
 `cheapest_at`: the highest rate per GPU at which a user still sees a given number of tokens per second. Between two neighbouring
 points of the same settings it is interpolated linearly; beyond the measured points nothing is said.
@@ -15,7 +16,7 @@ independent. The draws are stratified and the same every time, so the same point
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any, Literal, Protocol
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from inferometer.analysis.efficiency import Efficiency, Estimate, cost_per_million, rate, user_rate
 from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.settings import settings_label
 from inferometer.analysis.throughput import Throughput
 from inferometer.random_numbers import shuffled
 
@@ -159,8 +161,8 @@ def _point(level: Level, unit: Literal["gpu", "server"]) -> ParetoPoint:
     low, high = (None if end is None else end / count for end in tokens.ci)
     return ParetoPoint(
         label=level.name,
-        curve=curve_name(level.settings),
-        workload=curve_name({key: value for key, value in level.settings.items() if key.startswith(WORKLOAD)}),
+        curve=settings_label(level.settings),
+        workload=settings_label({key: value for key, value in level.settings.items() if key.startswith(WORKLOAD)}),
         level=level.level,
         user=user,
         hardware=Estimate(tokens.value / count, (low, high)),
@@ -169,13 +171,8 @@ def _point(level: Level, unit: Literal["gpu", "server"]) -> ParetoPoint:
     )
 
 
-def curve_name(settings: Mapping[str, Any]) -> str:
-    """The settings of a curve in words: `data.input 1024, data.output 128`."""
-    return ", ".join(f"{key} {value}" for key, value in settings.items())
-
-
 def _full_name(level: Level) -> str:
-    return f"{curve}: {level.name}" if (curve := curve_name(level.settings)) else level.name
+    return f"{curve}: {level.name}" if (curve := settings_label(level.settings)) else level.name
 
 
 # --- the frontier ----------------------------------------------------------------------------------------------------

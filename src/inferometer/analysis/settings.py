@@ -1,6 +1,7 @@
 """The parts of a run's config that the analysis uses, read back from the manifest's plain dict."""
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -109,3 +110,13 @@ def _section(tree: object, kind: type[Section]) -> Section:
 
 def _quantity(kind: type, value: object) -> object:
     return Seconds(parse_seconds(value)) if kind is Seconds else kind(str(value))
+
+
+def settings_label(settings: Mapping[str, Any]) -> str:
+    """The values of a grid's keys as text: `data.input 1024, data.output 64`."""
+    return ", ".join(f"{key} {short_value(value)}" for key, value in settings.items())
+
+
+def short_value(value: Any) -> str:
+    """The value of a setting as text."""
+    return str(value) if not isinstance(value, dict | list) else msgspec.json.encode(value).decode()

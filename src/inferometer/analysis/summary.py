@@ -17,7 +17,7 @@ from inferometer.analysis.efficiency import DEFINITIONS as EFFICIENCY_DEFINITION
 from inferometer.analysis.efficiency import Efficiency, efficiency, hardware
 from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.groups import Group, Groups, by_class, by_replica
-from inferometer.analysis.knee import Knee, find_knee, measured_level
+from inferometer.analysis.knee import Knee, find_knee, level_of, measured_level
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.overload import Overload, overload, overload_of_cut
 from inferometer.analysis.pareto import Pareto, pareto_of
@@ -242,11 +242,10 @@ def _pareto(run: Run, stages: Sequence[StageSummary]) -> Pareto | None:
     wanted = settings.cost(run.manifest).user_rates
     if not wanted and (len(stages) < 2 or all(stage.efficiency is None for stage in stages)):
         return None
-    plans = run.manifest.plan
     levels = [
         _Level(
             stage.name,
-            plans[stage.stage].rate if plans[stage.stage].open else plans[stage.stage].concurrency,
+            level_of(run.manifest.plan[stage.stage])[1],
             all(stage.quotable.values()),
             stage.overload.status == "overloaded",
             stage.throughput,

@@ -12,7 +12,7 @@ from inferometer.analysis.knee import By, Knee, Level, find_knee, level_of, leve
 from inferometer.analysis.pareto import Pareto, pareto_of
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.run_figures import Part, parts
-from inferometer.analysis.settings import cost
+from inferometer.analysis.settings import cost, settings_label
 from inferometer.analysis.slo import Goodput, SloResult, is_passed
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.throughput import Throughput
@@ -124,16 +124,6 @@ def levels_of(run: Run, summary: Summary) -> list[Level]:
     """The levels of one run; empty if one of its stages has none, so that they are no sweep."""
     found = [_level(part, plan) for part, plan in zip(parts(summary), run.manifest.plan, strict=True)]
     return [level for level in found if level is not None] if None not in found else []
-
-
-def settings_label(settings: dict[str, Any]) -> str:
-    """`data.input 1024, data.output 64`."""
-    return ", ".join(f"{key} {short_value(value)}" for key, value in settings.items())
-
-
-def short_value(value: Any) -> str:
-    """The value of a setting as text."""
-    return str(value) if not isinstance(value, dict | list) else msgspec.json.encode(value).decode()
 
 
 def describe_knee(knee: Knee | str) -> str:

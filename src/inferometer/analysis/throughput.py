@@ -20,7 +20,8 @@ of tokens per chunk is not always known.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -40,6 +41,8 @@ Interval = tuple[float | None, float | None]
 _HALF = 0.499
 """The least share of a stage that has to remain; a little less than half, so that rounding does not decide."""
 _MILLI = 1000
+_LEAST_BLOCKS = 4
+"""Blocks of time of a closed loop, if few responses per user fit into it."""
 _FINE = 1 << 20
 """Parts of a block of time: instants are rounded to them, so that sums are exact."""
 
@@ -285,7 +288,6 @@ def _rates(run: Run, mask: NDArray[np.bool_], span: _Span, tokens: dict[int, flo
     tokens_out = None if arrived is None else float(exact.total(arrived))
     both = None if tokens_in is None or tokens_out is None else tokens_in + tokens_out
     batch = settings.number(run.manifest.server, "batch")
-    at = np.clip(own["done"], span.start, span.end)
     counts = {
         "requests": weights,
         "output_tokens": arrived,
@@ -293,7 +295,9 @@ def _rates(run: Run, mask: NDArray[np.bool_], span: _Span, tokens: dict[int, flo
         "total_tokens": None if arrived is None or received is None else arrived + received,
         "inferences": None if batch is None else weights * batch,
     }
-    intervals = {name: _interval(at, count, span) for name, count in counts.items() if count is not None}
+    known = {name: count for name, count in counts.items() if count is not None}
+    number = _closed_blocks(own, span)
+    intervals = _spread_intervals(own, known, span, number) if number else _intervals(own, known, span)
     return msgspec.structs.replace(
         found,
         requests=requests,
@@ -356,9 +360,50 @@ def _decode(counted: Columns) -> float | None:
     return float(exact.total(tokens[known])) / seconds if seconds > 0 else None
 
 
-def _interval(at: NDArray[np.int64], weights: NDArray[np.float64], span: _Span) -> Interval:
-    _, low, high = blocks.rate(at, np.rint(weights * _MILLI), span.start, span.end)
-    return None if low is None else low / _MILLI, None if high is None else high / _MILLI
+def _intervals(rows: Columns, counts: Mapping[str, NDArray[np.float64]], span: _Span) -> dict[str, Interval]:
+    """The intervals of rates, from how much was completed in each block of time."""
+    at = np.clip(rows["done"], span.start, span.end)
+    ends = {name: blocks.rate(at, _milli(count), span.start, span.end)[1:] for name, count in counts.items()}
+    return {name: _scaled(low_and_high, _MILLI) for name, low_and_high in ends.items()}
+
+
+def _closed_blocks(rows: Columns, span: _Span) -> int:
+    """The number of blocks of a closed loop: each at least two mean end-to-end times long, because shorter ones share most of their
+    requests and resemble each other. 0 for an open loop, and for a closed one with fewer than _LEAST_BLOCKS responses per user."""
+    busy = int((rows["done"] - rows["sent"]).sum())
+    responses = (span.end - span.start) * len(rows) // busy if busy else 0
+    if not span.partly or responses < _LEAST_BLOCKS:
+        return 0
+    return min(max(responses // 2, _LEAST_BLOCKS), blocks.BLOCKS)
+
+
+def _spread_intervals(
+    rows: Columns, counts: Mapping[str, NDArray[np.float64]], span: _Span, number: int
+) -> dict[str, Interval]:
+    """The intervals of a closed loop's rates: a request counts in each block by the share of its own time in it.
+
+    If requests counted when they end, users who complete theirs at the same moments would make a steady rate look unsteady: whether
+    one or two such moments are in a block is chance.
+    """
+    start, end = np.maximum(rows["sent"], span.start), np.minimum(rows["done"], span.end)
+    end = np.maximum(end, start + 1)
+    length = span.end - span.start
+    edges = [*(span.start + length * block // number for block in range(number)), span.end + 1]
+    totals: dict[str, list[int]] = {name: [] for name in counts}
+    for first, last in pairwise(edges):
+        share = np.clip(np.minimum(end, last) - np.maximum(start, first), 0, None) / (end - start)
+        for name, count in counts.items():
+            totals[name].append(int(_milli(count * share).sum()))  # a sum of whole numbers is exact below 2**53
+    return {name: _scaled(blocks.total_interval(own), _MILLI * length / NS) for name, own in totals.items()}
+
+
+def _milli(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.rint(counts * _MILLI)
+
+
+def _scaled(ends: Interval, unit: float) -> Interval:
+    low, high = ends
+    return None if low is None else low / unit, None if high is None else high / unit
 
 
 def _interval_in_flight(rows: Columns, span: _Span) -> Interval:

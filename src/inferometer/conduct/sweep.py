@@ -12,8 +12,9 @@ import msgspec
 
 from inferometer import conduct, store
 from inferometer.analysis.adaptive_levels import MOST, choose_next
+from inferometer.analysis.settings import settings_label
 from inferometer.analysis.sweep import Cell as MeasuredCell
-from inferometer.analysis.sweep import Sweep, Unmeasured, levels_of, settings_label, summarise_sweep
+from inferometer.analysis.sweep import Sweep, Unmeasured, levels_of, summarise_sweep
 from inferometer.conduct.pairs import folder_for_runs
 from inferometer.conduct.saving import Changes
 from inferometer.config.grid import Cell, Grid, at_level, projected_seconds

@@ -121,16 +121,18 @@ def cost(run: Run, summary: Summary, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def efficiency_table(summary: Summary, width: int) -> Table:
-    """A row per figure, with its interval; with several stages, a row per stage."""
+def efficiency_table(summary: Summary, width: int) -> RenderableType:
+    """A row per figure, with its interval; with several stages, a row per stage. Only the title if no figure is known."""
     assert summary.efficiency is not None
     if not summary.stages:
         table = tables.table(TITLE, ["value", "95 % CI"])
         for figure in figures(summary.efficiency):
             if figure.estimate is not None:
                 table.add_row(figure.name, f"{figure.value} ", f"{figure.interval} ")
-        return table
+        return table if table.rows else Text(TITLE, style="dim")
     headers, rows = stage_rows(summary)
+    if not headers:
+        return Text(TITLE, style="dim")
     table = tables.table(TITLE, headers)
     for label, *cells in rows:
         table.add_row(label, *(f"{cell} " for cell in cells))
@@ -173,11 +175,24 @@ def notes(summary: Summary) -> list[str]:
     lines = [describe_hardware(found)]
     if len(found.cost_per_million) > 2:
         lines.append(_CHARGE_NOTE)
-    if found.reason:
-        lines.append(f"not known: {found.reason}")
+    lines += [f"not known: {reason}" for reason in _reasons(summary, found)]
     if summary.pareto is not None:
         lines += pareto_notes(summary.pareto)
     return [line for line in lines if line]
+
+
+def _reasons(summary: Summary, found: Efficiency) -> list[str]:
+    """Why figures are missing, each reason once; with the names of the stages if it is not that of all of them."""
+    if not summary.stages:
+        return [found.reason] if found.reason else []
+    by_reason: dict[str, list[str]] = {}
+    for stage in summary.stages:
+        if stage.efficiency is not None and stage.efficiency.reason:
+            by_reason.setdefault(stage.efficiency.reason, []).append(stage.name)
+    return [
+        reason if len(names) == len(summary.stages) else f"{', '.join(names)}: {reason}"
+        for reason, names in by_reason.items()
+    ]
 
 
 def pareto_notes(pareto: Pareto) -> list[str]:

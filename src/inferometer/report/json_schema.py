@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from inferometer.analysis.comparison import Comparison
-from inferometer.analysis.repeats import Repeats
+from inferometer.analysis.repeats import Repeats, RunList
 from inferometer.analysis.summary import SCHEMA as SUMMARY_VERSION
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.sweep import Sweep
@@ -47,8 +47,13 @@ def compare() -> Tree:
 
 
 def repeats() -> Tree:
-    """`--json` of run --repeat."""
+    """`--json` of run --repeat, and of report for such runs."""
     return _document("The variation between repeated runs", Repeats, _default_version(Repeats))
+
+
+def runs() -> Tree:
+    """`--json` of report for several runs that are not repeats of each other."""
+    return _document("The figures of several runs", RunList, _default_version(RunList))
 
 
 def sweep() -> Tree:
@@ -96,6 +101,7 @@ SCHEMAS: dict[str, Callable[[], Tree]] = {
     "compare": compare,
     "capacity": capacity,
     "repeats": repeats,
+    "runs": runs,
     "sweep": sweep,
 }
 """By the name of the file: NAME.schema.json."""

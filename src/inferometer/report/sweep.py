@@ -10,8 +10,9 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
+from inferometer.analysis.settings import short_value
 from inferometer.analysis.slo import SloResult
-from inferometer.analysis.sweep import Cell, Point, Sweep, problems, short_value
+from inferometer.analysis.sweep import Cell, Point, Sweep, problems
 from inferometer.errors import UserError
 from inferometer.report import cost, formatting, junit, markdown, tables
 from inferometer.report.console import new_console

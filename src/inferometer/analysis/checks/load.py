@@ -107,7 +107,8 @@ def overload(evidence: Evidence) -> Check | None:
         worst = max(short, key=lambda stage: stage.overload.needs or 0.0)
         needs = format_seconds(worst.overload.needs or 0.0)
         messages.append(
-            f"Too short to tell whether the server keeps up{worst.label}: {worst.overload.reason}. Run for at least {needs}."
+            f"Too short to tell whether the server keeps up{worst.label.replace(' of ', ' in ', 1)}: {worst.overload.reason}. "
+            f"Run for at least {needs}."
         )
     numbers = tuple(sorted(stage.stage for stage in (*grown, *short)))
     return Check("overload", "fail", value, limit, " ".join(messages), ("latency",), numbers)

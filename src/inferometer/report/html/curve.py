@@ -89,9 +89,10 @@ def line(points: Sequence[Measured], name: str, column: str, rate: str) -> dict[
     found = [
         (x, each, each.metrics[name])
         for each in points
-        if (x := getattr(each.throughput, rate)) is not None and each.metrics and each.metrics[name].count
+        if (x := getattr(each.throughput, rate)) is not None and name in each.metrics and each.metrics[name].count
     ]
-    ends = [metric.ci.get(column, (None, None)) for _, _, metric in found]
+    none = (None, None)
+    ends = [none if each.is_overloaded else metric.ci.get(column, none) for _, each, metric in found]
     return {
         "x": page.rounded(x for x, _, _ in found),
         "y": page.rounded(_milli(metric.value(column)) for _, _, metric in found),

@@ -10,7 +10,7 @@ from inferometer.analysis.comparison_text import title
 from inferometer.analysis.repeats import Repeats, Variation, summarise_repeats
 from inferometer.report import formatting, tables
 from inferometer.report.compare import amount
-from inferometer.report.html import background, overlays, page
+from inferometer.report.html import background, curve, overlays, page
 from inferometer.report.html.overview import started
 from inferometer.report.html.page import Block, Page, Section, render
 from inferometer.report.html.parts import TITLES, Part, is_token_run, latencies, limits, parts
@@ -284,27 +284,11 @@ def _curve(runs: _Runs) -> Section:
 def _points(runs: _Runs, name: str, column: str, rate: str, label: str) -> Block:
     series = []
     for run_name, stages, colour in zip(runs.names, runs.stages, runs.colours, strict=True):
-        points = [
-            (x, stage.metrics[name], stage)
-            for stage in stages
-            if (x := getattr(stage.throughput, rate)) is not None and stage.metrics and stage.metrics[name].count
-        ]
-        points.sort(key=lambda point: point[0])
-        ends = [found.ci.get(column, (None, None)) for _, found, _ in points]
-        series.append(
-            {
-                "name": formatting.one_line(run_name, 60),
-                "colour": colour,
-                "points": True,
-                "x": page.rounded(x for x, _, _ in points),
-                "y": page.rounded(_milli(found.value(column)) for _, found, _ in points),
-                "lo": page.rounded(_milli(low) for low, _ in ends),
-                "hi": page.rounded(_milli(high) for _, high in ends),
-                "ex": [page.rounded(stage.throughput.ci.get(rate, (None, None))) for _, _, stage in points],
-                "hollow": [stage.is_overloaded or column in found.unsupported for _, found, stage in points],
-                "labels": [f"{run_name}: {formatting.describe_load(stage.plan)}" for _, _, stage in points],
-            }
-        )
+        ordered = sorted(stages, key=lambda stage: getattr(stage.throughput, rate) or 0.0)
+        loads = [stage._replace(name=formatting.describe_load(stage.plan)) for stage in ordered]
+        line = curve.line(loads, name, column, rate)
+        labels = [f"{run_name}: {load}" for load in line["labels"]]
+        series.append({"name": formatting.one_line(run_name, 60), "colour": colour, **line, "labels": labels})
     return page.chart(
         f"{TITLES[name]} {column} against {label}.",
         "Bars are 95 % confidence intervals. Hollow: too few values, or the stage is overloaded.",
@@ -325,10 +309,6 @@ def _left_end(series: Sequence[Mapping[str, Any]]) -> float:
         end for each in series for end in (*each["x"], *(end for pair in each["ex"] for end in pair)) if end is not None
     ]
     return 0.97 * min(known) if known and min(known) > max(known) / 4 else 0.0
-
-
-def _milli(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds
 
 
 # --- objectives and what was run -------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from inferometer.analysis.knee import Knee
-from inferometer.analysis.pareto import curve_name, pareto_of
+from inferometer.analysis.pareto import pareto_of
 from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.settings import settings_label, short_value
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.summary import Summary
-from inferometer.analysis.sweep import Point, Sweep, settings_label
+from inferometer.analysis.sweep import Point, Sweep
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.cost import pareto_notes, pareto_rows
@@ -61,7 +62,8 @@ def curves(sweep: Sweep) -> list[Curve]:
         own.append(point)
     return [
         Curve(
-            formatting.one_line(", ".join(f"{names.get(k, k)} {v}" for k, v in settings.items()), 60) or "all levels",
+            formatting.one_line(", ".join(f"{names.get(k, k)} {short_value(v)}" for k, v in settings.items()), 60)
+            or "all levels",
             settings,
             tuple(sorted(points, key=lambda point: (point.level or 0.0, point.stage))),
             next((knee for knee in sweep.knees if knee.settings == settings), None),
@@ -238,7 +240,7 @@ def pareto(sweep: Sweep, each: Sequence[Curve]) -> Section:
     blocks: list[Block] = []
     if found is not None:
         blocks += cost.answers(found)
-        looks = {curve_name(own.settings): own.look for own in each}
+        looks = {settings_label(own.settings): own.look for own in each}
         blocks += [cost.pareto_chart(found, looks)] if found.points else []
     if sweep.pareto is not None:
         header, rows = pareto_rows(sweep.pareto)

@@ -6,8 +6,9 @@ from typing import Any
 
 from inferometer.analysis import settings
 from inferometer.analysis.checks import in_words
+from inferometer.analysis.settings import settings_label, short_value
 from inferometer.analysis.summary import Summary
-from inferometer.analysis.sweep import Point, Sweep, settings_label
+from inferometer.analysis.sweep import Point, Sweep
 from inferometer.records import Run
 from inferometer.report import formatting
 from inferometer.report.html import background, overview, page, sweep_charts
@@ -136,6 +137,8 @@ def _best_text(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> str:
     point, status = best(sweep.points, rates.main)
     what = rates.titles[rates.main]
     if point is None:
+        if status != "missed" and sweep.points and all(each.is_overloaded for each in sweep.points):
+            return "Every level is overloaded: measure lower loads."
         return "Every level misses an objective." if status == "missed" else "No level is valid and not overloaded."
     value = f"{formatting.number(getattr(point.throughput, rates.main))} {what}"
     at = _where(each, point)
@@ -227,7 +230,7 @@ def _what_was_run(sweep: Sweep, each: Sequence[Curve], measured: Measured) -> Se
 
 
 def _values(values: Any) -> str:
-    return ", ".join(dict.fromkeys(str(value) for value in values))
+    return ", ".join(dict.fromkeys(short_value(value) for value in values))
 
 
 def _plan(run: Run) -> str:
@@ -257,7 +260,8 @@ def _checks(sweep: Sweep, each: Sequence[Curve], measured: Measured) -> Section:
     details: list[Block] = []
     for values, run, summary in measured:
         label = next((own.label for own in each if own.settings == values), "")
-        levels = [level_text(p.by, p.level) or p.name for p in sweep.points if p.run == run.folder.name]
+        own_points = sorted((p for p in sweep.points if p.run == run.folder.name), key=lambda p: p.stage)
+        levels = [level_text(p.by, p.level) or p.name for p in own_points]
         words = in_words(summary.checks)
         failed = [check for check in summary.checks if check.status == "fail"]
         where = sorted({stage for check in failed for stage in check.stages or range(len(levels))})
