@@ -131,7 +131,10 @@ def test_an_overloaded_stage_has_costs_but_no_rate_per_user() -> None:
     assert summary.overload is not None and summary.overload.status == "overloaded"
     assert found.output_tokens_per_user is None
     assert summary.pareto is not None and list(summary.pareto.left_out.values()) == ["overloaded"]
-    assert summary.pareto.cheapest_at[0].answers[0].reason == "no measured level has tokens per second and user"
+    assert (
+        summary.pareto.cheapest_at[0].answers[0].reason
+        == "no measured level has output tokens/s/user that may be quoted"
+    )
 
 
 def test_each_stage_has_its_own_efficiency_and_the_run_that_of_all() -> None:

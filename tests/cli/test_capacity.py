@@ -36,6 +36,7 @@ def test_a_real_search_ends_with_an_interval_and_words(tmp_path: Path) -> None:
     assert len(answer["probes"]) >= 2
     folder = Path(answer["folder"])
     assert json.loads((folder / "capacity.json").read_text())["capacity"] == answer
+    assert (tmp_path / "LATEST").resolve() == folder.resolve()
     assert "violate an objective" in (tmp_path / "out.html").read_text()
     assert answer["words"][1:] in (tmp_path / "out.md").read_text()
     assert 'name="capacity found"' in (tmp_path / "out.xml").read_text()

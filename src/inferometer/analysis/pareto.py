@@ -226,7 +226,7 @@ def at(points: Sequence[ParetoPoint], tokens_per_user: float) -> CheapestAt:
         curves.setdefault(point.curve, []).append(point)
     answers = [_answer(curve, own, tokens_per_user) for curve, own in curves.items()]
     if not answers:
-        answers = [Answer(reason="no measured level has tokens per second and user")]
+        answers = [Answer(reason="no measured level has output tokens/s/user that may be quoted")]
     return CheapestAt(
         tokens_per_user=tokens_per_user,
         workload=points[0].workload if points else "",

@@ -79,6 +79,9 @@ def command(
     Two builds: each is started for its runs and stopped after them
       inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8000 --pairs 10 \\
         --start-a './old --port 8000' --start-b './new --port 8000'
+    A gate in CI, and a page with charts
+      inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8001 --rate 20 \\
+        --fail-if 'ttft.p99 worse by 5%' --html comparison.html
 
     All runs are stored in one folder, and `inferometer compare FOLDER` prints the comparison again. A pair with an INVALID run is
     left out unless --force is given. Ctrl-C compares the pairs that are complete.

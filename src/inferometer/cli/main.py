@@ -70,10 +70,12 @@ def main() -> None:
     inferometer capacity http://127.0.0.1:8000      how much load it holds
     inferometer infer http://127.0.0.1:8000 --prompt Hello
     inferometer report runs/LATEST                  the last report again
+    inferometer report runs/LATEST --open           the same with charts
+    inferometer compare runs/A runs/B               is B better than A?
 
     `inferometer COMMAND --help` explains a command and its options.
 
-    Exit status: 0 the measurement is VALID, 1 it is INVALID, 2 bad input, 3 internal error, 130 interrupted.
+    Exit status: 0 the measurement is VALID and meets its objectives, 1 it does not, 2 bad input, 3 internal error, 130 interrupted.
 
     Shell completion: eval "$(_INFEROMETER_COMPLETE=bash_source inferometer)" (or zsh_source, fish_source).
     """

@@ -166,7 +166,10 @@ def notes(found: Capacity) -> list[str]:
     if found.bracket.non_monotone:
         result.append("a level held although a lower one failed, also when it was repeated: other load on the server?")
     is_wide = found.bracket.low is None or (found.bracket.high or math.inf) > 1.25 * found.bracket.low
-    if is_wide and not found.interrupted and not found.ended_by:
+    is_complete = not found.interrupted and not found.ended_by
+    if is_complete and found.bracket.low is None and found.bracket.high is None:
+        result.append("no probe was long enough to show anything: raise --budget")
+    elif is_complete and is_wide:
         result.append("the interval is wide because the budget is spent, not because the server varies: raise --budget")
     if found.has_sessions and found.by == "rate":
         result.append(

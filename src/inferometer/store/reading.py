@@ -52,7 +52,9 @@ def read(folder: str | Path) -> Run:
     """Read the run in `folder`, which may be a link to it such as runs/LATEST. Raises UserError when it is not a run."""
     path = Path(folder)
     if not path.exists():
-        raise UserError(f"{folder}: there is no such folder", "give the folder of a run, such as runs/LATEST")
+        raise UserError(
+            f"{folder}: there is no such folder", "give the folder of a run, or measure one with `inferometer run URL`"
+        )
     if not path.is_dir():
         raise UserError(f"{folder}: not a folder", "give the folder of a run, such as runs/LATEST")
     path = path.resolve()
