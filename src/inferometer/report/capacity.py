@@ -26,6 +26,8 @@ _METRICS = {
 }
 SIGNS = {"holds": ("✓", "green"), "fails": ("✗", "red"), "undecided": ("?", "yellow")}
 PURPOSES = {"ramp": "ramp", "bisect": "narrow down", "repeat": "repeat", "confirm": "confirm"}
+_TOO_WIDE = 1.5
+"""From here on, the answer names the ends of the interval only."""
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -45,6 +47,8 @@ def headline(found: Capacity) -> str:
         return f"no level was shown to hold; {amount(high)} {unit} is too much"
     if high is None:
         return f"holds at least {amount(low)} {unit}"
+    if high > _TOO_WIDE * low:  # the middle of a wide interval would be a guess
+        return f"holds at least {amount(low)} {unit} ({amount(high)} is too much)"
     return f"holds {amount(found.bracket.estimate or low)} {unit} ({amount(low)} to {amount(high)})"
 
 
