@@ -88,6 +88,7 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
             folder.rmdir()
     if not prober.probes:
         raise KeyboardInterrupt
+    store.point_latest(folder)
     found = bracket(prober.trials)
     last = prober.last
     assert last is not None
