@@ -39,7 +39,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Grid(msgspec.Struct, frozen=True):
-    """What a config asks for: one run per cell; with an adaptive range, several."""
+    """The runs that a config describes: one per cell; with an adaptive range, several."""
 
     keys: tuple[str, ...]
     cells: tuple[Cell, ...]
