@@ -220,7 +220,7 @@ def test_ab_measures_interleaved_pairs_and_compares_them(tmp_path: Path, slow: s
     latest, html = tmp_path / "runs" / "LATEST", tmp_path / "out.html"
     report = cli("report", latest, "--html", html)
     assert report.status == 0 and "TPOT p50 is" in report.out and ">B IS BETTER<" in html.read_text()
-    assert_one_line(cli("report", latest, "--slo", "ttft.p99 < 1s"), "--slo is about a single run")
+    assert_one_line(cli("report", latest, "--slo", "ttft.p99 < 1s"), "--slo is about runs")
 
 
 def free_port() -> int:
