@@ -172,6 +172,7 @@ def test_overrides_make_grids_of_any_key() -> None:
         ),
         ({"sweep": {"server.headers.x": ["a", "b"]}}, "server.headers.x", "secrets cannot be swept"),
         ({"sweep": {"server.headers.x": "hush"}}, "server.headers.x", "secrets cannot be swept"),
+        ({"report": {"json": ["a.json", "b.json"]}}, "report.json", "all runs of a sweep share"),
         ({"sweep": {"data": [{"a": {"password": "hush"}}]}}, "data.a.password", "secrets cannot be swept"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import cli
+from command import assert_one_line, cli
 from helpers import measure
 
 from inferometer import conduct
@@ -140,3 +140,8 @@ def test_view_and_limits_do_not_take_rows_from_each_other(tmp_path: Path, sim: s
     )
     assert view.seen == len(run.records.rows) == 200
     assert check(summary).status == "pass" and summary.ended_by == ()
+
+
+def test_limit_that_unstreamed_responses_cannot_exceed_is_one_line(tmp_path: Path) -> None:
+    flags = ("--set", "server.stream=false", "--abort-on", "ttft.p99 > 1s", "--set", f"output={tmp_path}")
+    assert_one_line(cli("run", "http://127.0.0.1:1", *flags), "abort.on", "not streamed have no ttft")

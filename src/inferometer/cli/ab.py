@@ -94,6 +94,7 @@ def command(
     from inferometer.conduct.comparing import compare_pairs  # noqa: PLC0415
     from inferometer.conduct.pairs import Starter, measure_pairs  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
+    from inferometer.config.secret import without_password  # noqa: PLC0415
     from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
     from inferometer.report.compare_output import check_comparison_paths, deliver_comparison  # noqa: PLC0415
 
@@ -114,20 +115,15 @@ def command(
         set_abort(tree, abort_on)
         with named({"server.model": "--model NAME"}, file or "command line"):
             config = from_mapping(tree, overrides, file or "command line", with_scheme if start is None else None)
-        sides.append(
-            (
-                url if url_a != url_b else f"{letter}: {start or url}",
-                config,
-                Starter(start, patience) if start else None,
-            )
-        )
+        name = without_password(url) if "://" in url else url.rpartition("@")[2]
+        name = name if url_a != url_b else f"{letter}: {start or name}"
+        sides.append((name, config, Starter(start, patience) if start else None))
     progress = Console(stderr=True)
 
     def note(number: int, of: int, side: str) -> None:
         if not quiet:
-            progress.print(
-                f"[dim]{number}/{of}[/dim] {side} {sides['AB'.index(side)][1].server.urls[0]}", highlight=False
-            )
+            url = without_password(sides["AB".index(side)][1].server.urls[0])
+            progress.print(f"[dim]{number}/{of}[/dim] {side} {url}", highlight=False)
 
     with named({"server.model": "--model NAME"}):
         folder, complete = measure_pairs(sides, pairs, note)

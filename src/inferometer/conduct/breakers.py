@@ -24,7 +24,7 @@ from inferometer.records import MISSING, Columns, Trip
 from inferometer.units import NS, format_number, format_seconds
 
 FEWEST = 20
-"""Requests that a window has at least, if so many have ended: a share or a percentile of fewer says little."""
+"""Minimum number of requests in a window, once that many have ended: a share or a percentile of fewer says little."""
 _CHANCE = 0.001
 """Probability with which a share may exceed its limit by chance before the window is full for the first time."""
 

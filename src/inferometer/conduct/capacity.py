@@ -22,6 +22,7 @@ from inferometer.config.data.mix import Mix
 from inferometer.config.fields import Seconds
 from inferometer.config.loads import Closed, Poisson
 from inferometer.config.schema import Config
+from inferometer.config.secret import without_password
 from inferometer.errors import UserError
 from inferometer.records import Manifest, Run, Snapshot, StagePlan
 
@@ -104,7 +105,7 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
         budget=options.budget,
         seconds=time.monotonic() - started,
         think=options.think,
-        url=config.server.urls[0],
+        url=without_password(config.server.urls[0]),
         model=str(_section(last, "server").get("model", "")),
         has_text=APIS[config.server.api].response == "text",
         batch=_whole(batch.get("batch")) if isinstance(batch, dict) else None,

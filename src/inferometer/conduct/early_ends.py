@@ -26,9 +26,8 @@ class EarlyEnds:
         self._saturation = _saturation(job, plan, plans)
         self._server_rows = ServerRows(job.spool)
         self._plans, self._warn, self._grace = plans, warn, float(job.config.client.grace)
-        self._abandon: tuple[float, int] | None = (
-            None  # when to cancel what is left of a stage that was ended, and which
-        )
+        # When to cancel the requests that are left of a stage that was ended, and the index of that stage.
+        self._abandon: tuple[float, int] | None = None
         self._trips: list[Trip] = []
         self._cut_short: list[CutShort] = []
         self._has_stopped = False

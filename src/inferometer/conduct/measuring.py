@@ -53,6 +53,9 @@ from inferometer.types import Plan, Request
 from inferometer.wire.context import SharedRefs
 from inferometer.workload import image_tensors, images, tensors, tokenizer
 
+_STREAMED = ("ttft", "ttft_service", "ttft_content", "tpot")
+"""Latencies that only streamed responses have."""
+
 
 class Show(Protocol):
     """Shows how a run goes (report/live.py). Inherit from this class: what a view has no use for, it leaves out."""
@@ -243,7 +246,13 @@ def _outline(job: Job, plan: Plan, metrics_url: str) -> Outline:
 def _check_objectives(config: Config) -> None:
     """Parse the objectives and limits: an error in one must not show only after the run, or during it."""
     parse_all(config.slos)
-    parse_limits(config.abort.limits)
+    for limit in parse_limits(config.abort.limits):
+        if limit.metric in _STREAMED and not config.server.stream:
+            raise UserError(
+                f"{str(limit)!r} cannot end the run: responses that are not streamed have no {limit.metric}",
+                "use e2e, or leave it out",
+                "abort.on",
+            )
     if isinstance(config.data, Mix):
         for number, class_ in enumerate(config.data.classes):
             parse_all(class_.slos, f"data.classes.{number}.slo")

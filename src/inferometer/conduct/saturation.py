@@ -62,9 +62,8 @@ class Saturation:
         arrivals.add(rows)
         planned = arrivals.planned
         lasted = arrivals.lasted(elapsed)
-        if (
-            lasted < self._next or lasted > _WORTH * planned or self._rows_seen < ended
-        ):  # rows that are missing look like a queue
+        is_complete = self._rows_seen >= ended  # rows that are missing look like a queue
+        if lasted < self._next or lasted > _WORTH * planned or not is_complete:
             return None
         self._next = NEXT_LOOK * lasted
         self._agreeing = self._agreeing + 1 if self._is_overloaded(arrivals.until(elapsed - _RECORDED)) else 0

@@ -119,7 +119,7 @@ def _series(folder: Path, records: Records) -> tuple[TimeSeries, ...]:
 
 
 def _bodies(folder: Path) -> Iterable[Body] | None:
-    """Return the texts of requests and responses that the shards kept; None if they were not told to."""
+    """Return the texts of requests and responses that the shards kept; None if the run does not keep them."""
     shards = len(list(folder.glob("*.control")))
     return body_spool.read_bodies(folder, shards) if body_spool.has_bodies(folder, shards) else None
 

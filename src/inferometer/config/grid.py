@@ -27,6 +27,8 @@ from inferometer.errors import UserError, named
 
 MAX_RUNS = 200
 _SWEEP = "sweep"
+_SHARED = ("output", "report")
+"""Keys and sections that are the same for all runs of a sweep."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -39,7 +41,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Grid(msgspec.Struct, frozen=True):
-    """What a config asks for: one run per cell; with an adaptive range, several."""
+    """The runs that a config describes: one per cell; with an adaptive range, several."""
 
     keys: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -63,7 +65,7 @@ def grid_from_mapping(
         explicit = _explicit(tree)
         axes = {key: values for key, values in _lists(tree, [], tree) if key not in explicit} | explicit
         for key, choices in axes.items():
-            _check_public(key, choices)
+            _check_axis(key, choices)
         runs = math.prod(map(len, axes.values()))
         if runs > MAX_RUNS:
             sizes = " x ".join(f"{len(values):,} of {key}" for key, values in axes.items())
@@ -146,6 +148,12 @@ def _explicit(tree: dict[str, Any]) -> dict[str, list[Any]]:
         else:
             axes[key] = values
     return axes
+
+
+def _check_axis(key: str, values: Any) -> None:
+    if key.partition(".")[0] in _SHARED:
+        raise UserError("all runs of a sweep share this setting", "give it one value", key)
+    _check_public(key, values)
 
 
 def _check_public(key: str, values: Any) -> None:
