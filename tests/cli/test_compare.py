@@ -223,17 +223,17 @@ def test_ab_measures_interleaved_pairs_and_compares_them(tmp_path: Path, slow: s
     out = tmp_path / "out.json"
     result = cli("ab", slow, fast, "--pairs", "3", *LOAD, *settings(tmp_path / "runs"), "--json", out)
     assert result.status == 0, result
-    metric = json.loads(out.read_text())["metrics"]["tpot.p50"]
+    metric = json.loads(out.read_text())["metrics"]["e2e.p50"]
     assert metric["method"] == "paired" and metric["ratio"] < 1 and metric["sign_flip"] == 0.25
     (folder,) = (tmp_path / "runs").glob("2*")
     pairs = json.loads((folder / "pairs.json").read_text())["pairs"]
     started = [json.loads((folder / name / "manifest.json").read_text())["started"] for pair in pairs for name in pair]
     assert [started[0] < started[1], started[2] < started[3], started[4] < started[5]] == [True, False, True]
     again = cli("compare", folder, "--json", "-")
-    assert json.loads(again.out)["metrics"]["tpot.p50"] == metric
+    assert json.loads(again.out)["metrics"]["e2e.p50"] == metric
     latest, html = tmp_path / "runs" / "LATEST", tmp_path / "out.html"
     report = cli("report", latest, "--html", html)
-    assert report.status == 0 and "TPOT p50 is" in report.out and '"kind":"forest"' in html.read_text()
+    assert report.status == 0 and "E2E p50" in report.out and '"kind":"forest"' in html.read_text()
     assert_one_line(cli("report", latest, "--slo", "ttft.p99 < 1s"), "--slo is about ")
 
 
@@ -258,7 +258,7 @@ def test_ab_starts_and_stops_a_server_for_each_run(tmp_path: Path) -> None:
     commands = ("--start-a", serve_command(port, "40ms"), "--start-b", serve_command(port, "1ms"))
     result = cli("ab", url, url, "--pairs", "2", *LOAD, *settings(tmp_path), *commands, "--json", tmp_path / "out.json")
     assert result.status == 0, result
-    assert json.loads((tmp_path / "out.json").read_text())["metrics"]["tpot.p50"]["ratio"] < 1
+    assert json.loads((tmp_path / "out.json").read_text())["metrics"]["e2e.p50"]["ratio"] < 1
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), 1):
         pass
 
@@ -285,7 +285,7 @@ def test_ctrl_c_compares_complete_pairs_and_ends_the_server(tmp_path: Path, fast
     until(lambda: any(_pairs(each) >= 2 for each in tmp_path.glob("runs/2*/pairs.json")), "two pairs", 180)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert "interrupted: comparing" in err and "TPOT p50" in out and process.returncode == 0, (out, err)
+    assert "interrupted: comparing" in err and "E2E p50" in out and process.returncode == 0, (out, err)
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), 1):
         pass
 

@@ -154,7 +154,7 @@ def test_ctrl_c_keeps_the_run_that_it_interrupts(tmp_path: Path) -> None:
     settings = LENIENT | {"load.requests": "[5, 1000000]", "server.model": "m"}
     with scripted(script) as url:
         process = start("run", url, *options(settings), "--prompt", "hello", "--output", "2", "-q", cwd=tmp_path)
-        assert second_run.wait(30)
+        assert second_run.wait(90)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 1, (out, err)

@@ -207,7 +207,7 @@ def test_a_dead_receiver_costs_a_line_of_the_report(tmp_path: Path, scheme: str,
     with scripted(polite) as url:
         began = time.monotonic()
         run = exported(tmp_path, url, receiver)
-    assert time.monotonic() - began < 5, "a refused connection is not waited for"
+    assert time.monotonic() - began < 8, "a refused connection is not waited for"
     problem = run.manifest.observer_errors["otlp spans"]
     assert problem.startswith(f"20 of 20 spans were not sent to {receiver}: ") and "onnect" in problem
     assert run.manifest.observer_errors["otlp metrics"].startswith("1 of 1 messages were not sent")

@@ -107,7 +107,7 @@ def opened(source: bytes, folder: Path, *flags: str) -> tuple[str, str]:
     path = folder / "page.html"
     path.write_bytes(source)
     command = ["chromium", *FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
     return done.stdout, done.stderr
 
 
