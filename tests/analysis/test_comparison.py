@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import queues
 import synthetic_run as made
 
 from bench import comparison as bench
@@ -59,6 +60,23 @@ def test_the_sentence_says_when_the_exact_test_disagrees() -> None:
     found = log_ratio.paired([1.0] * 7, [1.02, 1.02, 1.02, 1.02, 1.02, 0.999, 0.998])
     assert found.p() < 0.05 < (found.sign_flip or 0)
     assert "the exact sign-flip test alone does not show it (p = 0.0" in sentence("e2e.p50", "worse", found)
+
+
+def test_latencies_of_an_overloaded_side_are_not_compared_but_worse() -> None:
+    """90 requests/s for a server that completes 70 or 200 per second: how slow the former is depends on the length of the run."""
+    slow, fast = (
+        Side(label, ((run := queues.run(queues.queue_rows(90, capacity, 60), queues.stage(90, 60)), summarise(run)),))
+        for label, capacity in (("slow", 70), ("fast", 200))
+    )
+    found = compare(fast, slow, [parse("e2e.p50 worse by 5%")])
+    e2e = found.metrics["e2e.p50"]
+    assert e2e.verdict == "worse" and e2e.ratio is None and e2e.b is None and e2e.a is not None
+    assert e2e.sentence == "E2E p50 has no steady value on side B, which is overloaded: the queue grows"
+    assert [each.status for each in found.conditions] == ["fails"]
+    assert found.metrics["throughput.requests"].verdict == "worse"
+    assert compare(slow, fast).metrics["e2e.p50"].verdict == "better"
+    both = compare(slow, slow)
+    assert "e2e.p50" not in both.metrics and both.notes[-1].startswith("overloaded on side A and B: latencies have no")
 
 
 @pytest.mark.parametrize(

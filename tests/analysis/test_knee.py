@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.analysis.knee import Knee, Level, find_knee
+from inferometer.analysis.counts import Counts
+from inferometer.analysis.knee import Knee, Level, find_knee, measured_level
+from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.throughput import Throughput
+from inferometer.records import StagePlan
 
 CAPACITY = 40.0
 
@@ -120,3 +124,13 @@ def test_saturated_level_is_past_the_knee() -> None:
     assert knee.reason == (
         "from 20 to 35 requests/s, throughput grows by 75 % and mean latency by 300 %; the server does not keep up with 50 requests/s"
     )
+
+
+def test_levels_without_intervals_show_no_knee() -> None:
+    """A level of one request has a latency, but no interval: it is no evidence."""
+    found = find_knee(open_levels(mm1, [10.0, 20.0, 30.0], error=math.inf))
+    assert isinstance(found, str) and "the intervals are too wide to tell" in found
+    plan = StagePlan(type="closed", open=False, concurrency=1, requests=1)
+    rate, counts = Throughput(requests=2.0), Counts(ok=1, failed=0, dropped=0, by_failure={})
+    level = measured_level(plan, rate, Distribution(unit="s", count=1, mean=0.5), None, counts)
+    assert level is not None and level.error == math.inf

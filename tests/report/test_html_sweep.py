@@ -103,3 +103,21 @@ def test_charts_of_a_sweep_have_names_for_plot(name: str) -> None:
     assert len(names) == len(Page(encoded(made)).charts)
     if name == "grid":
         assert {"curve-ttft-p99-requests", "throughput-goodput", "pareto", "latency-e2e-s1"} <= set(names)
+
+
+def test_a_sweep_with_nothing_but_overload_asks_for_lower_loads() -> None:
+    sweep, measured = html_sweeps.single()
+    points = tuple(msgspec.structs.replace(point, is_overloaded=True) for point in sweep.points)
+    text = text_of(Page(sweep_page.encode(msgspec.structs.replace(sweep, points=points), measured)))
+    assert "Every level is overloaded: measure lower loads." in text
+    assert "nan" not in text and "None" not in text
+
+
+def test_checks_name_the_levels_of_stages_in_any_order() -> None:
+    sweep, ((_, run, summary),) = html_sweeps.single()
+    failed = msgspec.structs.replace(summary.checks[0], status="fail", stages=(0,))
+    summary = msgspec.structs.replace(summary, checks=(failed,))
+    points = sweep.points[1], sweep.points[2], sweep.points[0]  # as if the first stage had the highest level
+    found = sweep_page.sweep_page(msgspec.structs.replace(sweep, points=points), [({}, run, summary)])
+    (table,) = (block for section in found.sections if section.id == "checks" for block in section.blocks[:1])
+    assert table["rows"][0][3] == "20/s"

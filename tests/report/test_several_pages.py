@@ -7,7 +7,9 @@ import synthetic_run as made
 from html_runs import HOSTILE, Page
 from several_runs import FASTER, compared, measured, pairs, side
 
+from inferometer.analysis.repeats import list_runs
 from inferometer.analysis.summary import summarise
+from inferometer.report import markdown, repeats
 from inferometer.report.html import compare_page, runs_page
 from inferometer.report.html.overlays import short_labels
 
@@ -134,3 +136,24 @@ def test_tensor_servers_are_compared_without_token_charts() -> None:
 )
 def test_labels_lose_what_they_share(labels: list[str], short: list[str]) -> None:
     assert short_labels(labels) == short
+
+
+def test_a_list_of_runs_fits_a_narrow_terminal() -> None:
+    runs = [measured("a" * 60), measured("b", stages=True)]
+    text = repeats.render("runs", list_runs(runs), False, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "requests/s" in text and "E2E p99" in text and "…" not in text.partition("E2E p99")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a <b> | c", "a &lt;b> \\| c"),
+        ("use `x <y>` or <z>", "use `x <y>` or &lt;z>"),
+        ("` <img src=x>", "` &lt;img src=x>"),
+        ("```<img src=x>`", "```&lt;img src=x>`"),
+        ("\\`<img src=x>`", "\\`&lt;img src=x>`"),
+    ],
+)
+def test_text_in_markdown_begins_no_html(text: str, shown: str) -> None:
+    assert markdown.escape(text) == shown

@@ -22,6 +22,7 @@ from inferometer.analysis.fail_if import FailIf
 from inferometer.analysis.log_ratio import LogRatio, exp
 from inferometer.analysis.run_figures import (
     FAILURE_RATE,
+    GROWING,
     NAMES,
     USUAL,
     Figure,
@@ -172,18 +173,31 @@ def _about(side: Side) -> SideInfo:
 
 
 def _notes(a: Side, b: Side, pairs: bool) -> list[str]:
+    """How the sides were compared, and what was left out."""
+    overloaded = [label for label, side in (("A", a), ("B", b)) if _is_overloaded(side)]
+    note = f"overloaded on side {' and '.join(overloaded)}: latencies have no steady value there, and are not compared"
+    return [_method(a, b, pairs), *([note] if overloaded else [])]
+
+
+def _is_overloaded(side: Side) -> bool:
+    """Whether a run, or a stage of one, is overloaded."""
+    each = [part.overload for _, summary in side.runs for part in parts(summary)]
+    return any(found is not None and found.status == "overloaded" for found in each)
+
+
+def _method(a: Side, b: Side, pairs: bool) -> str:
     if len(a.runs) == len(b.runs) == 1:
-        return [
+        return (
             "one run per side: the intervals are from within the runs, and this does not cover run-to-run variation; repeat "
             "the runs (inferometer run --repeat, or inferometer ab) to cover it"
-        ]
+        )
     if pairs:
         few = " (fewer than the 8 pairs that are recommended)" if len(a.runs) < 8 else ""
-        return [f"{len(a.runs)} pairs of runs{few}: t interval of the log ratios, which covers run-to-run variation"]
+        return f"{len(a.runs)} pairs of runs{few}: t interval of the log ratios, which covers run-to-run variation"
     note = f"{len(a.runs)} against {len(b.runs)} runs: Welch's interval, which covers run-to-run variation"
     if min(len(a.runs), len(b.runs)) == 1:
         note = f"{len(a.runs)} against {len(b.runs)} runs: the run-to-run variation of one side stands for both"
-    return [note]
+    return note
 
 
 # --- the figures of a stage ------------------------------------------------------------------------------------------
@@ -265,6 +279,7 @@ def _metric(
 ) -> MetricComparison:
     a, b = (_typical([each.value for each in side]) for side in sides)
     counts = [sum(each.count for each in side) for side in sides]
+    is_overloaded = [not any(each.is_steady for each in side) for side in sides]
     higher = is_higher_better(name)
     ratio: float | None = None
     ci: tuple[float | None, float | None] = (None, None)
@@ -282,6 +297,9 @@ def _metric(
     elif a is not None and b is not None and math.isinf(a) != math.isinf(b):
         verdict = "better" if math.isinf(a) else "worse"
         sentence = text.infinite(name, "A" if math.isinf(a) else "B")
+    elif is_overloaded[0] != is_overloaded[1] and name.partition(".")[0] in GROWING:
+        verdict = "better" if is_overloaded[0] else "worse"
+        sentence = text.growing(name, "A" if is_overloaded[0] else "B")
     else:
         ratio = _rounded(b / a) if a and b and math.isfinite(a) and math.isfinite(b) else None
         sentence = text.not_compared(name, sides)

@@ -112,9 +112,15 @@ def infinite(name: str, side: str) -> str:
     return f"{title(name)} is infinite on side {side}: too many of its requests failed"
 
 
+def growing(name: str, side: str) -> str:
+    return f"{title(name)} has no steady value on side {side}, which is overloaded: the queue grows"
+
+
 def not_compared(name: str, sides: Sequence[Sequence[Figure]]) -> str:
     """Why there is no interval."""
     for label, side in zip("AB", sides, strict=True):
+        if not all(each.is_steady for each in side):
+            return f"{title(name)} cannot be compared: side {label} is overloaded, so it has no steady value"
         if any(each.value is None for each in side):
             return f"{title(name)} cannot be compared: it was not measured on side {label}"
         if any(each.value == 0 for each in side):

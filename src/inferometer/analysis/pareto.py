@@ -143,7 +143,7 @@ def _why_not(level: Level) -> str:
     if level.is_overloaded:
         return "overloaded"
     if not level.is_quotable:
-        return "its figures may not be quoted: a check failed"
+        return "a check failed: not quotable"
     if user_rate(level.metrics.get("tps_user")) is None:
         return "no response of several tokens was streamed"
     return "" if rate(level.throughput, "output_tokens") is not None else "its output tokens per second are not known"

@@ -46,6 +46,8 @@ USUAL = (
     "throughput.requests", "throughput.output_tokens", "throughput.inferences", "goodput",
 )  # fmt: skip
 """The figures that are compared without being named."""
+GROWING = ("ttft", "e2e", "queue")
+"""Metrics that grow for as long as a server is overloaded."""
 _MOST_GAPS = 4_000_000
 """Gaps between chunks that a bootstrap looks at; of more responses, every k-th is used."""
 
@@ -61,6 +63,8 @@ class Figure(msgspec.Struct, frozen=True):
     """Whether there are enough values for this percentile."""
     relative_error: float | None = None
     """Standard error of its logarithm, if its confidence interval gives one."""
+    is_steady: bool = True
+    """Whether it has a steady value: the latencies of an overloaded stage depend on how long it lasted, and are left out."""
 
     @property
     def has_ratio(self) -> bool:
@@ -81,13 +85,15 @@ def parts(summary: Summary) -> tuple[Part, ...]:
 
 
 def figure(part: Part, name: str) -> Figure:
-    """One figure; its value is None if it was not measured."""
+    """One figure; its value is None if it was not measured, or has no steady value."""
     metric, _, statistic = name.partition(".")
     if metric == "throughput":
         return _rate(part.throughput, statistic, part.counts.ok)
     if metric == "goodput":
         return _goodput(part.goodput, part.counts.ok)
     found = part.metrics.get(metric, Distribution(unit="s", count=0))
+    if part.overload is not None and part.overload.status == "overloaded":
+        return Figure(None, 0, found.unit, is_steady=False)
     field = STATISTICS[statistic]
     value = found.mean if field == "mean" else found.value(field) if found.count else None
     interval = found.ci.get("mean", (None, None)) if field == "mean" else (None, None)

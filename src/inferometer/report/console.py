@@ -167,7 +167,7 @@ def _rates_note(summary: Summary) -> str:
     ends = {
         unit: " .. ".join(map(formatting.number, rate.ci[name]))
         for name, unit in {"requests": "requests/s", "output_tokens": "output tokens/s"}.items()
-        if name in rate.ci
+        if rate.ci.get(name, (None, None)) != (None, None)
     }
     intervals = "; 95 % CI " + ", ".join(f"{both} {unit}" for unit, both in ends.items()) if ends else ""
     return f"over {formatting.number(rate.span)} s{intervals}" if rate.span else ""

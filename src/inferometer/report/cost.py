@@ -36,6 +36,8 @@ _SHORT: dict[Commodity, str] = {
 }
 _DOUBT = "?"
 """Marks what the intervals leave open."""
+_MOST_ANSWERS = 4
+"""Combinations of settings that a rate per user is answered for in words, the cheapest first."""
 _CHARGE_NOTE = "each cost charges the whole price to those tokens alone: input and output do not add up"
 _DOUBT_NOTE = f"{_DOUBT}: the intervals leave open whether it is on the frontier"
 
@@ -215,10 +217,12 @@ def answers(pareto: Pareto) -> list[RenderableType]:
 def sentences(found: CheapestAt, pareto: Pareto) -> Iterator[str]:
     """The cheapest load for a rate per user in words; with several curves of a workload, the best and each other one."""
     workload = f" with {found.workload}" if found.workload else ""
-    for index, answer in enumerate(found.answers):
+    for index, answer in enumerate(found.answers[:_MOST_ANSWERS]):
         start = "  otherwise" if index else f"cheapest at {found.tokens_per_user:g} tokens/s/user{workload}"
         curve = f": {answer.curve}" if answer.curve != found.workload else ""
         yield f"{start}{curve}: {_describe(answer, pareto)}"
+    if len(found.answers) > _MOST_ANSWERS:
+        yield f"  and {len(found.answers) - _MOST_ANSWERS} more combinations, see --json"
     known = [answer for answer in found.answers if answer.hardware is not None]
     if len(known) > 1 and _overlap(*known[:2]):
         yield f"  no clear difference between {known[0].curve} and {known[1].curve}"

@@ -88,7 +88,7 @@ def _cost(summary: Summary) -> list[str]:
     lines: list[str] = []
     if summary.efficiency is not None and summary.stages:
         headers, rows = cost.stage_rows(summary)
-        lines += table((cost.TITLE, *headers), rows)
+        lines += table((cost.TITLE, *headers), rows) if headers else []
     elif summary.efficiency is not None:
         found = [figure for figure in cost.figures(summary.efficiency) if figure.estimate is not None]
         lines += table((cost.TITLE, "value", "95 % CI"), [(each.name, each.value, each.interval) for each in found])
@@ -131,12 +131,21 @@ def comparison_summary(found: Sequence[Comparison]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table, and the empty line after it."""
+    """A table, and the empty line after it; nothing if it has no rows."""
+    rows = list(rows)
+    if not rows:
+        return []
     lines = [header, ["---"] * len(header), *rows]
     return [*(f"| {' | '.join(escape(cell) for cell in line)} |" for line in lines), ""]
 
 
 def escape(text: str) -> str:
-    """A text on one line that cannot end a table cell or begin HTML."""
+    """A text on one line that cannot end a table cell or begin HTML. Within code (`...`), `<` stays as it is."""
     line = formatting.one_line(text, 1000)
-    return line.replace("|", "\\|").replace("<", "&lt;") if "`" not in line else line.replace("|", "\\|")
+    parts = line.replace("|", "\\|").split("`")
+    is_plain = "``" in line or "\\`" in line  # other rules decide what is code
+    last = len(parts) - 1
+    return "`".join(
+        part if index % 2 and index < last and not is_plain else part.replace("<", "&lt;")
+        for index, part in enumerate(parts)
+    )

@@ -14,12 +14,12 @@ from inferometer.analysis.comparison_text import title
 from inferometer.analysis.repeats import Repeats, RunFigures, RunList, Variation, list_runs, summarise_repeats
 from inferometer.analysis.slo import is_passed
 from inferometer.errors import UserError
-from inferometer.report import junit, markdown, tables
+from inferometer.report import formatting, junit, markdown, tables
 from inferometer.report.compare import amount
 from inferometer.report.console import new_console
 from inferometer.report.json import encode
 from inferometer.report.output import wants_color, write_file
-from inferometer.report.width import columns
+from inferometer.report.width import columns, fitted
 
 EXPORTS = ("json", "html", "markdown", "junit")
 _HEADER = ("mean", "95 % CI of the mean", "between runs", "within a run")
@@ -82,7 +82,7 @@ def render(where: str, found: Repeats | RunList, color: bool, width: int) -> str
             for name, metrics in _stages(found):
                 console.print(Padding(_table(name, metrics), (0, 0, 1, 1)))
         else:
-            console.print(Padding(_list(found), (0, 0, 1, 1)))
+            console.print(Padding(_list(found, width), (0, 0, 1, 1)))
         console.print(Text(f" {where}", style="dim"), soft_wrap=True)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
@@ -95,16 +95,17 @@ def _verdicts(found: Repeats | RunList) -> str:
     )
     invalid = [number for number, verdict in enumerate(by_run.values(), 1) if verdict == "INVALID"]
     which = f", INVALID: {', '.join(map(str, invalid))}" if invalid else ", all VALID"
-    return f"{len(by_run)} runs{which}"
+    return f"{len(by_run)} run{'' if len(by_run) == 1 else 's'}{which}"
 
 
-def _list(found: RunList) -> RenderableType:
+def _list(found: RunList, width: int) -> RenderableType:
     names = _listed(found)
-    table = tables.table("run", [title(name).replace("throughput (", "").replace(")", "") for name in names])
+    headers = [title(name).replace("throughput (", "").replace(")", "") for name in names]
+    table = tables.table("run", headers)
     for label, one in zip(_labels(found), found.runs, strict=True):
         table.add_row(label, *(f"{_figure(name, one)} " for name in names))
     note = "these runs are not repeats of one config: inferometer compare shows what differs, and how clearly"
-    return Group(table, Text(note, style="dim"))
+    return Group(fitted(table, width, (title("itl.p99"), title("e2e.p50"), title("ttft.p50"))), Text(note, style="dim"))
 
 
 def _listed(found: RunList) -> list[str]:
@@ -113,9 +114,11 @@ def _listed(found: RunList) -> list[str]:
 
 def _labels(found: RunList) -> list[str]:
     """The names of the folders, with the stage if there are several, and a mark if the run is INVALID."""
-    names = [Path(one.run).name for one in found.runs]
+    names = [formatting.one_line(Path(one.run).name, 24) for one in found.runs]
     return [
-        " ".join(filter(None, (name, one.stage, "(INVALID)" if one.verdict == "INVALID" else "")))
+        " ".join(
+            filter(None, (name, formatting.one_line(one.stage, 24), "(INVALID)" if one.verdict == "INVALID" else ""))
+        )
         for name, one in zip(names, found.runs, strict=True)
     ]
 

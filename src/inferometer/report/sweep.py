@@ -24,8 +24,21 @@ from inferometer.units import format_seconds
 _STREAMED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("e2e", "p50"), ("e2e", "p99"))
 _NOT_STREAMED = tuple(("e2e", column) for column in ("mean", "p50", "p90", "p99"))
 _RATES = {"output_tokens": "tokens/s", "inferences": "inf/s", "input_tokens": "tokens/s in"}
-_OPTIONAL = ("itl p50", "e2e p90", "e2e p50", "itl p99", "e2e mean", "ttft p50", "tokens/s in", "tokens/s", "inf/s")
+_OPTIONAL = (
+    "itl p50",
+    "e2e p90",
+    "e2e p50",
+    "itl p99",
+    "e2e mean",
+    "ttft p50",
+    "tokens/s in",
+    "tokens/s",
+    "inf/s",
+    "e2e p99",
+)
 """Columns that a narrow table leaves out, the first of them first."""
+_SETTING_WIDTH = {1: 24, 2: 16}
+"""Characters of a setting in the table, by the number of settings; fewer for more of them."""
 _SIGNS = {"met": "✓", "missed": "✗", "undecided": "?"}
 _IN_CSV = ("ttft", "itl", "tpot", "e2e", "queue", "compute")
 _MOST_PROBLEMS = 8
@@ -107,9 +120,10 @@ def _table(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
         *(["SLO"] if has_objectives else []),
         "",
     ]
+    room = _SETTING_WIDTH.get(len(names), 12)
     rows = []
     for point in sweep.points:
-        settings = [formatting.one_line(short_value(point.settings.get(key)), 24) for key in sweep.keys]
+        settings = [formatting.one_line(short_value(point.settings.get(key)), room) for key in sweep.keys]
         rows.append(
             [
                 *settings,

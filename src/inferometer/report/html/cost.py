@@ -19,7 +19,7 @@ def efficiency(summary: Summary) -> Section:
     if summary.efficiency is not None:
         if summary.stages:
             headers, rows = cost.stage_rows(summary)
-            blocks.append(page.table(["stage", *headers], rows))
+            blocks += [page.table(["stage", *headers], rows)] if headers else []
         else:
             found = [figure for figure in cost.figures(summary.efficiency) if figure.estimate is not None]
             rows = [[figure.name, figure.value, figure.interval.replace("..", "–")] for figure in found]
