@@ -185,7 +185,7 @@ def _search(found: Capacity) -> Section:
 def _load_curve(found: Capacity) -> Section:
     return Section(
         "load",
-        "Against the load",
+        "Load curve",
         [
             *capacity_charts.latencies(found),
             *capacity_charts.violations(found),

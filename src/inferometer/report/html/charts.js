@@ -302,9 +302,15 @@ function paintLines(spec) {
       if (line.at < low || line.at > high) continue;
       labels.push(`<line class="limit" x1="${LEFT}" x2="${view.width - RIGHT}" y1="${y(line.at)}" y2="${y(line.at)}"/><text class="limit-name" x="${LEFT + 6}" y="${y(line.at) - 4}">${escape(line.label)}</text>`);
     }
+    const names = [];  // from, to and row: a name that would cover another one moves down
     for (const line of spec.vlines ?? []) {
       if (line.at < view.low || line.at > view.high) continue;
-      const x = view.x(line.at), isRight = x > view.width * 0.72, tone = line.tone ?? "", top = view.top + 10 + 14 * (line.row ?? 0);
+      const x = view.x(line.at), wide = 6.2 * line.label.length + 10, isRight = x + wide > view.width, tone = line.tone ?? "";
+      const [from, to] = isRight ? [x - wide, x] : [x, x + wide];
+      let row = line.row ?? 0;
+      while (names.some(([start, end, at]) => at === row && from < end && to > start)) row += 1;
+      names.push([from, to, row]);
+      const top = view.top + 10 + 14 * row;
       labels.push(`<line class="limit ${tone}" x1="${x}" x2="${x}" y1="${view.top}" y2="${bottom}"/><text class="limit-name ${tone}" x="${x + (isRight ? -5 : 5)}" y="${top}" text-anchor="${isRight ? "end" : "start"}">${escape(line.label)}</text>`);
     }
     labels.push(paintMarks(view, low, high));
@@ -536,6 +542,15 @@ document.getElementById("theme")?.addEventListener("click", () => {
   const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
 });
+
+// The section that is being read is marked in the list of sections.
+const links = new Map([...document.querySelectorAll("nav a")].map(link => [link.hash.slice(1), link]));
+const watcher = new IntersectionObserver(entries => {
+  for (const entry of entries.filter(each => each.isIntersecting)) {
+    for (const [id, link] of links) link.classList.toggle("here", id === entry.target.id);
+  }
+}, { rootMargin: "-15% 0px -80% 0px" });
+for (const section of document.querySelectorAll("main > section")) watcher.observe(section);
 
 for (const figure of document.querySelectorAll("figure[data-chart]")) {
   try {

@@ -22,20 +22,22 @@ def efficiency(summary: Summary) -> Section:
             blocks.append(page.table(["stage", *headers], rows))
         else:
             found = [figure for figure in cost.figures(summary.efficiency) if figure.estimate is not None]
-            rows = [[figure.name, figure.value, figure.interval.replace("..", "–")] for figure in found]
+            rows = [[figure.name, figure.value, interval(figure.interval)] for figure in found]
             blocks += [page.table(["", "value", "95 % CI"], rows)] if rows else []
-    blocks += [page.note(_sentence(text)) for text in cost.notes(summary)]
+    blocks += [page.note(page.sentence(text)) for text in cost.notes(summary)]
     return Section("cost", "Cost and efficiency", blocks)
 
 
-def _sentence(text: str) -> str:
-    return formatting.one_line(f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}", 1000)
+def interval(text: str) -> str:
+    """An interval of a table in the terminal, `1 .. 2`, as this page writes it; one without an end is `over 1`."""
+    low, _, high = text.partition(" .. ")
+    return f"over {low}" if high == "-" else text.replace(" .. ", " – ")
 
 
 def answers(pareto: Pareto) -> list[Block]:
     """The cheapest load for each rate per user that was asked for."""
     found = [
-        page.item("✓" if each.answers[0].hardware is not None else "–", "good", _sentence(line.strip()))
+        page.item("✓" if each.answers[0].hardware is not None else "–", "good", page.sentence(line.strip()))
         for each in pareto.cheapest_at
         for line in cost.sentences(each, pareto)
     ]
@@ -55,7 +57,7 @@ def pareto_chart(pareto: Pareto, looks: Mapping[str, Mapping[str, object]] = Map
         series.append(
             {
                 "name": formatting.one_line(curve or "measured", 60),
-                "colour": colour,
+                "colour": colour % page.COLOURS,
                 **looks.get(curve, {}),
                 "x": page.rounded(point.user.value for point in own),
                 "y": page.rounded(point.hardware.value for point in own),
