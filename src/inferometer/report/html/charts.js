@@ -220,8 +220,9 @@ function paintLines(spec) {
     each.y = grid(each.y ?? spec.y.values.slice(0, each.x.length));
     each.colour = each.colour ?? index % COLOURS;
   }
-  /** Class and style of a line's elements; a place on the ramp takes the place of a colour. */
-  const look = each => `${known(each.ramp) ? "own" : `c${each.colour}`}${each.dash ? " dashed" : ""}${each.faint ? " faint" : ""}`;
+  /** Class and style of a line's elements; a position on the ramp, or a tone (good, warn, bad), replaces the colour. */
+  const tint = each => known(each.ramp) ? "own" : each.tone ?? `c${each.colour}`;
+  const look = each => `${tint(each)}${each.dash ? " dashed" : ""}${each.faint ? " faint" : ""}`;
   const own = each => known(each.ramp) ? `--own: color-mix(in oklch decreasing hue, var(--c0), var(--c1) ${100 * each.ramp}%)` : "";
   let yScale = spec.y.scale || "linear";
   const values = [];
@@ -382,7 +383,7 @@ function paintLines(spec) {
       if (hidden.has(index) || !usable(value, yScale) || i < 0) continue;
       const away = Math.abs(y(value) - (pixel ?? y(value)));
       if (each.labels && away < distance) { text = `${each.labels[i]} · `; distance = away; }
-      marks.push(`<circle class="dot ${known(each.ramp) ? "own" : `c${each.colour}`}" style="${own(each)}" cx="${view.x(each.floor ? at : each.x[i])}" cy="${y(value)}" r="3.5"/>`);
+      marks.push(`<circle class="dot ${tint(each)}" style="${own(each)}" cx="${view.x(each.floor ? at : each.x[i])}" cy="${y(value)}" r="3.5"/>`);
     }
     const unit = spec.x.unit ?? "";
     return { marks: marks.join(""), text: `${text}${spec.x.short ?? ""} ${FORMATS[spec.x.format || "number"](at, view.high - view.low)} ${unit}`.trim() };

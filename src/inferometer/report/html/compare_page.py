@@ -159,7 +159,7 @@ def _card(name: str, one: MetricComparison) -> dict[str, str]:
     change = _change(one)
     tone = "soft" if one.verdict == "no clear difference" else _TONES[one.verdict]
     return page.card(
-        _capital(overlays.short_title(name))[:-1],
+        overlays.short_title(name),
         change,
         "",
         f"{amount(one.a, one.unit)} → {amount(one.b, one.unit)}",

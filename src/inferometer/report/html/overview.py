@@ -212,8 +212,13 @@ def interval(found: Distribution, column: str) -> str:
 
 def started(summary: Summary) -> str:
     """When the run started, to the second."""
-    date, _, time = summary.started.partition("T")
-    return f"{date} {re.sub(r'[.][0-9]+', '', time)}".strip()
+    return instant(summary.started)
+
+
+def instant(text: str) -> str:
+    """`2026-11-16 18:52:54 UTC`, from the ISO 8601 form with fractions of a second."""
+    date, _, time = text.partition("T")
+    return f"{date} {re.sub(r'[.][0-9]+', '', time).replace('+00:00', ' UTC')}".strip()
 
 
 # --- what was run ----------------------------------------------------------------------------------------------------

@@ -150,8 +150,7 @@ def _card(name: str, found: Variation) -> dict[str, str]:
     value, _, unit = amount(found.mean, found.unit).partition(" ")
     low, high = found.ci
     interval = "" if low is None else f"95 % CI {_bare(low, found.unit)} – {_bare(high, found.unit)}"
-    shown = overlays.short_title(name)
-    return page.card(f"{shown[:1].upper()}{shown[1:]}", value.removesuffix("/s"), unit, interval)
+    return page.card(overlays.short_title(name), value.removesuffix("/s"), unit, interval)
 
 
 def _bare(value: float | None, unit: str) -> str:
