@@ -108,22 +108,33 @@ def _frontiers(pareto: Pareto) -> list[Block]:
 
 
 def _answer_series(pareto: Pareto) -> list[Block]:
-    """A point for each answer that was interpolated: the best of all curves, with its interval."""
-    found = [(each.tokens_per_user, each.workload, each.answers[0]) for each in pareto.cheapest_at]
-    return [
-        {
-            "name": formatting.one_line(f"cheapest at {wanted:g}{f', {workload}' if workload else ''}", 60),
-            "colour": 2,
-            "x": page.rounded([wanted]),
-            "y": page.rounded([answer.hardware.value]),
-            "lo": page.rounded([answer.hardware.ci[0]]),
-            "hi": page.rounded([answer.hardware.ci[1]]),
-            "labels": [" – ".join(answer.between)],
-            "points": True,
-        }
-        for wanted, workload, answer in found
-        if answer.hardware is not None and not answer.is_lower_bound
-    ]
+    """The answers that were interpolated, a series for each rate per user: the best of all curves, with its interval, for each workload."""
+    series = []
+    for wanted in dict.fromkeys(each.tokens_per_user for each in pareto.cheapest_at):
+        found = [
+            (each.workload, each.answers[0], each.answers[0].hardware)
+            for each in pareto.cheapest_at
+            if each.tokens_per_user == wanted and not each.answers[0].is_lower_bound
+        ]
+        known = [(workload, answer, hardware) for workload, answer, hardware in found if hardware is not None]
+        if known:
+            series.append(
+                {
+                    "name": f"cheapest at {wanted:g}",
+                    "colour": 6,
+                    "scatter": True,
+                    "x": page.rounded(wanted for _ in known),
+                    "y": page.rounded(hardware.value for _, _, hardware in known),
+                    "lo": page.rounded(hardware.ci[0] for _, _, hardware in known),
+                    "hi": page.rounded(hardware.ci[1] for _, _, hardware in known),
+                    "labels": [
+                        formatting.one_line(f"{workload}{': ' if workload else ''}{' – '.join(answer.between)}", 80)
+                        for workload, answer, _ in known
+                    ],
+                    "points": True,
+                }
+            )
+    return series
 
 
 def _label(name: str, price: str, pareto: Pareto) -> str:
