@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import html_runs
+import html_sweeps
 import msgspec
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer import store
+from inferometer.analysis.knee import Knee
 from inferometer.analysis.summary import summarise
 from inferometer.cli.report import command
 from inferometer.errors import UserError
@@ -20,6 +22,7 @@ from inferometer.records import Chunks, Failure, StagePlan
 from inferometer.report import formatting
 from inferometer.report.html import gap_histogram, timeline
 from inferometer.report.html.latency import LEVELS, MILLION
+from inferometer.report.html.page import sentence
 
 
 def test_the_verdict_comes_first_and_the_definitions_last() -> None:
@@ -169,6 +172,37 @@ def test_objectives_are_drawn_as_lines() -> None:
     found = page(html_runs.staged())
     assert [line["at"] for line in found.chart("TTFT against")["hlines"]] == [60]
     assert [line["at"] for line in found.chart("distribution of ITL")["vlines"]] == [11]
+
+
+def test_the_knee_is_marked_in_the_load_curve_and_in_a_card() -> None:
+    run = html_sweeps.staged(2.0, "one")
+    knee = Knee(settings={}, by="rate", level=60.0, throughput=59.5, reason="latency grows")
+    found = Page(encoded(run, msgspec.structs.replace(summarise(run), knee=knee, no_knee=None)))
+    chart = found.chart("TTFT against completed requests/s")
+    (mark,) = chart["marks"]
+    median = chart["series"][0]
+    assert (mark["x"], mark["y"], mark["label"]) == (median["x"][1], median["y"][1], "knee")
+    text = " ".join(found.text.split())
+    assert "knee 60 requests/s above it" in text and "One point per stage. The knee is at 60 requests/s" in text
+    assert "marks" not in Page(encoded(run, msgspec.structs.replace(summarise(run), knee=None))).chart("TTFT against")
+
+
+def test_lengths_that_are_the_same_in_all_stages_have_one_row() -> None:
+    text = " ".join(page(html_sweeps.staged(2.0, "one")).text.split())
+    assert text.count(" output tokens 1") == 1 and "output tokens, 20/s" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the server queued", "The server queued."),
+        ("p99 of ttft is high.", "p99 of ttft is high."),
+        ("ttft: too slow", "ttft: too slow."),
+        ("", ""),
+    ],
+)
+def test_sentences_have_a_capital_and_a_full_stop(text: str, expected: str) -> None:
+    assert sentence(text) == expected
 
 
 def test_many_stages_are_grouped_by_class_and_coloured_by_their_order() -> None:

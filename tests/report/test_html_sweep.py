@@ -6,7 +6,10 @@ import pytest
 from html_runs import HOSTILE, Page
 from html_sweeps import encoded
 
+from inferometer.analysis.efficiency import Estimate
+from inferometer.analysis.pareto import Pareto, ParetoPoint
 from inferometer.report.html import sweep_page
+from inferometer.report.html.cost import pareto_chart
 from inferometer.report.html.page import named_charts
 
 
@@ -22,8 +25,8 @@ def test_the_answer_comes_first_and_the_definitions_last() -> None:
 
 def test_the_answer_names_the_knee_and_what_holds() -> None:
     text = text_of(Page(encoded(html_sweeps.grid())))
-    assert "input 64, note a the knee is at 60/s: latency grows." in text
-    assert "input 512, note a no knee up to 100/s." in text
+    assert "input 64, note a The knee is at 60/s: latency grows." in text
+    assert "input 512, note a No knee up to 100/s." in text
     assert "Every level misses an objective." in text  # itl.p99 < 11ms
     assert "data.input 64, 512" in text and "offered requests/s 20, 60, 100" in text
 
@@ -94,6 +97,18 @@ def test_more_combinations_than_colours_differ_in_their_lines() -> None:
     many = msgspec.structs.replace(sweep, keys=("data.input",), points=tuple(points), knees=(), answers=())
     lines = Page(encoded((many, measured))).chart("TTFT p99 against")["series"]
     assert len({(line["colour"], line["dash"]) for line in lines}) == 10
+
+
+def test_a_frontier_of_many_curves_uses_the_colours_again() -> None:
+    pareto = Pareto(
+        unit="gpu",
+        points=tuple(
+            ParetoPoint(label="4/s", curve=f"input {number}", user=Estimate(number), hardware=Estimate(number))
+            for number in range(1, 11)
+        ),
+    )
+    colours = [line["colour"] for line in pareto_chart(pareto)["data"]["series"][:10]]
+    assert colours == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
 
 
 @pytest.mark.parametrize("name", ["grid", "single", "tensors"])

@@ -77,13 +77,20 @@ def _stack(found: Breakdown) -> Block:
 
 def tokens(summary: Summary, stages: list[Part]) -> Section:
     """How long prompts and responses were."""
-    rows = []
-    for stage in stages:
-        for name in _TOKENS:
-            found = stage.metrics.get(name) if stage.metrics else None
-            if found is not None and found.count and not (name in _OPTIONAL and found.max in (0, 1)):
-                label = name.replace("_", " ")
-                rows.append([f"{stage.name}: {label}" if len(stages) > 1 else label, *_counts(found)])
+    rows: list[list[str]] = []
+    for name in _TOKENS:
+        own = [
+            (stage.name, _counts(found))
+            for stage in stages
+            if stage.metrics
+            and (found := stage.metrics[name]).count
+            and not (name in _OPTIONAL and found.max in (0, 1))
+        ]
+        label = name.replace("_", " ")
+        if len(own) == len(stages) and all(cells == own[0][1] for _, cells in own):
+            rows.append([label, *own[0][1]])
+        else:
+            rows += [[f"{label}, {stage}" if len(stages) > 1 else label, *cells] for stage, cells in own]
     if not rows:
         return Section("tokens", "Tokens", [])
     counted = ", ".join(f"{who}: {count:,}" for who, count in summary.tokens_counted_by.items())
@@ -144,6 +151,8 @@ def _percentile(metrics: Mapping[str, Distribution], name: str, column: str) -> 
 
 _UNITS = {"s": (1e3, "ms"), "share": (100.0, "%"), "bytes": (2.0**-30, "GiB")}
 _COLUMNS = ("mean", "p50", "p90", "p99", "max", "total")
+_KINDS = {"distributions": {"p50", "p90", "p99"}, "levels": {"mean", "max"}, "totals": {"total"}}
+"""The tables of a server's figures, with the columns that only their rows have."""
 
 
 def server(run: Run, summary: Summary) -> Section:
@@ -154,9 +163,9 @@ def server(run: Run, summary: Summary) -> Section:
         return Section("server", "Server", problems)
     blocks: list[Block] = []
     if view.notes:
-        blocks.append(page.items([page.item("!", "warn", formatting.one_line(text, 1000)) for text in view.notes]))
+        blocks.append(page.items([page.item("!", "warn", page.sentence(text)) for text in view.notes]))
     own = {stage.name: stage.server for stage in summary.stages if stage.server} or {"": view}
-    panes = {f"s{index}": [_figures(each)] for index, each in enumerate(own.values())}
+    panes = {f"s{index}": _figures(each) for index, each in enumerate(own.values())}
     switch = [(f"s{index}", formatting.one_line(name, 40) or "all") for index, name in enumerate(own)]
     if any(_rows(each) for each in own.values()):
         blocks.append(page.tabs([switch], panes))
@@ -168,12 +177,17 @@ def server(run: Run, summary: Summary) -> Section:
     return Section("server", "Server", [*blocks, *problems], lead)
 
 
-def _figures(view: ServerView) -> Block:
-    rows = _rows(view)
-    columns = [column for column in _COLUMNS if any(column in cells for _, cells in rows)]
-    return page.table(
-        ["", *columns], [[label, *(cells.get(column, "") for column in columns)] for label, cells in rows]
-    )
+def _figures(view: ServerView) -> list[Block]:
+    """A table for each kind of quantity: times with their percentiles, levels with mean and maximum, and totals."""
+    blocks: list[Block] = []
+    rest = _rows(view)
+    for title, wanted in _KINDS.items():
+        own = [row for row in rest if wanted & row[1].keys() or title == "totals"]
+        rest = [row for row in rest if row not in own]
+        columns = [column for column in _COLUMNS if any(column in cells for _, cells in own)]
+        rows = [[label, *(cells.get(column, "–") for column in columns)] for label, cells in own]
+        blocks += [page.table([title, *columns], rows)] if rows else []
+    return blocks
 
 
 def _rows(view: ServerView) -> list[tuple[str, dict[str, str]]]:
@@ -252,7 +266,7 @@ def resources(summary: Summary) -> Section:
             )
         )
     if use.notes:
-        blocks.append(page.items([page.item("!", "warn", formatting.one_line(text, 1000)) for text in use.notes]))
+        blocks.append(page.items([page.item("!", "warn", page.sentence(text)) for text in use.notes]))
     if use.observing_share is not None:
         blocks.append(page.note(f"Observing took {100 * use.observing_share:.2g} % of a core."))
     return Section("resources", "Resources", blocks, machine)
@@ -309,7 +323,7 @@ def client(run: Run, summary: Summary) -> Section:
     lines = [
         page.item(
             *_SIGNS[check.status],
-            formatting.one_line(check.message or CHECKS[check.name].definition, 1000),
+            page.sentence(check.message or CHECKS[check.name].definition),
             check.name.replace("_", " "),
         )
         for check in found
@@ -353,14 +367,16 @@ def environment_of(manifest: Manifest) -> Section:
         ("seeds", manifest.seeds),
         ("workload", {key: value for key, value in manifest.workload.items() if key != "notes"}),
     )
-    pairs = [(name, ", ".join(f"{key} {_short(value)}" for key, value in tree.items())) for name, tree in trees]
+    pairs = [(name, ", ".join(f"{key} {_short(key, value)}" for key, value in tree.items())) for name, tree in trees]
     config = yaml.safe_dump(manifest.config, sort_keys=False, allow_unicode=True, width=100)
     return Section(
         "environment", "Environment", [page.facts(pairs), page.details("The config as it ran", [page.code(config)])]
     )
 
 
-def _short(value: object) -> str:
+def _short(key: str, value: object) -> str:
+    if key == "memory" and isinstance(value, int):
+        return format_bytes(value)
     return formatting.one_line(f"{value:.6g}" if isinstance(value, float) else str(value), 120)
 
 

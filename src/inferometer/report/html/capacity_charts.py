@@ -14,7 +14,8 @@ from inferometer.report.html.parts import TITLES
 from inferometer.units import format_number
 
 _STATUSES: dict[Status, int] = {"holds": 2, "fails": 1, "undecided": 4}
-"""The colour of each verdict."""
+"""The colour of each verdict, for charts without tones."""
+_TONES = {"holds": "good", "fails": "bad", "undecided": "warn"}
 _PERCENTILES = ("p50", "p90", "p99")
 _MARGIN = 1.12
 """Space at the ends of an axis with levels, which is logarithmic."""
@@ -32,6 +33,7 @@ def search(found: Capacity) -> Block:
             {
                 "name": status,
                 "colour": colour,
+                "tone": _TONES[status],
                 "points": True,
                 "scatter": True,
                 "x": page.rounded(ends),
@@ -188,7 +190,7 @@ def throughput(found: Capacity) -> list[Block]:
         values = [getattr(probe, field) for probe in probes]
         if all(value is None for value in values):
             continue
-        series = [_series(found, probes, "completed", values) | {"colour": 2}]
+        series = [_series(found, probes, "completed", values) | {"colour": 0}]
         if field == "throughput" and found.by == "rate":
             levels = page.rounded(probe.level for probe in probes)
             series.insert(0, {"name": "offered", "colour": 7, "dash": True, "x": levels, "y": levels})

@@ -21,7 +21,7 @@ from inferometer.report.capacity import (
     required,
 )
 from inferometer.report.html import background, capacity_charts, page
-from inferometer.report.html.overview import describe_data
+from inferometer.report.html.overview import describe_data, instant
 from inferometer.report.html.page import Block, Page, Section, render
 from inferometer.report.html.parts import TITLES
 from inferometer.units import format_number, format_seconds
@@ -44,14 +44,15 @@ def capacity_page(found: Capacity, manifest: Manifest | None) -> Page:
     """The report, before it is rendered."""
     target = formatting.one_line(f"{found.model} at {found.url}" if found.model else found.url, 140)
     version = "" if manifest is None else manifest.inferometer
-    started = "" if manifest is None else manifest.started[:19].replace("T", " ")
+    started = "" if manifest is None else instant(manifest.started)
+    folder = formatting.one_line(found.folder, 200)
     judged = " + ".join(found.presets) or ", ".join(found.slos)
     subtitle = (f"by {judged}", f"{count_probes(found)} in {format_seconds(found.seconds)}", started)
     return Page(
         title=f"Capacity of {target}",
         subtitle=formatting.one_line(" · ".join(filter(None, subtitle)), 300),
         sections=sections(found, manifest),
-        footer=f"Made by inferometer {version}. This file works without a network.",
+        footer=f"Made by inferometer {version}{f' from {folder}' if folder else ''}. This file works without a network.",
         version=version,
     )
 
@@ -80,9 +81,9 @@ def _answer(found: Capacity) -> Section:
         page.cards(_cards(found)),
     ]
     if found.at_least is not None:
-        blocks.insert(1, page.items([page.item(*_SLO_SIGNS[found.outcome], required(found))]))
+        blocks.insert(1, page.items([page.item(*_SLO_SIGNS[found.outcome], page.sentence(required(found)))]))
     if remarks := notes(found):
-        blocks.append(page.items([page.item("!", "warn", formatting.one_line(text, 1000)) for text in remarks]))
+        blocks.append(page.items([page.item("!", "warn", page.sentence(text)) for text in remarks]))
     return Section("answer", "Answer", [*blocks, *_objectives(found)])
 
 
@@ -185,7 +186,7 @@ def _search(found: Capacity) -> Section:
 def _load_curve(found: Capacity) -> Section:
     return Section(
         "load",
-        "Against the load",
+        "Load curve",
         [
             *capacity_charts.latencies(found),
             *capacity_charts.violations(found),
@@ -201,7 +202,7 @@ def _confirmation(found: Capacity) -> Section:
     if probe is None:
         return Section("confirmation", "At the highest level that holds", [])
     lines = [
-        page.item(*_SLO_SIGNS[one.status], formatting.one_line(one.reason, 1000), formatting.one_line(one.slo, 100))
+        page.item(*_SLO_SIGNS[one.status], page.sentence(one.reason), formatting.one_line(one.slo, 100))
         for one in probe.slos
     ]
     names = [name for name in TITLES if name in probe.latencies]

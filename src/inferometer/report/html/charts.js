@@ -220,8 +220,9 @@ function paintLines(spec) {
     each.y = grid(each.y ?? spec.y.values.slice(0, each.x.length));
     each.colour = each.colour ?? index % COLOURS;
   }
-  /** Class and style of a line's elements; a place on the ramp takes the place of a colour. */
-  const look = each => `${known(each.ramp) ? "own" : `c${each.colour}`}${each.dash ? " dashed" : ""}${each.faint ? " faint" : ""}`;
+  /** Class and style of a line's elements; a position on the ramp, or a tone (good, warn, bad), replaces the colour. */
+  const tint = each => known(each.ramp) ? "own" : each.tone ?? `c${each.colour}`;
+  const look = each => `${tint(each)}${each.dash ? " dashed" : ""}${each.faint ? " faint" : ""}`;
   const own = each => known(each.ramp) ? `--own: color-mix(in oklch decreasing hue, var(--c0), var(--c1) ${100 * each.ramp}%)` : "";
   let yScale = spec.y.scale || "linear";
   const values = [];
@@ -302,9 +303,15 @@ function paintLines(spec) {
       if (line.at < low || line.at > high) continue;
       labels.push(`<line class="limit" x1="${LEFT}" x2="${view.width - RIGHT}" y1="${y(line.at)}" y2="${y(line.at)}"/><text class="limit-name" x="${LEFT + 6}" y="${y(line.at) - 4}">${escape(line.label)}</text>`);
     }
+    const names = [];  // from, to and row: a name that would cover another one moves down
     for (const line of spec.vlines ?? []) {
       if (line.at < view.low || line.at > view.high) continue;
-      const x = view.x(line.at), isRight = x > view.width * 0.72, tone = line.tone ?? "", top = view.top + 10 + 14 * (line.row ?? 0);
+      const x = view.x(line.at), wide = 6.2 * line.label.length + 10, isRight = x + wide > view.width, tone = line.tone ?? "";
+      const [from, to] = isRight ? [x - wide, x] : [x, x + wide];
+      let row = line.row ?? 0;
+      while (names.some(([start, end, at]) => at === row && from < end && to > start)) row += 1;
+      names.push([from, to, row]);
+      const top = view.top + 10 + 14 * row;
       labels.push(`<line class="limit ${tone}" x1="${x}" x2="${x}" y1="${view.top}" y2="${bottom}"/><text class="limit-name ${tone}" x="${x + (isRight ? -5 : 5)}" y="${top}" text-anchor="${isRight ? "end" : "start"}">${escape(line.label)}</text>`);
     }
     labels.push(paintMarks(view, low, high));
@@ -376,7 +383,7 @@ function paintLines(spec) {
       if (hidden.has(index) || !usable(value, yScale) || i < 0) continue;
       const away = Math.abs(y(value) - (pixel ?? y(value)));
       if (each.labels && away < distance) { text = `${each.labels[i]} · `; distance = away; }
-      marks.push(`<circle class="dot ${known(each.ramp) ? "own" : `c${each.colour}`}" style="${own(each)}" cx="${view.x(each.floor ? at : each.x[i])}" cy="${y(value)}" r="3.5"/>`);
+      marks.push(`<circle class="dot ${tint(each)}" style="${own(each)}" cx="${view.x(each.floor ? at : each.x[i])}" cy="${y(value)}" r="3.5"/>`);
     }
     const unit = spec.x.unit ?? "";
     return { marks: marks.join(""), text: `${text}${spec.x.short ?? ""} ${FORMATS[spec.x.format || "number"](at, view.high - view.low)} ${unit}`.trim() };
@@ -536,6 +543,15 @@ document.getElementById("theme")?.addEventListener("click", () => {
   const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
 });
+
+// The section that is being read is marked in the list of sections.
+const links = new Map([...document.querySelectorAll("nav a")].map(link => [link.hash.slice(1), link]));
+const watcher = new IntersectionObserver(entries => {
+  for (const entry of entries.filter(each => each.isIntersecting)) {
+    for (const [id, link] of links) link.classList.toggle("here", id === entry.target.id);
+  }
+}, { rootMargin: "-15% 0px -80% 0px" });
+for (const section of document.querySelectorAll("main > section")) watcher.observe(section);
 
 for (const figure of document.querySelectorAll("figure[data-chart]")) {
   try {

@@ -15,8 +15,11 @@ def what_was_compared(compared: Sequence[Compared]) -> Section:
     infos = [compared[0].found.a, *(each.found.b for each in compared)]
     sides = [compared[0].a, *(each.b for each in compared)]
     letters = [overlays.letter(index) for index in range(len(sides))]
+    has_names = any(info.label != info.url for info in infos)
+    titles = ["", *(["side"] if has_names else []), "URL", "model", "runs", "requests ok"]
     rows = [
-        [letter, *_about(info), _requests(side.runs)] for letter, info, side in zip(letters, infos, sides, strict=True)
+        [letter, *_about(info)[0 if has_names else 1 :], _requests(side.runs)]
+        for letter, info, side in zip(letters, infos, sides, strict=True)
     ]
     notes = dict.fromkeys(note for each in compared for note in each.found.notes)
     manifests = [side.runs[0][0].manifest for side in sides]
@@ -24,9 +27,9 @@ def what_was_compared(compared: Sequence[Compared]) -> Section:
         "compared",
         "What was compared",
         [
-            page.table(["", "side", "URL", "model", "runs", "requests ok"], rows, texts=(1, 2)),
+            page.table(titles, rows, texts=(1, 2) if has_names else (1,)),
             *overlays.differences(manifests, letters),
-            *(page.note(f"{note[:1].upper()}{formatting.one_line(note[1:], 1000)}.") for note in notes),
+            *(page.note(page.sentence(note)) for note in notes),
             page.details(
                 "Folders of the runs",
                 [page.facts((letter, ", ".join(info.runs)) for letter, info in zip(letters, infos, strict=True))],

@@ -122,7 +122,7 @@ def _verdict(letter: str, found: Comparison, metrics: Sequence[MetricComparison]
     """The badge: whether conditions hold, or else which way the clear differences point."""
     verdicts = [_SMALL if _is_small(one) else one.verdict for one in metrics]
     counts = {verdict: verdicts.count(verdict) for verdict in (*_TONES, _SMALL)}
-    words = [f"{count} {verdict}" for verdict, count in counts.items() if count]
+    words = [f"{count} {_COUNTED.get(verdict, verdict)}" for verdict, count in counts.items() if count]
     text = f"Of {len(metrics)} headline figures: {', '.join(words)}." if metrics else "There is no figure to compare."
     if found.conditions:
         statuses = [each.status for each in found.conditions]
@@ -143,6 +143,7 @@ def _is_small(one: MetricComparison) -> bool:
 
 
 _SMALL = "clearly but less than 1 % different"
+_COUNTED = {"no clear difference": "without a clear difference"}
 _GATES = {"fails": ("FAILS", "bad"), "undecided": ("UNDECIDED", "warn")}
 
 
@@ -156,9 +157,9 @@ def _capital(text: str) -> str:
 
 def _card(name: str, one: MetricComparison) -> dict[str, str]:
     change = _change(one)
-    tone = "" if one.verdict == "no clear difference" else _TONES[one.verdict]
+    tone = "soft" if one.verdict == "no clear difference" else _TONES[one.verdict]
     return page.card(
-        _capital(overlays.short_title(name))[:-1],
+        overlays.short_title(name),
         change,
         "",
         f"{amount(one.a, one.unit)} → {amount(one.b, one.unit)}",

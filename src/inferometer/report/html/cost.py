@@ -22,20 +22,22 @@ def efficiency(summary: Summary) -> Section:
             blocks += [page.table(["stage", *headers], rows)] if headers else []
         else:
             found = [figure for figure in cost.figures(summary.efficiency) if figure.estimate is not None]
-            rows = [[figure.name, figure.value, figure.interval.replace("..", "–")] for figure in found]
+            rows = [[figure.name, figure.value, interval(figure.interval)] for figure in found]
             blocks += [page.table(["", "value", "95 % CI"], rows)] if rows else []
-    blocks += [page.note(_sentence(text)) for text in cost.notes(summary)]
+    blocks += [page.note(page.sentence(text)) for text in cost.notes(summary)]
     return Section("cost", "Cost and efficiency", blocks)
 
 
-def _sentence(text: str) -> str:
-    return formatting.one_line(f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}", 1000)
+def interval(text: str) -> str:
+    """An interval of a table in the terminal, `1 .. 2`, as this page writes it; one without an end is `over 1`."""
+    low, _, high = text.partition(" .. ")
+    return f"over {low}" if high == "-" else text.replace(" .. ", " – ")
 
 
 def answers(pareto: Pareto) -> list[Block]:
     """The cheapest load for each rate per user that was asked for."""
     found = [
-        page.item("✓" if each.answers[0].hardware is not None else "–", "good", _sentence(line.strip()))
+        page.item("✓" if each.answers[0].hardware is not None else "–", "good", page.sentence(line.strip()))
         for each in pareto.cheapest_at
         for line in cost.sentences(each, pareto)
     ]
@@ -55,7 +57,7 @@ def pareto_chart(pareto: Pareto, looks: Mapping[str, Mapping[str, object]] = Map
         series.append(
             {
                 "name": formatting.one_line(curve or "measured", 60),
-                "colour": colour,
+                "colour": colour % page.COLOURS,
                 **looks.get(curve, {}),
                 "x": page.rounded(point.user.value for point in own),
                 "y": page.rounded(point.hardware.value for point in own),
@@ -106,22 +108,33 @@ def _frontiers(pareto: Pareto) -> list[Block]:
 
 
 def _answer_series(pareto: Pareto) -> list[Block]:
-    """A point for each answer that was interpolated: the best of all curves, with its interval."""
-    found = [(each.tokens_per_user, each.workload, each.answers[0]) for each in pareto.cheapest_at]
-    return [
-        {
-            "name": formatting.one_line(f"cheapest at {wanted:g}{f', {workload}' if workload else ''}", 60),
-            "colour": 2,
-            "x": page.rounded([wanted]),
-            "y": page.rounded([answer.hardware.value]),
-            "lo": page.rounded([answer.hardware.ci[0]]),
-            "hi": page.rounded([answer.hardware.ci[1]]),
-            "labels": [" – ".join(answer.between)],
-            "points": True,
-        }
-        for wanted, workload, answer in found
-        if answer.hardware is not None and not answer.is_lower_bound
-    ]
+    """The answers that were interpolated, a series for each rate per user: the best of all curves, with its interval, for each workload."""
+    series = []
+    for wanted in dict.fromkeys(each.tokens_per_user for each in pareto.cheapest_at):
+        found = [
+            (each.workload, each.answers[0], each.answers[0].hardware)
+            for each in pareto.cheapest_at
+            if each.tokens_per_user == wanted and not each.answers[0].is_lower_bound
+        ]
+        known = [(workload, answer, hardware) for workload, answer, hardware in found if hardware is not None]
+        if known:
+            series.append(
+                {
+                    "name": f"cheapest at {wanted:g}",
+                    "colour": 6,
+                    "scatter": True,
+                    "x": page.rounded(wanted for _ in known),
+                    "y": page.rounded(hardware.value for _, _, hardware in known),
+                    "lo": page.rounded(hardware.ci[0] for _, _, hardware in known),
+                    "hi": page.rounded(hardware.ci[1] for _, _, hardware in known),
+                    "labels": [
+                        formatting.one_line(f"{workload}{': ' if workload else ''}{' – '.join(answer.between)}", 80)
+                        for workload, answer, _ in known
+                    ],
+                    "points": True,
+                }
+            )
+    return series
 
 
 def _label(name: str, price: str, pareto: Pareto) -> str:

@@ -204,7 +204,7 @@ def goodput(stages: list[Part]) -> Section:
             _ends(found, "attainment", 100, " %"),
             formatting.number(found.rate),
             _ends(found, "rate"),
-            page.bar(found.attainment),
+            page.bar(found.attainment, "good"),
         ]
         for stage, found in known
     ]

@@ -43,6 +43,7 @@ def heatmap(run: Run, summary: Summary, stages: list[Part], end: TimeBins, gaps:
         "counts": counts.reshape(-1).tolist(),
         "hlines": limits(summary, "itl"),
         "bands": stage_bands(run, stages),
+        "bandLabels": len(stages) > 1,
     }
     title = "Gaps between the chunks of a response."
     reading = "The stronger the colour, the more gaps. A second band above the first is a stall that repeats, such as prefills of other requests. The lowest row has all shorter gaps."

@@ -67,7 +67,7 @@ def values_chart(
         line = page.rounded([scale * mean] * 2)
         series.append({"name": "mean", "colour": 7, "dash": True, "x": [0.5, most + 0.5], "y": line})
     return page.chart(
-        f"{title(name)} of each {what}.",
+        f"{title(name)[:1].upper()}{title(name)[1:]} of each {what}.",
         "",
         {
             "kind": "xy",

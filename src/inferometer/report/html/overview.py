@@ -39,7 +39,7 @@ def verdict(run: Run, summary: Summary, stages: list[Part]) -> Section:
         blocks += [check_list(failed), page.note(f"May be quoted: {may_be_quoted(summary)}.")]
     if summary.slos:
         blocks += [page.heading("Objectives"), _objectives(summary, stages), _reasons(summary)]
-    blocks += [page.note(formatting.one_line(text, 1000)) for text in run.manifest.outcome.notes]
+    blocks += [page.note(page.sentence(text)) for text in run.manifest.outcome.notes]
     if warned:
         blocks.append(page.details(_plural(len(warned), "warning"), [check_list(warned)]))
     if passed:
@@ -70,7 +70,7 @@ def _answer(summary: Summary, stages: list[Part]) -> str:
     names = [stage.name for stage in stages]
     words = {
         "met": "All objectives are met at",
-        "undecided": "too short to decide at",
+        "undecided": "the run is too short to decide at",
         "missed": "an objective is missed at",
     }
     found = [
@@ -86,7 +86,7 @@ def check_list(checks: Iterable[Check]) -> Block:
     """What each check says."""
     return page.items(
         [
-            page.item(*_CHECKS[check.status], formatting.one_line(check.message, 1000), check.name.replace("_", " "))
+            page.item(*_CHECKS[check.status], page.sentence(check.message), check.name.replace("_", " "))
             for check in checks
         ]
     )
@@ -117,7 +117,7 @@ def _reasons(summary: Summary) -> Block:
     for result in summary.slos:
         where = formatting.name_ranges(list(names.values()), [stage for stage in result.stages if stage in names])
         text = f"{where}: {result.reason}" if where and len(result.stages) < len(names) else result.reason
-        lines.append(page.item(*_SIGNS[result.status], formatting.one_line(text, 1000), result.slo))
+        lines.append(page.item(*_SIGNS[result.status], page.sentence(text), result.slo))
     return page.details("How each one was judged (with 95 % confidence)", [page.items(lines)])
 
 
@@ -134,11 +134,26 @@ def _cards(run: Run, summary: Summary, stages: list[Part]) -> list[dict[str, str
     for name in latencies(stages):
         if name in ("ttft", "itl", "e2e"):
             cards += [card for column in ("p50", "p99") if (card := _latency(name, column, stages))]
+    if (last := _knee(summary) or _in_flight(stages)) is not None:
+        cards.append(last)
     failed = summary.counts.failed + summary.counts.dropped
     total = failed + summary.counts.ok
     under = f"of {total:,} requests" + (f", {100 * failed / total:.2g} %" if failed else "")
     cards.append(page.card("failed", f"{failed:,}", "", under, "bad" if failed else ""))
     return cards
+
+
+def _knee(summary: Summary) -> dict[str, str] | None:
+    if summary.knee is None:
+        return None
+    level = formatting.rate(summary.knee.level)
+    value, unit = (level, "requests/s") if summary.knee.by == "rate" else (level, "in flight")
+    return page.card("knee", value, unit, "above it, latency climbs")
+
+
+def _in_flight(stages: list[Part]) -> dict[str, str] | None:
+    value = stages[0].throughput.in_flight if len(stages) == 1 else None
+    return None if value is None else page.card("in flight", formatting.number(value), "", "requests, on average")
 
 
 def _rate(title: str, name: str, stages: list[Part]) -> dict[str, str] | None:
@@ -197,8 +212,13 @@ def interval(found: Distribution, column: str) -> str:
 
 def started(summary: Summary) -> str:
     """When the run started, to the second."""
-    date, _, time = summary.started.partition("T")
-    return f"{date} {re.sub(r'[.][0-9]+', '', time)}".strip()
+    return instant(summary.started)
+
+
+def instant(text: str) -> str:
+    """`2026-11-16 18:52:54 UTC`, from the ISO 8601 form with fractions of a second."""
+    date, _, time = text.partition("T")
+    return f"{date} {re.sub(r'[.][0-9]+', '', time).replace('+00:00', ' UTC')}".strip()
 
 
 # --- what was run ----------------------------------------------------------------------------------------------------
@@ -253,6 +273,8 @@ _MINOR = ("type", "chat_template", "prompt_as", "salt")
 def _plain(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"{len(value):,} values" if len(value) > 4 else ", ".join(map(_plain, value))
+    if isinstance(value, dict) and "name" in value:  # an input tensor
+        return " ".join(str(value[key]) for key in ("name", "datatype", "shape") if value.get(key))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -18,6 +18,9 @@ from typing import Any
 
 import msgspec
 
+from inferometer.analysis.metrics import METRICS
+from inferometer.report import formatting
+
 Block = dict[str, Any]
 COLOURS = 8
 """Colours of lines in style.css."""
@@ -125,6 +128,14 @@ def _round(value: float | None) -> float | int | None:
     return int(short) if short == int(short) else short
 
 
+def sentence(text: str) -> str:
+    """The text in one line as a sentence: with a capital, unless it begins with a name such as `ttft`, and a full stop."""
+    text = formatting.one_line(text, 1000)
+    first = re.split("[ :,.]", text, maxsplit=1)[0]
+    start = text[:1].upper() if first.isalpha() and first not in METRICS else text[:1]
+    return f"{start}{text[1:]}{'' if text.endswith(('.', '!', '?')) or not text else '.'}"
+
+
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +160,7 @@ def table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "", texts: Sequence[int] = ()
 ) -> Block:
     """A table of strings, or of `tinted` cells; `texts` are the columns with prose, which are aligned to the left."""
+    rows = [["–" if cell == "-" else cell for cell in row] for row in rows]
     return {"kind": "table", "columns": columns, "rows": rows, "caption": caption, "texts": tuple(texts)}
 
 

@@ -118,7 +118,7 @@ def _overview(runs: _Runs) -> Section:
     ]
     if failed:
         blocks.append(page.details("Why runs are not valid", [page.items(failed)]))
-    return Section("runs", "Runs", blocks)
+    return Section("runs", "Verdict", blocks)
 
 
 def _badge(words: Sequence[str]) -> str:
@@ -150,8 +150,7 @@ def _card(name: str, found: Variation) -> dict[str, str]:
     value, _, unit = amount(found.mean, found.unit).partition(" ")
     low, high = found.ci
     interval = "" if low is None else f"95 % CI {_bare(low, found.unit)} – {_bare(high, found.unit)}"
-    shown = overlays.short_title(name)
-    return page.card(f"{shown[:1].upper()}{shown[1:]}", value.removesuffix("/s"), unit, interval)
+    return page.card(overlays.short_title(name), value.removesuffix("/s"), unit, interval)
 
 
 def _bare(value: float | None, unit: str) -> str:
@@ -275,7 +274,7 @@ def _curve(runs: _Runs) -> Section:
     switches = [[(name, TITLES[name]) for name in names], [(each, each) for each in _PERCENTILES], list(rates.items())]
     return Section(
         "curve",
-        "Latency and throughput",
+        "Load curve",
         [page.tabs(switches, panes)] if panes else [],
         "Where each run stands: lower is faster, further right is more work done.",
     )
@@ -332,6 +331,6 @@ def _what(runs: _Runs) -> Section:
     folders = page.facts((name, str(run.folder)) for name, (run, _) in zip(runs.names, runs.measured, strict=True))
     return Section(
         "compared",
-        "What differs between the runs",
+        "What was run",
         [*overlays.differences(manifests, runs.names), page.details("Folders of the runs", [folders])],
     )

@@ -101,7 +101,7 @@ def load_curve(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     """The latency-throughput curve: a line per combination of settings; of a single one, a line per percentile."""
     names = latency_names(sweep)
     axes = {**rates.titles, "in_flight": "mean requests in flight"}
-    percentiles = _PERCENTILES[::-1] if len(each) > 1 else ("all",)
+    percentiles = _by_support(sweep, names) if len(each) > 1 else ["all"]
     panes: dict[str, Sequence[Block]] = {
         f"{name}|{column}|{rate}": [_curve_chart(sweep, each, name, column, rate, label)]
         for name in names
@@ -120,6 +120,20 @@ def load_curve(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
         else "One point per level. With more load, a line runs to the right until the server is saturated; from there on only "
         "latency grows, and the line turns up.",
     )
+
+
+def _by_support(sweep: Sweep, names: Sequence[str]) -> list[str]:
+    """The percentiles, beginning with the highest that at least half of the points support."""
+    found = [metric for point in sweep.points for name in names[:1] if (metric := _metric(point, name))]
+    first = next(
+        (
+            column
+            for column in _PERCENTILES[::-1]
+            if 2 * sum(column in metric.unsupported for metric in found) <= len(found)
+        ),
+        "p50",
+    )
+    return [first, *(column for column in _PERCENTILES[::-1] if column != first)]
 
 
 def _curve_chart(sweep: Sweep, each: Sequence[Curve], name: str, column: str, rate: str, label: str) -> Block:
@@ -244,8 +258,13 @@ def pareto(sweep: Sweep, each: Sequence[Curve]) -> Section:
         blocks += [cost.pareto_chart(found, looks)] if found.points else []
     if sweep.pareto is not None:
         header, rows = pareto_rows(sweep.pareto)
+<<<<<<< HEAD
         blocks += [page.table(["", *header], rows)] if rows else []
         blocks += [page.note(formatting.one_line(note, 1000)) for note in pareto_notes(sweep.pareto)]
+=======
+        blocks.append(page.table(["", *header], [[cost.interval(cell) for cell in row] for row in rows]))
+        blocks += [page.note(page.sentence(note)) for note in pareto_notes(sweep.pareto)]
+>>>>>>> polish
     return Section("pareto", "Pareto", blocks, "What one user sees against what the hardware delivers, at each level.")
 
 

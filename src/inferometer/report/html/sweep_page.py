@@ -163,23 +163,21 @@ def _sentence(sweep: Sweep, own: Curve, rates: Rates) -> dict[str, str]:
         words = "Within the objectives" if status == "met" else "Perhaps within the objectives"
         text += f" {words}: up to {value}, at {level_text(point.by, point.level)}."
     elif status == "missed":
-        text += " Every level misses an objective."
+        text += " Every level that is valid misses an objective."
     sign, tone = {"met": ("✓", "good"), "missed": ("✗", "bad"), "undecided": ("?", "warn")}.get(status, ("•", "soft"))
     text = formatting.one_line(text, 1000)
-    return page.item(
-        sign, tone, text if len(sweep.keys) else f"{text[:1].upper()}{text[1:]}", own.label if sweep.keys else ""
-    )
+    return page.item(sign, tone, f"{text[:1].upper()}{text[1:]}", own.label if sweep.keys else "")
 
 
 def _cards(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> list[dict[str, str]]:
     point, status = best(sweep.points, rates.main)
     cards = []
     if point is not None:
-        words = {"met": ", objectives met", "undecided": ", objectives undecided"}.get(status, "")
+        words = {"met": "; objectives met", "undecided": "; objectives undecided"}.get(status, "")
         for rate, name in reversed(rates.titles.items()):
             value = getattr(point.throughput, rate)
             if value is not None:
-                cards.append(page.card(f"{name}{words}", formatting.number(value), "", _where(each, point)))
+                cards.append(page.card(name, formatting.number(value), "", f"{_where(each, point)}{words}"))
         for name, column in (("ttft", "p99"), ("itl", "p99"), ("e2e", "p99")):
             found = point.metrics.get(name) if point.metrics else None
             if found is not None and found.count:
@@ -220,7 +218,7 @@ def _what_was_run(sweep: Sweep, each: Sequence[Curve], measured: Measured) -> Se
             ("API", formatting.describe_api(manifest)),
             ("server", " ".join(str(manifest.server[key]) for key in ("name", "version") if manifest.server.get(key))),
             *pairs,
-            ("each level", _plan(run)),
+            ("first level", formatting.describe_load(run.manifest.plan[0])),
             ("objectives", "; ".join(dict.fromkeys(result.slo for _, _, own in measured for result in own.slos))),
             ("started", overview.started(summary)),
             ("inferometer", sweep.inferometer),
@@ -231,11 +229,6 @@ def _what_was_run(sweep: Sweep, each: Sequence[Curve], measured: Measured) -> Se
 
 def _values(values: Any) -> str:
     return ", ".join(dict.fromkeys(short_value(value) for value in values))
-
-
-def _plan(run: Run) -> str:
-    """The load of one level: that of the first stage."""
-    return formatting.describe_load(run.manifest.plan[0]) + " (the first one)"
 
 
 def _breakdown(each: Sequence[Curve], measured: Measured) -> Section:
