@@ -258,13 +258,9 @@ def pareto(sweep: Sweep, each: Sequence[Curve]) -> Section:
         blocks += [cost.pareto_chart(found, looks)] if found.points else []
     if sweep.pareto is not None:
         header, rows = pareto_rows(sweep.pareto)
-<<<<<<< HEAD
-        blocks += [page.table(["", *header], rows)] if rows else []
-        blocks += [page.note(formatting.one_line(note, 1000)) for note in pareto_notes(sweep.pareto)]
-=======
-        blocks.append(page.table(["", *header], [[cost.interval(cell) for cell in row] for row in rows]))
+        cells = [[cost.interval(cell) for cell in row] for row in rows]
+        blocks += [page.table(["", *header], cells)] if rows else []
         blocks += [page.note(page.sentence(note)) for note in pareto_notes(sweep.pareto)]
->>>>>>> polish
     return Section("pareto", "Pareto", blocks, "What one user sees against what the hardware delivers, at each level.")
 
 
