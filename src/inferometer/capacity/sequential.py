@@ -235,9 +235,10 @@ class Sequential:
         if status == "holds" and not self._is_long:
             status = "undecided"
         if self.decision is not None and self.decision.status != "undecided":
-            ended = self.decision.status
-            status = "undecided" if ended == "holds" and status == "fails" else ended
-            results = self.decision.results if ended == "fails" else results
+            if self.decision.status == "holds" and status == "fails":  # in its last responses
+                status = "undecided"
+            else:
+                status, results = self.decision.status, self.decision.results
         return msgspec.structs.replace(final, status=status, results=results)
 
     def trial(self, request: Request, found: Look, seconds: float) -> Trial:
