@@ -93,9 +93,9 @@ def tokens(summary: Summary, stages: list[Part]) -> Section:
             rows += [[f"{label}, {stage}" if len(stages) > 1 else label, *cells] for stage, cells in own]
     if not rows:
         return Section("tokens", "Tokens", [])
-    counted = ", ".join(f"{who}: {count:,}" for who, count in summary.tokens_counted_by.items())
+    counted = ", ".join(f"{who} ({count:,} responses)" for who, count in summary.tokens_counted_by.items())
     blocks = [page.table(["per response", "mean", "min", "p50", "p90", "p99", "max"], rows)]
-    return Section("tokens", "Tokens", [*blocks, page.note(f"Output tokens counted by {counted}.")])
+    return Section("tokens", "Tokens", [*blocks, page.note(f"Output tokens were counted by: {counted}.")])
 
 
 def _counts(found: Distribution) -> list[str]:

@@ -62,7 +62,7 @@ function ticks(low, high, scale, room, isTime) {
     const steps = to - from > 1.5 * wanted ? [1] : to - from > wanted / 2.5 ? [1, 3] : [1, 2, 5];
     for (let power = from; power <= to; power++) for (const step of steps) found.push(step * 10 ** power);
     const inside = found.filter(v => v >= low * 0.9999 && v <= high * 1.0001);
-    if (inside.length > 2) return inside;
+    if (inside.length > 1) return inside;
   }
   const rough = (high - low) / wanted || 1;
   const base = 10 ** Math.floor(Math.log10(rough));

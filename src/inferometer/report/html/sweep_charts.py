@@ -123,7 +123,7 @@ def load_curve(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
 
 
 def _by_support(sweep: Sweep, names: Sequence[str]) -> list[str]:
-    """The percentiles, beginning with the highest that at least half of the points support."""
+    """The percentiles by their distance from the highest that at least half of the points support."""
     found = [metric for point in sweep.points for name in names[:1] if (metric := _metric(point, name))]
     first = next(
         (
@@ -133,7 +133,7 @@ def _by_support(sweep: Sweep, names: Sequence[str]) -> list[str]:
         ),
         "p50",
     )
-    return [first, *(column for column in _PERCENTILES[::-1] if column != first)]
+    return sorted(_PERCENTILES, key=lambda column: abs(_PERCENTILES.index(column) - _PERCENTILES.index(first)))
 
 
 def _curve_chart(sweep: Sweep, each: Sequence[Curve], name: str, column: str, rate: str, label: str) -> Block:
