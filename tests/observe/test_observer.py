@@ -144,11 +144,11 @@ def test_a_stage_that_is_over_before_it_could_be_announced_is_skipped() -> None:
 def test_observers_that_hang_cost_a_reason_and_the_others_keep_their_series() -> None:
     makers: dict[str, Observer] = {"start": Hanging("start"), "good": Counting(), "end": Hanging("end")}
     observers = Observers(makers)
-    observers.start(timeout=0.05)
+    observers.start(timeout=0.4)
     observers.mark(1)
-    series = observers.end(timeout=0.05)
+    series = observers.end(timeout=0.4)
     assert [each.name for each in series] == ["calls"]
-    assert observers.errors == {name: "did not end within 0.05 s" for name in ("start", "end")}
+    assert observers.errors == {name: "did not end within 0.4 s" for name in ("start", "end")}
 
 
 def test_waiting_for_observers_is_shown_and_can_be_ended() -> None:
