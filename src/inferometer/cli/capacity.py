@@ -110,8 +110,8 @@ def command(
       inferometer capacity
     Your own objectives
       inferometer capacity http://127.0.0.1:8000 --slo 'ttft.p90 < 500ms'
-    How many people may use it at once, each of whom thinks for 3 s
-      inferometer capacity http://127.0.0.1:8000 --by users --think 3s
+    How many people may use it at once, each of whom thinks for 30 s
+      inferometer capacity http://127.0.0.1:8000 --by users --think 30s
     A tensor server
       inferometer capacity grpc://127.0.0.1:8001 --model resnet --slo inference
     p99, with the time that it takes

@@ -71,10 +71,10 @@ class Kind(msgspec.Struct, frozen=True):
         options = {"cost": "--price-per-hour, --gpus or --cheapest-at", "report": "--percentiles"}
         given += [options[name] for name in wanted.changes if not (name == "cost" and self.takes_costs)]
         if given:
-            where = wanted.run_dirs[0] if len(wanted.run_dirs) == 1 else f"{len(wanted.run_dirs)} runs"
+            where = wanted.run_dirs[0] if len(wanted.run_dirs) == 1 else "the command line"
             formats = ", ".join(f"--{name}" for name in self.formats)
             raise UserError(
-                f"{where}: this is {self.name}, and {given[0]} is about a single run",
+                f"{where} has {self.name}, and {given[0]} is about a single run",
                 f"give the folder of one run, or use {formats} or --open",
             )
 

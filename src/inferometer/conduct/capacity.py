@@ -19,7 +19,7 @@ from inferometer.capacity.sequential import ClassObjectives, Look, Sequential, i
 from inferometer.conduct.capacity_probe import Watch, record
 from inferometer.conduct.measuring import measure
 from inferometer.config.data.mix import Mix
-from inferometer.config.fields import Seconds
+from inferometer.config.fields import RampUp, Seconds
 from inferometer.config.loads import Closed, Poisson
 from inferometer.config.schema import Config
 from inferometer.config.secret import without_password
@@ -274,11 +274,19 @@ class _Prober:
         duration = Seconds(request.seconds)
         if self._options.by == "rate":
             return Poisson(rate=request.level, duration=duration, unit="requests")
-        think = self._options.think if self._options.by == "users" else 0.0
-        return Closed(concurrency=int(request.level), duration=duration, think=Seconds(think))
+        users = Closed(concurrency=int(request.level), duration=duration)
+        if self._options.by == "concurrency":
+            return users
+        # Users who start over one cycle send requests at their usual rate from the start; all at once would be a burst.
+        ramp_up = RampUp(f"{self._cycle:.3f}s")
+        return msgspec.structs.replace(users, think=Seconds(self._options.think), ramp_up=ramp_up)
+
+    @property
+    def _cycle(self) -> float:
+        """Seconds from one request of a user to the next, without load."""
+        return self._unloaded + (self._options.think if self._options.by == "users" else 0.0)
 
     def _test(self, request: Request, goal: Goal) -> Sequential:
-        cycle = self._unloaded + (self._options.think if self._options.by == "users" else 0.0)
         is_open = self._options.by == "rate"
         plan = StagePlan(
             type="poisson" if is_open else "closed",
@@ -292,7 +300,7 @@ class _Prober:
             self._objectives.common,
             request.seconds,
             telling=goal.telling,
-            level=request.level if is_open else request.level / cycle,
+            level=request.level if is_open else request.level / self._cycle,
             unloaded=self._unloaded,
             purpose=request.purpose,
             classes=self._objectives.classes,
