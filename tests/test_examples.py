@@ -38,7 +38,16 @@ def server() -> Iterator[Running]:
         yield running
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=short_name)
+def _one_per_folder() -> Iterator[Any]:
+    """All examples; those that are not the first of their folder are left to CI."""
+    folders = set()
+    for path in EXAMPLES:
+        marks = [pytest.mark.slow] if path.parent in folders else []
+        folders.add(path.parent)
+        yield pytest.param(path, id=short_name(path), marks=marks)
+
+
+@pytest.mark.parametrize("path", _one_per_folder())
 def test_example_runs(path: Path, server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.stem == "images":
         pytest.importorskip("PIL", reason="Pillow is not installed")

@@ -263,7 +263,8 @@ def test_a_receiver_that_never_responds_is_given_up_at_the_deadline(tmp_path: Pa
         run = exported(tmp_path, url, receiver.replace("http", scheme), otlp={"timeout": "300ms"})
         took = time.monotonic() - began
     problem = run.manifest.observer_errors["otlp spans"]
-    assert problem.startswith("20 of 20 spans were not sent") and ("no response" in problem or "DEADLINE" in problem)
+    assert problem.startswith("20 of 20 spans were not sent")
+    assert any(reason in problem for reason in ("no response", "DEADLINE", "no time left"))
     assert took < 10 and len(run.records.rows) == 20
     assert "did not end" not in str(run.manifest.observer_errors)
 

@@ -32,6 +32,7 @@ client: {probe: false}
 """
 
 
+@pytest.mark.slow
 def test_every_panel_shows_data_during_a_run(tmp_path: Path) -> None:
     port = free_port()
     with (
