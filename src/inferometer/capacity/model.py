@@ -1,7 +1,7 @@
 """Where the capacity probably is, given the trials so far, and which level is worth the next one.
 
-The model is only used to choose levels: what holds or fails is for the test of each trial alone to say (sequential.py). It is a
-logistic curve: logit(share of violations) = logit(share allowed) + slope * ln(level / capacity). Both the slope and the capacity are
+The model is only used to choose levels, and to estimate the capacity within the interval: what holds or fails is for the test of each
+trial alone to say (sequential.py). It is a logistic curve: logit(share of violations) = logit(share allowed) + slope * ln(level / capacity). Both the slope and the capacity are
 unknown, so they have a distribution on a grid: a wide prior, times the binomial likelihood of each trial's violations.
 
 A trial at the capacity itself stays undecided however long it lasts, and one far from it decides but tells little. So the search wants

@@ -20,7 +20,6 @@ the trials so far to the next request for a trial, and `bracket` maps them to th
 import math
 import statistics
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -299,13 +298,8 @@ def _is_surprise(trials: Sequence[Trial], level: float) -> bool:
 
 
 def _estimate(trials: Sequence[Trial], low: float | None, high: float | None) -> float | None:
-    """Where the share of violations crosses what is allowed, by interpolation on the log scale between the ends of the interval."""
+    """Where the capacity probably is within the interval, by the violations of all trials; its middle if none were counted."""
     if low is None or high is None:
         return None
-    known = {t.level: math.log(t.excess) for t in trials if t.excess and low <= t.level <= high and t.excess > 0}
-    levels = sorted(known)
-    for below, above in pairwise(levels):
-        if known[below] < 0 <= known[above]:
-            share = -known[below] / (known[above] - known[below])
-            return math.exp(math.log(below) + share * math.log(above / below))
-    return math.sqrt(low * high)
+    belief = believe(trials)
+    return min(max(belief.median, low), high) if belief else math.sqrt(low * high)

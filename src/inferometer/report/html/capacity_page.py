@@ -94,7 +94,7 @@ def _cards(found: Capacity) -> list[dict[str, str]]:
     cards = [
         page.card("shown to hold", _level(low), unit if low else "", confirmed if low else "no level was"),
         page.card(
-            "estimate", _level(found.bracket.estimate), unit if found.bracket.estimate else "", "by interpolation"
+            "estimate", _level(found.bracket.estimate), unit if found.bracket.estimate else "", "from all probes"
         ),
         page.card("shown to fail", _level(high), unit if high else "", "" if high else "no level was"),
     ]
@@ -278,7 +278,10 @@ def _reading(found: Capacity) -> Section:
         ),
         ("shown to hold", f"The highest number of {level} at which a probe holds, below everything that fails."),
         ("shown to fail", f"The lowest number of {level} at which a probe fails."),
-        ("estimate", "Where the share of violations reaches what is allowed, by interpolation between the two."),
+        (
+            "estimate",
+            "Where the share of violations probably reaches what is allowed, by the violations of all probes.",
+        ),
         ("ramp", "A short probe that looks for the region; one without a violation shows nothing yet."),
         ("narrow down", "A probe between the highest level that may hold and the lowest that fails."),
         ("repeat", "A level is tried again, because its verdict does not fit the others or nothing else supports it."),
