@@ -23,6 +23,14 @@ STREAMED = {"chat": STREAMED_CHAT, "completions": STREAMED_COMPLETIONS}
 UNSTREAMED = {"unstreamed chat": UNSTREAMED_CHAT, "one-piece completions": UNSTREAMED_COMPLETIONS}
 
 
+def first_quick(servers: dict[str, dict[str, Any]]) -> list[Any]:
+    """The servers as parameters of a test; all but the first are left to CI."""
+    return [
+        pytest.param(server, id=name, marks=[pytest.mark.slow] if number else [])
+        for number, (name, server) in enumerate(servers.items())
+    ]
+
+
 def run_with_fault(folder: Path, url: str, fault: str, server: dict[str, Any], **more: Any) -> tuple[Run, Summary]:
     """Send four requests, two at a time, each with the fault."""
     headers = {"headers": {"x-sim-fault": fault}} if fault else {}
@@ -65,7 +73,7 @@ IN_ONE_PIECE = {
 
 
 @pytest.mark.parametrize(("fault", "code", "message"), [(k, *v) for k, v in IN_A_STREAM.items()], ids=[*IN_A_STREAM])
-@pytest.mark.parametrize("server", STREAMED.values(), ids=STREAMED)
+@pytest.mark.parametrize("server", first_quick(STREAMED))
 def test_fault_in_a_stream(
     tmp_path: Path, sim: str, server: dict[str, Any], fault: str, code: str, message: str
 ) -> None:
@@ -77,7 +85,7 @@ def test_fault_in_a_stream(
 
 
 @pytest.mark.parametrize(("fault", "code", "message"), [(k, *v) for k, v in IN_ONE_PIECE.items()], ids=[*IN_ONE_PIECE])
-@pytest.mark.parametrize("server", UNSTREAMED.values(), ids=UNSTREAMED)
+@pytest.mark.parametrize("server", first_quick(UNSTREAMED))
 def test_fault_in_a_response_that_is_not_streamed(
     tmp_path: Path, sim: str, server: dict[str, Any], fault: str, code: str, message: str
 ) -> None:

@@ -204,6 +204,7 @@ def test_the_svg_is_well_formed_and_complete(name: str, tmp_path: Path) -> None:
     assert ("network" in text) == any(cell.source for cell in found.cells)
 
 
+@pytest.mark.slow
 def test_png_and_html_are_self_contained(tmp_path: Path) -> None:
     protocol_comparison.draw(by_request(), str(tmp_path / "out.png"))
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
