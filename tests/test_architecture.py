@@ -72,6 +72,7 @@ MAY_IMPORT = {
         "conduct",
         "calibrate",
         "capacity",
+        "compat",
         "triton_client",
         "compare_protocols",
         "serve",
@@ -80,9 +81,13 @@ MAY_IMPORT = {
         "preview",
     },
     "__main__": {"cli"},
+    # other tools' files and command lines
+    "compat": FOUNDATION | {"workload", "probe", "conduct", "analysis", "store", "report"},
     # what the package offers to Python code
     "dummies": FOUNDATION | {"workload", "probe"},
-    "": {"dummies"},
+    "public": FOUNDATION
+    | {"workload", "wire", "probe", "conduct", "analysis", "capacity", "store", "report", "infer", "dummies"},
+    "": {"dummies", "public"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -1,0 +1,1 @@
+"""What `import inferometer` offers to Python code: runs, searches, comparisons, a client for single inferences, and a pytest plugin."""
