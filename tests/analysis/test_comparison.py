@@ -244,7 +244,7 @@ def fresh_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "comparisons"), [(bench.repeats(8, 500, True), 60), (bench.repeats(4, 500, False), 60), (bench.single(2_000), 60)]
+    ("make", "comparisons"), [(bench.repeats(8, 500, True), 60), pytest.param(bench.repeats(4, 500, False), 60, marks=pytest.mark.slow), (bench.single(2_000), 60)]
 )  # fmt: skip
 def test_false_alarms_stay_near_5_percent(make: bench.Make, comparisons: int) -> None:
     """A quick version of bench/comparison, with wide margins: 5 % of 60 are 3, and 9 or more are seen in 1 of 200."""

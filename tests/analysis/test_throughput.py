@@ -205,7 +205,7 @@ def test_users_in_lockstep_do_not_lower_the_rate_whatever_the_number_of_requests
 
 
 @pytest.mark.parametrize("service", queues.SERVICE)
-@pytest.mark.parametrize("seconds", [6, 20, 60])
+@pytest.mark.parametrize("seconds", [6, 20, pytest.param(60, marks=pytest.mark.slow)])
 def test_intervals_of_a_closed_loop_cover_its_rate(service: str, seconds: float) -> None:
     """32 users and responses of 0.5 s: the truth is 64 responses/s."""
     plan = StagePlan(type="closed", open=False, concurrency=32, duration=seconds)

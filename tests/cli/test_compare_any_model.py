@@ -61,6 +61,7 @@ def test_a_model_with_several_inputs_gets_random_ones(server: Running) -> None:
     assert [(cell["protocol"], cell["size"]) for cell in found] == [(name, 4 * 4 + 8) for name in PROTOCOLS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["text", pytest.param("file", marks=pytest.mark.slow)])
 def test_the_data_section_is_that_of_a_run(server: Running, tmp_path: Path, how: str) -> None:
     section = "{batch: 2, length: 100, fill: {A: ones}}"

@@ -181,6 +181,7 @@ def test_a_server_that_does_not_report_its_time_has_no_split(url: str, model: Id
     assert "not split" in result.out
 
 
+@pytest.mark.slow
 def test_a_duration_ends_a_cell(served: str) -> None:
     """In its own process: a client that shares this process with the server may not get to run within that time."""
     result = cli("compare-protocols", served, "--sizes", "40", "--duration", "300ms", "--json", "-")

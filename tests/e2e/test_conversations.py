@@ -261,8 +261,15 @@ def test_an_open_loop_counts_requests(tmp_path: Path, sim: str) -> None:
 BLOCK = 16
 
 
-@pytest.mark.parametrize("history", ["live", "recorded"])
-@pytest.mark.parametrize("api", ["chat", "completions"])
+@pytest.mark.parametrize(
+    ("api", "history"),
+    [
+        ("chat", "live"),
+        pytest.param("chat", "recorded", marks=pytest.mark.slow),
+        pytest.param("completions", "live", marks=pytest.mark.slow),
+        ("completions", "recorded"),
+    ],
+)
 def test_the_prefix_cache_finds_what_the_conversations_promise(tmp_path: Path, api: str, history: str) -> None:
     """Every turn but the first starts with the prompt of the turn before, every first one but the very first with the system prompt."""
     system, added, output, turns, count = 200, 50, 30, 5, 20

@@ -94,7 +94,7 @@ def test_ctrl_c_cancels_requests_that_do_not_end_within_the_grace_period(tmp_pat
     assert_complete(folder, out)
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("first", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_second_ctrl_c_does_not_wait(tmp_path: Path, sim: str, first: signal.Signals) -> None:
     process = start_run(tmp_path, sim, *SLOW, "--set", "client.grace=60s")
     folder = wait_until_recording(tmp_path, process, "sent", 4)

@@ -38,7 +38,13 @@ def generated(count: int = REQUESTS, output: int = OUTPUT) -> list[str]:
 
 @pytest.mark.parametrize(
     ("api", "stream", "processes"),
-    [("chat", True, 0), ("chat", False, 0), ("completions", True, 0), ("completions", False, 0), ("chat", True, 2)],
+    [
+        ("chat", False, 0),
+        ("completions", True, 0),
+        ("chat", True, 2),
+        pytest.param("chat", True, 0, marks=pytest.mark.slow),
+        pytest.param("completions", False, 0, marks=pytest.mark.slow),
+    ],
 )
 def test_texts_are_those_that_were_sent_and_generated(tmp_path: Path, api: str, stream: bool, processes: int) -> None:
     with running(simulator(timing=Fixed(ttft=0.001, itl=0.0005))) as url:

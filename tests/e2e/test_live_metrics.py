@@ -85,7 +85,9 @@ def run_scraped(folder: Path, url: str, start: StartShard, processes: int, **sec
 
 
 @pytest.mark.parametrize(
-    ("start", "processes"), [(LocalThread, 0), (LocalProcess, 2), (TcpShard, 2)], ids=["thread", "processes", "tcp"]
+    ("start", "processes"),
+    [(LocalThread, 0), pytest.param(LocalProcess, 2, marks=pytest.mark.slow), (TcpShard, 2)],
+    ids=["thread", "processes", "tcp"],
 )
 def test_counters_rise_to_what_is_stored(tmp_path: Path, sim: str, start: StartShard, processes: int) -> None:
     records, scraper = run_scraped(tmp_path, sim, start, processes)

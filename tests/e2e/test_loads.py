@@ -268,8 +268,8 @@ def test_cap_that_is_never_reached_changes_nothing(tmp_path: Path, sim: str) -> 
 @pytest.mark.parametrize(
     "load",
     [
-        {"type": "poisson", "rate": 200, "requests": 31},
-        {"type": "closed", "concurrency": 5, "requests": 21, "ramp_up": "50ms"},
+        pytest.param({"type": "poisson", "rate": 200, "requests": 31}, marks=pytest.mark.slow),
+        pytest.param({"type": "closed", "concurrency": 5, "requests": 21, "ramp_up": "50ms"}, marks=pytest.mark.slow),
         {"stages": [{"type": "constant", "rate": 200, "requests": 9}, {"type": "closed", "concurrency": 3, "requests": 8}]},
     ],
     ids=["open", "closed", "stages"],

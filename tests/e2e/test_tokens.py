@@ -28,7 +28,7 @@ def counts(run: Any) -> set[tuple[int, str, int, str]]:
     return {(n_in, COUNTED_BY[a], n_out, COUNTED_BY[b]) for n_in, a, n_out, b in zip(*columns, strict=True)}
 
 
-@pytest.mark.parametrize("usage", [True, False])
+@pytest.mark.parametrize("usage", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_servers_own_tokenizer_makes_prompts_of_exact_length(tmp_path: Path, sim: str, usage: bool) -> None:
     data = {"type": "synthetic", "input": 40, "output": 3, "tokenizer": "server"}
     run, summary = measure(tmp_path, sim, server={"model": "sim", "usage": usage}, data=data)
@@ -102,6 +102,7 @@ def test_the_servers_tokenizer_counts_the_rows_of_a_filtered_dataset(tmp_path: P
     assert run.manifest.workload["filtered"] == 2
 
 
+@pytest.mark.slow
 def test_the_servers_tokenizer_counts_sessions_with_a_context(tmp_path: Path, sim: str) -> None:
     data = {"type": "conversation", "turns": 2, "input": 20, "output": 2, "tokenizer": "server"}
     _, summary = measure(tmp_path, sim, server={"model": "sim"}, data=data, sessions={"context": 200})

@@ -136,6 +136,7 @@ def config_for(url: str, folder: Path, processes: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "processes"),
     [

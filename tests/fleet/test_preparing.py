@@ -346,6 +346,7 @@ print(calls.tails.offsets[-1], resource.getrusage(resource.RUSAGE_SELF).ru_maxrs
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_requests(tmp_path: Path) -> None:
     """50,000 requests have 128 MB, of which a process holds a part."""
     used = {}

@@ -307,7 +307,11 @@ def echo(client: Client) -> None:
 
 @EVERY
 @pytest.mark.parametrize(
-    "load", [{"type": "closed", "concurrency": 3, "requests": 12}, {"type": "constant", "rate": 60, "requests": 12}]
+    "load",
+    [
+        {"type": "closed", "concurrency": 3, "requests": 12},
+        pytest.param({"type": "constant", "rate": 60, "requests": 12}, marks=pytest.mark.slow),
+    ],
 )
 def test_second_turn_of_a_session_contains_the_response_to_the_first(
     tmp_path: Path, transport: str, load: dict[str, Any]

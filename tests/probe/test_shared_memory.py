@@ -170,8 +170,15 @@ def failures(run: Run) -> int:
 # --- what a run does ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("api", ["kserve", "kserve-json"])
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize(
+    ("api", "processes"),
+    [
+        ("kserve", 0),
+        ("kserve-json", 2),
+        pytest.param("kserve", 2, marks=pytest.mark.slow),
+        pytest.param("kserve-json", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_tensors_are_in_shared_memory_and_not_in_messages(tmp_path: Path, api: str, processes: int) -> None:
     with serving() as (fake, url):
         server = {"api": api}

@@ -273,6 +273,7 @@ def test_the_triton_command(ours: Running, protocol: str) -> None:
     assert_one_line(verb("add_sub", address, "-i", protocol), "expecting 1 input", "has 2: INPUT0, INPUT1")
 
 
+@pytest.mark.slow
 def test_compare_protocols(ours: Running) -> None:
     result = cli(
         "compare-protocols", ours.url, "--grpc", ours.grpc, "--model", "identity", "--sizes", "1kB", "--requests", "20",

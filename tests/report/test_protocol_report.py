@@ -90,7 +90,9 @@ def test_the_bytes(name: str) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("width", [70, 80, 99, 100])
+@pytest.mark.parametrize(
+    "width", [70, pytest.param(80, marks=pytest.mark.slow), pytest.param(99, marks=pytest.mark.slow), 100]
+)
 @pytest.mark.parametrize("name", FOUND)
 def test_it_fits_and_has_no_control_characters(name: str, width: int) -> None:
     text = protocol_comparison.render(FOUND[name](), width=width)

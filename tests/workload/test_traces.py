@@ -213,8 +213,8 @@ def hits(rows: list[list[Any]]) -> list[int]:
     ("name", "rows"),
     [
         ("mooncake_conversation_trace.jsonl", 30),
-        ("mooncake_synthetic_trace.jsonl", 60),
-        ("mooncake_arxiv_trace_first1000.jsonl", 30),
+        pytest.param("mooncake_synthetic_trace.jsonl", 60, marks=pytest.mark.slow),
+        pytest.param("mooncake_arxiv_trace_first1000.jsonl", 30, marks=pytest.mark.slow),
     ],
 )
 def test_block_reuse_of_mooncake_equals_the_traces(name: str, rows: int) -> None:
@@ -533,7 +533,7 @@ def test_a_malformed_trace_is_never_an_internal_error(
         assert error.next_step
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+@pytest.mark.parametrize("kind", ["jsonl", pytest.param("csv", marks=pytest.mark.slow)])
 def test_a_large_trace_takes_little_memory(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"t.{kind}"
     ids = list(range(20))
@@ -638,6 +638,7 @@ PART = (
 )
 
 
+@pytest.mark.slow
 def test_a_block_fits_although_most_tokens_end_with_a_space() -> None:
     chosen = tokenizer.load(small_tokenizers.saved("spanning"))
     (fitted,) = text.fit(chosen, [BEFORE], [PART], [64])

@@ -490,6 +490,7 @@ def test_models_added_later_are_listed_and_can_be_loaded(tmp_path: Path, fakes: 
     run(test())
 
 
+@pytest.mark.slow
 def test_no_request_is_lost_during_reloads(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": BATCHING}) as models:
