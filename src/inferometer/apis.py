@@ -61,6 +61,12 @@ class Api(NamedTuple):
     """`server.method` names what is called, and stands for the API in reports."""
     history: Literal["", "messages", "text"] = ""
     """How a prompt contains the earlier turns of a session: as messages, or as one text. Empty: it cannot."""
+    has_system_field: bool = False
+    """The system prompt is a field of the request, not one of its messages."""
+    key_header: str = "Authorization"
+    """The header that carries the API key; in `Authorization`, it is a bearer token."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Headers that every request needs."""
     takes_ids: bool = False
     """A prompt may be a list of token ids."""
     has_chat_template: bool = False
@@ -72,6 +78,11 @@ class Api(NamedTuple):
     def data_types(self) -> tuple[str, ...]:
         """The accepted values of `data.type`; the first is the default."""
         return DATA_TYPES[self.request]
+
+    @property
+    def history_form(self) -> str:
+        """The form of a session's prompt (wire/history.py)."""
+        return "system_field" if self.has_system_field else self.history
 
 
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens")
@@ -114,6 +125,25 @@ APIS: dict[str, Api] = {
             stream_schemes=("http",),
             reports_usage=True,
             options_key="body",
+        ),
+        Api(
+            name="messages",
+            history="messages",
+            has_system_field=True,
+            has_chat_template=True,
+            label="Anthropic's messages",
+            schemes=("http",),
+            request="text",
+            response="text",
+            discovery="openai",
+            path="/v1/messages",
+            warm_path=_OPENAI_MODELS,
+            is_streamed=True,
+            stream_schemes=("http",),
+            reports_usage=True,
+            options_key="body",
+            key_header="x-api-key",
+            headers=(("anthropic-version", "2023-06-01"),),
         ),
         Api(
             name="embeddings",

@@ -164,6 +164,7 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, tu
             ramp_up=0.0 if stage.ramp_is_limit else stage.ramp_up / NS,
             think=stage.think / NS,
             drain=stage.barrier,
+            pause=stage.pause / NS,
             first_id=stage.first_id,
             **_stable(spec),
         )
@@ -181,6 +182,7 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, tu
         requests=count,
         concurrency=stage.cap,
         drain=stage.barrier,
+        pause=stage.pause / NS,
         first_id=stage.first_id,
         **_stable(spec),
     )

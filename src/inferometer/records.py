@@ -243,6 +243,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Return the time to first token and the latest gap of some requests in flight, in ns."""
     draining: bool = False
     """The next stage starts when the requests in flight have ended."""
+    pausing: bool = False
+    """The next stage starts after a pause."""
     prepared: float = 1.0
     """Before t=0: the share of the requests that are encoded."""
     observed: dict[str, float] = {}
@@ -277,6 +279,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     think: float = 0.0
     drain: bool = False
     """Every request of the stages before had ended when this stage started."""
+    pause: float = 0.0
+    """Seconds between the end of the stage before (with `drain`, of its last request) and the start of this one."""
     first_id: int = 0
     """Id of the stage's first request. Closed loop: the users' first requests have the ids first_id ... first_id + concurrency - 1."""
     stable: float = 0.0

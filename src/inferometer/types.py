@@ -146,6 +146,8 @@ class OpenStage(msgspec.Struct, frozen=True):
     """The nth request has the id first_id + n * id_step. Shard k of K has every Kth id and instant of the whole plan."""
     barrier: bool = False
     """Start only when every shard has finished all that it sent before, at an instant that the parent sets."""
+    pause: int = 0
+    """Nanoseconds between the end of the stage before, or the barrier, and the start of this stage."""
 
 
 class ClosedStage(msgspec.Struct, frozen=True):
@@ -177,6 +179,7 @@ class ClosedStage(msgspec.Struct, frozen=True):
     first_id: int = 0
     id_step: int = 1
     barrier: bool = False
+    pause: int = 0
     by_request: bool = False
     """Sessions: `concurrency` and `requests` count requests instead of sessions. A user then sends whichever turn is due, of any
     session, and starts a new session when no turn is."""

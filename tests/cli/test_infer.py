@@ -101,7 +101,16 @@ def test_a_prompt_as_json(sim: str) -> None:
     assert timing["request"] == tree["tokens"]["e2e"]
 
 
-@pytest.mark.parametrize("more", [("--no-stream",), ("--api", "completions"), ("--api", "completions", "--no-stream")])
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--no-stream",),
+        ("--api", "completions"),
+        ("--api", "completions", "--no-stream"),
+        ("--api", "messages"),
+        ("--api", "messages", "--no-stream"),
+    ],
+)
 def test_the_other_text_apis(sim: str, more: tuple[str, ...]) -> None:
     tree = in_json(sim, "--prompt", "Hello", "--max-tokens", "5", *more)
     assert len(tree["text"].split()) == 5

@@ -137,6 +137,13 @@ def test_range_within_stages_makes_them_drain_by_default() -> None:
     assert not drains(handwritten | {"stages": [*handwritten["stages"], RATES], "drain": False})
 
 
+def test_pause_can_be_set_beside_a_range() -> None:
+    found = from_mapping(SERVER | {"load": RATES | {"pause": "15s"}}).load
+    assert isinstance(found, Stages) and (found.pause, found.drain) == (15.0, True)
+    assert "load.pause: unknown key" in error({"type": "poisson", "rate": 10, "duration": 1, "pause": 1}).line
+    assert "load.pause" in error(RATES | {"pause": "-1s"}).line
+
+
 def test_drain_needs_several_stages() -> None:
     assert "load.drain: unknown key" in error({"type": "poisson", "rate": 10, "duration": 1, "drain": False}).line
     assert "load.drain" in error(RATES | {"drain": "later"}).line

@@ -117,6 +117,47 @@ def test_stage_behind_a_barrier_starts_when_all_shards_have_drained(tmp_path: Pa
 
 
 @EITHER
+@pytest.mark.parametrize("drain", [True, False])
+def test_next_stage_starts_after_the_pause_in_all_shards(tmp_path: Path, transport: str, drain: bool) -> None:
+    stages = [
+        {"type": "constant", "rate": 100, "duration": "0.1s"},
+        {"type": "closed", "concurrency": 4, "requests": 8, "ramp_up": "0"},
+        {"type": "constant", "rate": 100, "requests": 6},
+    ]
+    watched = Watched()
+    with scripted(slow) as url:
+        load = {"type": "stages", "drain": drain, "pause": "300ms", "stages": stages}
+        run, summary = measure(tmp_path, url, transport, 2, watched, load=load)
+    rows, pause = run.records.rows, 300_000_000
+    assert summary.counts.ok == len(rows) == 24
+    first, second, third = (rows[rows["stage"] == stage] for stage in range(3))
+    end = first["done"].max() if drain else 100_000_000
+    assert (second["intended"].min() >= end + pause) if drain else (second["intended"].min() == end + pause)
+    assert second["intended"].min() < end + 2 * pause
+    last = second["done"].max() if drain else max(second["sent"].max(), 0)
+    assert last + pause <= third["intended"].min() < last + 2 * pause + 150_000_000
+    assert [plan.pause for plan in run.manifest.plan] == [0, 0.3, 0.3]
+    assert any(snapshot.pausing for snapshot in watched.snapshots)
+    assert not watched.snapshots[-1].pausing
+
+
+@EITHER
+def test_ctrl_c_during_a_pause_ends_the_run(tmp_path: Path, transport: str) -> None:
+    class Interrupt(Watched):
+        def progress(self, snapshot: Snapshot) -> None:
+            if snapshot.pausing and not snapshot.stopping:
+                os.kill(os.getpid(), signal.SIGINT)
+            super().progress(snapshot)
+
+    stage = {"type": "constant", "rate": 100, "requests": 6}
+    with scripted(slow) as url:
+        load = {"type": "stages", "pause": "60s", "stages": [stage, stage]}
+        run, summary = measure(tmp_path, url, transport, 2, Interrupt(), load=load)
+    assert summary.counts.ok == len(run.records.rows) == 6
+    assert run.manifest.outcome.interrupted
+
+
+@EITHER
 def test_barriers_do_not_wait_for_a_shard_that_was_lost(tmp_path: Path, transport: str) -> None:
     with scripted(slow) as url:
         when_recorded(tmp_path, 1, lambda: workers()[1].kill())  # noqa: PLW0108 - the workers have not been started yet

@@ -226,6 +226,14 @@ def test_drain_between_stages_is_shown_and_does_not_count_as_progress(watched: A
     assert " 75%" in text and "target 60/s" in text
 
 
+def test_pause_between_stages_is_shown_and_counts_as_progress(watched: Any) -> None:
+    view = watched({"stages": [OPEN, OPEN | {"rate": 60}], "pause": "20s"})
+    text = view.show(snapshot(elapsed=20.0, pausing=True))
+    assert "pausing before the next stage" in text and " 50%" in text
+    text = view.show(snapshot(elapsed=35.0, stage=1))
+    assert "pausing" not in text and "target 60/s" in text
+
+
 def test_the_target_is_that_of_the_current_stage(watched: Any) -> None:
     view = watched({"stages": [OPEN, CLOSED | {"duration": "5s"}, {"type": "ramp", "end": 100, "duration": "10s"}]})
     assert "3 stages" in view.show(snapshot(stage=0))

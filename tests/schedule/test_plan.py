@@ -357,6 +357,33 @@ def test_only_a_random_count_varies_and_then_like_a_poisson_number(count: str) -
         assert np.var(counts) / 200 == pytest.approx(1, abs=4 * np.sqrt(2 / 1000))
 
 
+# --- pauses ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.one_of(OPEN, st.builds(Closed, requests=st.integers(8, 20))), min_size=1, max_size=5),
+    st.booleans(),
+    st.floats(0, 100).map(s),
+    st.integers(1, 4),
+)
+def test_a_pause_precedes_every_stage_but_the_first_in_every_shard(
+    specs: list[StageSpec], drain: bool, pause: Seconds, shards: int
+) -> None:
+    paused = schedule.plan(Stages(specs, drain=drain, pause=pause), 1)
+    plain = schedule.plan(Stages(specs, drain=drain), 1)
+    expected = [0] + [round(pause * NS)] * (len(specs) - 1)
+    for k in range(shards):
+        part = schedule.shard(paused, k, shards)
+        assert [stage.pause for stage in part.stages] == expected
+        assert [stage.barrier for stage in part.stages] == [False] + [drain] * (len(specs) - 1)
+    for stage, other in zip(paused.stages, plain.stages, strict=True):  # the load of each stage is as without a pause
+        assert (stage.first_id, stage.duration) == (other.first_id, other.duration)
+        if isinstance(stage, OpenStage) and isinstance(other, OpenStage):
+            assert np.array_equal(stage.instants, other.instants)
+    duration = schedule.planned_duration(plain)
+    assert schedule.planned_duration(paused) == (None if duration is None else duration + sum(expected))
+
+
 # --- what a plan adds up to ------------------------------------------------------------------------------------------
 
 

@@ -49,7 +49,7 @@ class EarlyEnds:
         if self._saturation is not None and not self._has_stopped:
             ended = snapshot.ok + snapshot.failed
             cut = self._saturation.look(since_start(rows, snapshot.t0), snapshot.elapsed, snapshot.stage, ended)
-            is_sending = not snapshot.draining and snapshot.stage not in supervisor.ended_early
+            is_sending = not snapshot.draining and not snapshot.pausing and snapshot.stage not in supervisor.ended_early
             if cut is not None and is_sending and not supervisor.lost:
                 self._cut(cut, snapshot.elapsed, supervisor)
         if self._abandon is not None and snapshot.elapsed >= self._abandon[0]:

@@ -274,9 +274,11 @@ def _check_prefixes(data: object, api: Api, key: str) -> None:
             _check_prefixes(each.data, api, f"{key}.classes.{index}.data")
     if not isinstance(data, SharedPrefix):
         return
-    if data.prefix_as == "system" and api.name != "chat":
+    if data.prefix_as == "system" and api.history != "messages":
         raise UserError(
-            f"{api.name} has no system message", "leave it out, or use {server.api} chat", f"{key}.prefix_as"
+            f"{api.name} has no system message",
+            "leave it out, or use {server.api} chat or messages",
+            f"{key}.prefix_as",
         )
     if data.hit is not None and data.prompts:
         raise UserError(

@@ -156,6 +156,12 @@ class Stages(Section, tag_field="type", tag="stages"):
             'range such as `rate: "10:50:10"`, beside which it can be set, too.'
         ),
     ] = False
+    pause: Annotated[
+        Seconds,
+        Meta(
+            description="Time between a stage and the next one, in which no new requests are sent. It counts from the end of the stage or, with `drain`, from the end of its last request. It can be set beside a range, too."
+        ),
+    ] = Seconds(0)
     cut_short: Annotated[
         bool,
         Meta(

@@ -47,7 +47,8 @@ def expand(tree: dict[str, Any]) -> None:
 def _between(load: dict[str, Any]) -> dict[str, Any]:
     """Take the settings for what happens between levels out of a load. Overloaded levels are cut short if the next one waits."""
     drain = load.pop("drain", True)
-    return {"drain": drain, "cut_short": load.pop("cut_short", drain)}
+    pause = {"pause": load.pop("pause")} if "pause" in load else {}
+    return {"drain": drain, "cut_short": load.pop("cut_short", drain)} | pause
 
 
 def level_key(stage: Any) -> str:

@@ -52,9 +52,9 @@ class Server(Section):
     ]
     model: Annotated[str | None, Meta(description="Model to measure. Default: the first that the server lists.")] = None
     api: Annotated[
-        Literal["auto", "chat", "completions", "embeddings", "kserve", "kserve-json", "generate", "grpc"],
+        Literal["auto", "chat", "completions", "messages", "embeddings", "kserve", "kserve-json", "generate", "grpc"],
         Meta(
-            description="OpenAI's `chat`, `completions` or `embeddings`; KServe v2, as implemented by Triton and others: `kserve` (binary tensors over HTTP, or gRPC by the URL) or "
+            description="OpenAI's `chat`, `completions` or `embeddings`; Anthropic's `messages`; KServe v2, as implemented by Triton and others: `kserve` (binary tensors over HTTP, or gRPC by the URL) or "
             "`kserve-json`; Triton's `generate`; `grpc`: any method of any gRPC service. `auto`: `chat` over HTTP, `kserve` over gRPC."
         ),
     ] = "auto"

@@ -1,4 +1,5 @@
-"""Runs the stages of a plan in order: each starts when the stage before hands over or, at a barrier, when all shards are ready."""
+"""Runs the stages of a plan in order: each starts when the stage before hands over, or a pause later; or, at a barrier, when the
+parent says so, because all shards are ready."""
 
 from collections.abc import Callable
 
@@ -33,10 +34,15 @@ class Course:
             self._on_last()
         elif self._plan.stages[stage].barrier:
             self._waiting_for = self._control["reached"] = stage
+        elif pause := self._plan.stages[stage].pause:
+            self._control["reached"] = stage
+            self._deadlines.at(at + pause, lambda: self._begin(stage, at + pause))
         else:
             self._begin(stage, at)
 
     def _begin(self, stage: int, at: int) -> None:
+        if self._state.stopping:  # during a pause
+            return
         self._state.stage = stage
         self._drivers[stage].start(at, self.start)
 

@@ -21,7 +21,7 @@ _NONE, _KNOWN, _LIVE = b"", b"k", b"l"
 
 def encode_sessions(requests: Sequence[Request], settings: Sessions, context: CallContext) -> list[bytes]:
     """Encode the later turns of sessions, one entry for each first turn: as they are sent, if they do not depend on the responses."""
-    form, tail = APIS[context.api].history, calls.turn_encoder(context)
+    form, tail = APIS[context.api].history_form, calls.turn_encoder(context)
 
     def entry(request: Request) -> bytes:
         if not request.later:
@@ -35,7 +35,7 @@ def encode_sessions(requests: Sequence[Request], settings: Sessions, context: Ca
 
 def with_sessions(encoded: Calls, entries: MappedBytes, settings: Sessions, context: CallContext) -> Calls:
     """The same requests, as the first turns of sessions, whose later turns are in the `entries`."""
-    form = APIS[context.api].history
+    form = APIS[context.api].history_form
 
     def start(index: int) -> Session:
         entries.prefault(index)

@@ -71,6 +71,7 @@ def _missing(
     start, in_flight = control["t0"], control["in_flight"]
     for number, stage in enumerate(plan.stages):
         own = recorded[recorded["stage"] == number]
+        start += stage.pause
         if isinstance(stage, OpenStage):
             start = _start(stage, own, start)
             ids = range(stage.first_id, stage.first_id + len(stage.instants) * stage.id_step, stage.id_step)

@@ -42,6 +42,7 @@ class Supervisor:
         self._t0 = 0
         self._stop = self._stop_sent = 0
         self._barriers = list(job.barriers)
+        self._pauses = [stage.pause for stage in plan.stages]
         self.dealing = Dealing(plan, job.shards, self._controls, division_unit(job.config))
         self._running: dict[int, ShardHandle] = {}
         self.errors: list[str] = []
@@ -137,7 +138,7 @@ class Supervisor:
         stage = self._barriers[0]
         if all(self._controls[shard]["waiting"] >= stage for shard in self._running):
             self._barriers.pop(0)
-            at = now() + _START_IN
+            at = now() + max(_START_IN, self._pauses[stage])
             for shard in self._running.values():
                 shard.release(stage, at)
 
@@ -190,6 +191,7 @@ class Supervisor:
             stage=self._stage(),
             stopping=self._stop > 0,
             draining=self._is_draining(),
+            pausing=self._is_pausing(),
             prepared=total("prepared") / max(total("to_prepare"), 1),
             t0=self._t0,
             rows=functools.cache(self._new_rows),
@@ -202,6 +204,13 @@ class Supervisor:
         return bool(self._barriers) and any(
             self._controls[shard]["reached"] >= self._barriers[0] for shard in self._running
         )
+
+    def _is_pausing(self) -> bool:
+        """Return whether all shards that are still running wait for the end of the pause before the next stage."""
+        if not any(self._pauses) or not self._running or self._is_draining():
+            return False
+        controls = [self._controls[shard] for shard in self._running]
+        return all(control["reached"] > control["stage"] for control in controls)
 
     def _stage(self) -> int:
         """Return the stage that the slowest shard is in, not counting lost ones."""

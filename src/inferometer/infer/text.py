@@ -1,4 +1,4 @@
-"""A prompt and its response: OpenAI's chat and completions, Triton's generate."""
+"""A prompt and its response: OpenAI's chat and completions, Anthropic's messages, Triton's generate."""
 
 from collections.abc import Callable, Sequence
 

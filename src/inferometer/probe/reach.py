@@ -113,7 +113,7 @@ def call_context(server: Server, reached: Reached, tag: str) -> CallContext:
         model=reached.model,
         targets=reached.targets,
         tag=tag,
-        headers=server.headers | reached.secrets,
+        headers=_own_headers(server) | reached.secrets,
         stream=bool(server.stream),
         persistent=server.stream == "persistent",
         decoupled=reached.facts is not None and reached.facts.config is not None and reached.facts.config.decoupled,
@@ -154,7 +154,13 @@ def peer_of(target: Target, server: Server, context: ssl.SSLContext | None, read
 
 def request_headers(target: Target, server: Server, secrets: dict[str, str]) -> dict[str, str]:
     credentials = {"Authorization": target.credentials} if target.credentials else {}
-    return USER_AGENT | credentials | server.headers | secrets
+    return USER_AGENT | credentials | _own_headers(server) | secrets
+
+
+def _own_headers(server: Server) -> dict[str, str]:
+    """The headers of the config, and those that the API needs unless the config has them."""
+    given = {name.lower() for name in server.headers}
+    return {name: value for name, value in APIS[server.api].headers if name not in given} | server.headers
 
 
 def warming_request(target: Target, server: Server, secrets: dict[str, str]) -> bytes:
@@ -166,7 +172,8 @@ def warming_request(target: Target, server: Server, secrets: dict[str, str]) -> 
 def _secrets(server: Server) -> dict[str, str]:
     """The API key's header, if there is a key."""
     key = secret_from(server.api_key_env, server.api_key_file, "API key", "server.api_key")
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    header = APIS[server.api].key_header
+    return {header: f"Bearer {key}" if header == "Authorization" else key} if key else {}
 
 
 def secret_from(variable: str | None, file: str | None, what: str, setting: str) -> str:

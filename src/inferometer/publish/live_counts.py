@@ -76,7 +76,7 @@ class Progress(msgspec.Struct, frozen=True):
     stage: int
     """Index of the stage that the slowest shard is in, or was in when it died."""
     reached: int
-    """The latest stage behind a barrier at which a shard waits, after all its earlier requests have been sent; 0: none."""
+    """The latest stage behind a barrier or a pause at which a shard waits, after all its earlier requests have been sent; 0: none."""
     elapsed: float
     """Seconds since t=0; it stops when the last shard has ended."""
     cpu: Mapping[int, float]

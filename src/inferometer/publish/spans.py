@@ -23,6 +23,7 @@ FIRST_TOKEN = "first_token"
 OPERATIONS = {
     "chat": "chat",
     "completions": "text_completion",
+    "messages": "chat",
     "embeddings": "embeddings",
     "generate": "text_completion",
 }

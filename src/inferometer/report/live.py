@@ -167,6 +167,8 @@ class LiveView:
             left = "stopping; press Ctrl-C again to end now"
         elif snapshot.draining:
             left = f"draining: {snapshot.in_flight:,} in flight before the next stage"
+        elif snapshot.pausing:
+            left = "pausing before the next stage"
         elif share >= 1:
             left = "waiting for the last responses"
         else:
@@ -209,7 +211,7 @@ class LiveView:
         share, _ = self._share(snapshot)
         parts = [f"{snapshot.elapsed:6.1f}s {min(share, 1):4.0%}"]
         parts += [f"{name} {value}" for name, value in self._rates(snapshot).items()]
-        parts += ["draining"] if snapshot.draining else []
+        parts += ["draining"] if snapshot.draining else ["pausing"] if snapshot.pausing else []
         parts += [f"in flight {snapshot.in_flight}", f"ok {snapshot.ok}", f"failed {snapshot.failed}"]
         for name, (low, high) in self._recent.percentiles(snapshot.peeks()).items():
             parts.append(f"{name} p50 {format_seconds(low)} p99 {format_seconds(high)}")
@@ -223,7 +225,9 @@ class LiveView:
     def _rates(self, snapshot: Snapshot) -> dict[str, str]:
         """What the load is meant to be, and what it is. Only an open loop offers a rate of its own."""
         spec = self._specs[snapshot.stage]
-        started = sum(self._outline.stage_durations[: snapshot.stage])
+        load = self._outline.load
+        pauses = round(load.pause * NS) * snapshot.stage if isinstance(load, Stages) else 0
+        started = sum(self._outline.stage_durations[: snapshot.stage]) + pauses
         target = self._outline.rate_at(spec, int(self._planned_time(snapshot) * NS) - started)
         counts_sessions = self._outline.turns > 0 and spec.unit == "sessions"
         if target is None:

@@ -78,8 +78,9 @@ def plan(
             stage = _open(spec, first_id, partial(_uniforms, seed, index), _per_arrival(spec, turns))
         stages.append(stage)
         first_id += _ids(stage)
-    if isinstance(load, Stages) and load.drain:
-        stages[1:] = [msgspec.structs.replace(stage, barrier=True) for stage in stages[1:]]
+    if isinstance(load, Stages):
+        pause = _ns(load.pause)
+        stages[1:] = [msgspec.structs.replace(stage, barrier=load.drain, pause=pause) for stage in stages[1:]]
     return Plan(tuple(stages))
 
 
@@ -303,12 +304,12 @@ def requests_per_arrival(stage: Stage, turns: float) -> float:
 
 
 def planned_duration(whole: Plan) -> int | None:
-    """Nanoseconds from the start until the last stage ends; None if that depends on the server.
+    """Nanoseconds from the start until the last stage ends, with the pauses between stages; None if that depends on the server.
 
     A closed stage with both a duration and a number of requests counts with its duration.
     """
     durations = [stage.duration for stage in whole.stages]
-    return sum(durations) if all(durations) else None
+    return sum(durations) + sum(stage.pause for stage in whole.stages) if all(durations) else None
 
 
 def rate_at(spec: StageSpec, t: int, whole: Plan | None = None) -> float | None:

@@ -30,7 +30,7 @@ from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim import frames
 from inferometer.serve.sim.openai import Refusal
-from inferometer.serve.sim.server import Simulator, unauthorised
+from inferometer.serve.sim.server import Simulator, error_body, unauthorised
 
 Page = Callable[[], bytes]
 """Returns a part of /metrics."""
@@ -94,6 +94,8 @@ class Web:
     def _route(self, connection: Connection, request: Request) -> None:
         path = request.path
         given = request.headers.get(b"authorization", b"")
+        if not given and (key := request.headers.get(b"x-api-key")):  # the header of Anthropic's clients
+            given = b"Bearer " + key
         why = "" if self._token is None or is_open(path) else token.why_not(self._token, given)
         if why:
             self._refuse(connection, request, 401, why, "invalid_api_key", token.CHALLENGE)
@@ -154,7 +156,7 @@ class Web:
         """Send an error in the format of the protocol that the path belongs to."""
         if request.path.startswith(b"/v1") or (self._sim is not None and not request.path.startswith(b"/v2")):
             refusal = unauthorised(message) if status == 401 else Refusal(status, message, code, headers=extra)
-            body = frames.error_body(refusal.message, refusal.kind, refusal.code)
+            body = error_body(request, refusal)
         else:
             body = kserve_http.error(message)
         reply(connection, request, status, body, extra=extra, close=close or self._draining)

@@ -82,7 +82,7 @@ CONTROL = (
     "queued",
     "stage",
     "waiting",  # the stage behind a barrier that the shard is ready for: all its earlier requests have ended
-    "reached",  # the stage behind a barrier at which the shard has stopped sending
+    "reached",  # the stage behind a barrier or a pause before which the shard has stopped sending
     "issued",  # requests sent of the closed stage in progress, if the parent deals them out: plus STAGE_STEP * (1 + stage)
     "grants_taken",  # the value of `grants` that the shard has seen
     "ended",  # monotonic ns at which the shard had nothing more to do

@@ -7,7 +7,7 @@ import msgspec
 
 from inferometer.errors import UserError
 from inferometer.types import Calls, Request
-from inferometer.wire import embeddings, grpc_method, openai, traceparent
+from inferometer.wire import embeddings, grpc_method, messages, openai, traceparent
 from inferometer.wire.context import CallContext
 from inferometer.wire.http1 import BodyDecoder, ResponseDecoder
 from inferometer.wire.kserve import calls as kserve
@@ -27,6 +27,7 @@ class Codec(msgspec.Struct, frozen=True):
 CODECS: dict[str, Codec] = {
     "chat": Codec(openai.encode_chat, openai.chat_tail, openai.content_of, openai.body_decoder),
     "completions": Codec(openai.encode_completions, openai.completions_tail, openai.content_of, openai.body_decoder),
+    "messages": Codec(messages.encode, messages.encode_tail, messages.content_of, messages.body_decoder),
     "embeddings": Codec(embeddings.encode, body=embeddings.body_decoder),
     "kserve": Codec(kserve.encode),
     "kserve-json": Codec(kserve.encode),

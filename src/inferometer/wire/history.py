@@ -1,5 +1,7 @@
 """The prompt of a session as JSON, which grows turn by turn.
 
+For APIs whose system prompt is a field of its own, the JSON is an object with `messages` and `system`.
+
 Each turn is encoded once and kept as bytes, so the next prompt costs one copy of the history, and the encoding of what is new. Chat
 requests have a list of messages. For completions, the texts follow one another in one string: a text starts on a new line unless it
 starts with a space itself, and the server's own response continues the prompt as it is.
@@ -11,36 +13,49 @@ import msgspec
 
 from inferometer.types import Messages
 
-_SYSTEM = ("system", "developer")
+SYSTEM_ROLES = ("system", "developer")
 
 _encode = msgspec.json.Encoder().encode
 
 
 def history(form: str) -> "JsonHistory":
-    """An empty history; `form` is that of the API (apis.Api.history)."""
-    return JsonHistory(_as_text if form == "text" else _as_messages, *_ENDS[form])
+    """An empty history; `form` is that of the API (apis.Api.history_form)."""
+    return JsonHistory(_as_text if form == "text" else _as_messages, *_ENDS[form], form == "system_field")
 
 
-_ENDS = {"messages": (b"[", b",", b"]"), "text": (b'"', b"", b'"')}
+_ENDS = {"messages": (b"[", b",", b"]"), "text": (b'"', b"", b'"'), "system_field": (b'{"messages":[', b",", b"]}")}
 
 
 class JsonHistory:
     """Implements types.History."""
 
-    __slots__ = ("_close", "_encoded", "_open", "_separator", "_system", "_turns")
+    __slots__ = ("_close", "_encoded", "_has_system_field", "_open", "_separator", "_system", "_turns")
 
     def __init__(
-        self, encoded: Callable[[Messages, bool], bytes], opening: bytes, separator: bytes, closing: bytes
+        self,
+        encoded: Callable[[Messages, bool], bytes],
+        opening: bytes,
+        separator: bytes,
+        closing: bytes,
+        has_system_field: bool,
     ) -> None:
         self._encoded = encoded
         self._open, self._separator, self._close = opening, separator, closing
+        self._has_system_field = has_system_field
         self._system: list[bytes] = []  # this and all others with a separator before it
         self._turns: list[list[bytes]] = []  # each with its messages and, except for the latest, the response to them
 
     def begin(self, payload: str | Messages) -> None:
         messages: Messages = [{"role": "user", "content": payload}] if isinstance(payload, str) else payload
-        first = next((i for i, message in enumerate(messages) if message.get("role") not in _SYSTEM), len(messages))
-        self._system = [self._part(messages[:first], True)] if first else []
+        first = next(
+            (i for i, message in enumerate(messages) if message.get("role") not in SYSTEM_ROLES), len(messages)
+        )
+        if self._has_system_field:
+            system = joined(messages[:first])
+            self._close = b'],"system":' + _encode(system) + b"}" if system else b"]}"
+            self._system = []
+        else:
+            self._system = [self._part(messages[:first], True)] if first else []
         self._turns = []
         self.add(messages[first:])
 

@@ -16,7 +16,7 @@ from inferometer.serve.settings import Limits
 _KEPT = frozenset(
     (
         b"accept", b"accept-encoding", b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect",
-        b"inference-header-content-length", b"x-request-id", b"x-sim-fault",
+        b"inference-header-content-length", b"x-api-key", b"x-request-id", b"x-sim-fault",
     )
 )  # fmt: skip
 _USUAL = Limits()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from inferometer.serve.sim.server import Simulator
 
 IN_THE_MIDDLE = frozenset(("abort", "cut", "truncate", "error_frame", "garbage", "stall"))
-_FRAME_ERROR = frames.error_body("injected fault: request failed", "server_error", "injected")
+_FAILED = "injected fault: request failed"
 
 
 class SimResponse(Job):
@@ -57,7 +57,7 @@ class SimResponse(Job):
         self._keep_alive = request.keep_alive
         self._http10 = request.http10
         self._fault = fault
-        self._style = server.styles[ask.chat]
+        self._style = server.style(ask)
         self._prefix = self._style.prefix(n, server.created())
         self._at = n * 7  # its position in the words
         self._stamps = array("q")
@@ -79,7 +79,7 @@ class SimResponse(Job):
         self._connection.gone = self.client_gone
         if self.ask.stream:
             head = answers.stream_head(self._keep_alive, self._promise())
-            self._write(head + self._style.role(self._prefix) if self.ask.chat else head)
+            self._write(head + self._style.opening(self._prefix, self.n, self.n_in))
             if self._write == self._connection.write:  # whole chunks
                 self._connection.between = answers.NO_EVENT
 
@@ -151,9 +151,7 @@ class SimResponse(Job):
             self._write(answers.LAST_CHUNK)
             self._break_off(self._keep_alive)
         elif kind == "error_frame":
-            self._write(
-                answers.chunk(b"data: " + _FRAME_ERROR + b"\n\n") + answers.chunk(frames.DONE) + answers.LAST_CHUNK
-            )
+            self._write(self._style.error(_FAILED))
             self._break_off(self._keep_alive)
         elif kind == "cut":
             self._break_off(keep_alive=False)
@@ -192,7 +190,7 @@ class SimResponse(Job):
         elif kind in ("truncate", "garbage"):
             self._send_whole(200, body[: len(body) // 2])
         elif kind == "error_frame":
-            self._send_whole(200, _FRAME_ERROR)
+            self._send_whole(200, frames.error_body(_FAILED, "server_error", "injected"))
         else:
             self._send_whole(200, body)
 
@@ -210,7 +208,7 @@ class SimResponse(Job):
         self._end()
 
     def _usage(self) -> bytes:
-        return frames.usage(self.n_in, self._written, self.cached)
+        return self._style.usage(self.n_in, self._written, self.cached)
 
     def _promise(self) -> bool:
         """Whether to send an explicit keep-alive header, which HTTP/1.1 does not require."""

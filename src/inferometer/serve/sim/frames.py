@@ -50,8 +50,10 @@ class Style:
     def content_with_usage(self, prefix: bytes, text: bytes, usage: bytes) -> bytes:
         return chunk(prefix + text + self.shut + b',"usage":' + usage + b"}\n\n")
 
-    def role(self, prefix: bytes) -> bytes:
-        """Return chat's first chunk, which carries no token."""
+    def opening(self, prefix: bytes, n: int, n_in: int) -> bytes:
+        """Return what precedes the content: chat's first chunk, which carries no token."""
+        if not self.chat:
+            return b""
         head = prefix.removesuffix(self.open)
         return chunk(
             head + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -67,6 +69,16 @@ class Style:
             framed += chunk(head + b'],"usage":' + usage + b"}\n\n")
         return framed + chunk(DONE) + LAST_CHUNK
 
+    def error(self, message: str) -> bytes:
+        """Return a framed error in the middle of a stream, and its end."""
+        return chunk(b"data: " + error_body(message, "server_error", "injected") + b"\n\n") + chunk(DONE) + LAST_CHUNK
+
+    def usage(self, n_in: int, n_out: int, cached: int) -> bytes:
+        return (
+            b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
+            % (n_in, n_out, n_in + n_out, cached)
+        )
+
     def whole(self, model: str, n: int, created: int, text: bytes, usage: bytes) -> bytes:
         """Return the body of a non-streamed response."""
         start = b'{"id":"%b%016x","object":"%b","created":%d,"model":%b,"choices":[{"index":0,' % (
@@ -78,13 +90,6 @@ class Style:
         )
         content = b'"message":{"role":"assistant","content":"%b"}' if self.chat else b'"text":"%b"'
         return start + content % text + b',"logprobs":null,"finish_reason":"length"}],"usage":' + usage + b"}"
-
-
-def usage(n_in: int, n_out: int, cached: int) -> bytes:
-    return (
-        b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
-        % (n_in, n_out, n_in + n_out, cached)
-    )
 
 
 def error_body(message: str, kind: str, code: str) -> bytes:

@@ -51,6 +51,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, gc=False):
     """Embeddings: numbers per vector. 0: the request is for text."""
     packed: bool = False
     """Embeddings: vectors are sent as base64 of 32-bit floats."""
+    message: bool = False
+    """The request is one of Anthropic's Messages API."""
 
 
 class _StreamOptions(msgspec.Struct, frozen=True):
@@ -72,18 +74,18 @@ class _Completion(_CompletionJson, frozen=True, kw_only=True):
     prompt: str | list[int | str | list[int]]
 
 
-class _Part(msgspec.Struct, frozen=True):
+class TextPart(msgspec.Struct, frozen=True):
     type: str
     text: str = ""
 
 
-class _Message(msgspec.Struct, frozen=True):
+class TextMessage(msgspec.Struct, frozen=True):
     role: str
-    content: str | list[_Part] | None = None
+    content: str | list[TextPart] | None = None
 
 
 class _Chat(_CompletionJson, frozen=True, kw_only=True):
-    messages: list[_Message]
+    messages: list[TextMessage]
 
 
 class _Embeddings(msgspec.Struct, frozen=True):
@@ -106,7 +108,7 @@ _embeddings = msgspec.json.Decoder(_Embeddings)
 
 def completion(body: bytes, model: str) -> CompletionRequest:
     """Parse the body of POST /v1/completions."""
-    asked = _decode(_completion, body)
+    asked = decode(_completion, body)
     prompt = asked.prompt
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]  # type: ignore[assignment]  # a batch of one
@@ -119,14 +121,14 @@ def completion(body: bytes, model: str) -> CompletionRequest:
 
 def chat(body: bytes, model: str) -> CompletionRequest:
     """Parse the body of POST /v1/chat/completions."""
-    asked = _decode(_chat, body)
-    return _ask(asked, model, chat=True, texts=tuple(text for message in asked.messages for text in _texts(message)))
+    asked = decode(_chat, body)
+    return _ask(asked, model, chat=True, texts=tuple(text for message in asked.messages for text in texts_of(message)))
 
 
 def embeddings(body: bytes, model: str) -> CompletionRequest:
     """POST /v1/embeddings: one vector per string, or one for a list of token ids. Its timing is that of one token."""
-    asked = _decode(_embeddings, body)
-    _check_model(asked.model, model)
+    asked = decode(_embeddings, body)
+    check_model(asked.model, model)
     if not 1 <= asked.dimensions <= MAX_DIMENSIONS:
         message = f"dimensions is {asked.dimensions}: it must be between 1 and {MAX_DIMENSIONS}"
         raise Refusal(400, message, "invalid_dimensions")
@@ -142,17 +144,17 @@ def embeddings(body: bytes, model: str) -> CompletionRequest:
 
 def tokenized(body: bytes, model: str) -> CompletionRequest:
     """Parse the body of POST /tokenize: a prompt, whose ids are the response."""
-    request = _decode(_tokenized, body)
-    _check_model(request.model, model)
+    request = decode(_tokenized, body)
+    check_model(request.model, model)
     return CompletionRequest(False, False, False, False, 1, (request.prompt,))
 
 
-def _check_model(asked: str | None, served: str) -> None:
+def check_model(asked: str | None, served: str) -> None:
     if asked is not None and asked != served:
         raise Refusal(404, f"the model {asked!r} does not exist; {served!r} is served", "model_not_found")
 
 
-def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> "_T":
+def decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> "_T":
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -161,7 +163,7 @@ def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> "_T":
         raise Refusal(400, f"the request body is not valid JSON: {error}", "invalid_json") from None
 
 
-def _texts(message: _Message) -> list[str]:
+def texts_of(message: TextMessage) -> list[str]:
     if message.content is None:
         return []
     if isinstance(message.content, str):
@@ -175,7 +177,7 @@ def _texts(message: _Message) -> list[str]:
 def _ask(
     asked: _CompletionJson, model: str, *, chat: bool, texts: tuple[str, ...] = (), ids: tuple[int, ...] = ()
 ) -> CompletionRequest:
-    _check_model(asked.model, model)
+    check_model(asked.model, model)
     if asked.n not in (None, 1):
         raise Refusal(400, f"n must be 1 (got {asked.n})", "invalid_n")
     if not ids and not any(texts):

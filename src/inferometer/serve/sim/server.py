@@ -10,7 +10,7 @@ from inferometer.errors import UserError
 from inferometer.serve.http import answers, token
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
-from inferometer.serve.sim import frames, openai
+from inferometer.serve.sim import frames, message_frames, messages, openai
 from inferometer.serve.sim.answer import SimResponse
 from inferometer.serve.sim.batch import BatchTiming
 from inferometer.serve.sim.clockwork import Clockwork
@@ -30,6 +30,7 @@ _PARSERS: dict[bytes, Callable[[bytes, str], CompletionRequest]] = {
     b"/v1/completions": openai.completion,
     b"/v1/chat/completions": openai.chat,
     b"/v1/embeddings": openai.embeddings,
+    message_frames.PATH: messages.message,
 }
 
 
@@ -41,7 +42,8 @@ class Simulator:
         self.loop = loop
         self.timing = _timing(settings)
         self.words = Words()
-        self.styles = {chat: frames.Style(settings.model, chat) for chat in (False, True)}
+        self._styles = {chat: frames.Style(settings.model, chat) for chat in (False, True)}
+        self._message_style = message_frames.MessageStyle(settings.model)
         self.counters = Counters(settings.model, self.timing)
         self._prompts = Prompts()
         self._faults = Faults(settings.faults, settings.seed)
@@ -97,6 +99,10 @@ class Simulator:
         """Return the next request's ordinal."""
         self._n += 1
         return self._n
+
+    def style(self, ask: CompletionRequest) -> frames.Style | message_frames.MessageStyle:
+        """Return what forms the bytes of the response."""
+        return self._message_style if ask.message else self._styles[ask.chat]
 
     def length(self, ask: CompletionRequest) -> int:
         """Return the prompt's tokens; raises Refusal if prompt and response are too long."""
@@ -169,16 +175,17 @@ class Simulator:
         self, connection: Connection, request: Request, ask: CompletionRequest, n_in: int
     ) -> None:
         """Send what surrounds the tokens of a response, without any."""
-        style, usage = self.styles[ask.chat], frames.usage(n_in, 0, 0)
+        style = self.style(ask)
+        usage = style.usage(n_in, 0, 0)
         if not ask.stream:
             self._respond(
                 connection, request, 200, style.whole(self.settings.model, self._n, self.created(), b"", usage)
             )
             return
         prefix = style.prefix(self._n, self.created())
-        role = style.role(prefix) if ask.chat else b""
+        opening = style.opening(prefix, self._n, n_in)
         head = answers.stream_head(request.keep_alive, False)
-        connection.write(head + role + style.finish(prefix, usage if ask.usage else None))
+        connection.write(head + opening + style.finish(prefix, usage if ask.usage else None))
         connection.finish(request.keep_alive)
 
     def _freeze(self, ns: int) -> None:
@@ -223,7 +230,7 @@ class Simulator:
         self._respond(connection, request, 200, frames.json_bytes(content))
 
     def _refuse(self, connection: Connection, request: Request, refusal: Refusal) -> None:
-        body = frames.error_body(refusal.message, refusal.kind, refusal.code)
+        body = error_body(request, refusal)
         self._respond(connection, request, refusal.status, body, extra=refusal.headers)
 
     def _respond(
@@ -271,6 +278,13 @@ class Simulator:
 def unauthorised(why: str) -> Refusal:
     headers = token.CHALLENGE
     return Refusal(401, why, "invalid_api_key", "authentication_error", headers)
+
+
+def error_body(request: Request, refusal: Refusal) -> bytes:
+    """Return the body of an error response, in the format of the path's API."""
+    if request.path == message_frames.PATH:
+        return message_frames.error_body(refusal.message, refusal.status)
+    return frames.error_body(refusal.message, refusal.kind, refusal.code)
 
 
 def _not_allowed(request: Request, allowed: bytes) -> Refusal:
