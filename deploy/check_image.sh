@@ -43,8 +43,9 @@ buildah images --format '{{.Size}}' "$image"
 
 container=$(buildah from --pull-never "$image")
 root=$(buildah mount "$container")
-user=$(buildah inspect --format '{{.OCIv1.Config.User}}' "$container")
-[ "$user" = 65532:65532 ] || { echo "the image's user is $user, not 65532:65532" >&2; exit 1; }
+user=65532:65532
+declared=$(buildah inspect --format '{{.OCIv1.Config.User}} {{.OCIv1.Config.StopSignal}}' "$container")
+[ "$declared" = "$user SIGINT" ] || { echo "user and stop signal of the image: $declared" >&2; exit 1; }
 mkdir -p "$results"
 chown "$user" "$results"
 
