@@ -61,7 +61,7 @@ in_image() {
         mount -o remount,bind,ro "$root"
         ! touch "$root/opt/x" 2>/dev/null || { echo "root can write to /opt: it is not read-only" >&2; exit 1; }
         exec setpriv --no-new-privs chroot --userspec="$user" --groups="" "$root" \
-            env -i PATH=/opt/inferometer/bin:/usr/bin:/bin HOME=/tmp PYTHONUNBUFFERED=1 sh -euc "cd /results; $command"
+            env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONUNBUFFERED=1 sh -euc "cd /results; $command"
     ' - "$root" "$user" "$results" "$1"
 }
 
@@ -75,8 +75,8 @@ in_image '
     done
 
     inferometer --version
-    # Only once the package has this command is there anything behind the second name.
-    if inferometer --help | grep -q "^ *inference-perf "; then inference-perf --help >/dev/null; fi
+    # The second name leads somewhere once the package has the command.
+    if inferometer --help | grep -q "^ *inference-perf "; then inference-perf --help | grep -q -e --config_file; fi
 
     inferometer serve --port 0 --grpc -1 --metrics -1 --ttft 20ms --itl 2ms >/tmp/serve.log 2>&1 &
     server=$!
