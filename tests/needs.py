@@ -31,12 +31,17 @@ REAL = {
     "vllm": "vllm",
     "phoenix": "phoenix",
     "anthropic_client": "anthropic",
+    "kubernetes": "kubernetes",
 }
-"""Markers and the servers and clients by other people that they stand for (tools/real_servers/install.sh)."""
+"""Markers and the servers, clients and tools by other people that they stand for (tools/real_servers/install.sh)."""
 
 
-PROGRAMS = {"chromium": ("chromium",), "prometheus": ("prometheus", "promtool")}
-"""Markers and the programs that they stand for (Debian's packages of the same name)."""
+PROGRAMS = {
+    "chromium": {"chromium": "chromium"},
+    "prometheus": {"prometheus": "prometheus", "promtool": "prometheus"},
+    "image": {"buildah": "buildah", "debootstrap": "debootstrap"},
+}
+"""Markers and the programs that they stand for, each with its Debian package."""
 
 
 def missing(need: str) -> str | None:
@@ -45,7 +50,8 @@ def missing(need: str) -> str | None:
         absent = [package for package in BACKENDS[need] if not _is_installed(package)]
         return f"{' and '.join(absent)} not installed: make backends" if absent else None
     if need in PROGRAMS and not all(map(shutil.which, PROGRAMS[need])):
-        return f"{' and '.join(PROGRAMS[need])} not found: apt-get install {need}"
+        packages = " ".join(dict.fromkeys(PROGRAMS[need].values()))
+        return f"{' and '.join(PROGRAMS[need])} not found: apt-get install {packages}"
     if need in REAL and not (INSTALLED / REAL[need] / "installed.txt").exists():
         return f"{INSTALLED / REAL[need]} does not exist: tools/real_servers/install.sh {REAL[need]}"
     return None

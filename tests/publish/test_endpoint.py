@@ -12,7 +12,7 @@ from waiting import until
 
 from inferometer.errors import UserError
 from inferometer.publish import endpoint as endpoint_module
-from inferometer.publish.endpoint import HOST, LiveEndpoint
+from inferometer.publish.endpoint import LOOPBACK, LiveEndpoint
 from inferometer.publish.families import LiveFamilies, RunInfo
 from inferometer.publish.live_counts import LiveCounts
 
@@ -25,9 +25,10 @@ def endpoint(tmp_path: Path) -> Iterator[LiveEndpoint]:
     served.close()
 
 
-def make(folder: Path, port: int = 0) -> LiveEndpoint:
+def make(folder: Path, port: int = 0, host: str = LOOPBACK) -> LiveEndpoint:
     info = RunInfo("run", "http://127.0.0.1:8000", "m", "chat", "1.0")
-    return LiveEndpoint(LiveFamilies(LiveCounts(folder, 1, ("only",)), info, lambda _stage, _seconds: None), port)
+    families = LiveFamilies(LiveCounts(folder, 1, ("only",)), info, lambda _stage, _seconds: None)
+    return LiveEndpoint(families, port, host)
 
 
 def port_of(endpoint: LiveEndpoint) -> int:
@@ -35,7 +36,7 @@ def port_of(endpoint: LiveEndpoint) -> int:
 
 
 def request(endpoint: LiveEndpoint, path: str, method: str = "GET") -> tuple[int, str, bytes]:
-    connection = http.client.HTTPConnection(HOST, port_of(endpoint), timeout=10)
+    connection = http.client.HTTPConnection(LOOPBACK, port_of(endpoint), timeout=10)
     with contextlib.closing(connection):
         connection.request(method, path)
         response = connection.getresponse()
@@ -103,7 +104,7 @@ def test_silent_clients_use_up_no_more_than_the_limit(endpoint: LiveEndpoint, mo
     monkeypatch.setattr(endpoint_module._Handler, "timeout", 0.3)
     with contextlib.ExitStack() as open_sockets:
         silent = [
-            open_sockets.enter_context(socket.create_connection((HOST, port_of(endpoint)), timeout=10))
+            open_sockets.enter_context(socket.create_connection((LOOPBACK, port_of(endpoint)), timeout=10))
             for _ in range(endpoint_module._MAX_CONNECTIONS + 5)
         ]
         assert silent[-1].recv(1) == b"", "there are too many: closed at once"
@@ -124,6 +125,26 @@ def test_port_in_use_is_a_user_error(endpoint: LiveEndpoint, tmp_path: Path) -> 
     assert error.value.next_step == "choose another port, or 0 for a free one"
 
 
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
+def test_the_host_can_be_chosen(tmp_path: Path, host: str) -> None:
+    with contextlib.closing(make(tmp_path, host=host)) as endpoint:
+        endpoint.start()
+        connection = http.client.HTTPConnection(host, port_of(endpoint), timeout=10)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics")
+            assert connection.getresponse().status == 200
+        with pytest.raises(ConnectionRefusedError):
+            request(endpoint, "/metrics")
+
+
+@pytest.mark.parametrize("host", ["no such host", "192.0.2.1"])
+def test_a_host_that_is_not_of_this_machine_is_a_user_error(tmp_path: Path, host: str) -> None:
+    with pytest.raises(UserError) as error:
+        make(tmp_path, host=host)
+    assert error.value.line == f"export.metrics_host: this machine has no address {host}"
+    assert error.value.next_step == "write 127.0.0.1, or 0.0.0.0 for all interfaces"
+
+
 def test_close_frees_the_port_also_before_the_start(tmp_path: Path) -> None:
     unstarted = make(tmp_path)
     unstarted.close()
@@ -131,4 +152,4 @@ def test_close_frees_the_port_also_before_the_start(tmp_path: Path) -> None:
     again.start()
     again.close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HOST, port_of(again)))
+        socket.create_connection((LOOPBACK, port_of(again)))

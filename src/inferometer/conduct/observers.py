@@ -104,7 +104,7 @@ def _live_metrics(job: Job) -> Mapping[str, Observer]:
     from inferometer.conduct.live_families import live_families  # noqa: PLC0415 - few runs need it
     from inferometer.publish.endpoint import LiveEndpoint  # noqa: PLC0415
 
-    return {LIVE_METRICS: LiveEndpoint(live_families(job), port)}
+    return {LIVE_METRICS: LiveEndpoint(live_families(job), port, job.config.export.metrics_host)}
 
 
 def live_url(observers: Mapping[str, Observer]) -> str:

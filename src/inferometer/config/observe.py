@@ -100,4 +100,11 @@ class Export(Section):
             description="Port of a live Prometheus endpoint, http://127.0.0.1:PORT/metrics, during the run. 0: a free port."
         ),
     ] = None
+    metrics_host: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="IP address that the live Prometheus endpoint listens on. `0.0.0.0` lets other machines read it, such as a Prometheus that scrapes a pod.",
+        ),
+    ] = "127.0.0.1"
     otlp: Annotated[Otlp | None, Meta(description="OpenTelemetry: where to send metrics and spans.")] = None

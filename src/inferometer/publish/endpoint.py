@@ -1,4 +1,4 @@
-"""The live Prometheus endpoint of a run: http://127.0.0.1:PORT/metrics, from before the first request until the run is stored.
+"""The live Prometheus endpoint of a run: http://HOST:PORT/metrics, from before the first request until the run is stored.
 
 It is an observer without series. Its thread keeps the counts up to date, so that a scrape never has much to catch up on; each
 scrape is served in a thread of its own, of which there are at most _MAX_CONNECTIONS.
@@ -7,6 +7,7 @@ scrape is served in a thread of its own, of which there are at most _MAX_CONNECT
 import contextlib
 import errno
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from inferometer.publish.families import LiveFamilies
 from inferometer.publish.page import CONTENT_TYPE, page
 from inferometer.series import TimeSeries
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _UPDATE_EVERY = 0.5
 """Seconds between two updates of the counts."""
 _PAGE_LASTS = 0.1
@@ -36,20 +37,21 @@ _HINT = b"Inferometer: the metrics of the run in progress are at /metrics\n"
 
 
 class LiveEndpoint(Observer):
-    """Serves the metrics of a run. Raises UserError when the port cannot be used."""
+    """Serves the metrics of a run. Raises UserError when the address cannot be used."""
 
     interval = _UPDATE_EVERY
 
-    def __init__(self, families: LiveFamilies, port: int) -> None:
+    def __init__(self, families: LiveFamilies, port: int, host: str = LOOPBACK) -> None:
         self._families = families
-        self._server = _listen(port, self.page)
+        self._host = f"[{host}]" if ":" in host else host
+        self._server = _listen(host, port, self.page)
         self._serving: threading.Thread | None = None
         self._lock = threading.Lock()
         self._page, self._made = b"", 0.0
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self._server.server_address[1]}/metrics"
+        return f"http://{self._host}:{self._server.server_address[1]}/metrics"
 
     def start(self) -> None:
         serve = partial(self._server.serve_forever, poll_interval=_CLOSES_WITHIN)
@@ -97,11 +99,12 @@ class _Server(ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 16
 
-    def __init__(self, port: int, read_page: Callable[[], bytes]) -> None:
+    def __init__(self, host: str, port: int, read_page: Callable[[], bytes]) -> None:
         self.read_page = read_page
         self._connections_cpu, self._loop_cpu = HelperCpu(), 0.0
         self._free = threading.Semaphore(_MAX_CONNECTIONS)
-        super().__init__((HOST, port), _Handler)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
 
     @property
     def cpu_seconds(self) -> float:
@@ -161,11 +164,17 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep scrapes off the console."""
 
 
-def _listen(port: int, read_page: Callable[[], bytes]) -> _Server:
+def _listen(host: str, port: int, read_page: Callable[[], bytes]) -> _Server:
     try:
-        return _Server(port, read_page)
+        return _Server(host, port, read_page)
     except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise UserError(
+                f"this machine has no address {host}",
+                f"write {LOOPBACK}, or 0.0.0.0 for all interfaces",
+                key="export.metrics_host",
+            ) from None
         reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {os.strerror(error.errno or 0)}"
         raise UserError(
-            f"port {port} on {HOST} {reason}", "choose another port, or 0 for a free one", key="export.metrics_port"
+            f"port {port} on {host} {reason}", "choose another port, or 0 for a free one", key="export.metrics_port"
         ) from None
