@@ -18,6 +18,7 @@ COMMANDS = {
     "capacity": "Find the highest load at which a server holds its objectives.",
     "data": "Show what a workload consists of without sending it, write it to a file, or convert samples.",
     "infer": "Send one request and show the response, and where its time went.",
+    "runs": "List the runs in a folder or a bucket; upload a run again.",
     "report": "Print the report of a stored run again, or export it.",
     "plot": "Write the charts of a stored run as PNG or SVG files.",
     "compare": "Compare stored runs: which is better, by how much, and how sure that is.",

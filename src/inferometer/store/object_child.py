@@ -89,6 +89,8 @@ class _Child:
 
         base = f"{self._root}/{prefix}".rstrip("/")
         found = self._fs.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=True))
+        if not found and self._fs.get_file_info(self._root.partition("/")[0]).type == fs.FileType.NotFound:
+            raise OSError("NO_SUCH_BUCKET")
         start = len(self._root) + 1
         return {each.path[start:]: each.size for each in found if each.type == fs.FileType.File}
 
