@@ -30,6 +30,9 @@ REAL = {
     "transformers_server": "transformers",
     "vllm": "vllm",
     "phoenix": "phoenix",
+    "moto": "moto",
+    "gcs_emulator": "gcs_emulator",
+    "s3rver": "s3rver",
 }
 """Markers and the servers and clients by other people that they stand for (tools/real_servers/install.sh)."""
 

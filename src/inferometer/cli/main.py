@@ -11,6 +11,7 @@ import traceback
 import click
 
 from inferometer import __version__
+from inferometer.cli import visible_keys
 from inferometer.errors import UserError
 
 COMMANDS = {
@@ -84,6 +85,8 @@ def main() -> None:
 
 def entry() -> None:
     """The console script. No error ends with a traceback on the terminal."""
+    if (line := visible_keys.warning(sys.argv[1:])) is not None:
+        click.echo(line, err=True)
     try:
         status = main(prog_name="inferometer", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)

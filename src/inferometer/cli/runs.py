@@ -66,7 +66,7 @@ def command(
     from inferometer.report.width import columns  # noqa: PLC0415
 
     start = _since(since)
-    with named({"output": "another URL"}):
+    with named({"output": "the URL", "storage.endpoint": "the endpoint"}):
         entries = catalog(where)
     found = chosen(entries, model, start, verdict, state.replace("-", " ") if state else None)
     if is_json:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -205,7 +205,7 @@ def _run(folder: Path, shown: str, is_complete: bool) -> Entry:
         output_tokens=summary.throughput.output_tokens,
         ttft=summary.metrics.get("ttft", Latency()),
         e2e=summary.metrics.get("e2e", Latency()),
-        **_facts(manifest),
+        **_facts(folder.name, manifest),
     )
 
 
@@ -216,19 +216,20 @@ def _unfinished(folder: Path, shown: str) -> Entry:
     if not draft_file.exists():
         return entry
     try:
-        facts = _facts(drafts.read(draft_file).manifest)
+        facts = _facts(folder.name, drafts.read(draft_file).manifest)
     except UserError:  # locked by the process that measures, or damaged
-        state: State = "running" if drafts.is_locked(draft_file) else "damaged"
+        is_empty = not draft_file.stat().st_size  # killed at that moment
+        state: State = "running" if drafts.is_locked(draft_file) else "incomplete" if is_empty else "damaged"
         return msgspec.structs.replace(entry, state=state)
     return msgspec.structs.replace(entry, **facts)
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
+def _facts(name: str, manifest: Manifest) -> dict[str, Any]:
     stages = manifest.plan
     load = describe_load(stages[0]) if len(stages) == 1 else f"{len(stages)} stages" if stages else ""
     model = settings.text(manifest, "server", "model")
     return {
-        "started": manifest.started,
+        "started": manifest.started or _time_of(name),
         "model": str(model or ""),
         "server": describe_target(manifest),
         "load": load,
@@ -240,7 +241,7 @@ def _time_of(name: str) -> str:
     match = _NAME.fullmatch(name)
     if match is None:
         return ""
-    return datetime.strptime(match[1], "%Y%m%d-%H%M%S").astimezone().isoformat()
+    return datetime.strptime(match[1], "%Y%m%d-%H%M%S").astimezone(UTC).isoformat()
 
 
 # --- filters ---------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ _SLOWEST_ANSWER = 4
 _CREDENTIALS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 _CAUSES = (
-    (("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist"), "there is no such bucket", "create it, or use another: {output}"),
+    (("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist"), "there is no such bucket", "create it, or change {output}"),
     (
         ("INVALID_ACCESS_KEY_ID", "InvalidAccessKeyId", "SIGNATURE_DOES_NOT_MATCH", "SignatureDoesNotMatch", "INVALID_CLIENT_TOKEN", "UNAUTHENTICATED", "ExpiredToken", "InvalidToken"),
         "the credentials are not accepted",
