@@ -32,6 +32,9 @@ REAL = {
     "phoenix": "phoenix",
     "anthropic_client": "anthropic",
     "kubernetes": "kubernetes",
+    "moto": "moto",
+    "gcs_emulator": "gcs_emulator",
+    "s3rver": "s3rver",
 }
 """Markers and the servers, clients and tools by other people that they stand for (tools/real_servers/install.sh)."""
 

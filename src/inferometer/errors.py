@@ -9,7 +9,9 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 
-_KEY = re.compile(r"\{((?:server|data|load|sessions|client|measure|limits|output|observe|export|abort)(?:\.\w+)*)\}")
+_KEY = re.compile(
+    r"\{((?:server|data|load|sessions|client|measure|limits|output|observe|export|abort|storage)(?:\.\w+)*)\}"
+)
 
 
 class UserError(Exception):

@@ -6,6 +6,7 @@ import click
 
 from inferometer.cli.options import abort_options, comparison_options
 from inferometer.cli.run import number_or_range, section, set_abort, set_data, set_load
+from inferometer.cli.uploads import finish_upload
 from inferometer.errors import UserError, named
 
 
@@ -134,7 +135,7 @@ def command(
     status = deliver_comparison([compare_pairs(folder, conditions, force)], paths, allow_undecided)
     if "-" not in paths.values():
         click.echo(f" {folder}")
-    return status
+    return finish_upload(folder, status, quiet)
 
 
 def _patience(text: str) -> float:

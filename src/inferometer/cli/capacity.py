@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from inferometer.cli.uploads import finish_upload
 from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def command(
         view = capacity_view.Quiet() if quiet else capacity_view.SearchView(options.by)
         found, manifest = find(config, options, view)
     save(found, manifest)
-    return deliver_capacity(found, manifest, paths)
+    return finish_upload(found.folder, deliver_capacity(found, manifest, paths), quiet)
 
 
 def _has_class_objectives(config: "Config") -> bool:

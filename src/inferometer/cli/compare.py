@@ -18,7 +18,7 @@ def command(
     markdown_path: str | None,
     junit_path: str | None,
 ) -> int:
-    """Compare runs: each of B, C ... with A. A side is a run's folder, a folder of repeated runs, or a quoted glob.
+    """Compare runs: each of B, C ... with A. A side is a run's folder, a folder of repeated runs, a quoted glob, or a URL of these.
 
     \b
     Two runs

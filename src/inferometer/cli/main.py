@@ -11,6 +11,7 @@ import traceback
 import click
 
 from inferometer import __version__
+from inferometer.cli import visible_keys
 from inferometer.errors import UserError
 
 COMMANDS = {
@@ -18,6 +19,7 @@ COMMANDS = {
     "capacity": "Find the highest load at which a server holds its objectives.",
     "data": "Show what a workload consists of without sending it, write it to a file, or convert samples.",
     "infer": "Send one request and show the response, and where its time went.",
+    "runs": "List the runs in a folder or a bucket; upload a run again.",
     "report": "Print the report of a stored run again, or export it.",
     "plot": "Write the charts of a stored run as PNG or SVG files.",
     "compare": "Compare stored runs: which is better, by how much, and how sure that is.",
@@ -83,6 +85,8 @@ def main() -> None:
 
 def entry() -> None:
     """The console script. No error ends with a traceback on the terminal."""
+    if (line := visible_keys.warning(sys.argv[1:])) is not None:
+        click.echo(line, err=True)
     try:
         status = main(prog_name="inferometer", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)

@@ -35,7 +35,8 @@ def command(
     inferometer plot runs/LATEST --chart latency-ttft-all -o ttft.svg
     inferometer plot runs/LATEST --chart 'time-*' -o charts/ --dark
 
-    RUN_DIR may also be the folder of a sweep, of a search for the capacity, of `run --repeat`, or of `ab`. The charts need matplotlib: pip install 'inferometer[plot]'.
+    RUN_DIR may also be the folder of a sweep, of a search for the capacity, of `run --repeat`, or of `ab`, or the URL of any of
+    these in a bucket. The charts need matplotlib: pip install 'inferometer[plot]'.
     """
     from inferometer.conduct.pages import open_page  # noqa: PLC0415
     from inferometer.report.plot import check_plotting, choose, write_charts  # noqa: PLC0415

@@ -80,6 +80,7 @@ def command(
     inferometer report runs/LATEST --slo 'tpot.p95 < 50ms'   by other objectives
     inferometer report runs/LATEST --price-per-hour 2.5/gpu --gpus 8   its cost
     inferometer report 'runs/2026*' --html runs.html    several runs in one page
+    inferometer report s3://bucket/prefix/LATEST    the last run in a bucket
 
     Without options, the report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
     what had been recorded until then. RUN_DIR may also be the folder of a sweep, of a search for the capacity, of `run --repeat` (the
@@ -90,6 +91,7 @@ def command(
     """
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.cli.report_folders import Wanted, kind_of  # noqa: PLC0415
+    from inferometer.conduct.remote import local_names  # noqa: PLC0415
     from inferometer.report.output import check_exports  # noqa: PLC0415
 
     if is_opened and exports.get("html") == "-":
@@ -100,6 +102,7 @@ def command(
         raise UserError(f"--as {tool} has no --{min(set(exports) - {'json'})}", "use --json, or leave out --as")
     conduct.parse_slos(slos, "--slo")
     changes = {"cost": cost, "report": {"percentiles": percentiles} if percentiles else {}}
+    run_dirs = local_names(run_dirs)
     kind = kind_of(run_dirs)
     if is_opened and "html" not in exports:
         exports["html"] = str(kind.home(run_dirs) / "report.html")

@@ -16,6 +16,7 @@ from inferometer.cli.options import (
     percentile_option,
     slo_options,
 )
+from inferometer.cli.uploads import finish_upload
 from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def command(
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, exports, explain, histogram, why=why)
         raise
-    return deliver(run, summary, exports, explain, histogram, allow_undecided, why)
+    return finish_upload(run.folder, deliver(run, summary, exports, explain, histogram, allow_undecided, why))
 
 
 def _check_single(options: Mapping[str, object], reason: str) -> None:
@@ -284,7 +285,7 @@ def _repeat(config: "Config", count: int, exports: dict[str, str], allow_undecid
         return LiveView()
 
     folder, measured = repeat(config, count, note)
-    return deliver_repeats(str(folder), measured, exports, allow_undecided)
+    return finish_upload(folder, deliver_repeats(str(folder), measured, exports, allow_undecided), quiet)
 
 
 def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], allow_undecided: bool, quiet: bool) -> int:
@@ -308,7 +309,8 @@ def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], allow_undecided: 
 
     if not quiet:
         click.echo(describe_plan([cell.settings for cell in grid.cells], *projection(grid)), err=True)
-    return deliver_sweep(*measure_sweep(grid, note), exports, allow_undecided)
+    sweep, measured = measure_sweep(grid, note)
+    return finish_upload(sweep.folder, deliver_sweep(sweep, measured, exports, allow_undecided), quiet)
 
 
 def is_url(source: str) -> bool:

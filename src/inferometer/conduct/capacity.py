@@ -1,6 +1,5 @@
 """The search for a server's capacity with real probes: one short run each, watched while it runs, all in one folder."""
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,6 +17,7 @@ from inferometer.capacity.search import Bracket, Goal, Request, Trial, bracket, 
 from inferometer.capacity.sequential import ClassObjectives, Look, Sequential, is_counted, judge, telling_length
 from inferometer.conduct.capacity_probe import Watch, record
 from inferometer.conduct.measuring import measure
+from inferometer.conduct.uploading import discard_if_unused, mark, prepare
 from inferometer.config.data.mix import Mix
 from inferometer.config.fields import RampUp, Seconds
 from inferometer.config.loads import Closed, Poisson
@@ -74,7 +74,9 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
             "there is no objective to hold", "give --slo, such as --slo chat or --slo 'ttft.p90 < 1s'", "slo"
         )
     started = time.monotonic()
+    config, upload = prepare(config)
     folder = store.new_folder(config.output)
+    mark(folder, upload)
     config = msgspec.structs.replace(
         config,
         output=str(folder),
@@ -85,8 +87,7 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
     try:
         was_interrupted = prober.search()
     finally:
-        with contextlib.suppress(OSError):  # it is not empty: something was measured
-            folder.rmdir()
+        discard_if_unused(folder)
     if not prober.probes:
         raise KeyboardInterrupt
     store.point_latest(folder)

@@ -10,7 +10,9 @@ from inferometer.analysis.comparable import STAGES_DIFFER, doubts, unusable
 from inferometer.analysis.comparison import Compared, Measured, Side, by_seed, compare
 from inferometer.analysis.fail_if import FailIf
 from inferometer.analysis.fail_if import parse as parse_condition
+from inferometer.conduct.remote import fetched, local_names
 from inferometer.conduct.saving import open_run
+from inferometer.config.storage import is_remote
 from inferometer.errors import UserError
 from inferometer.store.folder import MANIFEST
 
@@ -34,6 +36,8 @@ def parse_conditions(texts: Sequence[str]) -> tuple[FailIf, ...]:
 
 def compare_stored(names: Sequence[str], conditions: Sequence[FailIf] = (), force: bool = False) -> list[Compared]:
     """Compare each side with the first. A name is a run's folder, a folder of repeated runs, a glob, or a folder of pairs."""
+    if len(names) == 1:
+        names = local_names(names)
     if len(names) == 1 and has_pairs(Path(names[0])):
         return [compare_pairs(Path(names[0]), conditions, force)]
     if len(names) < 2:
@@ -112,6 +116,8 @@ def open_runs(names: Sequence[str], slos: Sequence[str] | None = None) -> list[M
 
 def runs_of(name: str) -> list[Path]:
     """The folders of the runs that a name stands for. Raises UserError when a glob matches no folder."""
+    if is_remote(name):
+        return [run for folder in fetched(name) for run in runs_in(folder) or [folder]]
     folders = [Path(name)]
     if glob.has_magic(name) and not Path(name).exists():
         matches = sorted(glob.glob(name))  # noqa: PTH207 - Path.glob takes no absolute patterns

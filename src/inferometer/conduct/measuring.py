@@ -25,7 +25,8 @@ from inferometer.conduct.observers import (
     warnings_at_start,
     with_observations,
 )
-from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spool, save
+from inferometer.conduct.saving import DRAFT, SPOOL, NotUploadedError, discard_if_empty, from_spool, save
+from inferometer.conduct.uploading import finish, mark, prepare
 from inferometer.config.check import check_streams
 from inferometer.config.data import Images, Mix, Tensors
 from inferometer.config.schema import Config
@@ -47,6 +48,7 @@ from inferometer.report.live import Outline
 from inferometer.store import draft as drafts
 from inferometer.store.draft import Draft
 from inferometer.store.folder import disk_errors
+from inferometer.store.upload import Upload
 from inferometer.tensors import Tensor
 from inferometer.timing.clock import wall_offset
 from inferometer.types import Plan, Request
@@ -80,6 +82,10 @@ class Show(Protocol):
         """Show which observers the run waits for after its last response."""
         return
 
+    def uploading(self, line: str) -> None:
+        """Show that the run is uploaded to its bucket; called after `over`."""
+        return
+
     def over(self) -> None:
         """End the view."""
         return
@@ -103,10 +109,32 @@ def measure(
 ) -> tuple[Run, Summary]:
     """Measure a server, and show nothing unless there is a `show`. Raises UnsavedError when the records cannot be stored.
 
+    If the output is a bucket, it must be writable before the first request is sent; the run is measured into a local folder, and
+    uploaded at the end. NotUploadedError, which is an UnsavedError, is raised when the upload fails.
+
     `start` is the transport that starts the shards; by default they are processes or threads on this machine. `watch` may end the
     run early. `probe` is what a probe of the same server and workload showed; by default, there is a probe before the run.
     """
     _check_objectives(config)
+    config, upload = prepare(config)
+    run, summary = _measure_to_folder(config, upload, show, start, watch, probe)
+    if upload is not None:
+        try:
+            finish(run.folder, show.uploading if show else None)
+        except UserError as error:
+            raise NotUploadedError(error, run, summary) from None
+    return run, summary
+
+
+def _measure_to_folder(
+    config: Config,
+    upload: Upload | None,
+    show: Show | None,
+    start: StartShard | None,
+    watch: Watch | None,
+    probe: Probe | None,
+) -> tuple[Run, Summary]:
+    """Measure into a folder on this machine, which may belong to a bucket."""
     config = msgspec.structs.replace(config, data=workload.pinned(config.data, config.seed))
     needs_server = workload.uses_tokenizer(config.data, tokenizer.SERVER)
     if not needs_server:
@@ -129,6 +157,7 @@ def measure(
         with hidden(words(config.server, reached.secrets, config.data)):
             shared = held.enter_context(_shared(config, reached, lambda: portions(config, plan, shards, probe.e2e_ns)))
         folder = store.new_folder(config.output)
+        mark(folder, upload)
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
         names = tuple(stage.name for stage in manifest.stage_plans(config, plan, turns))
         job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns, names)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from inferometer.conduct.comparing import compare_pairs, open_runs
 from inferometer.conduct.folders import Stored, stored_in
+from inferometer.conduct.remote import local_names
 from inferometer.conduct.saving import open_run
 from inferometer.conduct.sweep import open_sweep
 from inferometer.report import capacity_output
@@ -21,5 +22,8 @@ _PAGES: dict[Stored, Callable[[str], Page]] = {
 
 
 def open_page(name: str) -> Page:
-    """The page of the folder, or of the runs that a glob finds. Raises UserError when nothing is stored there."""
-    return _PAGES[stored_in((name,))](name)
+    """The page of the folder or URL, or of the runs that a glob finds. Raises UserError when nothing is stored there."""
+    names = local_names([name])
+    if len(names) > 1:
+        return runs_page.runs_page(open_runs(names))
+    return _PAGES[stored_in(names)](names[0])

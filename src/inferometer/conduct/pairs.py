@@ -16,6 +16,7 @@ from inferometer import conduct, store
 from inferometer.analysis.comparison import Measured
 from inferometer.conduct.comparing import PAIRS, PairList
 from inferometer.conduct.server_process import started
+from inferometer.conduct.uploading import discard_if_unused, mark, prepare
 from inferometer.config.schema import Config
 from inferometer.store.folder import atomic_file
 
@@ -33,7 +34,7 @@ class Starter(msgspec.Struct, frozen=True):
 def repeat(config: Config, count: int, note: Note) -> tuple[Path, list[Measured]]:
     """Run a config several times, with fresh seeds. Ends early after a Ctrl-C, without the run that it interrupted."""
     measured: list[Measured] = []
-    with folder_for_runs(config.output) as folder:
+    with folder_for_runs(config) as folder:
         for number in range(count):
             try:
                 one = _run(config, folder, number, note(number + 1, count, ""))
@@ -55,7 +56,7 @@ def measure_pairs(sides: Sequence[tuple[str, Config, Starter | None]], count: in
     After a Ctrl-C it returns with the pairs that are complete.
     """
     pairs: list[tuple[str, str]] = []
-    with folder_for_runs(sides[0][1].output) as folder, _terminable(), contextlib.suppress(KeyboardInterrupt):
+    with folder_for_runs(sides[0][1]) as folder, _terminable(), contextlib.suppress(KeyboardInterrupt):
         for number in range(count):
             names: dict[int, str] = {}
             for position, index in enumerate((0, 1) if number % 2 == 0 else (1, 0)):
@@ -72,14 +73,18 @@ def measure_pairs(sides: Sequence[tuple[str, Config, Starter | None]], count: in
 
 
 @contextlib.contextmanager
-def folder_for_runs(base: str) -> Iterator[Path]:
-    """A folder for several runs; if nothing was stored in it, it is removed."""
-    folder = store.new_folder(base)
+def folder_for_runs(config: Config) -> Iterator[Path]:
+    """A folder for several runs; if nothing was stored in it, it is removed.
+
+    If the output is a bucket, it must be writable; whoever calls this uploads the folder at the end (uploading.finish).
+    """
+    config, upload = prepare(config)
+    folder = store.new_folder(config.output)
+    mark(folder, upload)
     try:
         yield folder
     finally:
-        with contextlib.suppress(OSError):  # it is not empty
-            folder.rmdir()
+        discard_if_unused(folder)
 
 
 def _run(config: Config, folder: Path, number: int, show: conduct.Show | None) -> Measured:

@@ -84,6 +84,15 @@ class UnsavedError(UserError):
         self.summary = summary
 
 
+class NotUploadedError(UnsavedError):
+    """The run is stored in its folder, but not in the bucket that it belongs to."""
+
+    def __init__(self, cause: UserError, run: Run, summary: Summary) -> None:
+        UserError.__init__(self, cause.line, cause.next_step)
+        self.run = run
+        self.summary = summary
+
+
 def save(folder: Path, run: Run) -> tuple[Run, Summary]:
     try:
         store.write(folder, run.manifest, run.records, run.chunks(), run.series(), _bodies(folder / SPOOL))

@@ -54,7 +54,7 @@ def measure_sweep(grid: Grid, note: Note) -> tuple[Sweep, list[MeasuredCell]]:
     """
     known = SweepList(keys=grid.keys)
     measured: list[MeasuredCell] = []
-    with folder_for_runs(grid.cells[0].config.output) as folder:
+    with folder_for_runs(grid.cells[0].config) as folder:
         for cell, config, line in _runs(grid, measured):
             entry = SweepRun(cell.settings)
             try:

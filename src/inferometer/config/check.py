@@ -23,6 +23,7 @@ from inferometer.config.loads import (
 )
 from inferometer.config.report import check_percentiles
 from inferometer.config.schema import Config, Server
+from inferometer.config.storage import check_storage
 from inferometer.errors import UserError
 from inferometer.units import format_seconds
 
@@ -65,6 +66,7 @@ def check(config: Config) -> None:
     check_lengths(config.data, "data")
     _check_prefixes(config.data, api, "data")
     check_cost(config.cost, api.response == "text", bool(config.server.stream))
+    check_storage(config.output, config.storage)
 
 
 # --- load ------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from inferometer.config.fields import Seconds, Section, Window
 from inferometer.config.loads import Closed, Load
 from inferometer.config.observe import Export, Observe
 from inferometer.config.report import Report
+from inferometer.config.storage import Storage
 
 # --- server ----------------------------------------------------------------------------------------------------------
 
@@ -323,7 +324,15 @@ class Config(Section):
             description="What to store beside the measurements. `text`: the bodies of requests as they are sent and the generated text, in `bodies.parquet` in the run's folder. Headers and secrets of this file are not stored, but prompts and responses are: mind what they contain."
         ),
     ] = field(default_factory=list)
-    output: Annotated[str, Meta(description="Folder in which each run creates its own folder.")] = "runs"
+    output: Annotated[
+        str,
+        Meta(
+            description="Folder in which each run creates its own folder, or a bucket: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`. A run for a bucket is measured into `storage.local` and then uploaded."
+        ),
+    ] = "runs"
+    storage: Annotated[
+        Storage, Meta(description="How to reach the bucket of `output`. Credentials come from the environment.")
+    ] = field(default_factory=Storage)
 
     @property
     def slos(self) -> list[str]:

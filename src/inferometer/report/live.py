@@ -125,6 +125,10 @@ class LiveView:
         if self._live is None and is_first:
             self._console.print(self._waiting, highlight=False, soft_wrap=True)
 
+    def uploading(self, line: str) -> None:
+        """Show which file is uploaded."""
+        self._console.print(line, style="dim", highlight=False, soft_wrap=True)
+
     def over(self) -> None:
         """End the view."""
         if self._is_probing:

@@ -42,6 +42,18 @@ def end(file: IO[bytes], draft: Draft) -> None:
             file.write(data.ljust(size))
 
 
+def is_locked(path: Path) -> bool:
+    """Whether the run of this draft is still in progress."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it was removed, or the file system has no locks
+        pass
+    return False
+
+
 def read(path: Path) -> Draft:
     """Read the draft of a run that did not end. Raises UserError when the run is still in progress."""
     with path.open("rb") as file:

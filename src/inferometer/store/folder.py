@@ -24,6 +24,8 @@ LATEST = "LATEST"
 
 def new_folder(base: str | Path) -> Path:
     """Make a new folder for a run under `base`, such as `runs/20260930-142501-3f9c`. A base that cannot be written fails here."""
+    if "://" in str(base):
+        raise UserError(f"{base}: this command stores its runs in a folder, not in a bucket", ANOTHER_FOLDER)
     with disk_errors(Path(base)):
         Path(base).mkdir(parents=True, exist_ok=True)
         while True:

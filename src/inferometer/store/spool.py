@@ -328,7 +328,13 @@ def rows_of(folder: Path, shard: int, count: int, first: int = 0) -> np.ndarray[
 
 
 def await_end(folder: Path, shards: int, timeout: float = 3.0) -> None:
-    """Wait for shards whose parent was killed: they end by themselves, usually within milliseconds."""
+    """Wait for shards whose parent was killed: they end by themselves, usually within milliseconds.
+
+    A shard that had not started to record by then gets a control file that says so.
+    """
+    for path in (folder / f"{shard}.control" for shard in range(shards)):
+        if not path.exists() or not path.stat().st_size:
+            Control(path, create=True)
     controls = [Control(folder / f"{shard}.control", create=False) for shard in range(shards)]
     end = time.monotonic() + timeout
     while time.monotonic() < end and any(

@@ -1,0 +1,90 @@
+"""`inferometer runs`: what is stored in a folder or a bucket. `inferometer runs push` is in runs_push.py."""
+
+import importlib
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from inferometer.errors import UserError, named
+
+_STATES = ("complete", "incomplete", "running", "not-uploaded", "damaged")
+
+
+class _Runs(click.Command):
+    """The command, with `push` as the only command within it."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] != ["push"]:
+            return super().make_context(info_name, args, parent, **extra)
+        push: click.Command = importlib.import_module("inferometer.cli.runs_push").command
+        return push.make_context(f"{info_name} push", args[1:], parent, **extra)
+
+
+@click.command(cls=_Runs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("where", metavar="[FOLDER|URL]", default="runs")
+@click.option("--model", metavar="TEXT", help="Only runs whose model contains this text.")
+@click.option(
+    "--since", metavar="TIME", help="Only runs that started in the last 2h or 7d, or since a date: 2026-11-16."
+)
+@click.option(
+    "--verdict", type=click.Choice(["VALID", "INVALID"], case_sensitive=False), help="Only runs with this verdict."
+)
+@click.option("--state", type=click.Choice(_STATES), help="Only runs in this state.")
+@click.option("--json", "is_json", is_flag=True, help="Print JSON: a list of objects, one per run.")
+def command(
+    where: str, model: str | None, since: str | None, verdict: str | None, state: str | None, is_json: bool
+) -> None:
+    """List the runs in FOLDER (default: runs) or at the URL of a bucket, the newest last.
+
+    \b
+    inferometer runs
+    inferometer runs s3://bucket/prefix --model llama --since 7d
+    inferometer runs --verdict INVALID
+    inferometer runs --json | jq '.[] | select(.rate > 100) | .folder'
+
+    A sweep, a search for the capacity, `run --repeat` and `ab` are one line each, with the number of their runs.
+
+    \b
+    complete      everything is stored
+    incomplete    it was killed, or its upload has not ended. If it was killed,
+                  `inferometer report FOLDER` recovers what it had recorded.
+    running       it is being measured
+    not uploaded  complete here, but not in the bucket that it belongs to:
+                  `inferometer runs push FOLDER` uploads the rest
+    damaged       its manifest cannot be read
+
+    `inferometer runs push FOLDER URL` uploads a run; see `inferometer runs push --help`.
+    """
+    import msgspec  # noqa: PLC0415
+
+    from inferometer.conduct.catalog import catalog, chosen  # noqa: PLC0415
+    from inferometer.report.output import wants_color  # noqa: PLC0415
+    from inferometer.report.runs_table import render  # noqa: PLC0415
+    from inferometer.report.width import columns  # noqa: PLC0415
+
+    start = _since(since)
+    with named({"output": "the URL", "storage.endpoint": "the endpoint"}):
+        entries = catalog(where)
+    found = chosen(entries, model, start, verdict, state.replace("-", " ") if state else None)
+    if is_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    elif found:
+        click.echo(render(found, columns(), wants_color()), nl=False, color=True)
+    else:
+        click.echo(f"{where}: {'no run matches' if entries else 'there are no runs'}", err=True)
+
+
+def _since(text: str | None) -> datetime | None:
+    """The time that --since means: a duration before now, or a date."""
+    if text is None:
+        return None
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+    try:
+        if text[-1:] in units and text[:-1].replace(".", "", 1).isdecimal():
+            return datetime.now().astimezone() - timedelta(seconds=float(text[:-1]) * units[text[-1]])
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise UserError(f"--since {text}: not a time", "write, for example, 2h, 7d or 2026-11-16") from None

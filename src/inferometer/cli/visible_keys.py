@@ -1,0 +1,51 @@
+"""A warning about keys on the command line: anybody on the machine can read them in the list of processes."""
+
+import re
+from collections.abc import Sequence
+
+_URL_PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
+_HOLDERS = {"headers", "body", "parameters"}
+"""Settings that take names of the user's choice, some of which are secret."""
+_ELSEWHERE = ("_env", "_file", "_path")
+"""Ends of names of settings that say where a key is."""
+
+
+def warning(arguments: Sequence[str]) -> str | None:
+    """The warning, or None if no argument looks like a key. It names the option, never the value."""
+    for option, value in zip(["", *arguments], arguments, strict=False):
+        if (name := _visible_key(option, value)) is not None:
+            return (
+                f"inferometer: warning: the key in {name} is visible in the list of processes and in the shell's history\n"
+                "  next: use server.api_key_env, server.api_key_file or a config file"
+            )
+    return None
+
+
+def _visible_key(option: str, value: str) -> str | None:
+    """Describe the argument `value`, which follows `option`, if it holds a key."""
+    if _URL_PASSWORD.search(value):
+        return "a URL"
+    option, _, joined = option.partition("=")
+    if value.startswith("--") and "=" in value:  # --set=KEY=VALUE, --server.api_key=VALUE
+        return _visible_key(*value.split("=", 1))
+    if option == "--header":
+        name = value.partition(":")[0]
+        return f"--header {name}" if _is_secret(name) else None
+    if option == "--set":
+        key, _, text = value.partition("=")
+        *path, last = key.strip().split(".")
+        if last in _HOLDERS:
+            return f"--set {key}" if any(map(_is_secret, re.findall(r"[\w-]+(?=['\"]?\s*:)", text))) else None
+        return f"--set {key}" if _HOLDERS & set(path) and _is_secret(last) else None
+    if (
+        option.startswith("--") and "." in option and not joined
+    ):  # --server.api_key VALUE of `inferometer inference-perf`
+        last = option.rpartition(".")[2]
+        return option if _is_secret(last) and not last.endswith(_ELSEWHERE) else None
+    return None
+
+
+def _is_secret(name: str) -> bool:
+    from inferometer.config.secret import is_secret  # noqa: PLC0415 - most commands have no such option
+
+    return is_secret(name)

@@ -1,0 +1,86 @@
+"""The table of `inferometer runs`."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from inferometer.report import formatting
+
+_STYLES = {"complete": "", "running": "cyan", "incomplete": "yellow", "not uploaded": "yellow", "damaged": "red"}
+_WIDEST_SERVER = 40
+
+
+class Percentiles(Protocol):
+    @property
+    def p50(self) -> float | None: ...
+    @property
+    def p99(self) -> float | None: ...
+
+
+class Listed(Protocol):
+    """What the table shows of an entry (conduct/catalog.py)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def started(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def server(self) -> str: ...
+    @property
+    def load(self) -> str: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def runs(self) -> int: ...
+    @property
+    def rate(self) -> float | None: ...
+    @property
+    def output_tokens(self) -> float | None: ...
+    @property
+    def ttft(self) -> Percentiles: ...
+    @property
+    def e2e(self) -> Percentiles: ...
+
+
+def render(entries: Sequence[Listed], width: int, color: bool) -> str:
+    """The entries as a table: one line each, as wide as it needs to be, so that it can be searched."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("name", "started", "state", "verdict", "model", "load"):
+        table.add_column(title, no_wrap=True)
+    for title in ("req/s", "tok/s", "ttft p50", "p99", "e2e p50", "p99"):
+        table.add_column(title, no_wrap=True, justify="right")
+    table.add_column("server", no_wrap=True)
+    for each in entries:
+        load = each.load if each.kind == "run" else f"{each.kind} of {each.runs} runs" if each.runs != 1 else each.kind
+        table.add_row(
+            Text(each.name),
+            Text(each.started[:19].replace("T", " ")),
+            Text(each.state, _STYLES.get(each.state, "")),
+            Text(each.verdict, "red" if "INVALID" in each.verdict else "green"),
+            Text(each.model),
+            Text(load),
+            *(Text(formatting.rate(number, 4) if number else "") for number in (each.rate, each.output_tokens)),
+            *(Text(_time(seconds)) for seconds in (each.ttft.p50, each.ttft.p99, each.e2e.p50, each.e2e.p99)),
+            Text(each.server[:_WIDEST_SERVER]),
+        )
+    console = Console(
+        width=max(width, 400), force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
+    )
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 10 else f"{seconds:,.1f} s"
