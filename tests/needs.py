@@ -30,6 +30,7 @@ REAL = {
     "transformers_server": "transformers",
     "vllm": "vllm",
     "phoenix": "phoenix",
+    "notebook": "notebook",
 }
 """Markers and the servers and clients by other people that they stand for (tools/real_servers/install.sh)."""
 

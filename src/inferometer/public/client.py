@@ -97,8 +97,7 @@ class Client:
                 "tls": {"verify": verify, "ca": ca, "cert": cert, "key": key},
             }
             self._server = from_mapping({"server": tree}, source="").server
-            bearer = {"Authorization": f"Bearer {api_key}"} if api_key else None
-            self._secrets = bearer or reach.secret_headers(self._server)
+            self._secrets = reach.secret_headers(self._server) if api_key is None else _bearer(api_key)
             target = parse(url)
             context = reach.tls_context(self._server) if target.tls else None
             self._connections = Connections()
@@ -261,6 +260,14 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<inferometer.Client {self._peer.target.url}>"
+
+
+def _bearer(key: str) -> dict[str, str]:
+    if not key.strip() or not key.isprintable() or not key.isascii():
+        raise UserError(
+            "the API key is empty, or has characters that are not allowed in a header", "check where it comes from"
+        )
+    return {"Authorization": f"Bearer {key.strip()}"}
 
 
 def _tensor(name: str, value: ArrayLike, datatype: str | None) -> Tensor:

@@ -8,9 +8,10 @@ import msgspec
 from inferometer import conduct
 from inferometer.analysis.comparison import Compared, ConditionResult, MetricComparison, Side, StageComparison
 from inferometer.conduct.comparing import compare_sides, runs_of
-from inferometer.errors import UserError
+from inferometer.errors import UserError, named
 from inferometer.public.pages import in_frame, written
 from inferometer.public.runs import Run
+from inferometer.public.settings import objectives
 
 One = Run | str | PathLike[str]
 
@@ -24,7 +25,8 @@ def compare(
     worse by 5%": see `Comparison.passed`. `force` compares runs that differ in their workload, load or objectives, or are INVALID.
     With one run per side, the intervals do not cover run-to-run variation. Raises Error when the runs should not be compared.
     """
-    conditions = conduct.parse_conditions([fail_if] if isinstance(fail_if, str) else list(fail_if))
+    with named({"--fail-if": "fail_if"}):
+        conditions = conduct.parse_conditions(objectives(fail_if))
     return Comparison(compare_sides(_side(a, "A"), _side(b, "B"), conditions, force))
 
 
