@@ -87,7 +87,7 @@ MAY_IMPORT = {
     "dummies": FOUNDATION | {"workload", "probe"},
     "public": FOUNDATION
     | {"workload", "wire", "probe", "conduct", "analysis", "capacity_search", "store", "report", "infer", "dummies"},
-    "": {"dummies", "public"},
+    "": {"analysis", "dummies", "errors", "public"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -22,7 +22,8 @@ QUICK: dict[str, Any] = {key: yaml.safe_load(str(value)) for key, value in LENIE
 
 def outcome(pytester: pytest.Pytester, source: str, *options: str, **counts: int) -> pytest.RunResult:
     pytester.makepyfile(source)
-    result = pytester.runpytest_inprocess(*PLUGIN, "-p", "no:cacheprovider", *options)
+    # In a process of its own: in this one, pytester would drop the modules that the tests import, and leave two copies of some.
+    result = pytester.runpytest_subprocess(*PLUGIN, "-p", "no:cacheprovider", *options)
     result.assert_outcomes(**counts)
     return result
 
@@ -109,6 +110,7 @@ def test_wrong_argument(measured):
     result.stdout.fnmatch_lines_random(["*ttfft*", "*undecided is 'maybe'*"])
 
 
+@pytest.mark.slow
 def test_a_failing_test_is_not_hidden_by_its_objectives(pytester: pytest.Pytester, served: Running) -> None:
     source = f"""
 import pytest
@@ -140,6 +142,6 @@ def test_met(inferometer_run, number):
 
 
 def test_the_marker_is_registered_and_the_plugin_is_declared(pytester: pytest.Pytester) -> None:
-    pytester.runpytest_inprocess(*PLUGIN, "--markers").stdout.fnmatch_lines(["@pytest.mark.slo(*"])
+    pytester.runpytest_subprocess(*PLUGIN, "--markers").stdout.fnmatch_lines(["@pytest.mark.slo(*"])
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert '[project.entry-points.pytest11]\ninferometer = "inferometer.public.pytest_plugin"' in project
