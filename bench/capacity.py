@@ -23,8 +23,8 @@ import numpy as np
 
 from bench.common import Line, show
 from inferometer.analysis.slo_expression import Slo, parse_all
-from inferometer.capacity.search import Bracket, Goal, Request, Trial, bracket, following
-from inferometer.capacity.sequential import Sequential, judge, telling_length
+from inferometer.capacity_search.search import Bracket, Goal, Request, Trial, bracket, following
+from inferometer.capacity_search.sequential import Sequential, judge, telling_length
 from inferometer.records import CANCELLED, MISSING, ROW, Columns, Failure, StagePlan
 from inferometer.serve.sim.batch import BatchTiming
 from inferometer.serve.sim.fixed import FixedTiming

@@ -35,6 +35,7 @@ REAL = {
     "moto": "moto",
     "gcs_emulator": "gcs_emulator",
     "s3rver": "s3rver",
+    "notebook": "notebook",
 }
 """Markers and the servers, clients and tools by other people that they stand for (tools/real_servers/install.sh)."""
 

@@ -38,8 +38,8 @@ MAY_IMPORT = {
     "fleet": FOUNDATION | {"workload", "schedule", "wire", "probe", "engine", "store"},
     "observe": FOUNDATION | {"wire", "probe", "analysis", "store"},
     "publish": FOUNDATION | {"observe", "analysis", "store", "wire"},
-    "capacity": FOUNDATION | {"analysis"},
-    "report": FOUNDATION | {"analysis", "store", "capacity"},
+    "capacity_search": FOUNDATION | {"analysis"},
+    "report": FOUNDATION | {"analysis", "store", "capacity_search"},
     "manifest": FOUNDATION | {"wire", "probe", "workload"},
     # where the folders meet
     "conduct": FOUNDATION
@@ -52,7 +52,7 @@ MAY_IMPORT = {
         "observe",
         "publish",
         "analysis",
-        "capacity",
+        "capacity_search",
         "report",
         "store",
         "manifest",
@@ -71,7 +71,7 @@ MAY_IMPORT = {
         "probe",
         "conduct",
         "calibrate",
-        "capacity",
+        "capacity_search",
         "compat",
         "triton_client",
         "compare_protocols",
@@ -86,8 +86,8 @@ MAY_IMPORT = {
     # what the package offers to Python code
     "dummies": FOUNDATION | {"workload", "probe"},
     "public": FOUNDATION
-    | {"workload", "wire", "probe", "conduct", "analysis", "capacity", "store", "report", "infer", "dummies"},
-    "": {"dummies", "public"},
+    | {"workload", "wire", "probe", "conduct", "analysis", "capacity_search", "store", "report", "infer", "dummies"},
+    "": {"analysis", "dummies", "errors", "public"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

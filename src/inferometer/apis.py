@@ -5,6 +5,8 @@ read the row. The code of an API, which turns requests into bytes and bytes into
 API means adding a row here, a codec there, and the name to the schema's list of values (a test compares the three).
 """
 
+import re
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 Scheme = Literal["http", "grpc"]
@@ -209,6 +211,15 @@ DEFAULT_APIS: dict[Scheme, str] = {"http": "chat", "grpc": "kserve"}
 def scheme_of(url: str) -> Scheme:
     """The protocol of a URL, whether or not it uses TLS."""
     return "grpc" if url.startswith("grpc") else "http"
+
+
+_HOST = re.compile(r"(localhost|\[[0-9a-fA-F:]+\]|[\w.-]+(?=:\d)|[\w.-]+(?=/v1/?$))(:\d+)?(/[^?#]*)?")
+"""A URL without a scheme: `localhost`, `host:8000`, `[::1]:8000/prefix`, `host/v1`."""
+
+
+def is_url(source: str) -> bool:
+    """Whether the text is a URL, with or without a scheme, rather than the path of a file."""
+    return "://" in source or (_HOST.fullmatch(source) is not None and not Path(source).exists())
 
 
 def names(**facts: object) -> list[str]:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.capacity.model import believe, highest_to_hold, lowest_to_fail
-from inferometer.capacity.search import Trial
+from inferometer.capacity_search.model import believe, highest_to_hold, lowest_to_fail
+from inferometer.capacity_search.search import Trial
 
 ALLOWED = 0.1
 

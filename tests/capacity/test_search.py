@@ -6,7 +6,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.capacity.search import Bracket, Goal, Request, Status, Trial, bracket, following
+from inferometer.capacity_search.search import Bracket, Goal, Request, Status, Trial, bracket, following
 
 GOAL = Goal(start=2.0, budget=600.0, shortest=2.0, telling=5.0, overhead=1.0)
 

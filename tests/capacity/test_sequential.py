@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bench.capacity import SERVERS, Probes, goal, simulate, unloaded
 from inferometer.analysis.binomial import TAIL
 from inferometer.analysis.slo_expression import parse_all
-from inferometer.capacity.sequential import (
+from inferometer.capacity_search.sequential import (
     ClassObjectives,
     Sequential,
     is_counted,

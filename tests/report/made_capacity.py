@@ -4,8 +4,8 @@ import msgspec
 import synthetic_run as made
 
 from inferometer.analysis.slo import SloResult, Status
-from inferometer.capacity.result import Capacity, Latency, Probe
-from inferometer.capacity.search import Bracket
+from inferometer.capacity_search.result import Capacity, Latency, Probe
+from inferometer.capacity_search.search import Bracket
 
 HOSTILE = "</script><script>document.title='owned'</script>"
 _VERDICTS: dict[str, Status] = {"holds": "met", "fails": "missed", "undecided": "undecided"}

@@ -9,8 +9,8 @@ import pytest
 from command import assert_one_line, cli
 from html_runs import Page
 
-from inferometer.capacity.result import Capacity, as_json, from_json
-from inferometer.capacity.search import Bracket
+from inferometer.capacity_search.result import Capacity, as_json, from_json
+from inferometer.capacity_search.search import Bracket
 from inferometer.report import capacity_export
 from inferometer.report.capacity_output import save
 from inferometer.report.html import capacity_page

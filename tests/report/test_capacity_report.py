@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from inferometer.capacity.result import Capacity, Probe, as_json
-from inferometer.capacity.search import Bracket
+from inferometer.capacity_search.result import Capacity, Probe, as_json
+from inferometer.capacity_search.search import Bracket
 from inferometer.report.capacity import render, words
 
 PROBE = Probe(

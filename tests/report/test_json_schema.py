@@ -17,8 +17,8 @@ from inferometer.analysis.comparison import Side, compare
 from inferometer.analysis.repeats import list_runs, summarise_repeats
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.analysis.sweep import Knee, Point, Sweep
-from inferometer.capacity.result import as_json
-from inferometer.capacity.search import Bracket
+from inferometer.capacity_search.result import as_json
+from inferometer.capacity_search.search import Bracket
 from inferometer.conduct.saving import changed
 from inferometer.records import Failure, Run
 from inferometer.report import compare as compare_report

@@ -1,14 +1,11 @@
 """`inferometer capacity`: the highest load at which a server holds its objectives."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from inferometer.cli.uploads import finish_upload
 from inferometer.errors import UserError, named
-
-if TYPE_CHECKING:
-    from inferometer.config.schema import Config
 
 _NAMES = {"slo": "--slo", "server.model": "--model NAME", "output": "--set output=DIR (`output` in the file)"}
 
@@ -131,12 +128,10 @@ def command(
     Exit status: 0 a level was shown to hold (with --at-least: that level, or a higher one), 1 none was, 2 bad input, 3 internal
     error, 130 interrupted before the first probe was complete.
     """
-    import msgspec  # noqa: PLC0415
-
     from inferometer import conduct  # noqa: PLC0415
-    from inferometer.apis import APIS  # noqa: PLC0415
-    from inferometer.cli.run import is_url, section, set_data  # noqa: PLC0415
-    from inferometer.conduct.capacity import Options, find  # noqa: PLC0415
+    from inferometer.apis import is_url  # noqa: PLC0415
+    from inferometer.cli.run import section, set_data  # noqa: PLC0415
+    from inferometer.conduct.capacity import Options, find, with_objectives  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
     from inferometer.probe.local import find_server  # noqa: PLC0415
     from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
@@ -176,24 +171,13 @@ def command(
     origin = "command line" if has_url else source
     with named(_NAMES, origin):
         config = from_mapping(tree, overrides, origin, with_scheme)
-        if not config.slos and not _has_class_objectives(config):
-            config = msgspec.structs.replace(config, slo=[_default_preset(APIS[config.server.api].response)])
+        config = with_objectives(config)
         paths = with_file_exports(paths, config.report.exports)
         check_formats(paths)
         view = capacity_view.Quiet() if quiet else capacity_view.SearchView(options.by)
         found, manifest = find(config, options, view)
     save(found, manifest)
     return finish_upload(found.folder, deliver_capacity(found, manifest, paths), quiet)
-
-
-def _has_class_objectives(config: "Config") -> bool:
-    from inferometer.config.data.mix import Mix  # noqa: PLC0415
-
-    return isinstance(config.data, Mix) and any(class_.slos for class_ in config.data.classes)
-
-
-def _default_preset(response: str) -> str:
-    return "chat" if response == "text" else "inference"
 
 
 def _seconds(given: str, option: str, least: float) -> float:

@@ -1,13 +1,11 @@
 """`inferometer run`: measure an endpoint."""
 
-import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from inferometer.apis import scheme_of
+from inferometer.apis import is_url, scheme_of
 from inferometer.cli.options import (
     abort_options,
     cost_options,
@@ -34,8 +32,6 @@ _NAMES = {
 }
 _IMAGE_NAMES = {"data.path": "--image", "data.scaling": "--scaling", "data.crop": "--crop"}
 """Settings that have a flag of their own, and those that have one with --image."""
-_HOST = re.compile(r"(localhost|\[[0-9a-fA-F:]+\]|[\w.-]+(?=:\d)|[\w.-]+(?=/v1/?$))(:\d+)?(/[^?#]*)?")
-"""A URL without a scheme: `localhost`, `host:8000`, `[::1]:8000/prefix`, `host/v1`."""
 
 
 def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -311,11 +307,6 @@ def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], allow_undecided: 
         click.echo(describe_plan([cell.settings for cell in grid.cells], *projection(grid)), err=True)
     sweep, measured = measure_sweep(grid, note)
     return finish_upload(sweep.folder, deliver_sweep(sweep, measured, exports, allow_undecided), quiet)
-
-
-def is_url(source: str) -> bool:
-    """Whether the argument is a URL, with or without a scheme, rather than a file."""
-    return "://" in source or (_HOST.fullmatch(source) is not None and not Path(source).exists())
 
 
 def set_load(

@@ -12,9 +12,9 @@ from inferometer.analysis.slo_expression import Slo, parse_all
 from inferometer.analysis.slo_presets import PRESETS
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
-from inferometer.capacity.result import By, Capacity, Probe
-from inferometer.capacity.search import Bracket, Goal, Request, Trial, bracket, following
-from inferometer.capacity.sequential import ClassObjectives, Look, Sequential, is_counted, judge, telling_length
+from inferometer.capacity_search.result import By, Capacity, Probe
+from inferometer.capacity_search.search import Bracket, Goal, Request, Trial, bracket, following
+from inferometer.capacity_search.sequential import ClassObjectives, Look, Sequential, is_counted, judge, telling_length
 from inferometer.conduct.capacity_probe import Watch, record
 from inferometer.conduct.measuring import measure
 from inferometer.conduct.uploading import discard_if_unused, mark, prepare
@@ -57,6 +57,14 @@ class View(Protocol):
     def probed(self, probe: Probe, found: Bracket) -> None: ...
 
     def over(self) -> None: ...
+
+
+def with_objectives(config: Config) -> Config:
+    """The config with the default objectives, if it has none: the preset chat, and inference for tensor servers."""
+    if config.slos or any(_class_slos(config)):
+        return config
+    preset = "chat" if APIS[config.server.api].response == "text" else "inference"
+    return msgspec.structs.replace(config, slo=[preset])
 
 
 def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manifest]:

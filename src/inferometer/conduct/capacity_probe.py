@@ -8,9 +8,9 @@ import numpy as np
 
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
-from inferometer.capacity.result import Latency, Probe
-from inferometer.capacity.search import Trial
-from inferometer.capacity.sequential import Look, Sequential
+from inferometer.capacity_search.result import Latency, Probe
+from inferometer.capacity_search.search import Trial
+from inferometer.capacity_search.sequential import Look, Sequential
 from inferometer.records import CANCELLED, LOST, MISSING, ROW, TIMES, Run, Snapshot
 
 _LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "network")

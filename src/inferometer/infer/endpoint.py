@@ -74,13 +74,13 @@ _SUMMARIES = {
 
 def _remedy(fail: Fail) -> str:
     if fail.code in KEY_WANTED:
-        return f"{GIVE_KEY}, or with --header 'Authorization: ...'"
+        return f"{GIVE_KEY}, or with {{server.headers}} 'Authorization: ...'"
     if fail.code == "grpc_DEADLINE_EXCEEDED":
-        return "raise --deadline, or find out why the server is slow"
+        return "raise {server.deadline}, or find out why the server is slow"
     if fail.code == "not_streamed":
         return "use --no-stream"
     if fail.code in ("http_404", "grpc_UNIMPLEMENTED", "not_grpc", "malformed_http", "closed", "not_json"):
-        return "check the URL, and that the server speaks the protocol of --api"
+        return "check the URL, and that the server speaks the protocol of {server.api}"
     if re.fullmatch(r"http_4\d\d|grpc_(INVALID_ARGUMENT|NOT_FOUND|OUT_OF_RANGE|FAILED_PRECONDITION)", fail.code):
         return "correct the request as the server's message says"
     return "check the server's log"

@@ -42,7 +42,6 @@ def request(endpoint: Endpoint, options: InferFlags) -> tuple[Result, Fail | Non
         binary=not APIS[endpoint.server.api].has_json_tensors,
     )
     statistics = time_split.StatisticsDelta(endpoint)
-    send = _over_grpc if endpoint.peer.target.grpc else _over_http
     received, instants, fail = send(endpoint, [item.tensor for item in given], infer)
     if not received.responses:
         endpoint.raise_for(fail)
@@ -70,7 +69,7 @@ def is_streamed(options: InferFlags, facts: ModelFacts, is_grpc: bool) -> bool:
 
 def _result(
     endpoint: Endpoint,
-    received: "_Received",
+    received: "Received",
     instants: Instants,
     given: tuple[InputTensor, ...],
     responses: tuple[Response, ...],
@@ -109,7 +108,7 @@ def _response(
 # --- the two protocols -----------------------------------------------------------------------------------------------
 
 
-class _Received:
+class Received:
     """The responses, and the server's account of its time."""
 
     def __init__(self) -> None:
@@ -118,6 +117,12 @@ class _Received:
 
     def note(self, events: Sequence[Event]) -> None:
         self.timing = next((event for event in events if isinstance(event, ServerTiming)), self.timing)
+
+
+def send(endpoint: Endpoint, tensors: list[Tensor], infer: InferOptions) -> tuple[Received, Instants, Fail | None]:
+    """Send the tensors and receive the responses, over the protocol of the endpoint; also return the failure, if it is one."""
+    over = _over_grpc if endpoint.peer.target.grpc else _over_http
+    return over(endpoint, tensors, infer)
 
 
 class _BodyDecoder:
@@ -160,8 +165,8 @@ class _HeaderDecoder(TimedResponseDecoder):
 
 def _over_http(
     endpoint: Endpoint, tensors: list[Tensor], infer: InferOptions
-) -> tuple[_Received, Instants, Fail | None]:
-    server, reached, received = endpoint.server, endpoint.reached, _Received()
+) -> tuple[Received, Instants, Fail | None]:
+    server, reached, received = endpoint.server, endpoint.reached, Received()
     content_headers, body = http.encode(tensors, infer)
     path = http.infer_path(reached.model, server.version or "")
     headers = USER_AGENT | server.headers | reached.secrets
@@ -181,8 +186,8 @@ def _over_http(
 
 def _over_grpc(
     endpoint: Endpoint, tensors: list[Tensor], infer: InferOptions
-) -> tuple[_Received, Instants, Fail | None]:
-    server, reached, received = endpoint.server, endpoint.reached, _Received()
+) -> tuple[Received, Instants, Fail | None]:
+    server, reached, received = endpoint.server, endpoint.reached, Received()
     stream = bool(server.stream)
     message = grpc.infer_request(reached.model, server.version or "", tensors, infer)
     path = grpc.STREAM_INFER if stream else grpc.INFER

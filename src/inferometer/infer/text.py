@@ -7,7 +7,8 @@ from inferometer.infer import time_split
 from inferometer.infer.endpoint import Endpoint
 from inferometer.infer.result import Result, TextOutput
 from inferometer.probe import roundtrip
-from inferometer.types import Decoder, Event, Request, ServerTiming, Tokens, Usage
+from inferometer.probe.roundtrip import Instants
+from inferometer.types import Decoder, Event, Messages, Request, ServerTiming, Tokens, Usage
 from inferometer.wire import calls
 from inferometer.wire.http1 import TimedResponseDecoder
 
@@ -17,29 +18,28 @@ OnText = Callable[[str], None]
 
 def request(endpoint: Endpoint, prompt: str, max_tokens: int, on_text: OnText) -> Result:
     """Send the prompt and pass the response on as it arrives; raises UserError if the response is a failure."""
-    server, reached = endpoint.server, endpoint.reached
-    encoded = calls.encode(endpoint.context, [Request(0, prompt, 0, max_tokens)])
-    body_decoder = calls.CODECS[server.api].body
-    assert body_decoder is not None
-    response = _TextResponse(TimedResponseDecoder(body_decoder(bool(server.stream))), on_text)
-    statistics = time_split.StatisticsDelta(endpoint) if reached.facts is not None else None
-    data = encoded.heads[0] + b"0" + encoded.tails[0]
+    response = TextResponse(decoder_of(endpoint), on_text)
+    statistics = time_split.StatisticsDelta(endpoint) if endpoint.reached.facts is not None else None
+    data = encoded(endpoint, prompt, max_tokens)
     instants, fail = roundtrip.over_http(endpoint.peer, data, response.decoder, response.on_events)
     endpoint.raise_for(fail)
-    arrivals = tuple((at - instants.sent, count) for at, count in response.arrivals)
-    return Result(
-        kind="text",
-        url=endpoint.peer.target.url,
-        api=f"{APIS[server.api].label}, {'streamed' if server.stream else 'not streamed'}",
-        model=reached.model,
-        version=server.version or "",
-        instants=instants,
-        server=time_split.from_timing(response.timing) or (statistics.since() if statistics else None),
-        output=TextOutput(response.decoder.text, arrivals, response.usage),
-    )
+    return response.result(endpoint, instants, statistics)
 
 
-class _TextResponse:
+def encoded(endpoint: Endpoint, prompt: str | Messages, max_tokens: int) -> bytes:
+    """The bytes of the request."""
+    calls_of = calls.encode(endpoint.context, [Request(0, prompt, 0, max_tokens)])
+    return calls_of.heads[0] + b"0" + calls_of.tails[0]
+
+
+def decoder_of(endpoint: Endpoint) -> TimedResponseDecoder:
+    """The decoder of the response."""
+    body_decoder = calls.CODECS[endpoint.server.api].body
+    assert body_decoder is not None
+    return TimedResponseDecoder(body_decoder(bool(endpoint.server.stream)))
+
+
+class TextResponse:
     """What has been received of a response."""
 
     def __init__(self, decoder: Decoder, on_text: OnText) -> None:
@@ -62,3 +62,20 @@ class _TextResponse:
         if len(text) > self._passed_on:
             self._on_text(text[self._passed_on :])
             self._passed_on = len(text)
+
+    def result(
+        self, endpoint: Endpoint, instants: Instants, statistics: time_split.StatisticsDelta | None = None
+    ) -> Result:
+        """The result, when the response is complete."""
+        server = endpoint.server
+        arrivals = tuple((at - instants.sent, count) for at, count in self.arrivals)
+        return Result(
+            kind="text",
+            url=endpoint.peer.target.url,
+            api=f"{APIS[server.api].label}, {'streamed' if server.stream else 'not streamed'}",
+            model=endpoint.reached.model,
+            version=server.version or "",
+            instants=instants,
+            server=time_split.from_timing(self.timing) or (statistics.since() if statistics else None),
+            output=TextOutput(self.decoder.text, arrivals, self.usage),
+        )

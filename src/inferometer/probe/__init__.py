@@ -7,7 +7,8 @@ openai.py         the first model that an OpenAI-style server lists
 reflect.py        the definition of a gRPC method
 connect.py        addresses and TLS
 query.py          one request and its complete response, over HTTP/1.1 or gRPC
-roundtrip.py      one round trip on its own connection, with the instant of each step
+roundtrip.py      one round trip, with the instant of each step
+kept.py           connections that stay open between round trips
 kserve.py         metadata, configuration and statistics of a KServe v2 server
 shared_memory.py  tensors in system shared memory, registered with the server
 shm_region.py     the file that they are in

@@ -6,6 +6,7 @@ import ssl
 import msgspec
 
 from inferometer.errors import TRUST, UserError
+from inferometer.probe.kept import Connections
 from inferometer.units import format_seconds
 from inferometer.wire.failures import tls_reason
 from inferometer.wire.target import Target
@@ -22,6 +23,8 @@ class Peer(msgspec.Struct, frozen=True):
     connect_timeout: float = 10.0
     timeout: float = 60.0
     """For each read or write; 0: no limit."""
+    kept: Connections | None = None
+    """Connections that round trips use one after the other; None: each has its own."""
 
 
 class Refused(UserError):  # noqa: N818 - not an error of the server

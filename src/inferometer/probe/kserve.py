@@ -155,7 +155,7 @@ def _discover(peer: Peer, headers: Metadata, server: Server) -> ModelFacts:
     if not _is_live(peer, headers):
         raise UserError(f"{url}: the server reports that it is not live", "wait for it, or check its log")
     about = server_metadata(peer, headers)
-    model = server.model or _first_ready(peer, headers)
+    model = server.model or first_ready(peer, headers)
     try:
         metadata = model_metadata(peer, headers, model, version)
     except NotOffered:
@@ -226,7 +226,7 @@ def _index(peer: Peer, headers: Metadata) -> tuple[IndexEntry, ...]:
         return ()
 
 
-def _first_ready(peer: Peer, headers: Metadata) -> str:
+def first_ready(peer: Peer, headers: Metadata) -> str:
     """The model to use if none is named: the first that is ready."""
     entries = _index(peer, headers)
     models = [entry.name for entry in entries if entry.state == "READY"]

@@ -21,7 +21,7 @@ class ListedModel(NamedTuple):
 
 def first_model(peer: Peer, headers: dict[str, str]) -> ListedModel:
     """The first model that the server lists; raises UserError if there is none."""
-    models = _listed(peer, headers)
+    models = listed(peer, headers)
     if not models:
         raise UserError(
             f"{peer.target.url}: GET {peer.target.prefix + _PATH}: the server does not list any model",
@@ -33,12 +33,13 @@ def first_model(peer: Peer, headers: dict[str, str]) -> ListedModel:
 def context_of(peer: Peer, headers: dict[str, str], name: str) -> int:
     """The context of the model of this name; 0 if the server does not list it."""
     try:
-        return next((model.context for model in _listed(peer, headers) if model.name == name), 0)
+        return next((model.context for model in listed(peer, headers) if model.name == name), 0)
     except UserError:
         return 0
 
 
-def _listed(peer: Peer, headers: dict[str, str]) -> list[ListedModel]:
+def listed(peer: Peer, headers: dict[str, str]) -> list[ListedModel]:
+    """The models that the server lists; raises UserError if it has no such list."""
     target = peer.target
     path = target.prefix + _PATH
     reply = query.http(peer, "GET", _PATH, headers)

@@ -58,14 +58,15 @@ def http(
     deadline: float = 0,
     max_size: int = 0,
 ) -> Reply:
-    """Send one request on its own connection.
+    """Send one request, on its own connection unless the peer keeps connections open.
 
     `deadline`: seconds from the send to the end of the response; 0: no limit but the peer's. `max_size`: bytes of the response's
     body, which is not read any further than that; 0: no limit.
     """
     target = peer.target
     length = {"Content-Length": str(len(body))} if body or method == "POST" else {}
-    head = request_head(method, target.prefix + path, target.authority, {**headers, **length, "Connection": "close"})
+    close = {"Connection": "close"} if peer.kept is None else {}
+    head = request_head(method, target.prefix + path, target.authority, {**headers, **length, **close})
     response = _HttpResponse()
     pieces: list[tuple[int, bytes]] = []
     size = 0
@@ -111,7 +112,7 @@ class _HttpResponse:
         self.pieces: list[bytes] = []
         self._parser = httptools.HttpResponseParser(self)
         self._start = b""
-        self._is_complete = False
+        self._is_complete = self._keeps_alive = False
 
     def feed(self, data: bytes) -> Sequence[Event]:
         if len(self._start) < _SHOWN:
@@ -124,7 +125,7 @@ class _HttpResponse:
             if not self._is_complete:
                 shown = bounded(self._start[:_SHOWN].decode("latin-1"))
                 return (Fail("malformed_http", f"the response is not HTTP/1.1: it starts with {shown!r}"),)
-        return (End(keep_alive=False),) if self._is_complete else ()
+        return (End(self._keeps_alive),) if self._is_complete else ()
 
     def eof(self) -> Sequence[Event]:
         """The server closed: the regular end of a response without a length, and an error for any other."""
@@ -154,6 +155,7 @@ class _HttpResponse:
 
     def on_message_complete(self) -> None:
         self._is_complete = self.status > 0
+        self._keeps_alive = self._parser.should_keep_alive()
         if not self._is_complete:  # 100 Continue, 103 Early Hints: the response is still to come
             self.headers.clear()
 
@@ -169,7 +171,7 @@ def grpc(
     deadline: float = 0,
     compression: str = "none",
 ) -> Reply:
-    """Make one call on its own connection; the response's messages are in `pieces`, unframed."""
+    """Make one call; the response's messages are in `pieces`, unframed."""
     target = peer.target
     block = header_block(path, target.authority, target.tls, metadata, deadline, compression)
     body = b"".join(framed(message, compression) for message in messages)

@@ -49,7 +49,7 @@ def reach(server: Server, read_timeout: float | None = None) -> Reached:
 
     `read_timeout` applies to each read of a response, in seconds (0: no limit); None: as long as connecting may take.
     """
-    secrets = _secrets(server)
+    secrets = secret_headers(server)
     with hidden(words(server, secrets)):
         return _reach(server, secrets, read_timeout)
 
@@ -169,7 +169,7 @@ def warming_request(target: Target, server: Server, secrets: dict[str, str]) -> 
     return request_head("GET", path, target.authority, request_headers(target, server, secrets)) + b"\r\n"
 
 
-def _secrets(server: Server) -> dict[str, str]:
+def secret_headers(server: Server) -> dict[str, str]:
     """The API key's header, if there is a key."""
     key = secret_from(server.api_key_env, server.api_key_file, "API key", "server.api_key")
     header = APIS[server.api].key_header

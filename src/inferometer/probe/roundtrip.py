@@ -1,19 +1,23 @@
-"""One blocking round trip: a request over HTTP/1.1 or gRPC on its own connection, with the instant of each step.
+"""One blocking round trip: a request over HTTP/1.1 or gRPC, with the instant of each step.
 
-Used before and after a run (query.py) and by `inferometer infer`, with the codecs and timestamps of a run. Events are passed to
-the caller as they arrive (`OnEvents`). Raises UserError if there is no response; a response that is a failure is returned.
+Used before and after a run (query.py), by `inferometer infer` and by `inferometer.Client`, with the codecs and timestamps of a
+run. Events are passed to the caller as they arrive (`OnEvents`). Raises UserError if there is no response; a response that is a
+failure is returned.
+
+A round trip has its own connection, unless the peer keeps connections open (kept.py). If the server closed such a connection
+before it sent a byte of the response, the request is sent again on another one.
 """
 
 import contextlib
-import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import msgspec
 
 from inferometer.errors import UserError
 from inferometer.probe.connect import Peer, connect
+from inferometer.probe.kept import Opened
 from inferometer.timing import clock
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Event, Fail, StreamResponse
@@ -66,19 +70,34 @@ class Instants(msgspec.Struct):
 
 @contextlib.contextmanager
 def _connected(peer: Peer) -> Iterator["_Wire"]:
-    """Connect, and close all sockets at the end of the block."""
-    with contextlib.ExitStack() as opened:
+    """Connect, or take a connection that is open; at the end of the block, close it unless it is kept."""
+    opened = _open(peer) if peer.kept is None else peer.kept.take(lambda: _open(peer))
+    instants = Instants(tls=peer.target.tls, connected=now(), cpu=-time.thread_time_ns())
+    instants.connect_from = instants.connected if opened.is_used else opened.connect_from
+    is_done = False
+    try:
+        offset = clock.wall_offset() if opened.has_stamps else None
+        opened.sock.settimeout(peer.timeout or None)
+        wire = _Wire(peer, opened, instants, offset)
+        yield wire
+        is_done = True
+    finally:
+        if is_done and wire.is_reusable and peer.kept is not None:
+            peer.kept.give_back(opened)
+        else:
+            opened.close()
+
+
+def _open(peer: Peer) -> Opened:
+    with contextlib.ExitStack() as resources:
         primed = clock.prime() if not peer.target.tls else None
         if primed is not None:
-            opened.enter_context(primed)
-        offset = clock.wall_offset()
-        instants = Instants(tls=peer.target.tls, connect_from=now())
-        sock = opened.enter_context(connect(peer)[0])
-        instants.connected, instants.cpu = now(), -time.thread_time_ns()
-        sock.settimeout(peer.timeout or None)
+            resources.enter_context(primed)
+        connect_from = now()
+        sock = resources.enter_context(connect(peer)[0])
         if primed is not None:
             clock.enable_stamps(sock)
-        yield _Wire(peer, sock, instants, offset if primed is not None else None)
+        return Opened(sock, resources.pop_all(), connect_from, primed is not None)
 
 
 class _DeadlinePassed(Exception):  # noqa: N818 - a normal end of a call
@@ -88,11 +107,13 @@ class _DeadlinePassed(Exception):  # noqa: N818 - a normal end of a call
 class _Wire:
     """A connected socket, with kernel timestamps if there are any (not with TLS)."""
 
-    def __init__(self, peer: Peer, sock: socket.socket, instants: Instants, offset: int | None) -> None:
+    def __init__(self, peer: Peer, opened: Opened, instants: Instants, offset: int | None) -> None:
         """`offset`: from the monotonic clock to the kernel's timestamps; None: there are no such timestamps."""
         self.instants = instants
+        self.opened = opened
+        self.is_reusable = False  # the connection can carry another round trip
         self._peer = peer
-        self._sock = sock
+        self._sock = opened.sock
         self._offset = offset
         self.until = 0  # the deadline; 0: none
         self.is_cut = False  # the deadline passed in the middle of a write
@@ -164,6 +185,11 @@ class _Wire:
         found.cpu += time.thread_time_ns()
         return found
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the server closed a kept connection before it sent a byte of this response."""
+        return self.opened.is_used and not self.instants.first_byte
+
     def _limit_wait(self) -> None:
         """Limit the next read or write to the timeout, or to the time left until the deadline."""
         if self.until:
@@ -195,34 +221,57 @@ def over_http(
 
     `deadline`: seconds from the send after which the request is given up with the failure `total_timeout`; 0: no limit.
     """
-    with _connected(peer) as wire:
-        wire.until = wire.instants.sent + int(deadline * NS) if deadline else 0
+    arriving = http_events(peer, request, decoder, deadline)
+    while True:
         try:
-            wire.write(request)
-            wire.all_written()
-            at, ending, start = _receive_http(wire, decoder, on_events)
-        except _DeadlinePassed:
-            return wire.ended(now()), Fail("total_timeout", "")
-        if not isinstance(ending, Fail):
-            return wire.ended(at), None
-        if is_http2(start):
-            raise _speaks_http2(peer.target)
-        if is_tls(start) and not peer.target.tls:
-            raise UserError(f"{peer.target.url}: {TLS}", _with_tls(peer.target))
-        return wire.ended(at), ending
+            at, events = next(arriving)
+        except StopIteration as end:
+            result: tuple[Instants, Fail | None] = end.value
+            return result
+        on_events(at, events)
 
 
-def _receive_http(wire: _Wire, decoder: Decoder, on_events: OnEvents) -> tuple[int, End | Fail, bytes]:
-    """Read until the response ends; return when and how it did, and its first bytes."""
+def http_events(
+    peer: Peer, request: bytes, decoder: Decoder, deadline: float = 0
+) -> Generator[tuple[int, Sequence[Event]], None, tuple[Instants, Fail | None]]:
+    """The same as a generator, which yields the events as they arrive. Closing it closes the connection."""
+    while True:
+        with _connected(peer) as wire:
+            wire.until = wire.instants.sent + int(deadline * NS) if deadline else 0
+            try:
+                wire.write(request)
+                wire.all_written()
+                at, ending, start = yield from _receive_http(wire, decoder)
+            except _DeadlinePassed:
+                return wire.ended(now()), Fail("total_timeout", "")
+            if ending is None:
+                decoder.reset()
+                continue
+            wire.is_reusable = ending.keep_alive
+            if not isinstance(ending, Fail):
+                return wire.ended(at), None
+            if is_http2(start):
+                raise _speaks_http2(peer.target)
+            if is_tls(start) and not peer.target.tls:
+                raise UserError(f"{peer.target.url}: {TLS}", _with_tls(peer.target))
+            return wire.ended(at), ending
+
+
+def _receive_http(
+    wire: _Wire, decoder: Decoder
+) -> Generator[tuple[int, Sequence[Event]], None, tuple[int, End | Fail | None, bytes]]:
+    """Read until the response ends; return when and how it did, and its first bytes. None: the connection was stale."""
     start = b""
     while True:
         data, at = wire.read()
         if data:
             wire.instants.first_byte = wire.instants.first_byte or at
+        elif wire.is_stale:
+            return at, None, b""
         if len(start) < FRAME_HEAD:
             start += data[:FRAME_HEAD]
         events = decoder.feed(data) if data else decoder.eof()
-        on_events(at, events)
+        yield at, events
         ending = _ending(events)
         if ending is not None:
             return at, ending, start
@@ -254,26 +303,34 @@ def over_grpc(
 
     `deadline`: seconds from the send to the end of the response; 0: no limit.
     """
-    client = Http2Client()
-    with _connected(peer) as wire:
-        wire.until = wire.instants.sent + int(deadline * NS) if deadline else 0
-        client.start()
-        stream = client.request(block, body)
-        try:
-            at, ending = _receive(client, wire, stream, response, on_events)
-        except _DeadlinePassed:
-            at, ending = now(), deadline_passed(deadline)
-            client.reset(stream)
-        with contextlib.suppress(_DeadlinePassed):
-            if not wire.is_cut:
-                _flush(client, wire)
-        return wire.ended(at), ending if isinstance(ending, Fail) else None
+    while True:
+        with _connected(peer) as wire:
+            wire.until = wire.instants.sent + int(deadline * NS) if deadline else 0
+            client = wire.opened.http2
+            if client is None:
+                client = wire.opened.http2 = Http2Client()
+                client.start()
+            elif client.is_closing:
+                continue
+            stream = client.request(block, body)
+            try:
+                at, ending = _receive(client, wire, stream, response, on_events)
+            except _DeadlinePassed:
+                at, ending = now(), deadline_passed(deadline)
+                client.reset(stream)
+            if ending is None:
+                continue
+            with contextlib.suppress(_DeadlinePassed):
+                if not wire.is_cut:
+                    _flush(client, wire)
+            wire.is_reusable = not (wire.is_cut or client.is_closing or client.open_streams)
+            return wire.ended(at), ending if isinstance(ending, Fail) else None
 
 
 def _receive(
     client: Http2Client, wire: _Wire, stream: int, response: StreamResponse, on_events: OnEvents
-) -> tuple[int, End | Fail]:
-    """Read until the response ends; return when and how it did."""
+) -> tuple[int, End | Fail | None]:
+    """Read until the response ends; return when and how it did. None: the connection was stale."""
     start = b""
     while True:
         _flush(client, wire)
@@ -284,12 +341,16 @@ def _receive(
         for event in events:
             if isinstance(event, GoAway) or event.stream != stream:
                 continue
+            if isinstance(event, Reset) and event.refused and wire.is_stale:
+                return at, None
             wire.instants.first_byte = wire.instants.first_byte or at
             decoded = _decoded(event, response)
             on_events(at, decoded)
             ending = _ending(decoded)
             if ending is not None:  # the rest does not matter
                 return at, ending
+        if not data and wire.is_stale:
+            return at, None
         if broken is not None or not data:
             raise _no_response(wire.target, client, broken, start, is_begun=wire.instants.first_byte > 0)
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from inferometer.capacity.result import By, Capacity, Probe
+from inferometer.capacity_search.result import By, Capacity, Probe
 from inferometer.report import formatting
 from inferometer.report.console import new_console
 from inferometer.report.width import bare, columns

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from inferometer.capacity.result import Capacity, as_json
+from inferometer.capacity_search.result import Capacity, as_json
 from inferometer.records import Manifest
 from inferometer.report import junit, markdown
 from inferometer.report.capacity import PURPOSES, UNITS, amount, basis, notes, reason, required, words

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from inferometer.capacity.result import Capacity, from_json
+from inferometer.capacity_search.result import Capacity, from_json
 from inferometer.errors import UserError
 from inferometer.records import Manifest
 from inferometer.report import capacity, capacity_export

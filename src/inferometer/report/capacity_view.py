@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from inferometer.analysis.slo_expression import Slo
-from inferometer.capacity.result import By, Probe
-from inferometer.capacity.search import Bracket, Goal, Request, Trial, bracket
-from inferometer.capacity.sequential import Look, needed_requests
+from inferometer.capacity_search.result import By, Probe
+from inferometer.capacity_search.search import Bracket, Goal, Request, Trial, bracket
+from inferometer.capacity_search.sequential import Look, needed_requests
 from inferometer.records import Snapshot
 from inferometer.report.capacity import PURPOSES, SIGNS, UNITS, amount, reason
 from inferometer.units import format_seconds

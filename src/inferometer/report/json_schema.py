@@ -17,8 +17,8 @@ from inferometer.analysis.repeats import Repeats, RunList
 from inferometer.analysis.summary import SCHEMA as SUMMARY_VERSION
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.sweep import Sweep
-from inferometer.capacity.result import SCHEMA as CAPACITY_VERSION
-from inferometer.capacity.result import Capacity
+from inferometer.capacity_search.result import SCHEMA as CAPACITY_VERSION
+from inferometer.capacity_search.result import Capacity
 
 Tree = dict[str, Any]
 
@@ -62,7 +62,7 @@ def sweep() -> Tree:
 
 
 def capacity() -> Tree:
-    """`--json` of capacity, and capacity.json in its folder (capacity/result.py: as_json)."""
+    """`--json` of capacity, and capacity.json in its folder (capacity_search/result.py: as_json)."""
     tree = _document("The capacity of a server", Capacity, CAPACITY_VERSION)
     definitions = tree["$defs"]
     answer = definitions["Capacity"]

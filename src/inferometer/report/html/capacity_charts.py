@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferometer.analysis.slo_expression import parse
-from inferometer.capacity.result import Capacity, Probe
-from inferometer.capacity.search import Bracket, Status, Trial, bracket
+from inferometer.capacity_search.result import Capacity, Probe
+from inferometer.capacity_search.search import Bracket, Status, Trial, bracket
 from inferometer.report import formatting
 from inferometer.report.capacity import PURPOSES, UNITS, amount
 from inferometer.report.html import page

@@ -3,7 +3,7 @@
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.slo_expression import parse
 from inferometer.analysis.slo_presets import PRESETS
-from inferometer.capacity.result import Capacity, Probe
+from inferometer.capacity_search.result import Capacity, Probe
 from inferometer.records import Manifest
 from inferometer.report import formatting
 from inferometer.report.capacity import (

@@ -27,7 +27,7 @@ from inferometer.analysis.percentiles import PERCENTILES
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import Slo
 from inferometer.analysis.throughput import Throughput
-from inferometer.capacity.search import LONGER, Purpose, Request, Status, Trial
+from inferometer.capacity_search.search import LONGER, Purpose, Request, Status, Trial
 from inferometer.records import MISSING, ROW, Columns, Failure, Manifest, Records, Run, StagePlan
 from inferometer.units import NS
 

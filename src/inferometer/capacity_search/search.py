@@ -25,7 +25,7 @@ from typing import Literal
 import msgspec
 
 from inferometer.analysis.binomial import is_below
-from inferometer.capacity.model import Belief, believe, highest_to_hold, lowest_to_fail
+from inferometer.capacity_search.model import Belief, believe, highest_to_hold, lowest_to_fail
 
 Status = Literal["holds", "fails", "undecided"]
 Purpose = Literal["ramp", "bisect", "repeat", "confirm"]

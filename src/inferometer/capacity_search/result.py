@@ -7,7 +7,7 @@ import msgspec
 
 from inferometer import __version__
 from inferometer.analysis.slo import SloResult
-from inferometer.capacity.search import Bracket, Purpose, Status
+from inferometer.capacity_search.search import Bracket, Purpose, Status
 from inferometer.records import Manifest
 
 By = Literal["rate", "concurrency", "users"]

@@ -1,0 +1,152 @@
+"""`inferometer.capacity` and `Capacity`: the highest load at which a server holds its objectives."""
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from inferometer.capacity_search.result import Capacity as Found
+from inferometer.capacity_search.result import Probe
+from inferometer.errors import UserError, named
+from inferometer.public.pages import in_frame, written
+from inferometer.public.settings import Overrides, Source, config_of, objectives, seconds
+from inferometer.records import Manifest
+
+
+def capacity(
+    config: Source,
+    overrides: Overrides | None = None,
+    /,
+    *,
+    slo: str | Sequence[str] | None = None,
+    by: Literal["rate", "concurrency", "users"] = "rate",
+    budget: float | str = "2m",
+    percentile: Literal["p50", "p90", "p95", "p99"] = "p90",
+    think: float | str = "20s",
+    start: float | None = None,
+    precision: float = 0.05,
+    at_least: float | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> "Capacity":
+    """Find the highest load at which the server holds its objectives, as the command `inferometer capacity` does.
+
+    `config`, `overrides` and keywords are those of `inferometer.run`; the search sets `load` itself.
+
+    `slo`         what must hold: a preset (chat, inference ...) or expressions. Default: that of the config, else chat, and inference
+                  for tensor servers
+    `by`          what is raised: requests per second, requests in flight, or users who think between requests
+    `budget`      how long the search may take
+    `percentile`  at which presets are judged
+    `think`       how long a person thinks between a response and the next message
+    `start`       the first level
+    `precision`   the search ends when the interval is as narrow as this share
+    `at_least`    the level that must hold: see `Capacity.passed`
+
+    Raises Error when the config is not right or the server cannot be reached.
+    """
+    from inferometer.conduct.capacity import Options, find, with_objectives  # noqa: PLC0415
+    from inferometer.report import capacity_output, capacity_view  # noqa: PLC0415
+
+    options = Options(
+        by=_one_of(by, ("rate", "concurrency", "users"), "by"),  # type: ignore[arg-type]
+        budget=_at_least(seconds(budget, "budget"), 10.0, "budget"),
+        percentile=_one_of(percentile, ("p50", "p90", "p95", "p99"), "percentile"),
+        think=_at_least(seconds(think, "think"), 0.0, "think"),
+        start=_positive(start, "start"),
+        precision=_positive(precision, "precision") or 0.05,
+        at_least=_positive(at_least, "at_least"),
+    )
+    given = [key for each in (overrides or {}, settings) for key in each]
+    if any(key.partition(".")[0] == "load" for key in given):
+        raise UserError("load: the search sets the load itself", "leave it out; see by=, start= and budget=")
+    chosen = {} if slo is None else {"slo": objectives(slo)}
+    made, source = config_of(config, overrides, settings, chosen, without="load")
+    with named({"slo": "slo="}, source):
+        view = capacity_view.SearchView(options.by) if progress else capacity_view.Quiet()
+        found, manifest = find(with_objectives(made), options, view)
+    capacity_output.save(found, manifest)
+    return Capacity(found, manifest)
+
+
+class Capacity(msgspec.Struct, frozen=True, weakref=True):
+    """The capacity of a server: an interval, and the probes that show it. In a notebook, it shows itself as the HTML report."""
+
+    result: Found
+    """Everything that the search found."""
+    _manifest: Manifest | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The highest level shown to hold: requests per second, requests in flight or users. None: no level was."""
+        return self.result.bracket.low
+
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        """The highest level shown to hold, and the lowest shown to fail; None if nothing was shown."""
+        return self.result.bracket.low, self.result.bracket.high
+
+    @property
+    def by(self) -> str:
+        """What was raised: rate, concurrency or users."""
+        return self.result.by
+
+    @property
+    def limited_by(self) -> str | None:
+        """The objective that fails first above the interval."""
+        return self.result.limited_by
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """The short runs, in order: level, status, latencies, and the folder of each."""
+        return self.result.probes
+
+    @property
+    def passed(self) -> bool:
+        """Whether `at_least`, or any level if that was not given, was shown to hold."""
+        return self.result.outcome == "met"
+
+    @property
+    def folder(self) -> Path:
+        """Where the probes are stored."""
+        return Path(self.result.folder)
+
+    def report(self, *, color: bool = False) -> str:
+        """The answer and the probes as text, as the command prints them."""
+        from inferometer.report import capacity  # noqa: PLC0415
+
+        return capacity.render(self.result, color=color)
+
+    def html(self, path: str | PathLike[str] | None = None) -> str:
+        """The answer as one HTML page with charts. With a path, it is also written there."""
+        from inferometer.report.html import capacity_page  # noqa: PLC0415
+
+        return written(capacity_page.encode(self.result, self._manifest).decode(), path)
+
+    def _repr_html_(self) -> str:
+        return in_frame(self.html(), f"inferometer: capacity of {self.result.url}")
+
+    def __repr__(self) -> str:
+        from inferometer.report import capacity  # noqa: PLC0415
+
+        return f"<inferometer.Capacity {capacity.words(self.result)}>"
+
+
+def _one_of(value: str, known: tuple[str, ...], name: str) -> str:
+    if value not in known:
+        raise UserError(f"{name} is {value!r}", f"use {', '.join(known)}")
+    return value
+
+
+def _at_least(value: float, least: float, name: str) -> float:
+    if value < least:
+        raise UserError(f"{name} must be at least {least:g} s (got {value:g})", "give seconds, or text such as '2m'")
+    return value
+
+
+def _positive(value: float | None, name: str) -> float | None:
+    if value is not None and not 0 < value < 1e9:
+        raise UserError(f"{name} must be more than 0 (got {value:g})", "give a positive number")
+    return value
