@@ -8,6 +8,7 @@ import pytest
 import yaml
 from kubernetes_tools import ROOT, VERSIONS, assert_restricted, resources, violations
 
+import inferometer
 from inferometer import config
 
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -32,7 +33,7 @@ def test_manifests_are_valid(tmp_path: Path, folder: str) -> None:
     assert_restricted(pod)
     assert {"name": "config", "configMap": {"name": kinds["ConfigMap"]["metadata"]["name"]}} in pod["volumes"]
     assert ("PersistentVolumeClaim" in kinds) == (folder != "overlays/s3")
-    assert pod["containers"][0]["image"].startswith("inferometer:")
+    assert pod["containers"][0]["image"] == f"inferometer:{inferometer.__version__}"
 
 
 def test_examples_beside_the_manifests(tmp_path: Path) -> None:

@@ -123,6 +123,19 @@ def test_gauges_follow_the_stages(tmp_path: Path, sim: str) -> None:
     assert (info["url"], info["model"], info["api"]) == (sim, "sim", "chat")
 
 
+def test_the_endpoint_listens_on_the_host_of_the_config(tmp_path: Path, sim: str) -> None:
+    _, scraper = run_scraped(
+        tmp_path,
+        sim,
+        LocalThread,
+        0,
+        load={"type": "closed", "concurrency": 1, "requests": 3},
+        export={"metrics_port": 0, "metrics_host": "127.0.0.2"},
+    )
+    assert scraper.url.startswith("http://127.0.0.2:")
+    assert total(scraper.pages[-1], "inferometer_requests_completed_total") > 0
+
+
 def test_nothing_listens_after_the_run(tmp_path: Path, sim: str) -> None:
     _, scraper = run_scraped(tmp_path, sim, LocalThread, 0, load={"type": "closed", "concurrency": 1, "requests": 3})
     port = int(scraper.url.removesuffix("/metrics").rpartition(":")[2])
