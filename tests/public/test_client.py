@@ -12,7 +12,8 @@ from helpers import Client as Connection
 from helpers import http_response, polite, scripted
 
 import inferometer
-from inferometer.serve.background import Running
+from inferometer.serve.background import Running, serving
+from inferometer.serve.settings import Settings
 
 ARRAYS: dict[str, Any] = {
     "BOOL": np.array([True, False]),
@@ -150,6 +151,18 @@ def test_a_new_connection_that_is_closed_is_an_error() -> None:
         pytest.raises(inferometer.Error, match="no response"),
     ):
         client.generate("hello", model="m")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_client_survives_a_restart_of_the_server(protocol: str) -> None:
+    with serving(Settings(models=("identity",), http=0, grpc=0)) as first:
+        url = first.url if protocol == "http" else first.grpc
+        ports = [int(each.rpartition(":")[2]) for each in (first.url, first.grpc)]
+        client = inferometer.Client(url)
+        assert client.infer("identity", {"INPUT0": [[1.0]]})["OUTPUT0"].tolist() == [[1.0]]
+    with client, serving(Settings(models=("identity",), http=ports[0], grpc=ports[1])):
+        assert client.infer("identity", {"INPUT0": [[2.0]]})["OUTPUT0"].tolist() == [[2.0]]
 
 
 def test_a_server_that_does_not_listen_is_not_ready() -> None:

@@ -39,18 +39,29 @@ SCHEMA = 2
 
 
 class StageSummary(msgspec.Struct, frozen=True):
+    """The figures of one stage."""
+
     stage: int
+    """Its index in the plan."""
     name: str
     window: MeasuredWindow
+    """The part of the stage that counts."""
     counts: Counts
+    """How many requests succeeded and failed."""
     throughput: Throughput
+    """Rates per second."""
     metrics: dict[str, Distribution]
+    """Statistics of each metric, by its name (metrics.METRICS)."""
     overload: Overload
+    """Whether the server kept up with the load."""
     quotable: dict[str, bool] = {}
     """Whether its figures of each kind (FIGURES) may be quoted: no check that concerns them failed."""
     slos: tuple[SloResult, ...] = ()
+    """Each service level objective."""
     goodput: Goodput | None = None
+    """None without objectives for single requests."""
     breakdown: Breakdown | None = None
+    """Where the time went, by the server's own account."""
     no_breakdown: str | None = None
     """Why there is no breakdown."""
     sessions: SessionSummary | None = None
@@ -70,31 +81,44 @@ class StageSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
+    """All figures and checks of a run."""
+
     schema: int
+    """Version of this layout."""
     verdict: str
+    """VALID or INVALID."""
     checks: tuple[Check, ...]
+    """The checks behind the verdict."""
     counts: Counts
+    """How many requests succeeded and failed."""
     throughput: Throughput
+    """Rates per second."""
     metrics: dict[str, Distribution]
     """Empty if stages have different loads: a percentile over both would describe neither."""
     stages: tuple[StageSummary, ...]
     """Empty if the load has only one stage."""
     window: MeasuredWindow
+    """The part of the run that counts."""
     quotable: dict[str, bool]
     """Whether the figures of each kind (FIGURES) may be quoted; with several stages, whether those of all stages may."""
     overload: Overload | None
     """None if there are several stages."""
     failures: tuple[FailureCount, ...]
+    """Each kind of failure, with its most common message."""
     tokens_counted_by: dict[str, int]
     """Who counted the output tokens, for how many requests."""
     started: str
+    """Wall clock at t=0, ISO 8601."""
     inferometer: str
+    """The version that measured."""
     definitions: dict[str, str]
+    """What each metric and check means, by its name."""
     slos: tuple[SloResult, ...] = ()
     """Each service level objective; with several stages, as in the stage where it did worst."""
     goodput: Goodput | None = None
     """None without objectives for single requests, or if there are several stages."""
     breakdown: Breakdown | None = None
+    """Where the time went, by the server's own account."""
     no_breakdown: str | None = None
     """Why there is no breakdown."""
     sessions: SessionSummary | None = None

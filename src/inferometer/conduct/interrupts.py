@@ -34,4 +34,5 @@ def stop_on_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         for number, handler in earlier.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: it was not set from Python, and cannot be restored
+                signal.signal(number, handler)

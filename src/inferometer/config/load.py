@@ -74,7 +74,7 @@ def from_mapping(
         except msgspec.ValidationError as error:
             raise explain(error, tree) from None
         if config.sweep:
-            raise UserError("only `inferometer run` measures a grid of settings", "leave it out", "sweep")
+            raise UserError("only the command `inferometer run` measures a grid of settings", "leave it out", "sweep")
         _limit_settling(config)
         check(config)
         return config

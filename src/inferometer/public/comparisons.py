@@ -44,7 +44,7 @@ def _side(given: One | Sequence[One], letter: str) -> Side:
     return Side(str(first.folder) if isinstance(first, Run) else fspath(first), tuple(runs))
 
 
-class Comparison(msgspec.Struct, frozen=True, weakref=True):
+class Comparison(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """What a comparison found: for each figure the ratio B / A, its 95 % interval, and a verdict. In a notebook, it shows itself."""
 
     _compared: Compared

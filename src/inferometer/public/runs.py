@@ -59,7 +59,7 @@ def open(folder: str | PathLike[str], *, slo: str | Sequence[str] | None = None)
     return Run(*conduct.open_run(fspath(folder), None if slo is None else objectives(slo)))
 
 
-class Run(msgspec.Struct, frozen=True, weakref=True):
+class Run(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """A run: what was measured, whether it may be trusted, and whether it meets its objectives. Times are in seconds.
 
     In a notebook, a run shows itself as the HTML report.

@@ -71,7 +71,7 @@ def capacity(
     return Capacity(found, manifest)
 
 
-class Capacity(msgspec.Struct, frozen=True, weakref=True):
+class Capacity(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """The capacity of a server: an interval, and the probes that show it. In a notebook, it shows itself as the HTML report."""
 
     result: Found
