@@ -255,6 +255,16 @@ def test_conversation_replay() -> None:
     assert config.sessions.context == 225_000
 
 
+def test_conversations_may_add_to_the_system_prompt() -> None:
+    added = {"type": "uniform", "min": 10, "max": 20}
+    sizes = {"shared_system_prompt_len": 40, "input_tokens_per_turn": 8, "dynamic_system_prompt_len": added}
+    config = config_of(data={"type": "conversation_replay", "conversation_replay": sizes})
+    made = requests_of(config, 8)
+    systems = [request.payload[0]["content"] for request in made]
+    assert len(set(systems)) == 8 and len({system[:80] for system in systems}) == 1
+    assert all(50 <= request.n_system <= 60 and request.n_in == request.n_system + 8 for request in made)
+
+
 def _sharegpt(folder: Path) -> str:
     path = folder / "conversations.json"
     turns = [{"from": "human", "value": "How are you?"}, {"from": "gpt", "value": "Fine, thank you."}]

@@ -171,9 +171,6 @@ def _is_multi_turn(spec: Spec) -> bool:
 
 def _conversation_replay(spec: Spec) -> tuple[Section, str]:
     own = "data.conversation_replay"
-    if not is_nothing(at(spec, f"{own}.dynamic_system_prompt_len")):
-        what = "a system prompt of which a part differs between conversations"
-        raise unsupported(f"{own}.dynamic_system_prompt_len", what, "set its mean, std_dev and min to 0")
     section: Section = {"type": "conversation", "system": int(at(spec, f"{own}.shared_system_prompt_len", 8359))}
     for ours, theirs, default in (
         ("turns", "turns_per_conversation", 10),
@@ -181,6 +178,8 @@ def _conversation_replay(spec: Spec) -> tuple[Section, str]:
         ("output", "output_tokens_per_turn", 256),
     ):
         section[ours] = length(at(spec, f"{own}.{theirs}", default), f"{own}.{theirs}")
+    if not is_nothing(added := at(spec, f"{own}.dynamic_system_prompt_len")):
+        section["own_system"] = length(added, f"{own}.dynamic_system_prompt_len")
     section |= _think(at(spec, f"{own}.tool_call_latency_sec"), f"{own}.tool_call_latency_sec")
     return section, "conversations with a common system prompt, each with its own history"
 
