@@ -108,7 +108,10 @@ def _lifecycle(requests: Requests, spec: Spec, partials: dict[str, bytes]) -> di
 def _adapters(requests: Requests, spec: Spec, chosen: lifecycle.Options) -> dict[str, bytes]:
     """The files of LoRA adapters, which are the traffic classes of the run."""
     wanted, found = spec["report"]["request_lifecycle"], {}
-    names, own_class = requests.run.records.classes, requests.rows["class"].astype(np.int64)
+    names = [name.replace("/", "_") for name in requests.run.records.classes]
+    own_class = requests.rows["class"].astype(np.int64)
+    if requests.is_exact:
+        own_class[~requests.ok] = -1
     if wanted["per_adapter"]:
         gaps = Gaps(requests, own_class)
         for index, name in enumerate(names):

@@ -56,6 +56,26 @@ DIFFERENCES = (
         "from the first instant of the stage, at which all requests were queued, to the start of the request",
     ),
     Difference(
+        "adapter files",
+        "all requests of the adapter",
+        "without failed requests",
+    ),
+    Difference(
+        "token_count_mismatches",
+        "streamed responses whose chunks do not add up to the server's count of tokens",
+        "the same with a tokenizer section, else 0",
+    ),
+    Difference(
+        "prompt_len.mean and output_len.mean of Prometheus reports (vLLM, SGLang)",
+        "tokens per request",
+        "tokens per second, as the mean over time of the counter's rate",
+    ),
+    Difference(
+        "label model_name in Prometheus queries when server.model_name is not set",
+        "the model that the server reported",
+        "the word None, which matches nothing",
+    ),
+    Difference(
         "info.output_token_times",
         "one time per chunk with tokens",
         "with a tokenizer section, one time per token",

@@ -34,6 +34,7 @@ class Options(msgspec.Struct, frozen=True):
     max_error_messages: int
     is_retrying: bool
     is_concurrent: bool
+    has_tokenizer: bool
     stages: tuple[dict[str, Any], ...]
     objectives: Objectives
 
@@ -45,6 +46,7 @@ def options(spec: Spec) -> Options:
         max_error_messages=int(lifecycle.get("max_error_messages", 100)),
         is_retrying=bool(spec["load"].get("request_retries")),
         is_concurrent=spec["load"]["type"] == "concurrent",
+        has_tokenizer=bool(spec.get("tokenizer")),
         stages=tuple(spec["load"].get("stages") or ()),
         objectives=objectives(spec),
     )
@@ -111,7 +113,7 @@ def _successes(requests: Requests, own: Mask, gaps: NDArray[Any], chosen: Option
         "prompt_tokens": _prompt_tokens(requests, ok, percentiles),
         "output_len": distribution(n_out, percentiles),
         "output_tokens": {"total": known_sum(server_out)} | (distribution(server_out, percentiles) or {}),
-        "token_count_mismatches": _mismatches(requests, ok),
+        "token_count_mismatches": _mismatches(requests, ok) if chosen.has_tokenizer or not requests.is_exact else 0,
         "client_fallback_requests": {
             "prompt": int(np.count_nonzero(rows["in_counted_by"][ok] != SERVER)),
             "output": int(np.count_nonzero(rows["counted_by"][ok] != SERVER)),

@@ -104,7 +104,7 @@ def collect(run: Run, spec: Spec) -> Requests:
         ok=ok,
         start=start,
         end=end,
-        schedule_delay=start - _scheduled(rows, is_exact),
+        schedule_delay=np.round(start - _scheduled(rows, is_exact), 9),  # times are whole nanoseconds
         n_in=np.where(ok | ~np.array(is_exact), _known(rows["n_in"], is_exact), 0.0),
         n_out=n_out,
         server_out=server_out,
