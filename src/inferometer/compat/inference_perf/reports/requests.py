@@ -58,17 +58,19 @@ class Gaps:
     """Gaps between tokens of successful requests, by group."""
 
     def __init__(self, requests: Requests, group: NDArray[np.integer[Any]] | None = None) -> None:
-        """`group` divides the requests; None: they are all in one."""
+        """`group` divides the requests; -1: left out. None: they are all in group 0."""
         rows = requests.run.records.rows
         of_row = np.zeros(len(rows), np.int64)
         if group is not None:
             of_row[requests.index] = group
         counted = np.zeros(len(rows), np.bool_)
         counted[requests.index[requests.ok & requests.is_streamed]] = True
+        counted &= of_row >= 0
+        of_row = np.maximum(of_row, 0)
         found = gather(requests.run, counted, of_row)
         self._values, self._slices = found.values, found.stages
-        repeated = np.where(requests.ok, np.maximum(requests.token_times - requests.rows["chunk_count"], 0), 0)
-        own = of_row[requests.index]
+        own, chosen = of_row[requests.index], counted[requests.index]
+        repeated = np.where(chosen, np.maximum(requests.token_times - requests.rows["chunk_count"], 0), 0)
         self._zeros = {each: int(repeated[own == each].sum()) for each in self._slices}
 
     def of(self, group: int = _ALL_GAPS) -> NDArray[Any]:
