@@ -10,7 +10,7 @@ from inferometer import store
 from inferometer.analysis.gaps import gather
 from inferometer.analysis.tool_definitions import Seconds, inference_perf_latencies, starts
 from inferometer.compat.inference_perf.spec import Spec
-from inferometer.records import CANCELLED, COUNTED_BY, DROPPED, LOST, MISSING, Body, Columns, Run
+from inferometer.records import CANCELLED, COUNTED_BY, DROPPED, LOST, MISSING, NAMES, Body, Columns, Run
 from inferometer.units import NS
 
 Mask = NDArray[np.bool_]
@@ -46,6 +46,10 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     token_times: NDArray[np.int64]
     latencies: dict[str, Seconds]
     """By inference-perf's names; NaN for failures. `inter_token_latency` is the mean of each request."""
+    retried: Mask
+    """Whether load.request_retries repeated the request."""
+    wasted: Seconds
+    """From the first attempt to the last one; missing if it was not recorded."""
     bodies: dict[int, Body]
     """The kept texts by id."""
 
@@ -97,6 +101,7 @@ def collect(run: Run, spec: Spec) -> Requests:
     server_out = _known(rows["n_out"], is_exact)
     n_out = _client_counts(run, rows, bodies, server_out, ok) if _counts_text(spec, is_exact) else server_out
     token_times = _token_times(rows, spec, is_exact) * is_streamed
+    retried, wasted = _retries(rows, spec)
     return Requests(
         run=run,
         is_exact=is_exact,
@@ -113,6 +118,8 @@ def collect(run: Run, spec: Spec) -> Requests:
         size=_sizes(rows, bodies),
         token_times=token_times,
         latencies=_latencies(rows, start, n_out, token_times, ok, is_exact, is_streamed),
+        retried=retried,
+        wasted=wasted,
         bodies=bodies,
     )
 
@@ -167,6 +174,15 @@ def _token_times(rows: Columns, spec: Spec, is_exact: bool) -> NDArray[np.int64]
     if not (is_exact and spec.get("tokenizer")):
         return chunks
     return np.where(rows["streamed_tokens"] < 0, chunks, np.maximum(rows["streamed_tokens"], chunks))
+
+
+def _retries(rows: Columns, spec: Spec) -> tuple[Mask, Seconds]:
+    """Which requests were retried, and the time that it took. A second attempt on a stale connection is not a retry of theirs."""
+    if not spec["load"].get("request_retries"):
+        return np.zeros(len(rows), np.bool_), np.zeros(len(rows))
+    if "wasted" in NAMES:
+        return rows["wasted"] > 0, rows["wasted"] / NS
+    return rows["attempts"] > 1, np.full(len(rows), np.nan)
 
 
 def _sizes(rows: Columns, bodies: dict[int, Body]) -> NDArray[np.float64]:
