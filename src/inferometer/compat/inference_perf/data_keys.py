@@ -3,6 +3,7 @@
 from typing import Any
 
 from inferometer.compat.inference_perf.kinds import (
+    LATER,
     REQUIRED,
     Choice,
     Either,
@@ -26,7 +27,6 @@ SHARE = Number(least=0, most=1)
 
 NO_MEDIA = "images, video and audio cannot be generated yet"
 NO_SESSIONS = "recorded and generated agent sessions cannot be replayed yet"
-NO_EXPRESSIONS = "not in any release of inference-perf"
 NO_FILTER = "it is Python code, which is never evaluated"
 
 DATA_TYPES = (
@@ -141,7 +141,7 @@ SHARED_PREFIX = Section(
         "seed": Key(kind=WHOLE, runs="`seed`, before `load.base_seed`"),
         "enable_multi_turn_chat": Key(kind=Flag(), default=False, runs="sessions, one per user"),
         "multimodal": Key(kind=MULTIMODAL, refused=NO_MEDIA),
-        "max_model_len": Key(kind=COUNT, refused=NO_EXPRESSIONS),
+        "max_model_len": Key(kind=COUNT, refused=LATER),
     }
 )
 

@@ -14,6 +14,8 @@ import msgspec
 
 from inferometer.errors import UserError
 
+LATER = "not in any release of inference-perf"
+"""Why a key of a version after the last release is refused."""
 REQUIRED: Any = msgspec.UNSET
 """The default of a key that must be given."""
 
@@ -155,7 +157,11 @@ class Reader(msgspec.Struct):
             if not self.lenient and kind.is_strict:
                 raise error
             self.notes.append(f"{error.key}: unknown key, dropped ({error.remedy})")
-        return {name: self._key(given, name, key, path) for name, key in kind.keys.items()}
+        return {
+            name: self._key(given, name, key, path)
+            for name, key in kind.keys.items()
+            if name in given or key.refused != LATER  # a stored config can be read by the last release
+        }
 
     def _key(self, given: dict[str, Any], name: str, key: Key, path: tuple[str, ...]) -> Any:
         at = (*path, name)

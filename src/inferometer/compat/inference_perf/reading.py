@@ -33,17 +33,19 @@ def read(path: Path | None, options: Mapping[str, str], lenient: bool = False) -
 
     Raises UserError with the key at fault. With `lenient`, unknown keys are dropped.
     """
-    file = read_tree(str(path)) if path is not None else {}
+    source = str(path) if path is not None else ""
     reader = Reader(SCHEMA, lenient)
-    with named(source=str(path) if path is not None else ""):
-        file = _in_long_names(file, SCHEMA, ())
-        tree, set_by = _overlaid(file, options)
+    with named(source=source):
+        file = _in_long_names(read_tree(source) if source else {}, SCHEMA, ())
+    tree, set_by = _overlaid(file, options)
+    with named(source=source):
         try:
             spec = _completed(tree, reader)
             _check(spec)
         except UserError as error:
             option = next((set_by[key] for key in set_by if f"{error.key}.".startswith(f"{key}.")), "")
-            raise (OptionError(error.what, error.remedy, error.key, option) if option else error) from None
+            key = "" if option == f"--{error.key}" else error.key
+            raise (OptionError(error.what, error.remedy, key, option) if option else error) from None
     return spec, (*reader.notes, *_rewrite(spec))
 
 
@@ -126,7 +128,7 @@ def _completed(tree: dict[str, Any], reader: Reader) -> Spec:
     """The tree with all defaults. The keys of a stage are those of the load's type."""
     load = tree.get("load")
     stages = load.get("stages") if isinstance(load, dict) else None
-    if not isinstance(stages, list):  # missing or wrong
+    if not isinstance(load, dict) or not isinstance(stages, list):  # missing or wrong
         return cast("Spec", reader.read(tree))
     spec = cast("Spec", reader.read(tree | {"load": {**load, "stages": []}}))
     kind = STAGES[spec["load"]["type"]]

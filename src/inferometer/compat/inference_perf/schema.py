@@ -11,7 +11,6 @@ from inferometer.compat.inference_perf.data_keys import (
     COUNT,
     DATA,
     FROM_0,
-    NO_EXPRESSIONS,
     NO_SESSIONS,
     NOT_NEGATIVE,
     POSITIVE,
@@ -20,6 +19,7 @@ from inferometer.compat.inference_perf.data_keys import (
     WHOLE,
 )
 from inferometer.compat.inference_perf.kinds import (
+    LATER,
     REQUIRED,
     Choice,
     Either,
@@ -69,12 +69,12 @@ _API = Section(
         "embeddings": Key(
             kind=Section(
                 {
-                    "batch_size": Key(kind=COUNT, refused=NO_EXPRESSIONS),
-                    "dimensions": Key(kind=COUNT, refused=NO_EXPRESSIONS),
-                    "encoding_format": Key(kind=Text(), refused=NO_EXPRESSIONS),
+                    "batch_size": Key(kind=COUNT, refused=LATER),
+                    "dimensions": Key(kind=COUNT, refused=LATER),
+                    "encoding_format": Key(kind=Text(), refused=LATER),
                 }
             ),
-            refused=NO_EXPRESSIONS,
+            refused=LATER,
         ),
     }
 )
@@ -116,9 +116,9 @@ _METRICS = Section(
                     "scrape_interval": Key(kind=COUNT, default=15, runs="the wait before the last query"),
                     "filters": Key(kind=Items(Text()), default=[], runs="label matchers of each query"),
                     "google_managed": Key(kind=Flag(), default=False, runs="false only: it needs Google's credentials"),
-                    "bearer_token": Key(kind=Text(), is_secret=True, refused=NO_EXPRESSIONS),
-                    "verify_ssl": Key(kind=Flag(), refused=NO_EXPRESSIONS),
-                    "headers": Key(kind=Map(Text()), is_secret=True, refused=NO_EXPRESSIONS),
+                    "bearer_token": Key(kind=Text(), is_secret=True, refused=LATER),
+                    "verify_ssl": Key(kind=Flag(), refused=LATER),
+                    "headers": Key(kind=Map(Text()), is_secret=True, refused=LATER),
                 }
             ),
             runs="`observe.promql`",
@@ -134,8 +134,8 @@ _RATE_STAGE = Section(
         "duration": Key(kind=COUNT, default=REQUIRED, runs="`duration` of the stage"),
         "num_requests": Key(kind=COUNT, runs="an error for these loads, as in inference-perf"),
         "concurrency_level": Key(kind=COUNT, runs="an error for these loads, as in inference-perf"),
-        "stop_condition": Key(kind=Text(), refused=NO_EXPRESSIONS),
-        "request_interval": Key(kind=Either((REAL, Text())), refused=NO_EXPRESSIONS),
+        "stop_condition": Key(kind=Text(), refused=LATER),
+        "request_interval": Key(kind=Either((REAL, Text())), refused=LATER),
     }
 )
 _CONCURRENT_STAGE = Section(
@@ -362,12 +362,12 @@ _OBSERVABILITY = Section(
         "metrics": Key(
             kind=Section(
                 {
-                    "enabled": Key(kind=Flag(), default=False, refused=NO_EXPRESSIONS),
-                    "host": Key(kind=Text(), default="0.0.0.0", refused=NO_EXPRESSIONS),
-                    "port": Key(kind=COUNT, default=9464, refused=NO_EXPRESSIONS),
+                    "enabled": Key(kind=Flag(), default=False, refused=LATER),
+                    "host": Key(kind=Text(), default="0.0.0.0", refused=LATER),
+                    "port": Key(kind=COUNT, default=9464, refused=LATER),
                 }
             ),
-            refused=NO_EXPRESSIONS,
+            refused=LATER,
         )
     }
 )
@@ -388,7 +388,7 @@ SCHEMA = Section(
         "server": Key(kind=_SERVER, runs="the server; a run needs it"),
         "tokenizer": Key(kind=_TOKENIZER, runs="the tokenizer"),
         "circuit_breakers": Key(kind=_BREAKERS, runs="breakers that end a stage"),
-        "observability": Key(kind=_OBSERVABILITY, refused=NO_EXPRESSIONS),
+        "observability": Key(kind=_OBSERVABILITY, refused=LATER),
         "compat": Key(
             kind=Choice(("right", "exact")),
             default="right",
