@@ -73,20 +73,6 @@ def _split(argument: str) -> tuple[str, str, str]:
     return meant[0] if meant else name, equals, value
 
 
-class _Command(click.Command):
-    """Leaves the command line to `parse`: about 390 keys are flags, and main flags may be abbreviated."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if {"-h", "--help"} & set(args):
-            click.echo(ctx.get_help())
-            ctx.exit()
-        ctx.params = {"arguments": list(args)}
-        return []
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return ["--config_file FILE [--dotted.key VALUE]... [-a FOLDER...]"]
-
-
 _OPTIONS = (
     ("-c, --config_file FILE", "The config, as YAML. Every key can also be given, or changed, as a flag."),
     (
@@ -103,12 +89,22 @@ _OPTIONS = (
 )
 
 
-def _format_options(self: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    with formatter.section("Options"):
-        formatter.write_dl(list(_OPTIONS))
+class _Command(click.Command):
+    """Leaves the command line to `parse`: about 390 keys are flags, and main flags may be abbreviated."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if {"-h", "--help"} & set(args):
+            click.echo(ctx.get_help())
+            ctx.exit()
+        ctx.params = {"arguments": list(args)}
+        return []
 
-_Command.format_options = _format_options  # type: ignore[method-assign]
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return ["--config_file FILE [--dotted.key VALUE]... [-a FOLDER...]"]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Options"):
+            formatter.write_dl(list(_OPTIONS))
 
 
 @click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
