@@ -1,7 +1,7 @@
 """`inferometer inference-perf`: runs inference-perf's config files, with its flags, exit statuses and report files."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -162,7 +162,7 @@ def _analyze(flags: Flags, log: "Log") -> int:
     return 0
 
 
-def _show(error: UserError, status: int) -> Any:
+def _show(error: UserError, status: int) -> int:
     click.echo(f"inference-perf: {error.line}", err=True)
     if error.next_step:
         click.echo(f"  next: {error.next_step}", err=True)

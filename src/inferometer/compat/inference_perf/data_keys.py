@@ -133,7 +133,7 @@ SHARED_PREFIX = Section(
         "num_users_per_system_prompt": Key(
             kind=COUNT, default=10, short="num_prompts_per_group", runs="the number of questions per prefix"
         ),
-        "system_prompt_len": Key(kind=LENGTH, default=100, runs="the length of the prefixes"),
+        "system_prompt_len": Key(kind=LENGTH, default=100, runs="the length of the prefixes; a number, or fixed"),
         "question_len": Key(kind=LENGTH, default=50, runs="the length of what follows the prefix"),
         "output_len": Key(kind=LENGTH, default=50, runs="the number of tokens to generate"),
         "question_distribution": Key(kind=DISTRIBUTION, runs="an older spelling of `question_len`"),
@@ -152,13 +152,13 @@ CONVERSATION_REPLAY = Section(
         "shared_system_prompt_len": Key(
             kind=FROM_0, default=8359, runs="the length of the system prompt that all share"
         ),
-        "dynamic_system_prompt_len": Key(
-            kind=DISTRIBUTION, runs="the length of the rest of the system prompt; default 0"
-        ),
+        "dynamic_system_prompt_len": Key(kind=DISTRIBUTION, runs="0 only: the system prompt is the same for all"),
         "turns_per_conversation": Key(kind=DISTRIBUTION, runs="the number of turns; default 10"),
         "input_tokens_per_turn": Key(kind=DISTRIBUTION, runs="the length of a user's message; default 512"),
         "output_tokens_per_turn": Key(kind=DISTRIBUTION, runs="the number of tokens to generate; default 256"),
-        "tool_call_latency_sec": Key(kind=DISTRIBUTION, runs="the time between two turns; default none"),
+        "tool_call_latency_sec": Key(
+            kind=DISTRIBUTION, runs="the time between two turns: fixed or lognormal; default none"
+        ),
         "max_model_len": Key(kind=COUNT, default=225000, takes_null=True, runs="`sessions.context`"),
     }
 )
@@ -266,13 +266,17 @@ DATA = Section(
             runs="`data.type`; visionarena, otel_trace_replay, weka_trace_replay, synthetic_agentic and workload_replay are refused",
         ),
         "path": Key(kind=Text(), runs="`data.path`"),
-        "corpus_file_path": Key(kind=Text(), runs="the text that synthetic prompts are cut from"),
+        "corpus_file_path": Key(
+            kind=Text(), runs="the text that synthetic prompts are cut from; data.type synthetic only"
+        ),
         "input_distribution": Key(kind=DISTRIBUTION, runs="`data.input`; shareGPT: the range of lengths"),
         "output_distribution": Key(kind=DISTRIBUTION, runs="`data.output`; shareGPT: the range of lengths"),
         "shared_prefix": Key(kind=SHARED_PREFIX, runs="`data.type: synthetic` with shared prefixes"),
         "multimodal": Key(kind=MULTIMODAL, refused=NO_MEDIA),
         "trace": Key(kind=TRACE, runs="the lengths of requests, row by row"),
-        "use_chat_template": Key(kind=Flag(), default=False, runs="lengths that include the chat template"),
+        "use_chat_template": Key(
+            kind=Flag(), default=False, refused="lengths that include the chat template cannot be requested"
+        ),
         "conversation_replay": Key(kind=CONVERSATION_REPLAY, runs="generated sessions"),
         "otel_trace_replay": Key(kind=OTEL, refused=NO_SESSIONS),
         "weka_trace_replay": Key(kind=WEKA, refused=NO_SESSIONS),

@@ -200,7 +200,7 @@ def unknown_key(name: str, path: tuple[str, ...], schema: Section, kind: Section
     at = ".".join((*path, name))
     if near:
         return UserError("unknown key", f"did you mean {'.'.join((*path, near[0]))}?", at)
-    elsewhere = [".".join(place) for place, _ in walk(schema) if place[-1] == name]
+    elsewhere = sorted((".".join(place) for place, _ in walk(schema) if place[-1] == name), key=len)
     if elsewhere:
         return UserError("unknown key", f"did you mean {elsewhere[0]}? check the indentation", at)
     return UserError("unknown key", f"known here: {', '.join(names)}", at)

@@ -5,7 +5,9 @@ The table of docs/reference/inference-perf.md is made from this one (key_table.p
 
 import os
 import time
+from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 
 from inferometer.compat.inference_perf.data_keys import (
     COUNT,
@@ -26,11 +28,14 @@ from inferometer.compat.inference_perf.kinds import (
     Flag,
     Items,
     Key,
+    Kind,
     Map,
     Number,
     Section,
     Text,
 )
+from inferometer.compat.inference_perf.spec import Spec
+from inferometer.errors import UserError
 
 
 def timestamp() -> str:
@@ -48,8 +53,8 @@ _API = Section(
         "streaming": Key(kind=Flag(), default=False, runs="`server.stream`"),
         "headers": Key(kind=Map(Text()), is_secret=True, runs="`server.headers`; the values are not stored"),
         "slo_unit": Key(kind=Choice(("s", "ms", "us")), runs="the unit of objectives in headers; default ms"),
-        "slo_ttft_header": Key(kind=Text(), runs="the header of the TTFT objective; default x-slo-ttft-<unit>"),
-        "slo_tpot_header": Key(kind=Text(), runs="the header of the TPOT objective; default x-slo-tpot-<unit>"),
+        "slo_ttft_header": Key(kind=Text(), runs="the header of the TTFT objective; default `x-slo-ttft-UNIT`"),
+        "slo_tpot_header": Key(kind=Text(), runs="the header of the TPOT objective; default `x-slo-tpot-UNIT`"),
         "response_format": Key(
             kind=Section(
                 {
@@ -98,10 +103,12 @@ _SERVER = Section(
 _TOKENIZER = Section(
     {
         "pretrained_model_name_or_path": Key(kind=Text(), runs="`data.tokenizer`; default the model's name"),
-        "trust_remote_code": Key(kind=Flag(), takes_null=True, runs="false only: a tokenizer's code is never executed"),
+        "trust_remote_code": Key(
+            kind=Flag(), takes_null=True, runs="no effect: a tokenizer's files are read, and its code is never executed"
+        ),
         "token": Key(kind=Text(), is_secret=True, runs="the hub's token, which is never logged or stored"),
         "load_timeout": Key(
-            kind=POSITIVE, default=300.0, takes_null=True, runs="no effect: a tokenizer loads without a limit"
+            kind=POSITIVE, default=300.0, takes_null=True, runs="300 or null only: a tokenizer loads without a limit"
         ),
     }
 )
@@ -115,7 +122,9 @@ _METRICS = Section(
                     "url": Key(kind=Text(), runs="`observe.promql.url`"),
                     "scrape_interval": Key(kind=COUNT, default=15, runs="the wait before the last query"),
                     "filters": Key(kind=Items(Text()), default=[], runs="label matchers of each query"),
-                    "google_managed": Key(kind=Flag(), default=False, runs="false only: it needs Google's credentials"),
+                    "google_managed": Key(
+                        kind=Flag(), default=False, refused="Google's managed Prometheus cannot be queried"
+                    ),
                     "bearer_token": Key(kind=Text(), is_secret=True, refused=LATER),
                     "verify_ssl": Key(kind=Flag(), refused=LATER),
                     "headers": Key(kind=Map(Text()), is_secret=True, refused=LATER),
@@ -197,7 +206,7 @@ _LOAD = Section(
             kind=FROM_0, default=100, runs="`max_concurrency` of a stage, times `num_workers`"
         ),
         "worker_max_tcp_connections": Key(
-            kind=FROM_0, default=2500, runs="no effect: one connection per request in flight"
+            kind=FROM_0, default=2500, runs="the most connections, times `num_workers`, if it is not the default"
         ),
         "trace": Key(kind=TRACE, runs="the times of requests"),
         "circuit_breakers": Key(kind=Items(Text()), default=[], runs="the breakers that end a stage"),
@@ -405,3 +414,29 @@ SECRETS = (
     ("metrics", "prometheus", "headers"),
 )
 """Keys whose values are never logged or stored."""
+
+
+def refuse(spec: Spec) -> None:
+    """Raise UserError for the first key that is set and that the schema refuses. A value that is the default counts as not set."""
+    for path, key in _set_keys(spec, SCHEMA, (), spec["load"]["type"]):
+        if key.refused:
+            raise UserError(
+                f"not supported: {key.refused}", "leave it out, or run this config with inference-perf", ".".join(path)
+            )
+
+
+def _set_keys(tree: Any, kind: Kind, path: tuple[str, ...], load_type: str) -> Iterator[tuple[tuple[str, ...], Key]]:
+    if path == ("load", "stages"):
+        kind = Items(STAGES[load_type])
+    if isinstance(kind, Either):
+        kind = next((each for each in kind.kinds if isinstance(each, Section)), kind)
+    if isinstance(kind, Items) and isinstance(tree, list):
+        for number, value in enumerate(tree):
+            yield from _set_keys(value, kind.of, (*path, str(number)), load_type)
+    if not isinstance(kind, Section) or not isinstance(tree, dict):
+        return
+    for name, key in kind.keys.items():
+        value = tree.get(name)
+        if value is not None and value != key.default_value():
+            yield (*path, name), key
+            yield from _set_keys(value, key.kind, (*path, name), load_type)

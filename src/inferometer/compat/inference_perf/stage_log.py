@@ -17,8 +17,9 @@ class StageLog(Show):
     def __init__(self, log: Log) -> None:
         self._log = log
         self._stage = -1
-        self._busy = datetime.now()
-        """When the stage in progress last had a request in flight."""
+        self._busy = self._seen = datetime.now()
+        """When the stage in progress last had requests, and when the run was last looked at."""
+        self._is_busy = False
         self._ended = 0
         self._failed: set[int] = set()
 
@@ -26,21 +27,24 @@ class StageLog(Show):
         self._log.warning(line)
 
     def progress(self, snapshot: Snapshot) -> None:
+        """Follow the run. The times are such that all requests of a stage lie between its start and its end."""
         if not snapshot.started:
             return
-        now = datetime.now()
+        now, ended = datetime.now(), snapshot.ok + snapshot.failed
         if self._stage < 0:
-            self._start(snapshot.stage, now - timedelta(seconds=snapshot.elapsed))
-        ended = snapshot.ok + snapshot.failed
+            self._start(0, now - timedelta(seconds=snapshot.elapsed))
         if snapshot.stage > self._stage:
+            if self._is_busy:
+                self._busy = self._seen = now
             self._end(self._stage in self._failed)
             for skipped in range(self._stage + 1, snapshot.stage):  # shorter than the time between two snapshots
-                self._start(skipped, self._busy)
+                self._start(skipped, self._seen)
                 self._end(skipped in self._failed)
-            self._start(snapshot.stage, now)
-        elif snapshot.in_flight or snapshot.queued or ended != self._ended:
+            self._start(snapshot.stage, self._seen)
+        self._is_busy = bool(snapshot.in_flight or snapshot.queued)
+        if self._is_busy or ended != self._ended:
             self._busy = now
-        self._ended = ended
+        self._seen, self._ended = now, ended
 
     def finish(self, outcome: Outcome, stages: int) -> None:
         """Log the end of the last stage, and stages that were never reached."""
