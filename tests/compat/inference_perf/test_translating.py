@@ -17,7 +17,7 @@ from inferometer.config.schema import Client, Config
 from inferometer.errors import UserError
 from tests.compat.inference_perf.specs import STAGES, merged, spec
 
-SHARED = Path("/work/shared/inference-perf-configs")
+SHARED = Path(__file__).parents[4] / "shared" / "inference-perf-configs"
 _REFUSED = ("multimodal-",)
 
 
@@ -102,6 +102,16 @@ def test_secrets_are_not_in_the_config() -> None:
 def test_a_header_replaces_the_api_key() -> None:
     given = spec(server={"api_key": "sk-1"}, api={"headers": {"authorization": "Basic abc"}})
     assert translating.translate(given).headers == {"authorization": "Basic abc"}
+
+
+def test_messages_api_has_no_fields_of_openai() -> None:
+    given = spec(
+        api={"type": "anthropic_messages", "response_format": {"type": "json_object"}}, server={"api_key": "sk-1"}
+    )
+    translation = translating.translate(given)
+    server = translation.config["server"]
+    assert server["api"] == "messages" and not server["ignore_eos"] and "body" not in server
+    assert translation.headers == {"x-api-key": "sk-1"}
 
 
 def test_response_format_goes_into_the_body() -> None:
@@ -255,6 +265,16 @@ def test_conversation_replay() -> None:
     assert config.sessions.context == 225_000
 
 
+def test_conversations_may_add_to_the_system_prompt() -> None:
+    added = {"type": "uniform", "min": 10, "max": 20}
+    sizes = {"shared_system_prompt_len": 40, "input_tokens_per_turn": 8, "dynamic_system_prompt_len": added}
+    config = config_of(data={"type": "conversation_replay", "conversation_replay": sizes})
+    made = requests_of(config, 8)
+    systems = [request.payload[0]["content"] for request in made]
+    assert len(set(systems)) == 8 and len({system[:80] for system in systems}) == 1
+    assert all(50 <= request.n_system <= 60 and request.n_in == request.n_system + 8 for request in made)
+
+
 def _sharegpt(folder: Path) -> str:
     path = folder / "conversations.json"
     turns = [{"from": "human", "value": "How are you?"}, {"from": "gpt", "value": "Fine, thank you."}]
@@ -302,6 +322,65 @@ def test_base_seed_gives_the_same_prompts() -> None:
         for c, tag in ((first, "x"), (again, "y"))
     ]
     assert texts[0] == texts[1]
+
+
+# --- any valid config ---------------------------------------------------------------------------------------------------
+
+_KINDS = ("fixed", "uniform", "normal", "skew_normal", "lognormal", "poisson")
+_DISTRIBUTIONS = st.builds(
+    lambda kind, low, more, std, skew: lengths(low, low + more, type=kind, mean=low + more // 2 + 1, std_dev=std, skew=skew),
+    st.sampled_from(_KINDS), st.integers(0, 50), st.integers(1, 500), st.floats(0, 90), st.floats(-5, 5),
+)  # fmt: skip
+_LENGTHS = st.integers(1, 300) | _DISTRIBUTIONS
+_DATA = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(("random", "synthetic")),
+            "input_distribution": _DISTRIBUTIONS,
+            "output_distribution": _DISTRIBUTIONS,
+        }
+    ),
+    st.builds(
+        lambda own: {"type": "shared_prefix", "shared_prefix": own},
+        st.fixed_dictionaries(
+            {
+                "num_unique_system_prompts": st.integers(1, 20),
+                "system_prompt_len": _LENGTHS,
+                "question_len": _LENGTHS,
+                "output_len": _LENGTHS,
+            }
+        ),
+    ),
+    st.builds(
+        lambda own: {"type": "conversation_replay", "conversation_replay": own},
+        st.fixed_dictionaries(
+            {
+                "turns_per_conversation": _LENGTHS,
+                "dynamic_system_prompt_len": _LENGTHS,
+                "input_tokens_per_turn": _LENGTHS,
+                "max_model_len": st.none() | st.integers(1, 9**6),
+            }
+        ),
+    ),
+    st.sampled_from([{"type": "mock"}, {"type": "shareGPT"}, {"type": "cnn_dailymail"}]),
+)
+_RATED = st.fixed_dictionaries({"rate": st.floats(1, 100), "duration": st.integers(1, 60)})
+_CLOSED = st.fixed_dictionaries({"num_requests": st.integers(1, 100), "concurrency_level": st.integers(1, 100)})
+_LOADS = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(("constant", "poisson")), "stages": st.lists(_RATED, min_size=1, max_size=3)}
+    ),
+    st.fixed_dictionaries({"type": st.just("concurrent"), "stages": st.lists(_CLOSED, min_size=1, max_size=3)}),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(_DATA, _LOADS, st.sampled_from(("completion", "chat")), st.booleans(), st.integers(0, 8), st.integers(0, 200))
+def test_any_valid_config_is_accepted(
+    data: dict[str, Any], load: dict[str, Any], api: str, is_streamed: bool, workers: int, concurrency: int
+) -> None:
+    load = load | {"num_workers": workers, "worker_max_concurrency": concurrency}
+    config_of(data=data, load=load, api={"type": api, "streaming": is_streamed})
 
 
 # --- texts that are kept ------------------------------------------------------------------------------------------------

@@ -183,13 +183,13 @@ def _compiled(text: str, key: str) -> Any:
         expression = jmespath.compile(text)
     except jmespath.exceptions.JMESPathError as error:
         raise UserError(f"{text!r} is not JMESPath: {str(error).splitlines()[0]}", "correct it", key) from None
-    if unknown := sorted(_fields(expression.parsed) - _FIELDS):
+    if unknown := [name for name in _fields(expression.parsed) if name not in _FIELDS]:
         known = "stage_id, scheduled_time, start_time, end_time, error.error_type, error.error_msg, info.input_tokens"
         raise unsupported(key, f"the field {unknown[0]!r}, which is not known during a run,", f"use {known}")
     return expression
 
 
-def _fields(node: Any) -> set[str]:
-    """The names of all fields that an expression reads."""
-    own = {str(node["value"])} if node["type"] == "field" else set()
-    return own.union(*(_fields(child) for child in node.get("children", []) if isinstance(child, dict)))
+def _fields(node: Any) -> list[str]:
+    """The names of all fields that an expression reads, from left to right."""
+    own = [str(node["value"])] if node["type"] == "field" else []
+    return own + [name for child in node.get("children", []) if isinstance(child, dict) for name in _fields(child)]

@@ -6,10 +6,12 @@ the saturation. The stages go from 1 request per second up to it.
 
 from typing import Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.compat.inference_perf.spec import Spec, at
+from inferometer.config.fields import Seconds
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
 from inferometer.records import MISSING, Run, Snapshot
@@ -32,14 +34,15 @@ def with_sweep_stages(spec: Spec, measure: Measure) -> Spec:
     """
     if at(spec, "load.sweep") is None:
         return spec
-    if at(spec, "load.type") in ("concurrent", "trace_session_replay"):
+    if at(spec, "load.type", "constant") not in ("constant", "poisson"):
         raise UserError("a sweep needs a load with a rate", "use load.type constant or poisson", "load.sweep")
     from inferometer.compat.inference_perf import translating  # noqa: PLC0415 - it imports this module
 
     requests, limit = int(at(spec, "load.sweep.num_requests", 2000)), float(at(spec, "load.sweep.timeout", 60))
-    burst = {"rate": requests / _BURST, "duration": _BURST}
-    translation = translating.translate(_with_stages(spec, [burst]))
-    run, _ = measure(translating.to_config(translation), watch=_stop_after(limit))
+    burst = {"rate": (requests + 0.5) / _BURST, "duration": _BURST}  # rate x duration is rounded down
+    config = translating.to_config(translating.translate(_with_stages(spec, [burst])))
+    client = msgspec.structs.replace(config.client, grace=Seconds(1))  # what is left after the time limit is of no use
+    run, _ = measure(msgspec.structs.replace(config, client=client), watch=_stop_after(limit))
     rate = saturation(run, float(at(spec, "load.sweep.saturation_percentile", 95)), limit)
     rates = sweep_rates(at(spec, "load.sweep.type"), rate, int(at(spec, "load.sweep.num_stages", 5)))
     duration = at(spec, "load.sweep.stage_duration", 180)

@@ -13,6 +13,8 @@ _OUTPUT = 30
 """Tokens requested by data that does not say how many."""
 _MOCK_PROMPTS = 1000
 """Different prompts of the mock data, after which they repeat."""
+_HUB_ROWS = 1000
+"""Rows of a hub's data set that are read at least: some cannot be used."""
 _SHAREGPT = "anon8231489123/ShareGPT_Vicuna_unfiltered"
 _CNN = "abisee/cnn_dailymail"
 _FORMATS = {".json": "jsonl", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv"}
@@ -171,9 +173,6 @@ def _is_multi_turn(spec: Spec) -> bool:
 
 def _conversation_replay(spec: Spec) -> tuple[Section, str]:
     own = "data.conversation_replay"
-    if not is_nothing(at(spec, f"{own}.dynamic_system_prompt_len")):
-        what = "a system prompt of which a part differs between conversations"
-        raise unsupported(f"{own}.dynamic_system_prompt_len", what, "set its mean, std_dev and min to 0")
     section: Section = {"type": "conversation", "system": int(at(spec, f"{own}.shared_system_prompt_len", 8359))}
     for ours, theirs, default in (
         ("turns", "turns_per_conversation", 10),
@@ -181,6 +180,8 @@ def _conversation_replay(spec: Spec) -> tuple[Section, str]:
         ("output", "output_tokens_per_turn", 256),
     ):
         section[ours] = length(at(spec, f"{own}.{theirs}", default), f"{own}.{theirs}")
+    if not is_nothing(added := at(spec, f"{own}.dynamic_system_prompt_len")):
+        section["own_system"] = length(added, f"{own}.dynamic_system_prompt_len")
     section |= _think(at(spec, f"{own}.tool_call_latency_sec"), f"{own}.tool_call_latency_sec")
     return section, "conversations with a common system prompt, each with its own history"
 
@@ -209,7 +210,7 @@ def _requests(stage: dict[str, Any]) -> int:
 
 def _sharegpt(spec: Spec) -> tuple[Section, str]:
     if at(spec, "data.path") is None:
-        return _conversations(spec, {"type": "hub", "path": _SHAREGPT})
+        return _conversations(spec, {"type": "hub", "path": _SHAREGPT, **_hub_rows(spec)})
     return _conversations(spec, _file(spec, "sharegpt"))
 
 
@@ -233,7 +234,9 @@ def _conversations(spec: Spec, section: Section) -> tuple[Section, str]:
 
 def _cnn_dailymail(spec: Spec) -> tuple[Section, str]:
     path = at(spec, "data.path")
-    section = _file(spec, "") if path is not None else {"type": "hub", "path": _CNN, "subset": "3.0.0"}
+    section = (
+        _file(spec, "") if path is not None else {"type": "hub", "path": _CNN, "subset": "3.0.0", **_hub_rows(spec)}
+    )
     section |= {"template": "{article}", "columns": {"response": "highlights"}}
     return section | _referenced(spec), "articles, with as many tokens requested as the highlights have"
 
@@ -246,6 +249,11 @@ def _referenced(spec: Spec) -> Section:
             made[f"min_{ours}"] = max(int(bounds.get("min", 10)), 1)
             made[f"max_{ours}"] = int(bounds.get("max", 1024))
     return made
+
+
+def _hub_rows(spec: Spec) -> Section:
+    """As many rows of a hub's data set as there are requests, so that none is sent twice."""
+    return {"rows": max(sum(_requests(stage) for stage in at(spec, "load.stages", [])), _HUB_ROWS)}
 
 
 def _file(spec: Spec, kind: str) -> Section:

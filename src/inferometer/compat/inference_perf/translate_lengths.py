@@ -18,7 +18,7 @@ def length(value: Any, key: str) -> int | dict[str, Any]:
     if kind == "fixed":
         return _count(mean, f"{key}.mean")
     if most < least:
-        raise UserError(f"must be at least {key}.min, which is {least}, got {most}", "raise it", f"{key}.max")
+        raise UserError(f"must be at least {least}, got {most}", "raise it", f"{key}.max")
     if kind == "uniform":
         return {"type": "uniform", "min": least, "max": most}
     if not mean > 0:

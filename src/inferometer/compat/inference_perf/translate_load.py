@@ -150,7 +150,8 @@ def _cap(spec: Spec) -> int:
     if (limit, connections) == (_MAX_CONCURRENCY, _MAX_CONNECTIONS) and not is_exact(spec):
         return 0
     workers = at(spec, "load.num_workers")
-    return max(os.cpu_count() or 1 if workers is None else int(workers), 1) * min(limit, connections or limit)
+    count = max(os.cpu_count() or 1 if workers is None else int(workers), 1)
+    return count * min((each for each in (limit, connections) if each), default=0)
 
 
 # --- adapters --------------------------------------------------------------------------------------------------------

@@ -22,6 +22,9 @@ from inferometer.config.schema import Config
 
 __all__ = ["DIFFERENCES", "to_config", "translate", "with_sweep_stages"]
 
+_MODEL_LEN = 225_000
+"""Default of data.conversation_replay.max_model_len; null: no limit."""
+
 
 def translate(spec: Spec) -> Translation:
     """Translate an effective config. The rates of `load.sweep` must be known: see `with_sweep_stages`."""
@@ -81,7 +84,8 @@ def _sessions(spec: Spec) -> dict[str, Any]:
     if header := at(spec, "api.session_token_header_key"):
         section["token_header"] = header
     if at(spec, "data.type") == "conversation_replay":
-        section |= {"context": int(at(spec, "data.conversation_replay.max_model_len", 225000))}
+        limit = at(spec, "data.conversation_replay", {}).get("max_model_len", _MODEL_LEN)
+        section |= {"context": int(limit)} if limit is not None else {}
     return section
 
 

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferometer.compat.inference_perf.error_types import error_type
 from inferometer.records import Failure
 
 _BY_STATUS = {
@@ -29,26 +30,6 @@ _BY_TEXT = (
 )
 _TIMEOUTS = ("connect_timeout", "first_token_timeout", "idle_timeout", "total_timeout")
 _CONNECTION = ("connect_refused", "connect_failed", "tls", "no_sockets", "closed", "reset", "stream_reset")
-_TYPES = (
-    dict.fromkeys(_TIMEOUTS, "TimeoutError")
-    | dict.fromkeys(_CONNECTION, "ClientConnectorError")
-    | {
-        "closed": "ServerDisconnectedError",
-        "reset": "ClientOSError",
-        "cut_short": "ClientPayloadError",
-        "malformed_http": "ClientPayloadError",
-        "not_json": "ContentTypeError",
-        "malformed_json": "JSONDecodeError",
-        "cancelled": "CancelledError",
-    }
-)
-"""Our codes, and the exception that inference-perf's client raises for them. The rest keep our code."""
-
-
-def error_type(failure: Failure) -> str:
-    """Their `error_type` of a failed request."""
-    status = _status(failure)
-    return f"HTTP Error {status}" if status else _TYPES.get(failure.code, failure.code)
 
 
 def error_message(failure: Failure) -> str:
@@ -71,7 +52,7 @@ def label(failure: Failure) -> str:
         return "Timeout"
     if failure.code in _CONNECTION or re.search("connect", message, re.IGNORECASE):
         return "Connection Error"
-    return error_type(failure).lower()
+    return error_type(failure.code).lower()
 
 
 def by_label(

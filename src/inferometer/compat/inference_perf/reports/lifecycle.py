@@ -32,7 +32,6 @@ class Options(msgspec.Struct, frozen=True):
 
     percentiles: tuple[float, ...]
     max_error_messages: int
-    is_retrying: bool
     is_concurrent: bool
     has_tokenizer: bool
     stages: tuple[dict[str, Any], ...]
@@ -44,7 +43,6 @@ def options(spec: Spec) -> Options:
     return Options(
         percentiles=tuple(lifecycle["percentiles"]),
         max_error_messages=int(lifecycle.get("max_error_messages", 100)),
-        is_retrying=bool(spec["load"].get("request_retries")),
         is_concurrent=spec["load"]["type"] == "concurrent",
         has_tokenizer=bool(spec.get("tokenizer")),
         stages=tuple(spec["load"].get("stages") or ()),
@@ -160,17 +158,19 @@ def _failures(requests: Requests, failed: Mask, chosen: Options) -> Report:
 
 
 def _retries(requests: Requests, own: Mask, chosen: Options) -> Report | None:
-    """What retries cost; None if there were none. The time of the attempts that failed is not recorded."""
-    retried = own & (requests.rows["attempts"] > 1)
+    """What retries cost; None if there were none."""
+    retried = own & requests.retried
     count = int(np.count_nonzero(retried))
-    if not chosen.is_retrying or not count:
+    if not count:
         return None
     recovered = int(np.count_nonzero(retried & requests.ok))
+    attempts = np.maximum(requests.rows["attempts"][retried].astype(np.int64) - 1, 1)
+    wasted = requests.wasted[retried]
     return {
         "requests_retried": count,
-        "attempts": int((requests.rows["attempts"][retried].astype(np.int64) - 1).sum()),
+        "attempts": int(attempts.sum()),
         "recovered": recovered,
         "failed_after_retry": count - recovered,
-        "wasted_sec_total": 0.0,
-        "wasted_sec": None,
+        "wasted_sec_total": known_sum(wasted),
+        "wasted_sec": distribution(wasted, chosen.percentiles),
     }

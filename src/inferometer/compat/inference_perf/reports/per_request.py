@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.compat.inference_perf.reports.failures import error_message, error_type
+from inferometer.compat.inference_perf.error_types import error_type
+from inferometer.compat.inference_perf.reports.failures import error_message
 from inferometer.compat.inference_perf.reports.goodput import Objectives, objectives
 from inferometer.compat.inference_perf.reports.requests import SERVER, Requests
 from inferometer.compat.inference_perf.spec import Spec
@@ -60,7 +61,6 @@ class _Entries:
     def __init__(self, requests: Requests, spec: Spec, fields: dict[str, bool]) -> None:
         self._requests, self._fields = requests, fields
         self._objectives: Objectives = objectives(spec)
-        self._is_retrying = bool(spec["load"].get("request_retries"))
         self._has_adapters = bool(spec["load"].get("lora_traffic_split"))
         pieces = list(requests.run.chunks())
         empty = np.zeros(0, np.int64)
@@ -73,6 +73,7 @@ class _Entries:
         values: dict[str, list[Any]] = {name: requests.rows[name][chosen].tolist() for name in _COLUMNS}
         for name in ("start", "end", "ok", "n_in", "n_out", "server_out", "token_times"):
             values[name] = getattr(requests, name)[chosen].tolist()
+        values["retried"], values["wasted"] = requests.retried[chosen].tolist(), requests.wasted[chosen].tolist()
         for name in _COMPUTED:
             values[name] = requests.latencies[name][chosen].tolist()
         names = tuple(values)
@@ -99,7 +100,7 @@ class _Entries:
         entry["error"] = None
         if not row["ok"]:
             failure = self._requests.run.records.failures[row["failure"] - 1]
-            entry["error"] = {"error_type": error_type(failure), "error_msg": error_message(failure)}
+            entry["error"] = {"error_type": error_type(failure.code), "error_msg": error_message(failure)}
         return entry
 
     def _info(self, row: dict[str, Any], chunk_times: list[float], token_times: list[float]) -> dict[str, Any]:
@@ -122,11 +123,11 @@ class _Entries:
             "output_tokens": n_out or 0,
             "output_token_times": token_times if self._requests.is_streamed else [],
         }
-        if self._is_retrying and row["attempts"] > 1:
+        if row["retried"]:
             info |= {
-                "retries_attempted": row["attempts"] - 1,
+                "retries_attempted": max(row["attempts"] - 1, 1),
                 "retries_recovered": row["ok"],
-                "retry_wasted_sec": None,  # the time of the attempts that failed is not recorded
+                "retry_wasted_sec": _known(row["wasted"]),
             }
         return info
 

@@ -176,13 +176,11 @@ class _Reader:
         """The mean and quantiles of a gauge or histogram."""
         kind, name = self._metrics.get(field, ("", ""))
         over = self._selector(window)
-        shapes = {
-            "gauge": f"quantile_over_time({{}}, {name}{over})",
-            "histogram": f"histogram_quantile({{}}, sum by (le) (rate({name}_bucket{over})))",
-        }
+        inner = {"gauge": f"{name}{over}", "histogram": f"sum by (le) (rate({name}_bucket{over}))"}.get(kind)
+        function = "quantile_over_time" if kind == "gauge" else "histogram_quantile"
         found = {"mean": self.mean(field, window, at)}
         for statistic, share in _QUANTILES.items():
-            found[statistic] = self._value(shapes[kind].format(share), at) if kind in shapes else 0.0
+            found[statistic] = 0.0 if inner is None else self._value(f"{function}({share}, {inner})", at)
         return found
 
     def _counter(self, field: str, shape: str, function: str, window: str, at: float) -> float:

@@ -10,7 +10,7 @@ from inferometer import store
 from inferometer.analysis.gaps import gather
 from inferometer.analysis.tool_definitions import Seconds, inference_perf_latencies, starts
 from inferometer.compat.inference_perf.spec import Spec
-from inferometer.records import CANCELLED, COUNTED_BY, DROPPED, LOST, MISSING, Body, Columns, Run
+from inferometer.records import CANCELLED, COUNTED_BY, DROPPED, LOST, MISSING, NAMES, Body, Columns, Run
 from inferometer.units import NS
 
 Mask = NDArray[np.bool_]
@@ -46,6 +46,10 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     token_times: NDArray[np.int64]
     latencies: dict[str, Seconds]
     """By inference-perf's names; NaN for failures. `inter_token_latency` is the mean of each request."""
+    retried: Mask
+    """Whether load.request_retries repeated the request."""
+    wasted: Seconds
+    """From the first attempt to the last one; missing if it was not recorded."""
     bodies: dict[int, Body]
     """The kept texts by id."""
 
@@ -58,17 +62,19 @@ class Gaps:
     """Gaps between tokens of successful requests, by group."""
 
     def __init__(self, requests: Requests, group: NDArray[np.integer[Any]] | None = None) -> None:
-        """`group` divides the requests; None: they are all in one."""
+        """`group` divides the requests; -1: left out. None: they are all in group 0."""
         rows = requests.run.records.rows
         of_row = np.zeros(len(rows), np.int64)
         if group is not None:
             of_row[requests.index] = group
         counted = np.zeros(len(rows), np.bool_)
         counted[requests.index[requests.ok & requests.is_streamed]] = True
+        counted &= of_row >= 0
+        of_row = np.maximum(of_row, 0)
         found = gather(requests.run, counted, of_row)
         self._values, self._slices = found.values, found.stages
-        repeated = np.where(requests.ok, np.maximum(requests.token_times - requests.rows["chunk_count"], 0), 0)
-        own = of_row[requests.index]
+        own, chosen = of_row[requests.index], counted[requests.index]
+        repeated = np.where(chosen, np.maximum(requests.token_times - requests.rows["chunk_count"], 0), 0)
         self._zeros = {each: int(repeated[own == each].sum()) for each in self._slices}
 
     def of(self, group: int = _ALL_GAPS) -> NDArray[Any]:
@@ -95,6 +101,7 @@ def collect(run: Run, spec: Spec) -> Requests:
     server_out = _known(rows["n_out"], is_exact)
     n_out = _client_counts(run, rows, bodies, server_out, ok) if _counts_text(spec, is_exact) else server_out
     token_times = _token_times(rows, spec, is_exact) * is_streamed
+    retried, wasted = _retries(rows, spec)
     return Requests(
         run=run,
         is_exact=is_exact,
@@ -111,6 +118,8 @@ def collect(run: Run, spec: Spec) -> Requests:
         size=_sizes(rows, bodies),
         token_times=token_times,
         latencies=_latencies(rows, start, n_out, token_times, ok, is_exact, is_streamed),
+        retried=retried,
+        wasted=wasted,
         bodies=bodies,
     )
 
@@ -165,6 +174,15 @@ def _token_times(rows: Columns, spec: Spec, is_exact: bool) -> NDArray[np.int64]
     if not (is_exact and spec.get("tokenizer")):
         return chunks
     return np.where(rows["streamed_tokens"] < 0, chunks, np.maximum(rows["streamed_tokens"], chunks))
+
+
+def _retries(rows: Columns, spec: Spec) -> tuple[Mask, Seconds]:
+    """Which requests were retried, and the time that it took. A second attempt on a stale connection is not a retry of theirs."""
+    if not spec["load"].get("request_retries"):
+        return np.zeros(len(rows), np.bool_), np.zeros(len(rows))
+    if "wasted" in NAMES:
+        return rows["wasted"] > 0, rows["wasted"] / NS
+    return rows["attempts"] > 1, np.full(len(rows), np.nan)
 
 
 def _sizes(rows: Columns, bodies: dict[int, Body]) -> NDArray[np.float64]:
