@@ -19,8 +19,9 @@ from command import Result, cli, start
 from inferometer import conduct
 from inferometer.cli.inference_perf import parse
 from inferometer.compat.inference_perf import places
+from inferometer.config.data.sessions import Sessions
 from inferometer.config.loads import Stages
-from inferometer.config.schema import Config
+from inferometer.config.schema import Client, Config
 from inferometer.errors import UserError
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
@@ -329,6 +330,12 @@ def test_flags_may_be_abbreviated_and_joined() -> None:
     assert parse(["-a"]).analyze == []
     with pytest.raises(UserError, match=r"--lenient takes no value"):
         parse(["--lenient=1"])
+
+
+def test_analyze_logs_problems_and_exits_with_0(tmp_path: Path) -> None:
+    result = cli("inference-perf", "--analyze", tmp_path / "missing")
+    assert result.status == 0 and result.err == ""
+    assert re.search(r"(?m)^\d{4}-.* - ERROR - .*missing", result.out)
 
 
 def test_executable_called_inference_perf_is_the_command() -> None:
