@@ -14,7 +14,7 @@ from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Batch
 
-pytestmark = pytest.mark.prometheus
+pytestmark = [pytest.mark.prometheus, pytest.mark.slow]
 
 
 def test_reports_agree_with_the_run(tmp_path: Path) -> None:

@@ -126,6 +126,12 @@ def test_unreachable_server_gives_zeros_and_one_error(caplog: pytest.LogCaptureF
     assert len(caplog.records) == 1 and caplog.records[0].levelname == "ERROR"
 
 
+def test_bad_url_gives_zeros_and_an_error_without_its_password(caplog: pytest.LogCaptureFixture) -> None:
+    report = reports("nonsense://user:s3cret@host:x")["summary_prometheus_metrics.json"]
+    assert list(problems(report, PROMETHEUS)) == []
+    assert "metrics.prometheus.url" in caplog.text and "s3cret" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "reply",
     [

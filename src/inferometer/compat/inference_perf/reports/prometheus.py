@@ -149,9 +149,11 @@ class _Reader:
         token = settings.get("bearer_token")
         headers = dict(settings.get("headers") or {}) | ({"Authorization": f"Bearer {token}"} if token else {})
         try:
-            self._api = PrometheusApi(str(settings["url"]), headers, tuple(headers.values()))
-        except (KeyError, UserError) as error:
-            _LOG.error("Prometheus: metrics.prometheus.url: %s; the report has zeros", error)
+            self._api = PrometheusApi(str(settings.get("url") or ""), headers, tuple(headers.values()))
+        except UserError:  # its message may have the password of the URL
+            _LOG.error(
+                "Prometheus: metrics.prometheus.url is not the URL of a server, such as http://HOST:9090; the report has zeros"
+            )
 
     def total(self, field: str, window: str, at: float) -> float:
         """How much a counter grew."""
@@ -234,8 +236,8 @@ def _report(reader: _Reader, begin: float, end: float) -> dict[str, Any]:
         return {"mean": reader.mean(field, window, end)}
 
     def percent(hits: str, queries: str) -> dict[str, float]:
-        asked = total(queries)
-        return {"mean": total(hits) / asked * 100 if asked > 0 else 0.0}
+        count = total(queries)
+        return {"mean": total(hits) / count * 100 if count > 0 else 0.0}
 
     count = total("requests")
     successes: dict[str, Any] = {"count": count, "rate": reader.rate("requests", window, end)}
