@@ -1,9 +1,9 @@
 """`inferometer inference-perf`: runs inference-perf's config files, with its flags, exit statuses and report files."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
-import msgspec
 
 from inferometer.errors import UserError
 
@@ -15,16 +15,17 @@ _CONFIG_ERROR, _FLAG_ERROR = 1, 2
 _SEE_HELP = "see `inferometer inference-perf --help`"
 
 
-class Flags(msgspec.Struct):
+@dataclass
+class Flags:
     """The command line."""
 
     config_file: str | None = None
-    analyze: list[str] = []
+    analyze: list[str] = field(default_factory=list)
     unified: str | None = None
     log_level: str = "INFO"
     lenient: bool = False
     strict_exit: bool = False
-    options: dict[str, str] = {}
+    options: dict[str, str] = field(default_factory=dict)
     """Values by dotted key."""
 
 
@@ -69,22 +70,6 @@ def _split(argument: str) -> tuple[str, str, str]:
     return meant[0] if meant else name, equals, value
 
 
-_OPTIONS = (
-    ("-c, --config_file FILE", "The config, as YAML. Every key can also be given, or changed, as a flag."),
-    (
-        "--DOTTED.KEY VALUE",
-        "Set a key over the file. Lists and maps are JSON. docs/reference/inference-perf.md lists the keys.",
-    ),
-    ("-a, --analyze FOLDER...", "Write charts from the report files in these folders, instead of a run."),
-    ("-u, --unified_analysis_dir DIR", "With -a: also write charts of all folders together into this folder."),
-    ("--log-level LEVEL", "DEBUG, INFO, WARNING, ERROR or CRITICAL. Default: INFO."),
-    ("--compat exact", "Repeat inference-perf's known flaws, for figures that compare with its own."),
-    ("--lenient", "Drop unknown keys with a warning, as releases before 0.7 did without one."),
-    ("--strict-exit", "Exit with status 1 if the run is INVALID or misses an objective."),
-    ("-h, --help", "Show this message and exit."),
-)
-
-
 class _Command(click.Command):
     """Leaves the command line to `parse`: about 390 keys are flags, and main flags may be abbreviated."""
 
@@ -96,14 +81,36 @@ class _Command(click.Command):
         return []
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return ["--config_file FILE [--dotted.key VALUE]... [-a FOLDER...]"]
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Options"):
-            formatter.write_dl(list(_OPTIONS))
+        return ["--config_file FILE [--DOTTED.KEY VALUE]..."]
 
 
 @click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-c",
+    "--config_file",
+    metavar="FILE",
+    help="The config, as YAML. Every key can also be given, or changed, as a flag.",
+)
+@click.option(
+    "-a",
+    "--analyze",
+    metavar="FOLDER...",
+    help="Write charts from the report files in these folders, instead of a run.",
+)
+@click.option(
+    "-u",
+    "--unified_analysis_dir",
+    metavar="DIR",
+    help="With -a: write charts of all folders together into this folder.",
+)
+@click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING, ERROR or CRITICAL. Default: INFO.")
+@click.option(
+    "--compat", metavar="exact", help="Repeat inference-perf's known flaws, for figures that compare with its own."
+)
+@click.option(
+    "--lenient", is_flag=True, help="Drop unknown keys with a warning, as releases before 0.7 did without one."
+)
+@click.option("--strict-exit", is_flag=True, help="Exit with status 1 if the run is INVALID or misses an objective.")
 def command(arguments: list[str]) -> int:
     """Run a config file of inference-perf as it is, and write its report files.
 
@@ -111,10 +118,12 @@ def command(arguments: list[str]) -> int:
     A config, unchanged
       inferometer inference-perf --config_file config.yml
     Another server, and other stages
-      inferometer inference-perf -c config.yml --server.base_url http://127.0.0.1:8000 \\
+      inferometer inference-perf -c config.yml --server.base_url http://host \\
           --load.stages '[{"rate": 5, "duration": 30}]'
     Charts of a run's report files
       inferometer inference-perf --analyze reports-20260930-142501
+
+    Every key of the config is a flag: --load.interval 5. Lists and maps are JSON. docs/reference/inference-perf.md lists the keys.
 
     The report files go where the config's section `storage` says, by default to reports-TIMESTAMP; the run itself is stored in the
     folder inferometer/ there, for `inferometer report`. An executable called inference-perf, such as a symbolic link to inferometer,
