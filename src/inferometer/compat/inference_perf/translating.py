@@ -15,7 +15,8 @@ from typing import Any
 from inferometer import config as configs
 from inferometer.compat.inference_perf import breakers, translate_data, translate_load, translate_server
 from inferometer.compat.inference_perf.differences import DIFFERENCES
-from inferometer.compat.inference_perf.spec import Spec, Translation, at, is_exact, unsupported
+from inferometer.compat.inference_perf.schema import refuse
+from inferometer.compat.inference_perf.spec import Spec, Translation, at, is_exact
 from inferometer.compat.inference_perf.sweep import with_sweep_stages
 from inferometer.config.schema import Config
 
@@ -62,10 +63,7 @@ def to_config(translation: Translation) -> Config:
 
 def _refuse(spec: Spec) -> None:
     """Refuse what is not supported and belongs to no other part."""
-    if at(spec, "metrics.prometheus.google_managed", False):
-        raise unsupported(
-            "metrics.prometheus.google_managed", "Google's managed Prometheus", "give metrics.prometheus.url"
-        )
+    refuse(spec)
     breakers.check(spec)
 
 
