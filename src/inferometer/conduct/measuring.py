@@ -119,7 +119,7 @@ def measure(
     """
     _check_objectives(config)
     config, upload = prepare(config)
-    run, summary = _measure_to_folder(config, upload, show, start, watch, probe)
+    run, summary = _measure_to_folder(config, upload, show, start, watch, probe, ends)
     if upload is not None:
         try:
             finish(run.folder, show.uploading if show else None)
@@ -135,6 +135,7 @@ def _measure_to_folder(
     start: StartShard | None,
     watch: Watch | None,
     probe: Probe | None,
+    ends: Ends | None,
 ) -> tuple[Run, Summary]:
     """Measure into a folder on this machine, which may belong to a bucket."""
     config = msgspec.structs.replace(config, data=workload.pinned(config.data, config.seed))

@@ -1,18 +1,6 @@
 """Where the reports differ between `compat: right` and `compat: exact`: ours by default, and inference-perf's own on request."""
 
-import msgspec
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """A figure with two definitions."""
-
-    name: str
-    """Field of the reports, or what the difference is about."""
-    ours: str
-    """`compat: right`, the default."""
-    exact: str
-    """`compat: exact`."""
-
+from inferometer.compat.inference_perf.differences import Difference
 
 DIFFERENCES = (
     Difference(
