@@ -179,13 +179,6 @@ def test_adapter_files_divide_the_requests_by_their_model() -> None:
     assert exact["adapter_movie_lifecycle_metrics.json"]["load_summary"]["count"] == 29
 
 
-def test_prefix_is_put_in_front_of_every_name() -> None:
-    settings = spec(storage={"local_storage": {"report_file_prefix": "mine-"}})
-    files = reports.prefixed({"config.yaml": b"x"}, settings)
-    assert files == {"mine-config.yaml": b"x"}
-    assert reports.prefixed({"config.yaml": b"x"}, settings, "google_cloud_storage") == {"config.yaml": b"x"}
-
-
 def test_per_request_fields_can_be_switched_off() -> None:
     off = {"request": False, "response": False, "response_chunks": False}
     lifecycle = {"per_request": True, "per_request_fields": off}

@@ -26,7 +26,7 @@ from inferometer.compat.inference_perf.reports.requests import Gaps, Requests, c
 from inferometer.compat.inference_perf.spec import Spec
 from inferometer.records import Run
 
-__all__ = ["DIFFERENCES", "LIMITS", "files", "prefixed", "stdout_blocks"]
+__all__ = ["DIFFERENCES", "LIMITS", "files", "stdout_blocks"]
 
 CONFIG = "config.yaml"
 SUMMARY = "summary_lifecycle_metrics.json"
@@ -36,7 +36,7 @@ VALIDATION = "validation.json"
 
 
 def files(run: Run, summary: Summary, spec: Spec) -> dict[str, bytes]:
-    """All report files by name, without report_file_prefix, in the order in which they are written.
+    """All report files by name, in the order in which they are written. Each storage puts its report_file_prefix in front of them.
 
     Waits for Prometheus if the config has one: its last scrape comes after the end of the run.
     """
@@ -50,12 +50,6 @@ def files(run: Run, summary: Summary, spec: Spec) -> dict[str, bytes]:
     found |= partials
     found[VALIDATION] = to_json(validation.validate(found))
     return found
-
-
-def prefixed(files: Mapping[str, bytes], spec: Spec, storage: str = "local_storage") -> dict[str, bytes]:
-    """The files with the report_file_prefix of a section of `storage` in front of their names."""
-    section = (spec.get("storage") or {}).get(storage) or {}
-    return {f"{section.get('report_file_prefix') or ''}{name}": content for name, content in files.items()}
 
 
 def stdout_blocks(files: Mapping[str, bytes]) -> str:
