@@ -8,14 +8,13 @@ from command import cli
 
 pytest.importorskip("inferometer.store.objects", reason="there are no object stores yet")
 
-from test_object_stores import KEY, SECRET, Store, server, sim, store
-
 from inferometer.store.objects import connect
+from test_object_stores import KEY, SECRET, Store, server, sim, store
 
 __all__ = ["server", "sim", "store"]
 
 
-def test_report_files_go_to_the_bucket(store: Store, sim: str, tmp_path: Path) -> None:  # noqa: F811 - fixtures
+def test_report_files_go_to_the_bucket(store: Store, sim: str, tmp_path: Path) -> None:
     place = {"bucket_name": "bench", "path": "reports/{timestamp}", "report_file_prefix": "x-"}
     section = "google_cloud_storage"
     if store.scheme == "s3":
