@@ -152,7 +152,9 @@ CONVERSATION_REPLAY = Section(
         "shared_system_prompt_len": Key(
             kind=FROM_0, default=8359, runs="the length of the system prompt that all share"
         ),
-        "dynamic_system_prompt_len": Key(kind=DISTRIBUTION, runs="0 only: the system prompt is the same for all"),
+        "dynamic_system_prompt_len": Key(
+            kind=DISTRIBUTION, runs="the length of what each conversation adds to the system prompt; default 0"
+        ),
         "turns_per_conversation": Key(kind=DISTRIBUTION, runs="the number of turns; default 10"),
         "input_tokens_per_turn": Key(kind=DISTRIBUTION, runs="the length of a user's message; default 512"),
         "output_tokens_per_turn": Key(kind=DISTRIBUTION, runs="the number of tokens to generate; default 256"),
