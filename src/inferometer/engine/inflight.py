@@ -23,6 +23,7 @@ class Flight(msgspec.Struct, gc=False):
     read_delay: int = -1
     queue: int = -1
     compute: int = -1
+    wasted: int = 0
     bytes_in: int = 0
     chunk_start: int = 0
     session: int = -1
