@@ -56,6 +56,8 @@ class Flight(msgspec.Struct, gc=False):
     """The index of the shard's encoded request that it was made from, if it is still needed (sessions, checks)."""
     content: str = ""
     """Sessions: the text of the response that the next turn contains."""
+    token: bytes = b""
+    """Sessions: the latest value of `sessions.token_header`."""
     data: bytes = b""
     arrivals: list[int] = []
     counts: list[int] = []

@@ -41,7 +41,7 @@ from inferometer.timing.clock import now
 from inferometer.types import Calls, End, Fail, OpenStage, Plan
 from inferometer.units import NS
 from inferometer.wire.failures import meaning
-from inferometer.wire.http1 import ResponseDecoder
+from inferometer.wire.http1 import ResponseDecoder, TokenResponseDecoder
 from inferometer.wire.target import Target
 
 _RECORDED_AT_ONCE = 8
@@ -264,6 +264,8 @@ class Shard:
                 text = response.text
             if flight.session >= 0 and self._task.calls.content is not None:
                 flight.content = self._task.calls.content(response)
+                if isinstance(response, TokenResponseDecoder):
+                    flight.token = response.token or flight.token
             if self._check is not None:
                 self._unchecked[flight.id] = self._check.keep(response)
         if self._bodies is not None and isinstance(response, ResponseDecoder):
