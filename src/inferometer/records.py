@@ -40,6 +40,10 @@ ROW = np.dtype(
         ("read_delay", "<i8"),  # the longest time that bytes of the response waited in the socket; -1: not known
         ("queue", "<i8"),  # time that the request waited in the server, as the server reports it; -1: not reported
         ("compute", "<i8"),  # time that the server computed, as the server reports it; -1: not reported
+        (
+            "wasted",
+            "<i8",
+        ),  # time from the first attempt to the last one, if client.retries repeated the request; else 0
         # Sizes
         ("bytes_in", "<i8"),  # bytes received
         ("chunk_start", "<i8"),  # index of this request's first row in chunks.parquet
@@ -65,7 +69,11 @@ ROW = np.dtype(
         ("failure", "<i4"),  # 0: success; otherwise 1 + index in Records.failures
         ("counted_by", "<i1"),  # where n_out comes from: index in COUNTED_BY
         ("in_counted_by", "<i1"),  # where n_in comes from: index in COUNTED_BY
-        ("attempts", "<i1"),  # times it was sent; 2 if the server closed or refused the first attempt unprocessed
+        (
+            "attempts",
+            "<i1",
+        ),  # times it was sent: 2 if the server closed or refused the first attempt unprocessed; client.retries
+        # may repeat it more often, and then attempts to connect count, too
         ("open_loop", "<i1"),  # 1: open loop, the plan set `intended`; 0: closed loop
     ]
 )

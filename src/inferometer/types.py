@@ -369,6 +369,9 @@ class Calls(msgspec.Struct, frozen=True):
     """The heads for each traffic class, which has headers of its own; empty: `heads` are those of all requests."""
     session_header: bytes = b""
     """HTTP/1.1: what comes between a request's id and its tail, followed by the session's id: the start of a header. Empty: none."""
+    token_header: bytes = b""
+    """HTTP/1.1: the start of a header that carries the token of a session, as its latest response had it: it
+    follows the session's own header. Empty: none, and decoders do not look for it."""
     trace_header: Callable[[int], bytes] | None = None
     """Returns the header with the trace of the request that has this id (wire/traceparent.py): HTTP/1.1: it follows the id; HTTP/2: the
     header block. None: no such header is sent."""

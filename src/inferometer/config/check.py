@@ -47,6 +47,8 @@ def check(config: Config) -> None:
     _check_headers(config.server.headers, "server.headers")
     if config.sessions.header:
         _check_headers({config.sessions.header: ""}, "sessions.header")
+    if config.sessions.token_header:
+        _check_headers({config.sessions.token_header: ""}, "sessions.token_header")
     if config.observe.interval < _SHORTEST_INTERVAL:
         raise UserError("the interval is too short", "give 10ms or more, such as 1s", "observe.interval")
     _check_otlp(config)

@@ -153,6 +153,17 @@ class Client(Section):
             ge=0,
         ),
     ] = 0
+    retries: Annotated[
+        int,
+        Meta(
+            description="How often a request is repeated if the connection is refused or fails, or the server closes or resets it before the response begins. Timeouts, TLS errors and error responses are final. The repetitions are part of the request's latency; `attempts` and `wasted` in requests.parquet say how many there were and how long they took. 0: such requests fail. (A request that meets an idle connection that the server has just closed is always sent again.)",
+            ge=0,
+            le=100,
+        ),
+    ] = 0
+    retry_backoff: Annotated[
+        Seconds, Meta(description="Time to wait before the first of `retries`; it doubles each time.")
+    ] = Seconds(0.5)
     probe: Annotated[
         bool,
         Meta(

@@ -61,6 +61,13 @@ class Dispatcher:
             if not self.holds_sends:
                 pool.flush()
 
+    def send_again(self, flight: Flight) -> None:
+        """Send a request that is in flight once more."""
+        pool = self.pools[flight.url]
+        pool.send([flight])
+        if not self.holds_sends:
+            pool.flush()
+
     def flush(self) -> None:
         for pool in self.pools:
             pool.flush()

@@ -23,6 +23,7 @@ class Flight(msgspec.Struct, gc=False):
     read_delay: int = -1
     queue: int = -1
     compute: int = -1
+    wasted: int = 0
     bytes_in: int = 0
     chunk_start: int = 0
     session: int = -1
@@ -55,6 +56,8 @@ class Flight(msgspec.Struct, gc=False):
     """The index of the shard's encoded request that it was made from, if it is still needed (sessions, checks)."""
     content: str = ""
     """Sessions: the text of the response that the next turn contains."""
+    token: bytes = b""
+    """Sessions: the latest value of `sessions.token_header`."""
     data: bytes = b""
     arrivals: list[int] = []
     counts: list[int] = []

@@ -62,7 +62,7 @@ class Requests:
         self._encode = calls.encode
         self._has_sessions = calls.session is not None
         self._session_classes = calls.session_classes
-        self._session_header = calls.session_header
+        self._session_header, self._token_header = calls.session_header, calls.token_header
         self._counts_tokens = calls.counts_tokens
         self._has_checks = calls.check is not None
         self._shard = shard
@@ -142,13 +142,16 @@ class Requests:
             url=url,
             open_loop=before.open_loop,
             user=before.user,
-            data=self._data(self._heads[before.class_][url], id, before.session, tail),
+            token=before.token,
+            data=self._data(self._heads[before.class_][url], id, before.session, tail, before.token),
         )
 
-    def _data(self, head: bytes, id: int, session: int, tail: bytes | memoryview) -> bytes:
+    def _data(self, head: bytes, id: int, session: int, tail: bytes | memoryview, token: bytes = b"") -> bytes:
         """Return the bytes to send: HTTP/1.1, with the id and the headers of the trace and the session, if any, between head and tail."""
         if not self._has_id:
             return bytes(tail)
         of_trace = self._trace_header(id) if self._trace_header is not None else b""
         of_session = b"%b%d" % (self._session_header, session) if self._session_header and session >= 0 else b""
+        if token:
+            of_session += self._token_header + token
         return b"".join((head, b"%d" % id, of_trace, of_session, tail))

@@ -27,6 +27,7 @@ from inferometer.engine.reader import Reader, StampClock
 from inferometer.engine.recorder import Recorder
 from inferometer.engine.requests import Requests
 from inferometer.engine.resolver import Address, Resolver
+from inferometer.engine.retries import Retries
 from inferometer.engine.run_state import RunState
 from inferometer.engine.self_monitor import TICK, SelfMonitor
 from inferometer.engine.sessions import Sessions
@@ -40,7 +41,7 @@ from inferometer.timing.clock import now
 from inferometer.types import Calls, End, Fail, OpenStage, Plan
 from inferometer.units import NS
 from inferometer.wire.failures import meaning
-from inferometer.wire.http1 import ResponseDecoder
+from inferometer.wire.http1 import ResponseDecoder, TokenResponseDecoder
 from inferometer.wire.target import Target
 
 _RECORDED_AT_ONCE = 8
@@ -70,6 +71,10 @@ class Task(msgspec.Struct, frozen=True):
     """How to keep the processor awake (awake.py)."""
     reuse: int
     """Requests after which a connection is closed; 0: no limit."""
+    retries: int
+    """How often a request is repeated after a fault that came before its response began."""
+    retry_backoff: float
+    """Seconds before the first repetition."""
     spool: Path
     """The folder to record into. The shard's control file must be there."""
     secrets: tuple[str, ...] = ()
@@ -94,6 +99,17 @@ class Shard:
         self.deadlines = Deadlines(loop)
         self._reader = Reader(loop, self._clock, self._settle, self.deadlines.catch_up)
         self.awake = Awake(loop, task.awake, self.deadlines, self._reader.poll, self.state)
+        self._retries: Retries | None = None
+        if task.retries:
+            backoff = int(task.retry_backoff * NS)
+            self._retries = Retries(
+                task.retries,
+                backoff,
+                self.deadlines,
+                self.state,
+                self._on_ended,
+                lambda flight: self._dispatcher.send_again(flight),  # noqa: PLW0108 - it is made below
+            )
         self._requests = requests = Requests(task.calls, task.shard, len(task.targets))
         self._resolvers: list[Resolver] = []
         pools = [self._pool(index) for index in range(len(task.targets))]
@@ -118,20 +134,21 @@ class Shard:
         resolver = Resolver(self._loop, target.host, task.addresses[index], self._spool.replica)
         self._resolvers.append(resolver)
         connector = Connector(self._loop, target, resolver, self._reader, context)
+        on_ended = self._on_ended if self._retries is None else self._retries.ended
         if calls.response is not None:
             heads = tuple(own[index] for own in calls.class_heads or (calls.heads,))
             return Http2Pool(
                 connector,
                 heads,
                 calls.response,
-                self._on_ended,
+                on_ended,
                 task.deadline,
                 task.reuse,
                 calls.is_persistent,
                 calls.trace_header,
             )
         assert calls.decoder is not None
-        return Http1Pool(connector, calls.decoder, self._on_ended, task.reuse)
+        return Http1Pool(connector, calls.decoder, on_ended, task.reuse)
 
     # --- the run ---
 
@@ -247,6 +264,8 @@ class Shard:
                 text = response.text
             if flight.session >= 0 and self._task.calls.content is not None:
                 flight.content = self._task.calls.content(response)
+                if isinstance(response, TokenResponseDecoder):
+                    flight.token = response.token or flight.token
             if self._check is not None:
                 self._unchecked[flight.id] = self._check.keep(response)
         if self._bodies is not None and isinstance(response, ResponseDecoder):
@@ -321,6 +340,8 @@ class Shard:
     def _cancel_rest(self) -> None:
         """Cancel what is left of stages that have ended, so that the next stage, or the end of the run, does not wait for it."""
         self._dispatcher.cancel_queued()
+        if self._retries is not None:
+            self._retries.cancel()
         if self._sessions is not None:
             self._sessions.cancel()
         self._dispatcher.cancel_all()
@@ -331,6 +352,8 @@ class Shard:
         self.state.stopping = True
         self._spool.control["interrupted"] = 1
         self._dispatcher.cancel_queued()
+        if self._retries is not None:
+            self._retries.cancel()
         if self._sessions is not None:
             self._sessions.cancel()
         self.deadlines.at(deadline, self._stop_now)

@@ -13,6 +13,7 @@ from inferometer.types import Calls, Request, Session
 from inferometer.wire import calls
 from inferometer.wire.context import CallContext
 from inferometer.wire.history import history
+from inferometer.wire.http1 import TokenResponseDecoder
 from inferometer.workload.session import converse
 
 _NONE, _KNOWN, _LIVE = b"", b"k", b"l"
@@ -45,6 +46,14 @@ def with_sessions(encoded: Calls, entries: MappedBytes, settings: Sessions, cont
         first: Request = pickle.loads(entry[1:]) if entry else Request(0, "", 0, 0)
         return converse(first, history(form), settings.context)
 
+    if settings.token_header:
+        make_body = calls.CODECS[context.api].body
+        assert make_body is not None  # as for all APIs with sessions
+        encoded = msgspec.structs.replace(
+            encoded,
+            decoder=lambda: TokenResponseDecoder(make_body(context.stream), settings.token_header),
+            token_header=f"\r\n{settings.token_header}: ".encode(),
+        )
     return msgspec.structs.replace(
         encoded,
         session=start,

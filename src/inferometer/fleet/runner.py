@@ -111,6 +111,8 @@ def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progres
         else (),
         grace=config.client.grace,
         reuse=config.client.reuse,
+        retries=config.client.retries,
+        retry_backoff=float(config.client.retry_backoff),
         kernel_stamps=config.client.stamps == "kernel",
         awake=config.client.awake,
         spool=spool,

@@ -39,7 +39,7 @@ SCHEMA = 1
 """The newest layout of a run's folder that this version can read."""
 _ADDED = (
     *("session", "turn", "turns", "first_content", "first_tokens", "streamed_tokens"),
-    *("class", "replica", "in_counted_by"),
+    *("class", "replica", "in_counted_by", "wasted"),
 )
 """Columns that older runs lack: their requests belong to no session and no class, and the rest is not known."""
 _COUNTED_BY = ("counted_by", "in_counted_by")

@@ -215,6 +215,24 @@ class TimedResponseDecoder(ResponseDecoder):
         super().on_message_complete()
 
 
+class TokenResponseDecoder(ResponseDecoder):
+    """A ResponseDecoder that also keeps the value of one header, the token of a session. A class of its own for the same reason."""
+
+    __slots__ = ("_name", "token")
+
+    def __init__(self, body: BodyDecoder, name: str) -> None:
+        self._name = name.lower().encode()
+        super().__init__(body)
+
+    def reset(self) -> None:
+        super().reset()
+        self.token = b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(name) == len(self._name) and name.lower() == self._name:
+            self.token = value
+
+
 def error_message(body: bytes) -> str:
     """Extract the message of an error body: OpenAI's error.message, FastAPI's detail, or the text itself."""
     try:

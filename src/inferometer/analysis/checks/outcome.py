@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from inferometer.analysis import settings
+from inferometer.analysis.attempts import repeated
 from inferometer.analysis.checks.evidence import Check, Evidence, count_failures, judge
 from inferometer.errors import KEY_WANTED
 from inferometer.records import CANCELLED, DROPPED, LOST
@@ -131,12 +132,15 @@ def failures(evidence: Evidence) -> Check | None:
 
 def retries(evidence: Evidence) -> Check | None:
     """Report requests that were sent twice, because the server closed or refused the first attempt unprocessed."""
-    attempts = evidence.run.records.rows["attempts"][evidence.steady]
+    rows = evidence.run.records.rows[evidence.steady]
+    attempts, by_config = rows["attempts"], repeated(rows)
     sent = int(np.count_nonzero(attempts > 0))
     if not sent:
         return None
-    again, limit = int(np.count_nonzero(attempts > 1)), evidence.limits.retries
+    again, limit = int(np.count_nonzero((attempts > 1) & (rows["wasted"] <= 0))), evidence.limits.retries
     message = f"{again:,} of {sent:,} requests were sent twice"
+    if by_config.requests:
+        message += f"; client.retries repeated {by_config.requests:,} after a fault, {by_config.recovered:,} of them successfully"
     if again / sent <= limit:
         return Check("retries", "pass", again / sent, limit, message)
     bad = f"{message}: the server closed idle connections, or refused streams, just when they were used. Their latencies include the first attempt. Raise the server's keep-alive timeout, or use fewer client.connections."

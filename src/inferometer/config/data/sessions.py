@@ -57,6 +57,12 @@ class Sessions(Section):
             description="Header that carries the session's id in each of its requests, such as `X-Session-ID`. The id is unique to the session and the run. Empty: no header."
         ),
     ] = ""
+    token_header: Annotated[
+        str,
+        Meta(
+            description="Response header whose value the later requests of the session send back in a header of the same name, such as the token of a gateway that keeps a session on one replica. If a response does not have it, the last known value is sent. Empty: no header."
+        ),
+    ] = ""
     context: Annotated[
         int,
         Meta(

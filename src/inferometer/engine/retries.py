@@ -1,0 +1,81 @@
+"""Repeats requests after faults that came before the response began (`client.retries`).
+
+A repeated request stays in flight: its user waits, it counts against the cap, and its latency counts from its first attempt.
+"""
+
+from collections.abc import Callable
+
+from inferometer.engine.deadlines import Deadlines
+from inferometer.engine.http1_pool import OnEnded, ResponseState
+from inferometer.engine.inflight import Flight, keep_first_attempt
+from inferometer.engine.run_state import RunState
+from inferometer.records import CANCELLED
+from inferometer.timing.clock import now
+from inferometer.types import End, Fail
+
+_UNSENT = frozenset(("connect_refused", "connect_failed"))
+"""Faults of attempts that were never sent, and that a pool has not counted as attempts."""
+_REPEATED = _UNSENT | {"closed", "reset"}
+_MAX_DOUBLINGS = 16
+
+
+class Retries:
+    def __init__(
+        self,
+        most: int,
+        backoff: int,
+        deadlines: Deadlines,
+        state: RunState,
+        on_ended: OnEnded,
+        send: Callable[[Flight], None],
+    ) -> None:
+        """`most` is how often a request is repeated. The first time, it waits for `backoff` nanoseconds, then twice as long each time.
+        `on_ended` is called with requests that have ended for good; `send` sends a request again."""
+        self._most, self._backoff = most, backoff
+        self._deadlines = deadlines
+        self._state = state
+        self._on_ended = on_ended
+        self._send = send
+        self._counts: dict[int, int] = {}  # how often each request in flight was repeated, by its id
+        self._waiting: dict[int, tuple[Flight, ResponseState]] = {}  # requests that wait until they are repeated, by id
+
+    def ended(self, flight: Flight, at: int, event: End | Fail, response: ResponseState) -> None:
+        """Repeat a request that ended with a fault, or pass its end on."""
+        is_fault = isinstance(event, Fail) and event.code in _REPEATED and not flight.first_byte
+        count = self._counts.get(flight.id, 0) if self._counts or is_fault else 0
+        if is_fault and count < self._most and not self._state.stopping:
+            self._repeat(flight, response, event, count)
+            return
+        if count:
+            del self._counts[flight.id]
+            if is_fault:
+                self._count_attempt(flight, event)
+        self._on_ended(flight, at, event, response)
+
+    def cancel(self) -> None:
+        """End the requests that wait to be repeated."""
+        waiting, self._waiting = self._waiting, {}
+        at = now()
+        for flight, response in waiting.values():
+            self._counts.pop(flight.id, None)
+            self._on_ended(flight, at, Fail(CANCELLED, "still waiting to be repeated"), response)
+
+    def _repeat(self, flight: Flight, response: ResponseState, event: End | Fail, count: int) -> None:
+        self._counts[flight.id] = count + 1
+        if not flight.sent:  # no connection: the attempt began when the request was due, or when the cap let it through
+            flight.sent = flight.intended + flight.held
+        keep_first_attempt(flight)
+        self._count_attempt(flight, event)
+        self._waiting[flight.id] = flight, response
+        due = now() + (self._backoff << min(count, _MAX_DOUBLINGS))
+        self._deadlines.at(due, lambda: self._send_again(flight))
+
+    def _count_attempt(self, flight: Flight, event: End | Fail) -> None:
+        if isinstance(event, Fail) and event.code in _UNSENT:
+            flight.attempts += 1
+
+    def _send_again(self, flight: Flight) -> None:
+        if self._waiting.pop(flight.id, None) is not None:
+            assert flight.first_attempt is not None
+            flight.wasted = now() - flight.first_attempt[0]
+            self._send(flight)
