@@ -53,6 +53,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
         yield request.param, ready["url"]
 
 
+S3_ONLY = pytest.mark.parametrize("server", [pytest.param("s3", marks=pytest.mark.moto)], indirect=True)
+
+
 @pytest.fixture
 def store(server: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """The store behind a proxy, with credentials in the environment, and with short pauses between attempts."""
@@ -151,7 +154,7 @@ def test_a_bucket_that_does_not_exist_is_refused_before_the_first_request(
     assert not any(Path("runs").glob("*/*"))
 
 
-@pytest.mark.moto
+@S3_ONLY
 @pytest.mark.parametrize("fault", ["frozen", "gone"])
 def test_a_store_that_does_not_respond_is_refused_in_time(store: Store, fault: str) -> None:
     target = _Counting()
@@ -254,7 +257,7 @@ def test_an_upload_whose_process_is_killed_can_be_repeated(store: Store, sim: st
     assert cli("report", f"{store.url}/killed/LATEST").status == 0
 
 
-@pytest.mark.moto
+@S3_ONLY
 def test_ctrl_c_ends_an_upload_that_stalls(store: Store, sim: str, tmp_path: Path) -> None:
     store.proxy.kind, store.proxy.fault = "stall", "samples.parquet"
     load = ("--requests", "6", "--concurrency", "2", "--input", "4", "--output", "3", "--quiet")
@@ -267,7 +270,7 @@ def test_ctrl_c_ends_an_upload_that_stalls(store: Store, sim: str, tmp_path: Pat
     assert "was interrupted" in err and "inferometer runs push" in err
 
 
-@pytest.mark.moto
+@S3_ONLY
 def test_a_stored_credential_is_nowhere(store: Store, sim: str, tmp_path: Path) -> None:
     store.proxy.fault = "requests.parquet"
     results = [run(sim, f"{store.url}/secret"), cli("runs", "--json")]
@@ -278,7 +281,7 @@ def test_a_stored_credential_is_nowhere(store: Store, sim: str, tmp_path: Path) 
         assert SECRET not in text and KEY not in text
 
 
-@pytest.mark.moto
+@S3_ONLY
 def test_the_child_process_ends_with_its_parent(store: Store, sim: str, tmp_path: Path) -> None:
     store.proxy.kind, store.proxy.fault = "stall", "/"
     process = start("runs", f"{store.url}/x", cwd=tmp_path)
