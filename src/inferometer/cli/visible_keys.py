@@ -15,8 +15,8 @@ def warning(arguments: Sequence[str]) -> str | None:
     for option, value in zip(["", *arguments], arguments, strict=False):
         if (name := _visible_key(option, value)) is not None:
             return (
-                f"inferometer: warning: the key in {name} is visible in the list of processes and in the shell's history\n"
-                "  next: use server.api_key_env, server.api_key_file or a config file"
+                f"inferometer: warning: the key in {name} is visible in the list of processes and in the shell's history: "
+                "use server.api_key_env, server.api_key_file or a config file"
             )
     return None
 
