@@ -129,4 +129,4 @@ def test_shell_completion_offers_the_commands() -> None:
         [sys.executable, "-c", "from inferometer.cli.main import entry; entry()"],
         capture_output=True, text=True, check=False, env={"PATH": "/usr/bin"} | environment,
     )  # fmt: skip
-    assert {line.rpartition(",")[2] for line in done.stdout.splitlines()} == {"run", "report"}
+    assert {line.rpartition(",")[2] for line in done.stdout.splitlines()} == {"report", "run", "runs"}

@@ -48,18 +48,27 @@ class Proxy:
         return [line.partition(" ")[2] for line in self.requests if line.startswith(("PUT ", "POST "))]
 
     def _upstream(self, client: socket.socket, server: socket.socket) -> None:
-        with contextlib.suppress(OSError), client, server:
-            while data := client.recv(1 << 16):
-                lines = [f"{match[1].decode()} {match[2].decode()}" for match in _REQUEST.finditer(data)]
-                self.requests += lines
-                if self.fault and any(self.fault in line and line.startswith(("PUT", "POST")) for line in lines):
-                    self.tripped.set()
-                if self.tripped.is_set() and self.kind == "cut":
-                    server.sendall(data[: len(data) // 2])
-                    client.shutdown(socket.SHUT_RDWR)
-                    return
-                if not self.tripped.is_set():
-                    server.sendall(data)
+        try:
+            self._forward(client, server)
+        except OSError:
+            pass
+        finally:  # a shutdown wakes up the other thread, and frees a server that has only one
+            for each in (client, server):
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+                each.close()
+
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        while data := client.recv(1 << 16):
+            lines = [f"{match[1].decode()} {match[2].decode()}" for match in _REQUEST.finditer(data)]
+            self.requests += lines
+            if self.fault and any(self.fault in line and line.startswith(("PUT", "POST")) for line in lines):
+                self.tripped.set()
+            if self.tripped.is_set() and self.kind == "cut":
+                server.sendall(data[: len(data) // 2])
+                return
+            if not self.tripped.is_set():
+                server.sendall(data)
 
     def _downstream(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):

@@ -24,9 +24,8 @@ def command(names: tuple[str, ...], quiet: bool) -> None:
 
     Exit status: 0 everything is uploaded, 2 it is not.
     """
-    from inferometer.conduct.uploading import push_folder  # noqa: PLC0415
+    from inferometer.conduct.uploading import push_again  # noqa: PLC0415
     from inferometer.config.storage import is_remote, split_url  # noqa: PLC0415
-    from inferometer.store.upload import Upload, read_upload  # noqa: PLC0415
 
     url = names[-1] if names and is_remote(names[-1]) else None
     folders = names[:-1] if url is not None else names
@@ -40,9 +39,5 @@ def command(names: tuple[str, ...], quiet: bool) -> None:
         folder = Path(name)
         if not folder.is_dir():
             raise UserError(f"{name}: there is no such folder", "give the folder of a run, such as runs/LATEST")
-        known = read_upload(folder)
-        if url is None and known is None:
-            raise UserError(f"{name}: this run belongs to no bucket yet", "add a URL, such as s3://BUCKET/PREFIX")
-        upload = known if known is not None and url in (None, known.url) else Upload(url or "")
-        stored = push_folder(folder.resolve(), upload, None if quiet else lambda line: click.echo(line, err=True))
+        stored = push_again(folder, url, None if quiet else lambda line: click.echo(line, err=True))
         click.echo(f"uploaded to {stored}", err=True)

@@ -15,8 +15,8 @@ def warning(arguments: Sequence[str]) -> str | None:
     for option, value in zip(["", *arguments], arguments, strict=False):
         if (name := _visible_key(option, value)) is not None:
             return (
-                f"inferometer: warning: the key in {name} is visible in the list of processes and in the shell's history\n"
-                "  next: use server.api_key_env, server.api_key_file or a config file"
+                f"inferometer: warning: the key in {name} is visible in the list of processes and in the shell's history: "
+                "use server.api_key_env, server.api_key_file or a config file"
             )
     return None
 
@@ -25,24 +25,24 @@ def _visible_key(option: str, value: str) -> str | None:
     """Describe the argument `value`, which follows `option`, if it holds a key."""
     if _URL_PASSWORD.search(value):
         return "a URL"
-    option, _, joined = option.partition("=")
     if value.startswith("--") and "=" in value:  # --set=KEY=VALUE, --server.api_key=VALUE
         return _visible_key(*value.split("=", 1))
     if option == "--header":
         name = value.partition(":")[0]
         return f"--header {name}" if _is_secret(name) else None
     if option == "--set":
-        key, _, text = value.partition("=")
-        *path, last = key.strip().split(".")
-        if last in _HOLDERS:
-            return f"--set {key}" if any(map(_is_secret, re.findall(r"[\w-]+(?=['\"]?\s*:)", text))) else None
-        return f"--set {key}" if _HOLDERS & set(path) and _is_secret(last) else None
-    if (
-        option.startswith("--") and "." in option and not joined
-    ):  # --server.api_key VALUE of `inferometer inference-perf`
-        last = option.rpartition(".")[2]
-        return option if _is_secret(last) and not last.endswith(_ELSEWHERE) else None
-    return None
+        return f"--set {value.partition('=')[0]}" if _is_secret_setting(value) else None
+    last = option.rpartition(".")[2]  # --server.api_key VALUE of `inferometer inference-perf`
+    is_key = option.startswith("--") and "." in option and _is_secret(last) and not last.endswith(_ELSEWHERE)
+    return option if is_key else None
+
+
+def _is_secret_setting(setting: str) -> bool:
+    key, _, text = setting.partition("=")
+    *path, last = key.strip().split(".")
+    if last in _HOLDERS:
+        return any(map(_is_secret, re.findall(r"[\w-]+(?=['\"]?\s*:)", text)))
+    return bool(_HOLDERS & set(path)) and _is_secret(last)
 
 
 def _is_secret(name: str) -> bool:

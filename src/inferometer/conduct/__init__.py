@@ -16,6 +16,9 @@ interrupts.py  Ctrl-C and SIGTERM
 comparing.py   several stored runs: which ones a name stands for, and how they compare
 pairs.py       several runs in one folder: repeats, and interleaved pairs of two servers
 sweep.py       several runs in one folder: the cells of a grid, or the levels of an adaptive range
+uploading.py   runs whose output is a bucket: checked before the first request, uploaded at the end
+remote.py      stored runs in buckets, copied to a cache
+catalog.py     which runs a folder or a bucket holds
 server_process.py  a server that is started by a command for a run, and ended after it
 """
 
@@ -23,9 +26,10 @@ from inferometer.analysis.abort_expression import parse_limits
 from inferometer.analysis.slo_expression import parse_all as parse_slos
 from inferometer.conduct.comparing import compare_stored, parse_conditions
 from inferometer.conduct.measuring import Show, Watch, measure
-from inferometer.conduct.saving import UnsavedError, open_run
+from inferometer.conduct.saving import NotUploadedError, UnsavedError, open_run
 
 __all__ = [
+    "NotUploadedError",
     "Show",
     "UnsavedError",
     "Watch",

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from inferometer.config.storage import is_remote, split_url
 from inferometer.errors import UserError, named
-from inferometer.store.folder import LATEST, MANIFEST, REQUESTS
+from inferometer.store.folder import LATEST, MANIFEST
 from inferometer.store.objects import ObjectStore, connect
 
 _NAMES = {"output": "the URL", "storage.endpoint": "the endpoint", "storage.timeout": "30s"}
@@ -71,7 +71,7 @@ def _fetch(objects: ObjectStore, name: str, sizes: Mapping[str, int], url: str) 
     own = {each.removeprefix(start) for each in sizes}
     if not own:
         raise UserError(f"{url}: there is nothing stored", f"list what is there with `inferometer runs {objects.url}`")
-    if REQUESTS in own and MANIFEST not in own:
+    if MANIFEST not in own and any("/" not in each and each.endswith(".parquet") for each in own):
         raise UserError(
             f"{url}: the upload of this run is not complete",
             "upload the rest with `inferometer runs push FOLDER` on the machine that measured it",

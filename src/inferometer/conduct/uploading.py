@@ -55,6 +55,15 @@ def finish(folder: Path, note: Callable[[str], None] | None = None) -> str | Non
     return push_folder(folder, upload, note)
 
 
+def push_again(folder: Path, url: str | None, note: Callable[[str], None] | None = None) -> str:
+    """Upload a stored folder to `url`, or to where it belongs; return its URL."""
+    known = read_upload(folder)
+    if known is None and url is None:
+        raise UserError(f"{folder}: this run belongs to no bucket yet", "add a URL, such as s3://BUCKET/PREFIX")
+    upload = known if known is not None and url in (None, known.url) else Upload(url or "")
+    return push_folder(folder.resolve(), upload, note)
+
+
 def push_folder(folder: Path, upload: Upload, note: Callable[[str], None] | None = None) -> str:
     """Upload a folder. An error, and Ctrl-C, say how to repeat it."""
     with named({"output": "another output", "storage.endpoint": "storage.endpoint"}):

@@ -144,7 +144,10 @@ def _open_s3(bucket: str, settings: dict[str, Any]) -> Any:
         options["force_virtual_addressing"] = settings["addressing"] == "virtual"
     if bundle := os.environ.get("AWS_CA_BUNDLE"):
         options["tls_ca_file_path"] = bundle
-    return fs.S3FileSystem(**options)
+    try:
+        return fs.S3FileSystem(**options, allow_delayed_open=True)  # one request for a small object, instead of three
+    except TypeError:  # an older pyarrow
+        return fs.S3FileSystem(**options)
 
 
 def _open_gcs(bucket: str, settings: dict[str, Any]) -> Any:
