@@ -25,6 +25,8 @@ COMMANDS = {
     "serve": "Start the reference server: tensor models (KServe v2, as Triton) and a simulated LLM.",
     "compare-protocols": "Measure one model over gRPC, HTTP and JSON, side by side.",
     "triton": "Run Triton's simple performance client: the same flags, the same output.",
+    "perf-analyzer": "Run a command line of perf_analyzer: the same options, our report.",
+    "convert": "Turn a config of inference-perf, or a command line of vllm bench serve or perf_analyzer, into a file for run.",
     "calibrate": "Measure what this machine itself adds, and how much load it can generate.",
 }
 
