@@ -25,7 +25,7 @@ def words(text: str) -> list[list[str]]:
     [
         ("a b", [["a", "b"]]),
         ("a \\\n  b\\\r\n c", [["a", "b", "c"]]),
-        ("a '{\"x\": 1}' \"b \\\"c\\\"\" d\\ e ''", [["a", '{"x": 1}', 'b "c"', "d e", ""]]),
+        ('a \'{"x": 1}\' "b \\"c\\"" d\\ e \'\'', [["a", '{"x": 1}', 'b "c"', "d e", ""]]),
         ("#!/bin/sh\n# it's\na b#c # d\ne", [["a", "b#c"], ["e"]]),
         ("a; b && c | d", [["a"], ["b"], ["c"], ["d"]]),
         ("a '$x' \\$y", [["a", "$x", "$y"]]),
@@ -53,7 +53,7 @@ def test_secrets_of_the_script_are_not_expanded() -> None:
 
 
 def test_values_are_read_by_the_table() -> None:
-    given = parse("tool", TABLE, "--rate=2 --names a b --shape x --shape y -r3".split())
+    given = parse("tool", TABLE, ["--rate=2", "--names", "a", "b", "--shape", "x", "--shape", "y", "-r3"])
     assert (given["--rate"], given["--names"], given["--shape"], given["--mode"]) == (3.0, ["a", "b"], ["x", "y"], None)
 
 

@@ -21,7 +21,14 @@ DEFAULTS = {
         "timeouts": {"total": 0},
     },
     "data": {"type": "tensors", "fill": "random", "batch": 1, "strings": {"length": 128}},
-    "load": {"type": "closed", "concurrency": 1, "ramp_up": 0, "stable": 0.1, "window": "5000ms", "duration": "50000ms"},
+    "load": {
+        "type": "closed",
+        "concurrency": 1,
+        "ramp_up": 0,
+        "stable": 0.1,
+        "window": "5000ms",
+        "duration": "50000ms",
+    },
 }
 
 
@@ -50,7 +57,10 @@ TRANSLATED = {
     "-i grpc": {"server.url": "grpc://localhost:8001", "server.compression": "none"},
     "-i GRPC -u h:1": {"server.url": "grpc://h:1"},
     "-u h:1": {"server.url": "http://h:1"},
-    "-u https://h:1 --ssl-https-ca-certificates-file ca.pem": {"server.url": "https://h:1", "server.tls": {"ca": "ca.pem"}},
+    "-u https://h:1 --ssl-https-ca-certificates-file ca.pem": {
+        "server.url": "https://h:1",
+        "server.tls": {"ca": "ca.pem"},
+    },
     "-u https://h:1 --ssl-https-verify-peer 0": {"server.tls": {"verify": False}},
     "-u https://h --ssl-https-client-certificate-file c --ssl-https-private-key-file k": {
         "server.tls": {"cert": "c", "key": "k"}

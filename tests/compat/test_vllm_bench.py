@@ -87,13 +87,20 @@ TRANSLATED: dict[str, dict[str, Any]] = {
     "--max-concurrency 4 --num-warmups 10": {"load.requests": 1010, "measure.warmup": 10},
     "--dataset-name prefix_repetition --ignore-eos": {"server.ignore_eos": True},
     "--logprobs 2 --temperature 0 --top-k 3 --top-p 0.5 --min-p 0.1": {
-        "server.body": {"repetition_penalty": 1.0, "logprobs": 2, "temperature": 0, "top_k": 3, "top_p": 0.5, "min_p": 0.1}
+        "server.body": {
+            "repetition_penalty": 1.0,
+            "logprobs": 2,
+            "temperature": 0,
+            "top_k": 3,
+            "top_p": 0.5,
+            "min_p": 0.1,
+        }
     },
     "--frequency-penalty 1 --presence-penalty 2 --repetition-penalty 3": {
         "server.body": {"frequency_penalty": 1, "presence_penalty": 2, "repetition_penalty": 3}
     },
-    "--extra-body '{\"a\": {\"b\": 1}}'": {"server.body": {"repetition_penalty": 1.0, "a": {"b": 1}}},
-    "--goodput ttft:500 tpot:50 e2el:2000": {"slo": ["goodput(ttft<=500ms & tpot<=50ms & e2e<=2000ms) > 0%"]},
+    '--extra-body \'{"a": {"b": 1}}\'': {"server.body": {"repetition_penalty": 1.0, "a": {"b": 1}}},
+    "--goodput ttft:500 tpot:50 e2el:2000": {"slo": ["goodput(ttft<=500ms & tpot<=50ms & e2e<=2000ms) > 1%"]},
     "--metric-percentiles 25,99.9": {"report.percentiles": [25, 50, 99.9]},
     "--save-result --result-dir d --result-filename f.json": {"report.json": "d/f.json"},
     "--save-detailed": {"keep": "text"},
@@ -104,11 +111,16 @@ TRANSLATED: dict[str, dict[str, Any]] = {
         "data.input": {"type": "ratio", "mean": 1024, "ratio": 0.5},
         "data.output": {"type": "ratio", "mean": 128, "ratio": 0.5},
     },
-    "--random-range-ratio '{\"input\": 0.3, \"output\": 0}'": {
+    '--random-range-ratio \'{"input": 0.3, "output": 0}\'': {
         "data.input": {"type": "ratio", "mean": 1024, "ratio": 0.3},
         "data.output": 128,
     },
-    "--random-prefix-len 10": {"data.type": "shared_prefix", "data.groups": 1, "data.prefix": 10, "data.question": 1024},
+    "--random-prefix-len 10": {
+        "data.type": "shared_prefix",
+        "data.groups": 1,
+        "data.prefix": 10,
+        "data.question": 1024,
+    },
     "--dataset-name prefix_repetition --num-prompts 25": {
         "data.groups": 10,
         "data.prompts": 2,
@@ -220,7 +232,10 @@ REFUSED = {
     "--dataset-name hf --dataset-path likaixin/InstructCoder": "chat template",
     "--self-timed": "timed_trace",
     f"{TRACE} --timed-trace-sec-multiplier 60": "--timed-trace-sec-multiplier 60",
-    **{f"--dataset-name {name}": name for name in ("random-mm", "sonnet", "burstgpt", "spec_bench", "random-rerank", "nope")},
+    **{
+        f"--dataset-name {name}": name
+        for name in ("random-mm", "sonnet", "burstgpt", "spec_bench", "random-rerank", "nope")
+    },
 }
 
 
@@ -249,7 +264,9 @@ def test_every_option_of_the_table_is_covered(option: Any) -> None:
 
 
 def test_bearer_token_becomes_the_name_of_a_variable() -> None:
-    config, given = translated("--header 'Authorization=Bearer sk-1' X-Api-Key=sk-2 --extra-body '{\"api_key\": \"sk-3\"}'")
+    config, given = translated(
+        "--header 'Authorization=Bearer sk-1' X-Api-Key=sk-2 --extra-body '{\"api_key\": \"sk-3\"}'"
+    )
     assert config["server"]["api_key_env"] == "OPENAI_API_KEY"
     assert "sk-" not in f"{config} {given.notes} {given.warnings}"
     assert len(given.warnings) == 3

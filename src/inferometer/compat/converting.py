@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from inferometer.analysis import slo_expression
 from inferometer.compat import command_line, perf_analyzer, vllm_bench
 from inferometer.compat.command_line import CommandLine
 from inferometer.config import from_mapping, yaml_text
@@ -138,7 +139,7 @@ def _found(command: CommandLine) -> tuple[list[str], Callable[[list[str], Mappin
 def _checked(converted: Converted, names: Mapping[str, str], source: str) -> Converted:
     """Check that the config is valid. Errors name the options of the tool."""
     with named(names, source):
-        from_mapping(copy.deepcopy(converted.config), source=source)
+        slo_expression.parse_all(from_mapping(copy.deepcopy(converted.config), source=source).slos)
     return converted
 
 

@@ -1,6 +1,6 @@
 """perf_analyzer's command line: its options, and the config of ours that means the same.
 
-The options and defaults are those of docs/cli.md in triton-inference-server/perf_analyzer. What differs in spite of the same
+The options and defaults are those that perf_analyzer documents for its command line. What differs in spite of the same
 settings is in docs/how-to/from-perf-analyzer.md.
 """
 

@@ -49,9 +49,10 @@ def complete(
         if name not in names:
             raise fill.no_input(name, names, "data.shape")
     check_batch(spec.batch, max_batch)
-    spec = msgspec.structs.replace(spec, shape=_with_batch(spec, known, max_batch), fill=_with_strings(spec, known))
     fill.check(spec.fill, known)
     known = _needed(known, spec)
+    spec = msgspec.structs.replace(spec, shape=_with_batch(spec, known, max_batch), fill=_with_strings(spec, known))
+    fill.check(spec.fill, known)
     full = msgspec.structs.replace(spec, inputs=_full_inputs(known, spec, max_batch))
     inputs = [_as_in_file(*pair, full) for pair in zip(full.inputs, known, strict=True)]
     full = msgspec.structs.replace(full, inputs=inputs)
