@@ -16,12 +16,12 @@ from inferometer.analysis.metrics import TOOL_FIGURES
 from inferometer.analysis.percentiles import Distribution, Values
 from inferometer.analysis.summary import StageSummary, Summary
 from inferometer.analysis.throughput import Throughput
+from inferometer.analysis.tool_definitions import Seconds, inference_perf_latencies, interpolated, starts, until
 from inferometer.analysis.window import STEADY
 from inferometer.errors import UserError
-from inferometer.records import MISSING, Columns, Run
+from inferometer.records import MISSING, Run
 from inferometer.units import NS, format_seconds
 
-Seconds = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 STATISTICS = {"mean": "mean", "median": "p50", "p99": "p99"}
@@ -100,20 +100,14 @@ class _Stage:
         self.sent_rows, self.rows = rows[own], rows[self.mask]
         self.is_capped = plan.open and plan.concurrency > 0
         self.begin = 0.0 if index == 0 else float(rows["intended"][rows["stage"] == index].min()) / NS
-        self.start = self._starts(self.rows)
+        self.start = starts(self.rows, self.is_capped)
         self.gaps = gather(run, self.mask).values
         self.is_open = plan.open
         self.left_out = int(np.count_nonzero(self.mask & (run.records.phase != STEADY)))
 
-    def _starts(self, rows: Columns) -> Seconds:
-        """When the HTTP client is called: before it waits for a connection, after the cap."""
-        starts: Seconds = (rows["sent"] - (0 if self.is_capped else rows["held"])) / NS
-        return starts
-
     def until(self, name: str) -> Seconds:
         """Seconds from the start to an event; NaN if it did not happen."""
-        column = self.rows[name]
-        return np.where(column == MISSING, np.nan, column / NS - self.start)
+        return until(self.rows, self.start, name)
 
     @property
     def n_out(self) -> Seconds:
@@ -124,10 +118,10 @@ class _Stage:
         return np.asarray(np.maximum(self.rows["n_in"], 0), np.float64)
 
     def first_start(self) -> float:
-        return float(self._starts(self.sent_rows).min())
+        return float(starts(self.sent_rows, self.is_capped).min())
 
     def last_start(self) -> float:
-        return float(self._starts(self.sent_rows).max())
+        return float(starts(self.sent_rows, self.is_capped).max())
 
     def last_end(self) -> float:
         done = self.sent_rows["done"]
@@ -169,19 +163,10 @@ def _vllm_bench(stage: _Stage) -> Seen:
 
 def _inference_perf(stage: _Stage) -> Seen:
     rows, n_out = stage.rows, stage.n_out
-    latency = stage.until("done")
-    timed = rows["chunk_count"] > 1
-    first = np.where(timed, stage.until("first_content"), np.nan)
-    decoding = np.where(timed & (n_out > 1), stage.until("last_token") - first, np.nan)
     duration = stage.last_end() - stage.first_start()
     sending = stage.last_start() - stage.first_start()
-    latencies: dict[str, Values] = {
-        "time_to_first_token": first,
-        "time_per_output_token": decoding / np.maximum(n_out - 1, 1),
-        "normalized_time_per_output_token": np.where(n_out > 0, latency / np.maximum(n_out, 1), 0.0),
-        "inter_token_latency": stage.gaps,
-        "request_latency": latency,
-    }
+    per_request = inference_perf_latencies(rows, stage.start, n_out, rows["chunk_count"], is_exact=True)
+    latencies: dict[str, Values] = {**per_request, "inter_token_latency": stage.gaps}
     rates: dict[str, float | None] = {
         "requests_per_sec": _per(len(rows), duration),
         "output_tokens_per_sec": _per(exact.total(n_out), duration),
@@ -212,11 +197,8 @@ def _distribution(label: str, values: Values, ours: str, own: Distribution | Non
     theirs: dict[str, float | None] = dict.fromkeys(STATISTICS)
     if len(values):
         mean = exact.mean(values)
-        theirs = {
-            "mean": mean * scale,
-            "median": _percentile(values, 0.5) * scale,
-            "p99": _percentile(values, 0.99) * scale,
-        }
+        median, p99 = interpolated(values, (0.5, 0.99))
+        theirs = {"mean": mean * scale, "median": median * scale, "p99": p99 * scale}
     figures: list[Figure] = []
     for statistic, name in STATISTICS.items():
         value = own.value(name) if own is not None and own.count else None
@@ -226,15 +208,6 @@ def _distribution(label: str, values: Values, ours: str, own: Distribution | Non
             reason = "; ".join(filter(None, (shared, "" if statistic == "mean" else _INTERPOLATED)))
         figures.append(Figure(label, statistic, theirs[statistic], value, f"{ours}.{name}", reason))
     return figures
-
-
-def _percentile(values: Values, share: float) -> float:
-    """numpy's default percentile: linear between the two nearest ranks. The array of gaps is too large to be copied as floats."""
-    at = (len(values) - 1) * share
-    low = int(at)
-    high = min(low + 1, len(values) - 1)
-    ordered = np.partition(values, (low, high))
-    return float(ordered[low]) + (float(ordered[high]) - float(ordered[low])) * (at - low)
 
 
 def _rate(throughput: Throughput, name: str) -> float | None:

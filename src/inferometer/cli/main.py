@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 
 import click
 
@@ -24,6 +25,7 @@ COMMANDS = {
     "ab": "Measure two servers in turn and compare them; starts and stops them on request.",
     "serve": "Start the reference server: tensor models (KServe v2, as Triton) and a simulated LLM.",
     "compare-protocols": "Measure one model over gRPC, HTTP and JSON, side by side.",
+    "inference-perf": "Run a config file of inference-perf as it is, and write its report files.",
     "triton": "Run Triton's simple performance client: the same flags, the same output.",
     "perf-analyzer": "Run a command line of perf_analyzer: the same options, our report.",
     "convert": "Turn a config of inference-perf, or a command line of vllm bench serve or perf_analyzer, into a file for run.",
@@ -86,7 +88,7 @@ def main() -> None:
 def entry() -> None:
     """The console script. No error ends with a traceback on the terminal."""
     try:
-        status = main(prog_name="inferometer", standalone_mode=False)
+        status = _command()(prog_name=_name(), standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
     except UserError as error:
         click.echo(f"inferometer: {error.line}", err=True)
@@ -110,6 +112,21 @@ def entry() -> None:
         sys.exit(2)
     except Exception as error:  # a bug: it must not look like an INVALID measurement
         sys.exit(_internal_error(error))
+
+
+_ALIAS = "inference-perf"
+"""An executable of this name, such as a symbolic link, is that command."""
+
+
+def _name() -> str:
+    return _ALIAS if Path(sys.argv[0]).name == _ALIAS else "inferometer"
+
+
+def _command() -> click.Command:
+    if _name() != _ALIAS:
+        return main
+    command: click.Command = importlib.import_module("inferometer.cli.inference_perf").command
+    return command
 
 
 def _discard_output() -> None:

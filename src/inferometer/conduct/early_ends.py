@@ -1,4 +1,5 @@
-"""Ends a run, or stages of it, before its plan does: when a limit of `abort.on` is exceeded, or a stage is clearly overloaded."""
+"""Ends a run, or stages of it, before its plan does: when a limit of `abort.on` is exceeded, a stage is clearly overloaded, or a
+caller of `measure` says so."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,25 +7,32 @@ import msgspec
 
 from inferometer.analysis.abort_expression import parse_limits
 from inferometer.conduct.breakers import Breakers
-from inferometer.conduct.live_rows import ServerRows, since_start
+from inferometer.conduct.live_rows import LiveFailures, ServerRows, since_start
 from inferometer.conduct.saturation import Saturation
 from inferometer.config.loads import Stages, has_changing_rate, stages_of
 from inferometer.fleet.job import Job
 from inferometer.fleet.supervisor import Supervisor
-from inferometer.records import CutShort, Outcome, Snapshot, StagePlan, Trip
+from inferometer.records import Columns, CutShort, Failure, Outcome, Snapshot, StagePlan, Trip
 from inferometer.types import OpenStage, Plan
 from inferometer.units import format_seconds
+
+Ends = Callable[[Columns, Sequence[Failure | None], float, int], Trip | None]
+"""Called with the requests that have ended since the last call (times since t=0), the failure of each, the seconds since t=0 and the stage in
+progress. Returns what ends the run or the stage, if it is to end."""
 
 
 class EarlyEnds:
     """Looks at each snapshot of a run, and ends what has to end. `warn` gets a line that says so."""
 
-    def __init__(self, job: Job, plan: Plan, plans: Sequence[StagePlan], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, job: Job, plan: Plan, plans: Sequence[StagePlan], warn: Callable[[str], None], ends: Ends | None = None
+    ) -> None:
         abort = job.config.abort
         limits = parse_limits(abort.limits)
         self._breakers = Breakers(limits, abort.window, abort.grace, abort.ends) if limits else None
         self._saturation = _saturation(job, plan, plans)
         self._server_rows = ServerRows(job.spool)
+        self._ends, self._failures = ends, LiveFailures(job.spool)
         self._plans, self._warn, self._grace = plans, warn, float(job.config.client.grace)
         # When to cancel the requests that are left of a stage that was ended, and the index of that stage.
         self._abandon: tuple[float, int] | None = None
@@ -34,7 +42,7 @@ class EarlyEnds:
 
     @property
     def is_needed(self) -> bool:
-        return self._breakers is not None or self._saturation is not None
+        return self._breakers is not None or self._saturation is not None or self._ends is not None
 
     def look(self, snapshot: Snapshot, supervisor: Supervisor) -> None:
         """End the run or its stage, if it is time to."""
@@ -45,7 +53,13 @@ class EarlyEnds:
             own = since_start(self._server_rows.of(rows), snapshot.t0)
             trip = self._breakers.look(own, snapshot.elapsed, snapshot.stage, snapshot.ages())
             if trip is not None:
-                self._trip(trip, supervisor)
+                self._trip(trip, supervisor, "abort.on")
+        if self._ends is not None and not self._has_stopped:
+            ended_rows = self._server_rows.of(rows)
+            failures = self._failures.of(ended_rows)
+            trip = self._ends(since_start(ended_rows, snapshot.t0), failures, snapshot.elapsed, snapshot.stage)
+            if trip is not None:
+                self._trip(trip, supervisor, trip.limit)
         if self._saturation is not None and not self._has_stopped:
             ended = snapshot.ok + snapshot.failed
             cut = self._saturation.look(since_start(rows, snapshot.t0), snapshot.elapsed, snapshot.stage, ended)
@@ -65,10 +79,10 @@ class EarlyEnds:
             cut_short=tuple(self._cut_short),
         )
 
-    def _trip(self, trip: Trip, supervisor: Supervisor) -> None:
+    def _trip(self, trip: Trip, supervisor: Supervisor, by: str) -> None:
         self._trips.append(trip)
         what = "the run" if trip.ended == "run" else f"stage {trip.stage + 1} ({self._plans[trip.stage].name})"
-        self._warn(f"{what} was ended after {format_seconds(trip.at)} by abort.on: {trip.reason}")
+        self._warn(f"{what} was ended after {format_seconds(trip.at)} by {by}: {trip.reason}")
         if trip.ended == "run":
             supervisor.stop()
             self._has_stopped = supervisor.interrupted

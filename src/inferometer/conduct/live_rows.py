@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.records import CANCELLED, DROPPED, LOST, MISSING, TIMES, Columns
+from inferometer.records import CANCELLED, DROPPED, LOST, MISSING, TIMES, Columns, Failure
 from inferometer.store.spool import failures_of
 
 Rows = np.ndarray[tuple[int], np.dtype[np.void]]
@@ -53,3 +53,23 @@ class ServerRows:
             self._by_client[shard] = known
         table = np.array([False, *known], np.bool_)
         return table[np.minimum(numbers, len(table) - 1)]
+
+
+class LiveFailures:
+    """The failures of rows, read from the spool when there are new ones."""
+
+    def __init__(self, spool: Path) -> None:
+        self._spool = spool
+        self._known: dict[int, list[Failure]] = {}  # by shard
+
+    def of(self, rows: Rows) -> list[Failure | None]:
+        """The failure of each row; None: it succeeded."""
+        return [
+            self._failure(shard, number) if number else None
+            for shard, number in zip(rows["shard"].tolist(), rows["failure"].tolist(), strict=True)
+        ]
+
+    def _failure(self, shard: int, number: int) -> Failure:
+        if number > len(self._known.get(shard, [])):
+            self._known[shard] = failures_of(self._spool, shard)
+        return self._known[shard][number - 1]

@@ -16,7 +16,7 @@ from inferometer.analysis.slo_expression import parse_all
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
 from inferometer.conduct.context import check_context
-from inferometer.conduct.early_ends import EarlyEnds
+from inferometer.conduct.early_ends import EarlyEnds, Ends
 from inferometer.conduct.interrupts import stop_on_ctrl_c
 from inferometer.conduct.observers import (
     live_url,
@@ -100,11 +100,13 @@ def measure(
     start: StartShard | None = None,
     watch: Watch | None = None,
     probe: Probe | None = None,
+    ends: Ends | None = None,
 ) -> tuple[Run, Summary]:
     """Measure a server, and show nothing unless there is a `show`. Raises UnsavedError when the records cannot be stored.
 
     `start` is the transport that starts the shards; by default they are processes or threads on this machine. `watch` may end the
     run early. `probe` is what a probe of the same server and workload showed; by default, there is a probe before the run.
+    `ends` judges requests as they end, and may end the run or a stage as the limits of `abort.on` do.
     """
     _check_objectives(config)
     config = msgspec.structs.replace(config, data=workload.pinned(config.data, config.seed))
@@ -132,7 +134,7 @@ def measure(
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
         names = tuple(stage.name for stage in manifest.stage_plans(config, plan, turns))
         job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns, names)
-        return _measure(job, plan, folder, show, start, watch, held)
+        return _measure(job, plan, folder, show, start, watch, ends, held)
 
 
 def probed(config: Config, reached: reach.Reached, tag: str, show: Show | None = None) -> Probe:
@@ -172,6 +174,7 @@ def _measure(
     show: Show | None,
     start: StartShard,
     watch: Watch | None,
+    ends: Ends | None,
     held: contextlib.ExitStack,
 ) -> tuple[Run, Summary]:
     config, reached, shards = job.config, job.reached, job.shards
@@ -190,7 +193,7 @@ def _measure(
             view.warn(line)
         supervisor = Supervisor(job, start, plan)
         settling = _settling(job, draft.manifest.plan)
-        early = EarlyEnds(job, plan, draft.manifest.plan, view.warn)
+        early = EarlyEnds(job, plan, draft.manifest.plan, view.warn, ends)
         interval = 0.05 if settling else 0.25 if show or watch or observers or early.is_needed else 1.0
         with stop_on_ctrl_c(supervisor.stop):
             for snapshot in supervisor.watch(interval):

@@ -30,7 +30,7 @@ def build(spec: Conversation, seed: int, ids: Sequence[int]) -> list[Request]:
     keys = np.concatenate([_keys(id, count) for id, count in zip(ids, counts, strict=True)])
     inputs = lengths.sample(spec.input, seed, keys, "input")
     outputs = lengths.sample(spec.output, seed, keys, "output")
-    systems = _systems(spec, seed, ids)
+    systems, n_systems = _systems(spec, seed, ids)
     users = _texts(spec, seed, keys, inputs, "user")
     responses = _texts(spec, seed, keys, outputs, "response") if spec.history == "recorded" else None
     if spec.prompt == "text":
@@ -45,11 +45,11 @@ def build(spec: Conversation, seed: int, ids: Sequence[int]) -> list[Request]:
 
     made = []
     starts = accumulate(counts[:-1], initial=0)
-    for id, system, start, count in zip(ids, systems, starts, counts, strict=True):
+    for id, system, n_system, start, count in zip(ids, systems, n_systems, starts, counts, strict=True):
         first = [_message("system", system)] if system else []
         first.append(_message("user", users[start]))
         later = tuple(map(turn, range(start + 1, start + count)))
-        made.append(Request(id, first, spec.system + n_in[start], n_out[start], later=later, n_system=spec.system))
+        made.append(Request(id, first, n_system + n_in[start], n_out[start], later=later, n_system=n_system))
     return made
 
 
@@ -91,7 +91,7 @@ def _keys(id: int, count: int) -> Keys:
 def _texts(spec: Conversation, seed: int, keys: Keys, tokens: NDArray[np.int64], purpose: str) -> list[str]:
     """One text for each key. In the form of one text, the first user's text starts it unless there is a system prompt."""
     made = [""] * len(keys)
-    starts = (keys % np.uint64(_MOST_TURNS) == 0) & (purpose == "user") & (not spec.system)
+    starts = (keys % np.uint64(_MOST_TURNS) == 0) & (purpose == "user") & (not _has_system(spec))
     continues = ~starts if spec.prompt == "text" else np.zeros(len(keys), np.bool_)
     for is_continued in (False, True):
         own = np.flatnonzero(continues == is_continued)
@@ -141,8 +141,25 @@ def _fit(
             indexes[n] += texts is responses[0]
 
 
-def _systems(spec: Conversation, seed: int, ids: Sequence[int]) -> list[str]:
-    """The system prompt of each conversation; empty if it has none."""
+def _has_system(spec: Conversation) -> bool:
+    return bool(spec.system or spec.own_system)
+
+
+def _systems(spec: Conversation, seed: int, ids: Sequence[int]) -> tuple[list[str], list[int]]:
+    """The system prompt of each conversation, empty if it has none, and its tokens."""
+    made = _common_systems(spec, seed, ids)
+    if not spec.own_system:
+        return made, [spec.system] * len(ids)
+    keys = _numbers(ids)
+    tokens = lengths.sample(spec.own_system, seed, keys, "own system")
+    own = _generate(spec, seed, keys, tokens, "own system", bool(spec.system))
+    if spec.system:
+        own = text.fit(tokenizers.load(spec.tokenizer), made, own, tokens)
+    return [common + added for common, added in zip(made, own, strict=True)], (tokens + spec.system).tolist()
+
+
+def _common_systems(spec: Conversation, seed: int, ids: Sequence[int]) -> list[str]:
+    """The part of the system prompts that conversations share."""
     if not spec.system:
         return [""] * len(ids)
     groups = list(ids) if spec.share_system is False else [id % int(spec.share_system) for id in ids]

@@ -51,7 +51,7 @@ def limits(evidence: Evidence) -> Check | None:
         what = f"{stage.capitalize() or 'The stage'} was ended"
     others = f" ({more} more {'stages were' if more > 1 else 'stage was'} ended early too)" if more else ""
     bad = (
-        f"{what} after {format_seconds(first.at)} by abort.on: {first.reason}{others}. "
+        f"{what} after {format_seconds(first.at)} by {'abort.on' if count else first.limit}: {first.reason}{others}. "
         "Find out why the server did not cope, lower the load, or raise the limit."
     )
     ended = range(first.stage, len(manifest.plan)) if first.ended == "run" else (trip.stage for trip in trips)

@@ -69,9 +69,9 @@ class DatasetSection(RowsSection, kw_only=True):
     ] = 0
     max_output: Annotated[int, Meta(description="Leave out rows where it is longer; 0: no limit.", ge=0)] = 0
     turns: Annotated[
-        Literal["auto", "first", "last", "all"],
+        Literal["auto", "first", "last", "whole", "all"],
         Meta(
-            description="What is sent of a conversation. `first`: the prompt before its first response. `last`: everything before its last response, in one request. `all`: every turn, as a session. `auto`: `all` if the row has `turns` or is one of several rows of a conversation, `last` for OpenAI's messages, `first` for ShareGPT's."
+            description="What is sent of a conversation. `first`: the prompt before its first response. `last`: everything before its last response, in one request. `whole`: the same with that response, as inference-perf sends it. `all`: every turn, as a session. `auto`: `all` if the row has `turns` or is one of several rows of a conversation, `last` for OpenAI's messages, `first` for ShareGPT's."
         ),
     ] = "auto"
     history: Annotated[

@@ -19,6 +19,10 @@ class Conversation(Section, tag_field="type", tag="conversation"):
             description="`true`: all conversations have the same system prompt. `false`: each has its own. A number: there are this many, used in turn."
         ),
     ] = True
+    own_system: Annotated[
+        Length | Literal[0],
+        Meta(description="Tokens that each conversation adds to the system prompt, with a text of its own."),
+    ] = 0
     input: Annotated[Length, Meta(description="Tokens that the user adds in each turn.")] = 64
     output: Annotated[Length, Meta(description="Tokens requested per response.")] = 64
     think: Annotated[Seconds, Meta(description="Mean time from the end of a response to the next turn.")] = Seconds(0)

@@ -47,6 +47,10 @@ def steps(record: Record, spec: RowsSection) -> list[Step]:
     """The requests of a record, in order."""
     mode, exchanges = _mode(record, spec), record.exchanges
     first = exchanges[0]
+    if mode == "whole":
+        last = exchanges[-1]
+        prompt = [*_prompts(exchanges)[-1], *last.response]
+        return [Step(prompt, texts(prompt), response_text(last.response), output=last.output)]
     if mode == "last" and len(exchanges) > 1:
         *_, prompt = _prompts(exchanges)
         last = exchanges[-1]

@@ -1,0 +1,101 @@
+"""What differs from inference-perf: known flaws of its own are corrected unless `compat: exact` is set.
+
+The table is printed in the docs. A row belongs here whenever a figure, a request or its timing is not what inference-perf has.
+"""
+
+from typing import NamedTuple
+
+
+class Difference(NamedTuple):
+    """One difference."""
+
+    name: str
+    """The key or the report field that it is about."""
+    ours: str
+    """What Inferometer does by default."""
+    exact: str
+    """What it does with `compat: exact`."""
+
+
+DIFFERENCES = (
+    Difference(
+        "load.type constant",
+        "Requests are sent at equal intervals.",
+        "Requests are sent at random intervals that are rescaled to fill the duration, as inference-perf does.",
+    ),
+    Difference(
+        "load.type concurrent",
+        "The users start one after the other, over about the duration of a request, so that they do not stay in step.",
+        "All users start at once.",
+    ),
+    Difference(
+        "load.interval",
+        "The pause is between two stages.",
+        "As by default. inference-perf also waits after the last stage, which has no effect on its figures.",
+    ),
+    Difference(
+        "load.worker_max_concurrency",
+        "Its default of 100 per worker is not applied: requests are sent when they are due, and overload shows. Any other "
+        "value limits the requests in flight, to the value times the number of workers.",
+        "The requests in flight are limited in any case.",
+    ),
+    Difference(
+        "data.type shareGPT (also billsum_conversations, infinity_instruct) with api.type chat",
+        "Everything before the last response is sent.",
+        "The whole conversation is sent, including its last response.",
+    ),
+    Difference(
+        "data.type shareGPT",
+        "Every row that can be used is used, from the first.",
+        "As by default. inference-perf skips the first row.",
+    ),
+    Difference(
+        "data.type billsum_conversations",
+        "The roles `human` and `gpt` are sent as `user` and `assistant`.",
+        "As by default. inference-perf sends them as they are, which servers reject.",
+    ),
+    Difference(
+        "data.type shared_prefix with api.type chat",
+        "Requests go to /v1/chat/completions, with the prefix as the system message.",
+        "Requests go to /v1/completions, as one text.",
+    ),
+    Difference(
+        "data.shared_prefix.enable_multi_turn_chat",
+        "Each user is a session. A prompt consists of the system prompt, the earlier turns and a new question. Sessions start at such a "
+        "rate that requests arrive at the rate of the stage, and a turn follows the response to the turn before.",
+        "As by default. inference-perf deals out the requests of a stage to the users in turn, and appends the same prefix and "
+        "question again in each turn.",
+    ),
+    Difference(
+        "data.type conversation_replay",
+        "Every conversation has its own text, its system prompt and its history in all stages. The pause of a tool call is not part "
+        "of a latency.",
+        "As by default. inference-perf repeats num_conversations conversations, counts the pause as latency, and sends the "
+        "first conversation of each later stage without its history.",
+    ),
+    Difference(
+        "data.type random, synthetic with api.type chat or anthropic_messages",
+        "The prompts are sent as messages.",
+        "The combination is an error, as it is in inference-perf.",
+    ),
+    Difference(
+        "data.type random, synthetic: distribution lognormal",
+        "The distribution has the given mean and standard deviation.",
+        "As by default. inference-perf adds `min` to a lognormal distribution with the mean `mean - min`.",
+    ),
+    Difference(
+        "data.trace with a load other than trace_replay",
+        "A stage has rate x duration requests, with the lengths of the rows in turn.",
+        "As by default. In inference-perf, each stage has as many requests as the trace has rows.",
+    ),
+    Difference(
+        "load.lora_traffic_split",
+        "Every 64 requests are divided as the split says, in random order; each adapter goes through the data by itself.",
+        "As by default. inference-perf draws the adapter of each request by chance.",
+    ),
+    Difference(
+        "before the run",
+        "Up to 3 requests are sent one after the other, to find out how many connections and processes the load needs. They are not part of the results.",
+        "No request is sent before the run.",
+    ),
+)
