@@ -69,6 +69,29 @@ def test_pasted_command_line_is_one_argument() -> None:
     assert done.out.startswith("# Converted from perf_analyzer.\n")
 
 
+def test_config_of_inference_perf_is_converted_without_its_secrets(folder: Path) -> None:
+    (folder / "config.yml").write_text(
+        "api: {type: completion, headers: {X-Api-Key: sk-1, X-Team: ours}}\n"
+        "server: {type: vllm, base_url: 'http://127.0.0.1:9000', model_name: org/m, api_key: sk-2}\n"
+        "data: {type: synthetic, input_distribution: {mean: 20, std_dev: 0, min: 20, max: 20}, "
+        "output_distribution: {mean: 5, std_dev: 0, min: 5, max: 5}}\n"
+        "load: {type: poisson, interval: 0, stages: [{rate: 2, duration: 5}]}\n"
+        "tokenizer: {pretrained_model_name_or_path: org/m}\n"
+    )
+    done = cli("convert", "config.yml")
+    tree = yaml.safe_load(done.out)
+    assert tree["server"]["url"] == "http://127.0.0.1:9000"
+    assert tree["server"]["api_key_env"] == "OPENAI_API_KEY"
+    assert tree["server"]["headers"] == {"X-Team": "ours"}
+    assert "sk-" not in done.out + done.err
+    assert "X-Api-Key" in done.err
+
+
+def test_key_of_inference_perf_that_is_not_supported_is_an_error(folder: Path) -> None:
+    (folder / "config.yml").write_text("server: {type: vllm, base_url: 'http://x', modell_name: m}\n")
+    assert_one_line(cli("convert", "config.yml"), "config.yml", "modell_name")
+
+
 def test_notes_are_comments() -> None:
     done = cli("convert", "--", "perf_analyzer", "-m", "m", "--percentile", "75", "--async")
     comments = [line for line in done.out.splitlines() if line.startswith("#")]

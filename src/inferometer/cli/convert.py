@@ -3,7 +3,7 @@
 import click
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": False})
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-o", "--output", metavar="FILE", help="Write the YAML to this file. Default: standard output.")
 @click.argument("source", metavar="FILE | -- COMMAND...", nargs=-1, required=True)
 def command(output: str | None, source: tuple[str, ...]) -> int:
@@ -13,8 +13,8 @@ def command(output: str | None, source: tuple[str, ...]) -> int:
     A config file of inference-perf
       inferometer convert config.yml -o bench.yaml
     A command line: put -- in front of it
-      inferometer convert -- vllm bench serve --model M --dataset-name random --random-input-len 512
-      inferometer convert -o bench.yaml -- perf_analyzer -m resnet -u host:8001 -i grpc --concurrency-range 1:8:2
+      inferometer convert -- vllm bench serve --model M --random-input-len 512
+      inferometer convert -- perf_analyzer -m resnet --concurrency-range 1:8:2
     A script with a command line, with or without line continuations
       inferometer convert command.sh
     Then measure

@@ -5,15 +5,18 @@ import click
 from inferometer.errors import named
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True})
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True}, options_metavar=""
+)
 @click.argument("options", metavar="OPTIONS...", nargs=-1, type=click.UNPROCESSED)
 def command(options: tuple[str, ...]) -> int:
     """Measure a KServe v2 server such as Triton with the options of perf_analyzer, and print our report.
 
     \b
     inferometer perf-analyzer -m resnet
-    inferometer perf-analyzer -m resnet -i grpc -u 127.0.0.1:8001 --concurrency-range 1:8:2
-    inferometer perf-analyzer -m resnet --request-rate-range 100:500:100 -p 2000 -f out.csv
+    inferometer perf-analyzer -m resnet -i grpc -u host:8001 --shape IN:3,224,224
+    inferometer perf-analyzer -m resnet --concurrency-range 1:8:2 -f out.csv
+    inferometer perf-analyzer -m resnet --request-rate-range 100:500:100 -p 2000
 
     All options are those of perf_analyzer, with the same defaults: one request in flight, windows of 5 s, until three of them
     agree within 10 %. An option that does nothing here is noted; one whose meaning cannot be kept is an error.

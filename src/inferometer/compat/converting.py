@@ -10,7 +10,7 @@ import yaml
 
 from inferometer.analysis import slo_expression
 from inferometer.compat import command_line, perf_analyzer, vllm_bench
-from inferometer.compat.command_line import CommandLine
+from inferometer.compat.command_line import CommandLine, Given
 from inferometer.config import from_mapping, yaml_text
 from inferometer.errors import UserError, named
 
@@ -84,11 +84,15 @@ def _from_script(text: str, source: str) -> Converted:
 
 
 def _from_inference_perf(path: str) -> Converted:
-    from inferometer.compat.inference_perf import reading, translating  # type: ignore[attr-defined]  # noqa: PLC0415
+    from inferometer.compat.inference_perf import reading, translate_server, translating  # noqa: PLC0415 - often not needed
 
     spec, notes = reading.read(Path(path), {}, lenient=False)
-    translation = translating.translate(spec)
-    return _checked(Converted("inference-perf", translation.config, (*notes, *translation.notes)), {}, path)
+    secrets = Given("inference-perf", {}, {})
+    with named(source=path):
+        translation = translating.translate(spec)
+        hidden = command_line.headers(secrets, "api.headers", translate_server.secret_headers(spec).items())
+    config = translation.config | {"server": translation.config["server"] | hidden}
+    return _checked(Converted("inference-perf", config, (*notes, *translation.notes), secrets.warnings), {}, path)
 
 
 # --- command lines ---------------------------------------------------------------------------------------------------
