@@ -6,6 +6,7 @@ in which the environments are kept between runs; otherwise they are deleted. A t
 
 import contextlib
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -25,12 +26,22 @@ _PIP = ("pip", "setuptools", "wheel", "_distutils_hack", "distutils-precedence.p
 """What belongs to the environment itself."""
 
 
+class Times(NamedTuple):
+    """Seconds that a command takes, and seconds of CPU, which other work on the machine hardly changes."""
+
+    wall: float
+    cpu: float
+
+    def __str__(self) -> str:
+        return f"{self.wall:.3f} s, {self.cpu:.3f} s of CPU"
+
+
 class Footprint(NamedTuple):
     version: str
     megabytes: float
     packages: int
-    help_s: float
-    import_s: float
+    help: Times
+    importing: Times
 
 
 def main() -> int:
@@ -47,11 +58,11 @@ def main() -> int:
                 Line(f"{tool} {found.version}: size", f"{found.megabytes:.0f} MB, {found.packages} packages"),
                 Line(
                     f"{tool} {found.version}: --help",
-                    f"{found.help_s:.3f} s",
+                    str(found.help),
                     f"< {HELP_BOUND} s" if is_ours else "",
-                    found.help_s < HELP_BOUND if is_ours else None,
+                    found.help.wall < HELP_BOUND if is_ours else None,
                 ),
-                Line(f"{tool} {found.version}: import", f"{found.import_s:.3f} s"),
+                Line(f"{tool} {found.version}: import", str(found.importing)),
             ]
     return show("footprint", lines, rounds=ROUNDS, python=sys.version.split()[0])
 
@@ -90,8 +101,8 @@ def _measure(tool: str, environment: Path) -> Footprint:
         versions[tool],
         _size(environment) / 1e6,
         len(versions.keys() - {tool, *_PIP}),
-        _seconds([environment / "bin" / tool, "--help"]),
-        _seconds([python, "-c", f"import {tool}"]),
+        _times([environment / "bin" / tool, "--help"]),
+        _times([python, "-c", f"import {tool}"]),
     )
 
 
@@ -107,15 +118,17 @@ def _is_pip(path: Path, environment: Path) -> bool:
     return name in _PIP or name.startswith(("pip-", "setuptools-", "wheel-"))
 
 
-def _seconds(command: list[str | Path]) -> float:
-    """The median wall time of a command, after a first round that compiles and reads its files."""
+def _times(command: list[str | Path]) -> Times:
+    """The median times of a command, after a first round that compiles and reads its files."""
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    times = []
+    wall, cpu = [], []
     for _ in range(ROUNDS + 1):
-        start = time.perf_counter()
+        used, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         subprocess.run(command, env=plain, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+        wall.append(time.perf_counter() - start)
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu.append(now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime)
+    return Times(statistics.median(wall[1:]), statistics.median(cpu[1:]))
 
 
 if __name__ == "__main__":
