@@ -22,6 +22,7 @@ NAMES = (
     "workload",
     "soak",
     "large_workload",
+    "footprint",
 )
 
 

@@ -23,6 +23,8 @@ from inferometer.analysis.slo_expression import parse_all
 from inferometer.cli.data_convert import command as convert
 from inferometer.cli.main import main
 from inferometer.cli.serve import command as serve
+from inferometer.compat import converting, perf_analyzer
+from inferometer.compat.converting import to_yaml
 from inferometer.config.grid import grid_from_mapping
 from inferometer.report.json import encode
 from inferometer.serve import backends, metrics
@@ -91,14 +93,25 @@ def test_commands_and_flags_in_examples_exist(page: Path) -> None:
             continue
         if arguments[:2] == ["data", "convert"]:
             command = convert
+        flags = _options(command)
+        if arguments[0] == "perf-analyzer":  # whose options are not click's
+            flags |= {name for option in perf_analyzer.OPTIONS for name in option.names.split()}
+        if arguments[0] == "convert" and "--" in arguments:  # what follows is another tool's
+            arguments = arguments[: arguments.index("--")]
         for argument in arguments[1:]:
             flag = argument.partition("=")[0]
             if re.fullmatch(r"--?[a-z][\w-]*", flag):
-                assert flag in _options(command), line
+                assert flag in flags, line
         for option, argument in pairwise(arguments):
             key = argument.partition("=")[0]
             if option == "--set" and key not in ("load.type", "data.type", "KEY"):
                 assert f"| `{key}` |" in CONFIG, line
+
+
+def test_converted_script_is_the_file_beside_it() -> None:
+    page = DOCS / "how-to" / "convert.md"
+    (script,), (file, *_) = _blocks(page, "sh"), _blocks(page, "yaml")
+    assert to_yaml(converting.convert([script])).strip() == file.strip()
 
 
 def test_objectives_in_examples_can_be_parsed() -> None:

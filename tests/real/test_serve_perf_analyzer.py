@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from command import cli
 from needs import INSTALLED
 from plain_client import get
 
@@ -68,6 +69,27 @@ def test_it_succeeds_and_reports(
     if model == "square":
         assert float(line["Response Throughput"]) == pytest.approx(5 * float(line["Inferences/Second"]), rel=0.2)
     assert json.loads(get(ours.url, "/v2/systemsharedmemory/status")) == []
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_both_run_the_same_command_line(
+    ours: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """perf_analyzer, and `inferometer perf-analyzer` with the same options: both send requests and write the same kind of CSV."""
+    monkeypatch.chdir(tmp_path)
+    more = ("--shape", "INPUT0:16", "-b", "4", "-v", "-a")
+    theirs = perf_analyzer(ours, protocol, "identity", "-f", "theirs.csv", *more)
+    assert theirs.returncode == 0, theirs.stdout + theirs.stderr
+    before = request_counts(ours, "identity")
+    address = (ours.url if protocol == "http" else ours.grpc).partition("://")[2]
+    options = ("-m", "identity", "-u", address, "-i", protocol, *ALWAYS, "-f", "ours.csv", *more)
+    result = cli("perf-analyzer", *map(str, options))
+    assert result.status in (0, 1), result  # a busy machine may make the run INVALID
+    assert request_counts(ours, "identity")[0] > before[0]
+    rows = [next(csv.DictReader(Path(name).read_text().splitlines())) for name in ("theirs.csv", "ours.csv")]
+    assert rows[0].keys() <= rows[1].keys() | {"Server Excess"}
+    assert rows[0]["Concurrency"] == rows[1]["Concurrency"] == "2"
+    assert all(float(row["Inferences/Second"]) > 0 for row in rows)
 
 
 def test_it_reads_our_metrics(ours: Running) -> None:

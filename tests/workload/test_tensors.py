@@ -10,6 +10,7 @@ import pytest
 
 from inferometer import workload
 from inferometer.config.data import TensorInput, Tensors
+from inferometer.config.data.tensors import InputFill
 from inferometer.errors import UserError
 from inferometer.tensors import TensorSpec, to_numpy
 from inferometer.workload import tensors
@@ -51,6 +52,26 @@ def test_optional_inputs_are_sent_if_named_and_one_of_them_if_there_are_no_other
     assert sent(Tensors(shape={"FILE": [2, 1]}), file, pixels) == ["FILE"]
 
 
+def test_shape_may_leave_out_the_batch_of_a_model_that_takes_batches() -> None:
+    spec = Tensors(shape={"IMAGE": [3, 224, 224]}, batch=4)
+    assert tensors.complete(spec, [IMAGE], 8).inputs[0].shape == [4, 3, 224, 224]
+    with pytest.raises(UserError, match=r"IMAGE"):
+        tensors.complete(Tensors(shape={"IMAGE": [3, 224, 224]}), [IMAGE], 0)
+
+
+def test_strings_are_filled_as_the_config_says_unless_the_input_is_named() -> None:
+    text, other = TensorSpec("A", "BYTES", (-1, 1)), TensorSpec("B", "BYTES", (-1, 1))
+    optional = TensorSpec("C", "BYTES", (-1, 1), optional=True)
+    spec = Tensors(strings=InputFill(length=9), fill={"B": InputFill(value="b")})
+    for request in build(spec, IMAGE, text, other, optional):
+        image, first, second = request
+        assert image.datatype == "FP32"
+        assert len(to_numpy(first).item()) == 9
+        assert to_numpy(second).item() == b"b"
+    (first,) = build(Tensors(strings=InputFill(length=9), fill="zeros"), text, ids=[0])[0]
+    assert to_numpy(first).item() == b""
+
+
 def test_a_shape_in_the_config_wins() -> None:
     full = tensors.complete(Tensors(shape={"IMAGE": [2, 3, 224, 224]}), [IMAGE], 8)
     assert full.inputs[0].shape == [2, 3, 224, 224]
@@ -73,7 +94,7 @@ def test_inputs_in_the_config_replace_the_servers_metadata() -> None:
             "expects the shape [-1, 3, -1, -1]; [1, 4, 4, 4] was given",
             "every",
         ),
-        (Tensors(shape={"IMAGE": [3, 4, 4]}), 8, "[3, 4, 4] was given", "including the batch"),
+        (Tensors(shape={"IMAGE": [4, 4]}), 8, "[4, 4] was given", "including the batch"),
         (Tensors(shape={"IMAGE": [-1, 3, 4, 4]}), 8, "below 0", "every dimension"),
         (Tensors(batch=9), 8, "the model takes at most 8", "lower"),
         (Tensors(batch=2), 0, "takes no batches", "data.shape"),

@@ -29,6 +29,8 @@ COMMANDS = {
     "compare-protocols": "Measure one model over gRPC, HTTP and JSON, side by side.",
     "inference-perf": "Run a config file of inference-perf as it is, and write its report files.",
     "triton": "Run Triton's simple performance client: the same flags, the same output.",
+    "perf-analyzer": "Run a command line of perf_analyzer: the same options, our report.",
+    "convert": "Turn a config of inference-perf, or a command line of vllm bench serve or perf_analyzer, into a file for run.",
     "calibrate": "Measure what this machine itself adds, and how much load it can generate.",
 }
 

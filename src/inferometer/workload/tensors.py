@@ -12,7 +12,7 @@ import numpy as np
 
 from inferometer import tensors
 from inferometer.config.data import TensorInput, Tensors
-from inferometer.config.data.tensors import Fill
+from inferometer.config.data.tensors import Fill, Size
 from inferometer.config.lengths import Length
 from inferometer.errors import UserError
 from inferometer.tensors import Tensor, TensorSpec
@@ -51,6 +51,8 @@ def complete(
     check_batch(spec.batch, max_batch)
     fill.check(spec.fill, known)
     known = _needed(known, spec)
+    spec = msgspec.structs.replace(spec, shape=_with_batch(spec, known, max_batch), fill=_with_strings(spec, known))
+    fill.check(spec.fill, known)
     full = msgspec.structs.replace(spec, inputs=_full_inputs(known, spec, max_batch))
     inputs = [_as_in_file(*pair, full) for pair in zip(full.inputs, known, strict=True)]
     full = msgspec.structs.replace(full, inputs=inputs)
@@ -68,6 +70,23 @@ def complete(
             "lower the first size of data.shape, or of the tensors in the file",
         )
     return full
+
+
+def _with_batch(spec: Tensors, known: Sequence[TensorSpec], max_batch: int) -> dict[str, list[Size]]:
+    """The shapes of data.shape, with data.batch in front of those that leave out the batch of a model that takes batches."""
+    ranks = {one.name: len(one.shape) for one in known}
+    return {
+        name: [spec.batch, *shape] if max_batch and len(shape) == ranks[name] - 1 else shape
+        for name, shape in spec.shape.items()
+    }
+
+
+def _with_strings(spec: Tensors, known: Sequence[TensorSpec]) -> Fill:
+    """data.fill, with data.strings for the inputs of BYTES that it leaves to chance."""
+    named = {} if spec.fill == "random" else spec.fill
+    if spec.strings is None or not isinstance(named, dict):
+        return spec.fill
+    return {one.name: spec.strings for one in known if one.datatype == "BYTES"} | named
 
 
 def check_batch(given: int, max_batch: int) -> None:

@@ -56,10 +56,16 @@ class Tensors(Section, tag_field="type", tag="tensors"):
             "`random`, which is also the default of inputs that a mapping leaves out, knows the inputs of language models: `input_ids` are below 1000, `attention_mask` is 1, `token_type_ids` are 0, `position_ids` count up."
         ),
     ] = "random"
+    strings: Annotated[
+        InputFill | None,
+        Meta(
+            description="How inputs of BYTES are filled that `fill` leaves random: `{length: 128}` for random strings of this length, `{value: TEXT}`, or `{strings: [a, b]}`. Default: random strings of 1 to 16 characters."
+        ),
+    ] = None
     shape: Annotated[
         dict[str, list[Size]],
         Meta(
-            description="Full shapes by input, including the batch: `{INPUT0: [1, 1000]}`. A size may be a distribution, `{type: uniform, min: 8, max: 128}`; equal distributions give equal sizes within a request. Default: 1 for dynamic "
+            description="Full shapes by input: `{INPUT0: [1, 1000]}`. A shape with one size less than the input of a model that takes batches has `batch` put in front. A size may be a distribution, `{type: uniform, min: 8, max: 128}`; equal distributions give equal sizes within a request. Default: 1 for dynamic "
             "dimensions."
         ),
     ] = field(default_factory=dict)
