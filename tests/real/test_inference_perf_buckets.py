@@ -8,8 +8,9 @@ from command import cli
 
 pytest.importorskip("inferometer.store.objects", reason="there are no object stores yet")
 
-from inferometer.store.objects import connect
 from test_object_stores import KEY, SECRET, Store, server, sim, store
+
+from inferometer.store.objects import connect
 
 __all__ = ["server", "sim", "store"]
 
