@@ -185,7 +185,7 @@ def test_bad_grids_are_errors_with_their_key(tree: dict[str, Any], key: str, wha
 
 def test_other_commands_measure_one_setting() -> None:
     for tree, what in (
-        ({"sweep": {"data.input": [1, 2]}}, "only `inferometer run`"),
+        ({"sweep": {"data.input": [1, 2]}}, "only the command `inferometer run`"),
         ({"load": {"rate": "1:8:adaptive", "duration": 1}}, "only for `inferometer run`"),
         ({"data": {"input": [1, 2]}}, "must be a whole number"),
     ):

@@ -42,8 +42,9 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
 @click.option(
     "--api",
     type=click.Choice(["auto", *APIS]),
+    metavar="API",
     default="auto",
-    help="API to use. auto: chat for a prompt, kserve for tensors, grpc for a --method.",
+    help=f"API to use: {', '.join(APIS)}. auto: chat for a prompt, kserve for tensors, grpc for a --method.",
 )
 @click.option(
     "--stream/--no-stream",
