@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from command import LENIENT, assert_one_line, cli, options
 
+from inferometer.conduct.catalog import catalog
+from inferometer.report.runs_table import render
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
@@ -115,3 +117,10 @@ def test_bad_names_are_refused(arguments: tuple[str, ...], words: tuple[str, ...
 )
 def test_bad_storage_settings_are_refused(settings: dict[str, str], words: tuple[str, ...]) -> None:
     assert_one_line(cli("run", "http://127.0.0.1:1", *options(settings)), *words)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_the_terminal(stored: Path, width: int) -> None:
+    lines = render(catalog(str(stored)), width, color=False).splitlines()
+    assert len(lines) == 4 and max(map(len, lines)) <= width
+    assert all(title in lines[0].split() for title in ("name", "state", "verdict", "model", "load", "req/s"))

@@ -1,6 +1,20 @@
-"""Responses of OpenAI-style servers as bytes, for the tests of the decoders."""
+"""Responses of OpenAI-style servers as bytes, for the tests of the decoders, and what a decoder makes of them."""
 
 import json
+from collections.abc import Iterable
+
+from inferometer.types import Decoder, End, Event, Fail
+
+
+def events_up_to_the_end(decoder: Decoder, pieces: Iterable[bytes], eof: bool) -> list[Event]:
+    """Events up to the first that ends the response, as the engine reads them; with `eof`, the server then closes."""
+    events: list[Event] = []
+    for piece in pieces:
+        for event in decoder.feed(piece):
+            events.append(event)
+            if isinstance(event, End | Fail):
+                return events
+    return events + list(decoder.eof()) if eof else events
 
 
 def chunk(text: str | None = None, finish: str | None = None, **more: object) -> dict[str, object]:

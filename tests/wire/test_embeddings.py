@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from responses import http
+from responses import events_up_to_the_end, http
 
 from inferometer.errors import UserError
 from inferometer.types import End, Event, Fail, Request, Usage
@@ -26,14 +26,7 @@ ERROR = b'{"error": {"message": "out of memory"}}'
 
 def decode(pieces: list[bytes], eof: bool = False) -> list[Event]:
     """Events up to the first that ends the response, as the engine takes them."""
-    decoder = ResponseDecoder(EmbeddingsResponse())
-    events: list[Event] = []
-    for piece in pieces:
-        for event in decoder.feed(piece):
-            events.append(event)
-            if isinstance(event, End | Fail):
-                return events
-    return events + list(decoder.eof()) if eof else events
+    return events_up_to_the_end(ResponseDecoder(EmbeddingsResponse()), pieces, eof)
 
 
 def splits(data: bytes) -> list[list[bytes]]:

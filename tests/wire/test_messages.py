@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from responses import http
+from responses import events_up_to_the_end, http
 
-from inferometer.types import Decoder, End, Event, Fail, Request, RequestOptions, Tokens, Usage
+from inferometer.types import End, Event, Fail, Request, RequestOptions, Tokens, Usage
 from inferometer.wire import calls, messages
 from inferometer.wire.context import CallContext
 from inferometer.wire.history import history
@@ -24,14 +24,7 @@ def decoder(stream: bool = True) -> ResponseDecoder:
 
 def decode(response: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
     """Events up to the first that ends the response, as the engine reads them."""
-    it: Decoder = decoder(stream)
-    events: list[Event] = []
-    for piece in pieces or [response]:
-        for event in it.feed(piece):
-            events.append(event)
-            if isinstance(event, End | Fail):
-                return events
-    return events + list(it.eof()) if eof else events
+    return events_up_to_the_end(decoder(stream), pieces or [response], eof)
 
 
 def sse(*events: dict[str, Any]) -> bytes:

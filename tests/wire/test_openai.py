@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from responses import STREAM, UNSTREAMED, USAGE, chunk, http, sse
+from responses import STREAM, UNSTREAMED, USAGE, chunk, events_up_to_the_end, http, sse
 
 from inferometer.types import Decoder, End, Event, Fail, Request, Tokens, Usage
 from inferometer.wire import calls, openai
@@ -21,14 +21,7 @@ def decoder(stream: bool = True) -> Decoder:
 
 def decode(response: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
     """Events up to the first that ends the response, as the engine reads them."""
-    it = decoder(stream)
-    events: list[Event] = []
-    for piece in pieces or [response]:
-        for event in it.feed(piece):
-            events.append(event)
-            if isinstance(event, End | Fail):
-                return events
-    return events + list(it.eof()) if eof else events
+    return events_up_to_the_end(decoder(stream), pieces or [response], eof)
 
 
 def tokens(events: list[Event]) -> int:

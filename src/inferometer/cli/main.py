@@ -15,24 +15,36 @@ from inferometer import __version__
 from inferometer.cli import visible_keys
 from inferometer.errors import UserError
 
-COMMANDS = {
-    "run": "Measure an endpoint under load: from a URL or a YAML file to a report and a verdict.",
-    "capacity": "Find the highest load at which a server holds its objectives.",
-    "data": "Show what a workload consists of without sending it, write it to a file, or convert samples.",
-    "infer": "Send one request and show the response, and where its time went.",
-    "runs": "List the runs in a folder or a bucket; upload a run again.",
-    "report": "Print the report of a stored run again, or export it.",
-    "plot": "Write the charts of a stored run as PNG or SVG files.",
-    "compare": "Compare stored runs: which is better, by how much, and how sure that is.",
-    "ab": "Measure two servers in turn and compare them; starts and stops them on request.",
-    "serve": "Start the reference server: tensor models (KServe v2, as Triton) and a simulated LLM.",
-    "compare-protocols": "Measure one model over gRPC, HTTP and JSON, side by side.",
-    "inference-perf": "Run a config file of inference-perf as it is, and write its report files.",
-    "triton": "Run Triton's simple performance client: the same flags, the same output.",
-    "perf-analyzer": "Run a command line of perf_analyzer: the same options, our report.",
-    "convert": "Turn a config of inference-perf, or a command line of vllm bench serve or perf_analyzer, into a file for run.",
-    "calibrate": "Measure what this machine itself adds, and how much load it can generate.",
+GROUPS = {
+    "Measure": {
+        "run": "Measure a server under load: a report and a verdict.",
+        "capacity": "Find the highest load that holds the objectives.",
+        "ab": "Measure two servers in turn and compare them.",
+        "compare-protocols": "Measure one model over gRPC, HTTP and JSON.",
+        "infer": "Send one request and show where its time went.",
+        "data": "Show what a workload sends, or convert samples.",
+    },
+    "Stored runs": {
+        "report": "Print the report of a stored run again, or export it.",
+        "compare": "Compare stored runs: which is better, by how much.",
+        "plot": "Write the charts of a stored run as PNG or SVG.",
+        "runs": "List the runs in a folder or a bucket, or upload one.",
+    },
+    "For users of other tools": {
+        "inference-perf": "Run a config file of inference-perf unchanged.",
+        "perf-analyzer": "Run a command line of perf_analyzer.",
+        "triton": "Run a command line of Triton's simple client.",
+        "convert": "Turn a config or a command line into a YAML file.",
+    },
+    "Servers, and this machine": {
+        "serve": "Start the reference server, or a simulated LLM.",
+        "calibrate": "Measure how much load this machine can generate.",
+    },
 }
+"""The commands as `--help` lists them."""
+
+COMMANDS = [name for group in GROUPS.values() for name in group]
+_NAME_WIDTH = max(map(len, COMMANDS))
 
 INTERNAL_ERROR = 3
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
@@ -41,7 +53,7 @@ _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return COMMANDS
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -59,8 +71,9 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(_NAME_WIDTH), text) for name, text in group.items()])
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

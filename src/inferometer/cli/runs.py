@@ -1,6 +1,8 @@
 """`inferometer runs`: what is stored in a folder or a bucket. `inferometer runs push` is in runs_push.py."""
 
 import importlib
+import shutil
+import sys
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -63,7 +65,6 @@ def command(
     from inferometer.conduct.catalog import catalog, chosen  # noqa: PLC0415
     from inferometer.report.output import wants_color  # noqa: PLC0415
     from inferometer.report.runs_table import render  # noqa: PLC0415
-    from inferometer.report.width import columns  # noqa: PLC0415
 
     start = _since(since)
     with named({"output": "the URL", "storage.endpoint": "the endpoint"}):
@@ -72,9 +73,14 @@ def command(
     if is_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     elif found:
-        click.echo(render(found, columns(), wants_color()), nl=False, color=True)
+        click.echo(render(found, _terminal_width(), wants_color()), nl=False, color=True)
     else:
         click.echo(f"{where}: {'no run matches' if entries else 'there are no runs'}", err=True)
+
+
+def _terminal_width() -> int | None:
+    """The width of the terminal; None if standard output is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _since(text: str | None) -> datetime | None:

@@ -8,9 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from inferometer.report import formatting
+from inferometer.report.width import fitted
 
 _STYLES = {"complete": "", "running": "cyan", "incomplete": "yellow", "not uploaded": "yellow", "damaged": "red"}
 _WIDEST_SERVER = 40
+_OPTIONAL = ("server", "started", "tok/s", "p99")
+"""Columns that a terminal which is too narrow does not show, the first of them first."""
 
 
 class Percentiles(Protocol):
@@ -51,11 +54,11 @@ class Listed(Protocol):
     def e2e(self) -> Percentiles: ...
 
 
-def render(entries: Sequence[Listed], width: int, color: bool) -> str:
-    """The entries as a table: one line each, as wide as it needs to be, so that it can be searched."""
+def render(entries: Sequence[Listed], width: int | None, color: bool) -> str:
+    """The entries as a table for a terminal of that width; None: one line each, however wide, so that it can be searched."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("name", "started", "state", "verdict", "model", "load"):
-        table.add_column(title, no_wrap=True)
+        table.add_column(title, no_wrap=width is None or title != "load")
     for title in ("req/s", "tok/s", "ttft p50", "p99", "e2e p50", "p99"):
         table.add_column(title, no_wrap=True, justify="right")
     table.add_column("server", no_wrap=True)
@@ -72,12 +75,23 @@ def render(entries: Sequence[Listed], width: int, color: bool) -> str:
             *(Text(_time(seconds)) for seconds in (each.ttft.p50, each.ttft.p99, each.e2e.p50, each.e2e.p99)),
             Text(each.server[:_WIDEST_SERVER]),
         )
+    if width is not None:
+        table = _shortened(fitted(table, width, _OPTIONAL))
     console = Console(
-        width=max(width, 400), force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
+        width=width or 400, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
     )
     with console.capture() as captured:
         console.print(table)
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def _shortened(table: Table) -> Table:
+    """The table with loads that end in an ellipsis, rather than going on in the next line, if there is too little space."""
+    for column in table.columns:
+        for cell in column.cells:
+            if isinstance(cell, Text):
+                cell.no_wrap, cell.overflow = True, "ellipsis"
+    return table
 
 
 def _time(seconds: float | None) -> str:
