@@ -67,6 +67,7 @@ def run(path: Path | None, options: Mapping[str, str], lenient: bool, log: Log, 
             log.warning(f"--{option} is visible in the list of processes; a key in the config file is not")
     with named(_NAMES, str(path) if path is not None else "command line"):
         _check(spec)
+        translating.translate(_with_any_stages(spec))  # refuses what is not supported before anything is written
         with contextlib.closing(Places(spec)) as places:
             try:
                 run, summary = _measure(spec, places, log)
@@ -103,10 +104,9 @@ def _check(spec: Spec) -> None:
 
 
 def _measure(spec: Spec, places: Places, log: Log) -> tuple[Run, Summary]:
-    has_sweep = spec["load"]["sweep"] is not None
-    translation = translating.translate(_with_any_stages(spec) if has_sweep else spec)
+    translation = translating.translate(_with_any_stages(spec))
     with _environment(translation.environment):
-        if has_sweep:
+        if spec["load"]["sweep"] is not None:
             spec = _swept(spec, places, log)
             translation = translating.translate(spec)
         for note in translation.notes:
@@ -119,7 +119,9 @@ def _measure(spec: Spec, places: Places, log: Log) -> tuple[Run, Summary]:
 
 
 def _with_any_stages(spec: Spec) -> Spec:
-    """The config of a sweep with a stage, so that what is not supported is refused before the server's saturation is searched."""
+    """The config; that of a sweep with a stage, since its own stages are not known before the server's saturation is searched."""
+    if spec["load"]["sweep"] is None:
+        return spec
     return spec | {"load": spec["load"] | {"sweep": None, "stages": [{"rate": 1.0, "duration": 1}]}}
 
 
