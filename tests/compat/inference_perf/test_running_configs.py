@@ -232,7 +232,6 @@ def test_secrets_are_in_no_file_and_no_log(sim: str, tmp_path: Path) -> None:
     ]
     for secret in (SECRET, header, "hf_typed"):
         assert not any(secret.encode() in text for text in texts), secret
-    assert "--tokenizer.token is visible in the list of processes" in result.out
     assert "HF_TOKEN" not in os.environ
     again = cli("inference-perf", "-c", tmp_path / "out" / "config.yaml")
     assert again.status == 1 and "[REDACTED]" in again.err and "api.headers" in again.err
@@ -244,6 +243,16 @@ def test_failing_run_exits_with_0_unless_asked(sim: str, tmp_path: Path) -> None
     assert run(*arguments).status == 0
     assert json.loads((tmp_path / "out" / "summary_lifecycle_metrics.json").read_bytes())["failures"]["count"] == 10
     assert run(*arguments, "--strict-exit").status == 1
+
+
+def test_server_that_cannot_be_reached_is_a_run_of_failed_requests(tmp_path: Path) -> None:
+    result = run(written(tmp_path, {}), "http://127.0.0.1:9", "--server.model_name", "sim")
+    assert result.status == 0 and "connection refused: the requests are sent all the same" in result.out
+    assert "Stage 0 - run completed" in result.out
+    failures = json.loads((tmp_path / "out" / "summary_lifecycle_metrics.json").read_bytes())["failures"]
+    assert failures["count"] == 10 and failures["by_label"]["Connection Error"]["messages"][0]["message"]
+    result = run(written(tmp_path, {}), "http://127.0.0.1:9")
+    assert result.status == 1 and "connection refused" in result.err, "the model's name is the server's to say"
 
 
 @pytest.mark.parametrize(
