@@ -107,6 +107,9 @@ def assert_nowhere(secret: str, folder: Path, *texts: str) -> None:
         ("--set", "server.body.api_key=KEY"),
         ("--header", "Authorization: KEY"),
         ("--server.api_key", "KEY"),
+        ("--tokenizer.token=KEY",),
+        ("--api.headers", '{"Authorization": "KEY"}'),
+        ("--api.headers.x-api-key", "KEY"),
         ("run", "http://user:KEY@127.0.0.1:8000"),
     ],
 )
@@ -122,6 +125,7 @@ def test_a_key_on_the_command_line_is_warned_of(arguments: tuple[str, ...]) -> N
         ("--set", "server.timeouts.first_token=5s"),
         ("--set", "server.headers.x-trace=1"),
         ("--header", "x-trace: 1"),
+        ("--api.headers", '{"x-trace": "1"}'),
         ("--server.api_key_file", "path"),
         ("run", "http://127.0.0.1:8000", "--set", "server.tls.key=key.pem"),
     ],

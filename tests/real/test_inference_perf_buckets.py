@@ -3,11 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
 from command import cli
-
-pytest.importorskip("inferometer.store.objects", reason="there are no object stores yet")
-
 from test_object_stores import KEY, SECRET, Store, server, sim, store
 
 from inferometer.store.objects import connect

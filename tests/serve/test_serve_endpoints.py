@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from raw_client import RawClient, request
 
+from inferometer.errors import UserError
 from inferometer.serve.background import running
-from inferometer.serve.settings import Settings, simulator
+from inferometer.serve.settings import Settings, check, simulator
 from inferometer.serve.sim.settings import Fixed, Sim
 from inferometer.workload.tokenizer import load
 
@@ -279,3 +280,17 @@ def test_ipv6():
     with running(Settings(sim=Sim(), http=0, host="::1")) as url, RawClient(url) as client:
         assert url.startswith("http://[::1]:")
         assert client.request("/health").status == 200
+
+
+def test_adapters_are_listed_and_served_like_the_model():
+    with running(simulator(timing=Fixed(ttft=0.001), lora=("movie", "news"))) as url, RawClient(url) as client:
+        listed = client.request("/v1/models").json["data"]
+        assert [(model["id"], model.get("parent")) for model in listed] == [
+            ("sim", None),
+            ("movie", "sim"),
+            ("news", "sim"),
+        ]
+        for name, status in (("sim", 200), ("movie", 200), ("news", 200), ("sport", 404)):
+            assert client.request(COMPLETIONS, body_for(COMPLETIONS, model=name, max_tokens=1)).status == status
+    with pytest.raises(UserError, match="--lora"):
+        check(simulator(lora=("sim",)))

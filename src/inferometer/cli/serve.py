@@ -21,7 +21,7 @@ _ONLY_BATCH = (
     "prefill_rate", "prefill_overhead", "decode_step", "decode_per_seq", "kv_tokens", "chunked_prefill", "token_budget",
     "prefix_cache", "block_size",
 )  # fmt: skip
-_ONLY_SIMULATOR = ("seed", "tokens_per_chunk", "max_queue", "max_len", "truth", "faults", "allow_fault_header")
+_ONLY_SIMULATOR = ("lora", "seed", "tokens_per_chunk", "max_queue", "max_len", "truth", "faults", "allow_fault_header")
 _SIM = "sim"
 _CHUNKED_FACTOR = 4
 """Maximum size of a request sent in chunks, as a multiple of --max-message."""
@@ -155,6 +155,12 @@ WHEN:
     help="After SIGTERM, wait this long for requests in progress; a second signal stops at once.",
 )  # fmt: skip
 @click.option("--model", default=_SIM, show_default=True, help="Simulator: name of the model.")
+@click.option(
+    "--lora",
+    multiple=True,
+    metavar="NAME",
+    help="Simulator: name of a LoRA adapter, which is served like the model. May be repeated.",
+)
 @click.option("--ttft", **_TIME, help="Fixed: time to the first token.  [default: 50ms]")
 @click.option("--itl", **_TIME, help="Fixed: time between tokens.  [default: 10ms]")
 @click.option(

@@ -8,6 +8,7 @@ _HOLDERS = {"headers", "body", "parameters"}
 """Settings that take names of the user's choice, some of which are secret."""
 _ELSEWHERE = ("_env", "_file", "_path")
 """Ends of names of settings that say where a key is."""
+_INSTEAD = "use server.api_key_env, server.api_key_file or a config file"
 
 
 def warning(arguments: Sequence[str]) -> str | None:
@@ -16,7 +17,7 @@ def warning(arguments: Sequence[str]) -> str | None:
         if (name := _visible_key(option, value)) is not None:
             return (
                 f"inferometer: warning: the key in {name} is visible in the list of processes and in the shell's history: "
-                "use server.api_key_env, server.api_key_file or a config file"
+                + ("use the config file" if name.startswith("--") and "." in name.split()[0] else _INSTEAD)
             )
     return None
 
@@ -32,9 +33,11 @@ def _visible_key(option: str, value: str) -> str | None:
         return f"--header {name}" if _is_secret(name) else None
     if option == "--set":
         return f"--set {value.partition('=')[0]}" if _is_secret_setting(value) else None
-    last = option.rpartition(".")[2]  # --server.api_key VALUE of `inferometer inference-perf`
-    is_key = option.startswith("--") and "." in option and _is_secret(last) and not last.endswith(_ELSEWHERE)
-    return option if is_key else None
+    if not (option.startswith("--") and "." in option):
+        return None
+    last = option.rpartition(".")[2]  # --server.api_key VALUE, --api.headers JSON of `inferometer inference-perf`
+    is_key = _is_secret(last) and not last.endswith(_ELSEWHERE)
+    return option if is_key or _is_secret_setting(f"{option}={value}") else None
 
 
 def _is_secret_setting(setting: str) -> bool:

@@ -42,6 +42,7 @@ from inferometer.fleet.supervisor import Supervisor, check_files
 from inferometer.observe.observer import Observers
 from inferometer.observe.settling import Settling
 from inferometer.probe import estimate, reach
+from inferometer.probe.connect import Unreachable
 from inferometer.probe.shared_memory import Portion
 from inferometer.records import Manifest, Outcome, Probe, Run, Snapshot, StagePlan
 from inferometer.report.live import Outline
@@ -107,6 +108,7 @@ def measure(
     watch: Watch | None = None,
     probe: Probe | None = None,
     ends: Ends | None = None,
+    must_reach: bool = True,
 ) -> tuple[Run, Summary]:
     """Measure a server, and show nothing unless there is a `show`. Raises UnsavedError when the records cannot be stored.
 
@@ -115,11 +117,12 @@ def measure(
 
     `start` is the transport that starts the shards; by default they are processes or threads on this machine. `watch` may end the
     run early. `probe` is what a probe of the same server and workload showed; by default, there is a probe before the run.
-    `ends` judges requests as they end, and may end the run or a stage as the limits of `abort.on` do.
+    `ends` judges requests as they end, and may end the run or a stage as the limits of `abort.on` do. Without `must_reach`, a server that
+    cannot be reached before the run is measured all the same, if `server.model` is set; otherwise, it raises UserError.
     """
     _check_objectives(config)
     config, upload = prepare(config)
-    run, summary = _measure_to_folder(config, upload, show, start, watch, probe, ends)
+    run, summary = _measure_to_folder(config, upload, show, start, watch, probe, ends, must_reach)
     if upload is not None:
         try:
             finish(run.folder, show.uploading if show else None)
@@ -136,6 +139,7 @@ def _measure_to_folder(
     watch: Watch | None,
     probe: Probe | None,
     ends: Ends | None,
+    must_reach: bool,
 ) -> tuple[Run, Summary]:
     """Measure into a folder on this machine, which may belong to a bucket."""
     config = msgspec.structs.replace(config, data=workload.pinned(config.data, config.seed))
@@ -143,7 +147,7 @@ def _measure_to_folder(
     if not needs_server:
         _check_data(config)
     check_load(config)
-    reached = reach.reach(config.server)
+    config, reached = _reached(config, must_reach, show)
     tag = secrets.token_hex(4)
     provide_tokenizer(config, reached)
     if needs_server:  # filters by length and sessions count tokens
@@ -165,6 +169,19 @@ def _measure_to_folder(
         names = tuple(stage.name for stage in manifest.stage_plans(config, plan, turns))
         job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns, names)
         return _measure(job, plan, folder, show, start, watch, ends, held)
+
+
+def _reached(config: Config, must_reach: bool, show: Show | None) -> tuple[Config, reach.Reached]:
+    """Reach the server. If it need not be reached, and is not, no connection is opened and no request is sent before the run."""
+    try:
+        return config, reach.reach(config.server)
+    except Unreachable as error:
+        if must_reach or not config.server.model:
+            raise
+        if show:
+            show.warn(f"{error.what}: the requests are sent all the same")
+        client = msgspec.structs.replace(config.client, connections=0, probe=False)
+        return msgspec.structs.replace(config, client=client), reach.assume(config.server)
 
 
 def probed(config: Config, reached: reach.Reached, tag: str, show: Show | None = None) -> Probe:

@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+from typing import Any
 
 import msgspec
 
@@ -27,21 +28,25 @@ class Peer(msgspec.Struct, frozen=True):
     """Connections that round trips use one after the other; None: each has its own."""
 
 
-class Refused(UserError):  # noqa: N818 - not an error of the server
+class Unreachable(UserError):  # noqa: N818 - not an error of the server
+    """No address of the host accepts a connection."""
+
+
+class Refused(Unreachable):
     """Nothing listens at the port."""
+
+
+def first_address(target: Target) -> Address:
+    """The first address of the host, whether or not a server listens there."""
+    family, _, _, _, address = _resolve(target)[0]
+    return int(family), tuple(address)
 
 
 def connect(peer: Peer) -> tuple[socket.socket, Address]:
     """Connect to the first address of the host that accepts, including TLS."""
     target = peer.target
-    try:
-        infos = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError):
-        raise UserError(
-            f"{target.url}: the host name {target.host} does not resolve", "check the host in {server.url}"
-        ) from None
     last_error: OSError = OSError("no address")
-    for family, kind, protocol, _, address in infos:
+    for family, kind, protocol, _, address in _resolve(target):
         try:
             sock = socket.socket(family, kind, protocol)
         except OSError as error:  # no IPv6 on this system, or out of descriptors
@@ -59,6 +64,16 @@ def connect(peer: Peer) -> tuple[socket.socket, Address]:
             sock = _encrypted(target, sock, peer.context)
         return sock, (int(family), tuple(address))
     raise _unreachable(target, last_error, peer.connect_timeout) from None
+
+
+def _resolve(target: Target) -> list[Any]:
+    """What getaddrinfo returns. Raises UserError when the host name does not resolve."""
+    try:
+        return socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        raise UserError(
+            f"{target.url}: the host name {target.host} does not resolve", "check the host in {server.url}"
+        ) from None
 
 
 def _encrypted(target: Target, sock: socket.socket, context: ssl.SSLContext) -> socket.socket:
@@ -82,12 +97,12 @@ def _encrypted(target: Target, sock: socket.socket, context: ssl.SSLContext) -> 
         ) from None
 
 
-def _unreachable(target: Target, error: OSError, timeout: float) -> UserError:
+def _unreachable(target: Target, error: OSError, timeout: float) -> Unreachable:
     if isinstance(error, ConnectionRefusedError):
         return Refused(f"{target.url}: connection refused", "start the server, or check host and port")
     if isinstance(error, TimeoutError):
         limit = format_seconds(timeout) if timeout else "the system's limit"
-        return UserError(
+        return Unreachable(
             f"{target.url}: no connection within {limit}", "check host and port, or raise {server.timeouts.connect}"
         )
-    return UserError(f"{target.url}: {error.strerror or error}", "check host and port")
+    return Unreachable(f"{target.url}: {error.strerror or error}", "check host and port")

@@ -12,7 +12,7 @@ from inferometer.config.schema import TLS, Server
 from inferometer.config.secret import hidden, words
 from inferometer.errors import UserError
 from inferometer.probe import kserve, openai
-from inferometer.probe.connect import Address, Peer, connect
+from inferometer.probe.connect import Address, Peer, connect, first_address
 from inferometer.probe.kserve import ModelFacts
 from inferometer.wire.context import USER_AGENT, CallContext
 from inferometer.wire.http1 import request_head
@@ -52,6 +52,14 @@ def reach(server: Server, read_timeout: float | None = None) -> Reached:
     secrets = secret_headers(server)
     with hidden(words(server, secrets)):
         return _reach(server, secrets, read_timeout)
+
+
+def assume(server: Server) -> Reached:
+    """A server that could not be reached, and that is measured all the same: each request shows whether it can be. `server.model` must be
+    known."""
+    targets = tuple(parse(url) for url in server.urls)
+    addresses = tuple(first_address(target) for target in targets)
+    return Reached(targets, addresses, server.model or "", secret_headers(server))
 
 
 def _reach(server: Server, secrets: dict[str, str], read_timeout: float | None) -> Reached:

@@ -13,15 +13,14 @@ from unittest import mock
 
 import msgspec
 import pytest
+import trustme
 import yaml
 from command import Result, cli, start
 
 from inferometer import conduct
 from inferometer.cli.inference_perf import parse
 from inferometer.compat.inference_perf import places
-from inferometer.config.data.sessions import Sessions
-from inferometer.config.loads import Stages
-from inferometer.config.schema import Client, Config
+from inferometer.config.schema import Config
 from inferometer.errors import UserError
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
@@ -29,13 +28,13 @@ from inferometer.serve.sim.settings import Fixed
 
 CONFIGS = Path(__file__).parent / "configs"
 SHARED = Path(__file__).parents[3].parent / "shared"
-MODELS = ("sim", "movie", "consumer", "news", "code")
+ADAPTERS = ("movie", "consumer", "news", "code")
 SECRET = "sk-a-secret-that-nobody-may-see"
 
 
 @pytest.fixture(scope="module")
 def sim() -> Iterator[str]:
-    with running(simulator(timing=Fixed(ttft=0.005, itl=0.0005))) as url:
+    with running(simulator(timing=Fixed(ttft=0.005, itl=0.0005), lora=ADAPTERS)) as url:
         yield url
 
 
@@ -46,8 +45,13 @@ def slow_sim() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def certificate() -> trustme.LeafCert:
+    return trustme.CA().issue_cert("me@example.org")
+
+
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, certificate: trustme.LeafCert) -> None:
     """Run in this process without a probe, in an empty folder with the files that configs name."""
     measure = conduct.measure
 
@@ -61,6 +65,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "conversations.json").write_text(
         json.dumps([{"id": str(n), "conversations": turns} for n in range(20)])
     )
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "client.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "client.key")
     (tmp_path / "corpus.txt").write_text("It was the best of times, it was the worst of times. " * 200)
     rows = [f"2024-05-10 00:00:00.{n}00000,{10 + n},{4 + n}" for n in range(8)]
     (tmp_path / "trace.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
@@ -87,7 +93,7 @@ def options(path: Path) -> list[str]:
     kind = tree["data"]["type"]
     if kind == "shareGPT":
         given += ["--data.path", "conversations.json"]
-    if kind != "mock":
+    if kind != "mock" or "tokenizer" in tree:
         given += ["--tokenizer.pretrained_model_name_or_path", "builtin"]
     for section in ("load", "data"):
         if "trace" in tree[section]:
@@ -124,8 +130,9 @@ OFFLINE = (
 )
 def test_example_config_runs_to_the_end(sim: str, tmp_path: Path, name: str) -> None:
     path = SHARED / "inference-perf-configs" / f"{name}.yml"
-    more = ["--load.lora_traffic_split", '[{"name": "sim", "split": 1.0}]'] if "lora" in name else []
-    completed(run(path, sim, *options(path), *more), tmp_path / "out")
+    completed(run(path, sim, *options(path)), tmp_path / "out")
+    adapters = {file.name.split("_")[1] for file in (tmp_path / "out").glob("adapter_*_stage_0_*")}
+    assert adapters == ({"movie", "consumer"} if "lora" in name else set())
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the example configs are not beside the repository")
@@ -136,24 +143,32 @@ def test_example_config_with_media_is_refused_by_name(tmp_path: Path, path: Path
     result = run(path, "http://127.0.0.1:9")
     assert result.status == 1
     assert re.search(r"data\.(shared_prefix\.)?(multimodal|type|visionarena)", result.err), result.err
+    assert not list(tmp_path.glob("reports*")), "a refused config leaves no folder"
 
 
 OWN = (
-    "random-lengths", "structured-chat", "multi-turn", "conversations", "adapters", "breakers", "trace", "prometheus",
+    "random-lengths", "structured-chat", "multi-turn", "conversations", "breakers", "trace", "prometheus", "anthropic",
 )  # fmt: skip
-MISSING = {"multi-turn": (Sessions, "token_header"), "breakers": (Client, "retries")}
-"""Settings of ours that configs need and that may not be there yet."""
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("multi-turn", "adapters") else pytest.param(name, marks=pytest.mark.slow) for name in OWN]
+    "name",
+    [name if name in ("multi-turn", "anthropic") else pytest.param(name, marks=pytest.mark.slow) for name in OWN],
 )
 def test_config_of_our_own_runs_to_the_end(sim: str, tmp_path: Path, name: str) -> None:
-    if name in MISSING and MISSING[name][1] not in MISSING[name][0].__struct_fields__:
-        pytest.skip(f"there is no {MISSING[name][1]} yet")
     path = CONFIGS / f"{name}.yml"
-    more = ["--load.lora_traffic_split", '[{"name": "sim", "split": 1.0}]'] if name == "adapters" else []
-    completed(run(path, sim, *options(path), *more), tmp_path / "out")
+    completed(run(path, sim, *options(path)), tmp_path / "out")
+
+
+def test_each_adapter_has_its_files(sim: str, tmp_path: Path) -> None:
+    path = CONFIGS / "adapters.yml"
+    stages = ("--load.stages", '[{"rate": 64, "duration": 1}]')  # after 64 requests the split is exact
+    whole = completed(run(path, sim, *options(path), *stages), tmp_path / "out")
+    names = {"movie", "news", "code"}
+    for suffix in ("", "_stage_0"):
+        files = [tmp_path / "out" / f"adapter_{name}{suffix}_lifecycle_metrics.json" for name in names]
+        counts = [json.loads(file.read_bytes())["successes"]["count"] for file in files]
+        assert sum(counts) == whole["successes"]["count"] == 64 and min(counts) >= 6
 
 
 @pytest.mark.slow
@@ -192,7 +207,6 @@ def written(tmp_path: Path, tree: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.skipif("pause" not in Stages.__struct_fields__, reason="stages cannot pause yet")
 def test_stage_lines_enclose_the_requests_of_each_stage(sim: str, tmp_path: Path) -> None:
     load = {"interval": 0.6, "stages": [{"rate": 20, "duration": 1}, {"rate": 10, "duration": 1}]}
     result = run(written(tmp_path, {"load": load}), sim)
@@ -218,7 +232,6 @@ def test_secrets_are_in_no_file_and_no_log(sim: str, tmp_path: Path) -> None:
     ]
     for secret in (SECRET, header, "hf_typed"):
         assert not any(secret.encode() in text for text in texts), secret
-    assert "--tokenizer.token is visible in the list of processes" in result.out
     assert "HF_TOKEN" not in os.environ
     again = cli("inference-perf", "-c", tmp_path / "out" / "config.yaml")
     assert again.status == 1 and "[REDACTED]" in again.err and "api.headers" in again.err
@@ -230,6 +243,16 @@ def test_failing_run_exits_with_0_unless_asked(sim: str, tmp_path: Path) -> None
     assert run(*arguments).status == 0
     assert json.loads((tmp_path / "out" / "summary_lifecycle_metrics.json").read_bytes())["failures"]["count"] == 10
     assert run(*arguments, "--strict-exit").status == 1
+
+
+def test_server_that_cannot_be_reached_is_a_run_of_failed_requests(tmp_path: Path) -> None:
+    result = run(written(tmp_path, {}), "http://127.0.0.1:9", "--server.model_name", "sim")
+    assert result.status == 0 and "connection refused: the requests are sent all the same" in result.out
+    assert "Stage 0 - run completed" in result.out
+    failures = json.loads((tmp_path / "out" / "summary_lifecycle_metrics.json").read_bytes())["failures"]
+    assert failures["count"] == 10 and failures["by_label"]["Connection Error"]["messages"][0]["message"]
+    result = run(written(tmp_path, {}), "http://127.0.0.1:9")
+    assert result.status == 1 and "connection refused" in result.err, "the model's name is the server's to say"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,11 @@ DIFFERENCES = (
         "Requests are sent at random intervals that are rescaled to fill the duration, as inference-perf does.",
     ),
     Difference(
+        "load.type poisson",
+        "The intervals are exponential over the whole stage, with int(rate x duration) requests.",
+        "As by default. inference-perf draws the number of requests of each second, and places the last of them at its end.",
+    ),
+    Difference(
         "load.type concurrent",
         "The users start one after the other, over about the duration of a request, so that they do not stay in step.",
         "All users start at once.",
@@ -32,6 +37,16 @@ DIFFERENCES = (
         "load.interval",
         "The pause is between two stages.",
         "As by default. inference-perf also waits after the last stage, which has no effect on its figures.",
+    ),
+    Difference(
+        "load.stages: data that is generated",
+        "Each stage has requests of its own, so that a prefix cache does not know the prompts from the stage before.",
+        "As by default. inference-perf sends the same requests from the first one on in each stage.",
+    ),
+    Difference(
+        "load.sweep with data.type random, synthetic",
+        "The burst that finds the saturation, and the stages, have all of their requests.",
+        "As by default. inference-perf has lengths for one request only, unless total_count is set; the other requests fail and are not reported.",
     ),
     Difference(
         "load.worker_max_concurrency",
@@ -74,8 +89,8 @@ DIFFERENCES = (
         "first conversation of each later stage without its history.",
     ),
     Difference(
-        "data.type random, synthetic with api.type chat or anthropic_messages",
-        "The prompts are sent as messages.",
+        "a data.type with an api.type that inference-perf does not send it to, such as random or synthetic with chat",
+        "The prompts are sent as messages, or as a text.",
         "The combination is an error, as it is in inference-perf.",
     ),
     Difference(
@@ -92,6 +107,11 @@ DIFFERENCES = (
         "load.lora_traffic_split",
         "Every 64 requests are divided as the split says, in random order; each adapter goes through the data by itself.",
         "As by default. inference-perf draws the adapter of each request by chance.",
+    ),
+    Difference(
+        "server.model_name is not set",
+        "The server is asked for its models with the API key and the headers of the config.",
+        "As by default. inference-perf asks without them, which fails if the server requires a key.",
     ),
     Difference(
         "before the run",

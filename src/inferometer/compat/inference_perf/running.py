@@ -14,9 +14,8 @@ from inferometer.analysis.summary import Summary
 from inferometer.compat.inference_perf import breakers, reports, translating
 from inferometer.compat.inference_perf.logging import Log
 from inferometer.compat.inference_perf.places import Places
-from inferometer.compat.inference_perf.reading import find_key, read
+from inferometer.compat.inference_perf.reading import read
 from inferometer.compat.inference_perf.reports.config_file import config_file
-from inferometer.compat.inference_perf.schema import SECRETS
 from inferometer.compat.inference_perf.spec import Spec
 from inferometer.compat.inference_perf.stage_log import StageLog
 from inferometer.conduct.early_ends import Ends
@@ -62,11 +61,9 @@ def run(path: Path | None, options: Mapping[str, str], lenient: bool, log: Log, 
         log.info(f"Using configuration from: {path}")
     for note in notes:
         log.warning(note)
-    for option in options:
-        if _is_secret(option):
-            log.warning(f"--{option} is visible in the list of processes; a key in the config file is not")
     with named(_NAMES, str(path) if path is not None else "command line"):
         _check(spec)
+        translating.translate(_with_any_stages(spec))  # refuses what is not supported before anything is written
         with contextlib.closing(Places(spec)) as places:
             try:
                 run, summary = _measure(spec, places, log)
@@ -88,11 +85,6 @@ class _NothingFoundError(Exception):
     """A sweep did not find the server's saturation."""
 
 
-def _is_secret(option: str) -> bool:
-    path, _ = find_key(option)
-    return any(path[: len(secret)] == secret for secret in SECRETS)
-
-
 def _check(spec: Spec) -> None:
     if spec["server"] is None:
         raise UserError("there is no server to measure", "add `server: {base_url: http://HOST:PORT}`", "server")
@@ -103,23 +95,24 @@ def _check(spec: Spec) -> None:
 
 
 def _measure(spec: Spec, places: Places, log: Log) -> tuple[Run, Summary]:
-    has_sweep = spec["load"]["sweep"] is not None
-    translation = translating.translate(_with_any_stages(spec) if has_sweep else spec)
+    translation = translating.translate(_with_any_stages(spec))
     with _environment(translation.environment):
-        if has_sweep:
+        if spec["load"]["sweep"] is not None:
             spec = _swept(spec, places, log)
             translation = translating.translate(spec)
         for note in translation.notes:
             log.info(note)
         stage_log = StageLog(log)
         config = _stored_in(places, translating.to_config(translation))
-        run, summary = conduct.measure(config, stage_log, ends=_noted_ends(spec, stage_log))
+        run, summary = conduct.measure(config, stage_log, ends=_noted_ends(spec, stage_log), must_reach=False)
     stage_log.finish(run.manifest.outcome, len(run.manifest.plan))
     return run, summary
 
 
 def _with_any_stages(spec: Spec) -> Spec:
-    """The config of a sweep with a stage, so that what is not supported is refused before the server's saturation is searched."""
+    """The config; that of a sweep with a stage, since its own stages are not known before the server's saturation is searched."""
+    if spec["load"]["sweep"] is None:
+        return spec
     return spec | {"load": spec["load"] | {"sweep": None, "stages": [{"rate": 1.0, "duration": 1}]}}
 
 
@@ -128,7 +121,7 @@ def _swept(spec: Spec, places: Places, log: Log) -> Spec:
     log.info("load.sweep: looking for the saturation of the server")
 
     def measure(config: Config, *, watch: Any) -> tuple[Run, Summary]:
-        return conduct.measure(_stored_in(places, config), None, watch=watch)
+        return conduct.measure(_stored_in(places, config), None, watch=watch, must_reach=False)
 
     try:
         spec = translating.with_sweep_stages(spec, measure)

@@ -1,5 +1,7 @@
 """Parses requests of Anthropic's Messages API, as far as they affect the timing."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from inferometer.serve.sim.openai import (
@@ -25,10 +27,10 @@ _messages = msgspec.json.Decoder(_MessagesJson)
 _ROLES = ("user", "assistant")
 
 
-def message(body: bytes, model: str) -> CompletionRequest:
+def message(body: bytes, models: Sequence[str]) -> CompletionRequest:
     """Parse the body of POST /v1/messages."""
     request = decode(_messages, body)
-    check_model(request.model, model)
+    check_model(request.model, models)
     if request.max_tokens < 1:
         raise Refusal(400, f"max_tokens must be at least 1 (got {request.max_tokens})", "invalid_max_tokens")
     for number, each in enumerate(request.messages):

@@ -4,6 +4,7 @@ Fields that do not affect timing (sampling parameters and the like) are accepted
 the requested number of tokens, with or without `ignore_eos`. Embeddings take as long as a first token.
 """
 
+from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 import msgspec
@@ -106,29 +107,29 @@ _chat = msgspec.json.Decoder(_Chat)
 _embeddings = msgspec.json.Decoder(_Embeddings)
 
 
-def completion(body: bytes, model: str) -> CompletionRequest:
+def completion(body: bytes, models: Sequence[str]) -> CompletionRequest:
     """Parse the body of POST /v1/completions."""
     asked = decode(_completion, body)
     prompt = asked.prompt
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]  # type: ignore[assignment]  # a batch of one
     if isinstance(prompt, str):
-        return _ask(asked, model, chat=False, texts=(prompt,))
+        return _ask(asked, models, chat=False, texts=(prompt,))
     if all(isinstance(token, int) and token >= 0 for token in prompt):
-        return _ask(asked, model, chat=False, ids=tuple(prompt))  # type: ignore[arg-type]
+        return _ask(asked, models, chat=False, ids=tuple(prompt))  # type: ignore[arg-type]
     raise Refusal(400, "prompt must be one string or one list of token ids", "invalid_prompt")
 
 
-def chat(body: bytes, model: str) -> CompletionRequest:
+def chat(body: bytes, models: Sequence[str]) -> CompletionRequest:
     """Parse the body of POST /v1/chat/completions."""
     asked = decode(_chat, body)
-    return _ask(asked, model, chat=True, texts=tuple(text for message in asked.messages for text in texts_of(message)))
+    return _ask(asked, models, chat=True, texts=tuple(text for message in asked.messages for text in texts_of(message)))
 
 
-def embeddings(body: bytes, model: str) -> CompletionRequest:
+def embeddings(body: bytes, models: Sequence[str]) -> CompletionRequest:
     """POST /v1/embeddings: one vector per string, or one for a list of token ids. Its timing is that of one token."""
     asked = decode(_embeddings, body)
-    check_model(asked.model, model)
+    check_model(asked.model, models)
     if not 1 <= asked.dimensions <= MAX_DIMENSIONS:
         message = f"dimensions is {asked.dimensions}: it must be between 1 and {MAX_DIMENSIONS}"
         raise Refusal(400, message, "invalid_dimensions")
@@ -142,16 +143,18 @@ def embeddings(body: bytes, model: str) -> CompletionRequest:
     return CompletionRequest(False, False, False, False, 1, texts, ids, asked.dimensions, packed)
 
 
-def tokenized(body: bytes, model: str) -> CompletionRequest:
+def tokenized(body: bytes, models: Sequence[str]) -> CompletionRequest:
     """Parse the body of POST /tokenize: a prompt, whose ids are the response."""
     request = decode(_tokenized, body)
-    check_model(request.model, model)
+    check_model(request.model, models)
     return CompletionRequest(False, False, False, False, 1, (request.prompt,))
 
 
-def check_model(asked: str | None, served: str) -> None:
-    if asked is not None and asked != served:
-        raise Refusal(404, f"the model {asked!r} does not exist; {served!r} is served", "model_not_found")
+def check_model(asked: str | None, served: Sequence[str]) -> None:
+    if asked is not None and asked not in served:
+        names = ", ".join(map(repr, served))
+        message = f"the model {asked!r} does not exist; {names} {'is' if len(served) == 1 else 'are'} served"
+        raise Refusal(404, message, "model_not_found")
 
 
 def decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> "_T":
@@ -175,9 +178,9 @@ def texts_of(message: TextMessage) -> list[str]:
 
 
 def _ask(
-    asked: _CompletionJson, model: str, *, chat: bool, texts: tuple[str, ...] = (), ids: tuple[int, ...] = ()
+    asked: _CompletionJson, models: Sequence[str], *, chat: bool, texts: tuple[str, ...] = (), ids: tuple[int, ...] = ()
 ) -> CompletionRequest:
-    check_model(asked.model, model)
+    check_model(asked.model, models)
     if asked.n not in (None, 1):
         raise Refusal(400, f"n must be 1 (got {asked.n})", "invalid_n")
     if not ids and not any(texts):

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from inferometer.errors import UserError
@@ -26,7 +26,7 @@ from inferometer.timing.clock import now
 
 _FLUSH_NS = 250_000_000
 _HTML = b"<!doctype html><title>Welcome</title><h1>It works!</h1>"
-_PARSERS: dict[bytes, Callable[[bytes, str], CompletionRequest]] = {
+_PARSERS: dict[bytes, Callable[[bytes, Sequence[str]], CompletionRequest]] = {
     b"/v1/completions": openai.completion,
     b"/v1/chat/completions": openai.chat,
     b"/v1/embeddings": openai.embeddings,
@@ -68,7 +68,7 @@ class Simulator:
             elif request.method != b"POST":
                 raise _not_allowed(request, b"POST")
             else:
-                self._generate(connection, request, parse(bytes(request.body), self.settings.model))
+                self._generate(connection, request, parse(bytes(request.body), self.settings.names))
         except Refusal as refusal:
             self._refuse(connection, request, refusal)
 
@@ -213,19 +213,23 @@ class Simulator:
     def _list_models(self, connection: Connection, request: Request) -> None:
         if request.method not in (b"GET", b"HEAD"):
             raise _not_allowed(request, b"GET, HEAD")
-        model = {
-            "id": self.settings.model,
-            "object": "model",
-            "created": self.created(),
-            "owned_by": "inferometer",
-            "max_model_len": self.settings.max_len,
-        }
-        self._respond(connection, request, 200, frames.json_bytes({"object": "list", "data": [model]}))
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self.created(),
+                "owned_by": "inferometer",
+                "max_model_len": self.settings.max_len,
+            }
+            | ({"parent": self.settings.model} if name != self.settings.model else {})
+            for name in self.settings.names
+        ]
+        self._respond(connection, request, 200, frames.json_bytes({"object": "list", "data": models}))
 
     def _tokenize(self, connection: Connection, request: Request) -> None:
         if request.method != b"POST":
             raise _not_allowed(request, b"POST")
-        tokens = self._prompts.ids(openai.tokenized(bytes(request.body), self.settings.model))
+        tokens = self._prompts.ids(openai.tokenized(bytes(request.body), self.settings.names))
         content = {"count": len(tokens), "max_model_len": self.settings.max_len, "tokens": tokens}
         self._respond(connection, request, 200, frames.json_bytes(content))
 

@@ -58,6 +58,8 @@ class Sim(msgspec.Struct, frozen=True, kw_only=True):
 
     timing: Fixed | Batch = Fixed()
     model: str = "sim"
+    lora: tuple[str, ...] = ()
+    """Names of LoRA adapters: requests for them are served like those for the model."""
     seed: int = 0
     """Seed of the jitter and of random faults."""
     tokens_per_chunk: int = 1
@@ -70,6 +72,11 @@ class Sim(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
     """Faults to inject; see faults.py for the syntax."""
     allow_fault_header: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that a request may have as its model."""
+        return self.model, *self.lora
 
 
 def check(settings: Sim) -> None:
@@ -92,6 +99,8 @@ def check(settings: Sim) -> None:
             )
     for fault in settings.faults:
         parse_rule(fault)
+    if len(set(settings.names)) < len(settings.names):
+        raise UserError(f"--lora: {', '.join(settings.names)} has a name twice", "give each adapter a name of its own")
     _at_least_one(settings, ("tokens_per_chunk", "max_len"))
     if settings.max_queue is not None and settings.max_queue < 0:
         raise UserError(f"--max-queue must be at least 0 (got {settings.max_queue})", "omit it for no limit")
@@ -133,6 +142,8 @@ def describe(settings: Sim) -> str:
         parts.append(f"jitter ±{100 * timing.jitter:g} %")
     if settings.tokens_per_chunk > 1:
         parts.append(f"{settings.tokens_per_chunk} tokens per chunk")
+    if settings.lora:
+        parts.append("LoRA adapters " + " ".join(settings.lora))
     if settings.faults:
         parts.append("faults " + " ".join(settings.faults))
     return ", ".join(parts)

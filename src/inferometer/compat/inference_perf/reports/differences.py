@@ -4,6 +4,11 @@ from inferometer.compat.inference_perf.differences import Difference
 
 DIFFERENCES = (
     Difference(
+        "request_latency",
+        "Ends when the last byte of the response arrived.",
+        "As by default. inference-perf counts the time that it takes to parse and to tokenise the response, too.",
+    ),
+    Difference(
         "time_to_first_token",
         "Counts from the start to the first token of any kind, also when the response is one chunk.",
         "Counts from the start to the first chunk with content, only for responses with at least two token times.",
@@ -83,6 +88,12 @@ LIMITS = (
     Difference(
         "start_time, end_time", "They are seconds since the start of the run, not the machine's monotonic clock.", _BOTH
     ),
+    Difference(
+        "achieved_rate, throughput, goodput",
+        "They are as inference-perf defines them: for example, achieved_rate is the number of requests over the time from the first start to the last.",
+        _BOTH,
+    ),
+    Difference("validation.json", "A sweep does not show the false error that inference-perf reports.", _BOTH),
     Difference("benchmark report partials: run.time", "It begins with the first request of the stage.", _BOTH),
 )
 """Where both differ from inference-perf's files, because the records of a run do not have its values."""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from inferometer.compat.inference_perf.error_types import error_type
 from inferometer.records import Failure
+from inferometer.wire.failures import meaning
 
 _BY_STATUS = {
     429: "Rate Limit",
@@ -33,7 +34,11 @@ _CONNECTION = ("connect_refused", "connect_failed", "tls", "no_sockets", "closed
 
 
 def error_message(failure: Failure) -> str:
-    """The message, as a server put it into its error object if it did."""
+    """The message, as a server put it into its error object if it did; if there is none, what happened."""
+    return _given_message(failure) or meaning(failure.code)
+
+
+def _given_message(failure: Failure) -> str:
     try:
         body = msgspec.json.decode(failure.message)
     except msgspec.DecodeError:
@@ -44,7 +49,7 @@ def error_message(failure: Failure) -> str:
 
 def label(failure: Failure) -> str:
     """The label that their report counts the failure under."""
-    status, message = _status(failure), error_message(failure)
+    status, message = _status(failure), _given_message(failure)
     if status:
         by_text = (name for pattern, name in _BY_TEXT if pattern.search(message))
         return f"{status} - {_BY_STATUS.get(status) or next(by_text, 'other')}"

@@ -10,7 +10,7 @@ from inferometer import store
 from inferometer.analysis.gaps import gather
 from inferometer.analysis.tool_definitions import Seconds, inference_perf_latencies, starts
 from inferometer.compat.inference_perf.spec import Spec
-from inferometer.records import CANCELLED, COUNTED_BY, DROPPED, LOST, MISSING, NAMES, Body, Columns, Run
+from inferometer.records import CANCELLED, COUNTED_BY, DROPPED, LOST, MISSING, Body, Columns, Run
 from inferometer.units import NS
 
 Mask = NDArray[np.bool_]
@@ -49,7 +49,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     retried: Mask
     """Whether load.request_retries repeated the request."""
     wasted: Seconds
-    """From the first attempt to the last one; missing if it was not recorded."""
+    """From the first attempt to the last one."""
     bodies: dict[int, Body]
     """The kept texts by id."""
 
@@ -180,9 +180,7 @@ def _retries(rows: Columns, spec: Spec) -> tuple[Mask, Seconds]:
     """Which requests were retried, and the time that it took. A second attempt on a stale connection is not a retry of theirs."""
     if not spec["load"].get("request_retries"):
         return np.zeros(len(rows), np.bool_), np.zeros(len(rows))
-    if "wasted" in NAMES:
-        return rows["wasted"] > 0, rows["wasted"] / NS
-    return rows["attempts"] > 1, np.full(len(rows), np.nan)
+    return rows["wasted"] > 0, rows["wasted"] / NS
 
 
 def _sizes(rows: Columns, bodies: dict[int, Body]) -> NDArray[np.float64]:
