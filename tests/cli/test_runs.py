@@ -91,6 +91,7 @@ def test_many_runs_are_read_from_manifests_and_summaries_only(stored: Path, tmp_
         (("runs", "--since", "yesterday"), ("--since yesterday",)),
         (("runs", "push"), ("no folder to upload",)),
         (("runs", "push", "nowhere", "s3://bucket/x"), ("nowhere", "no such folder")),
+        (("runs", "push", "/etc", "s3://bucket/x"), ("/etc", "no run in this folder")),
         (("report", "s3://"), ("not the URL of a bucket",)),
         (("report", "s3://key:secret@bucket/x"), ("must not contain credentials",)),
         (("compare", "ftp://a/b", "ftp://a/c"), ("ftp://",)),
@@ -108,6 +109,7 @@ def test_bad_names_are_refused(arguments: tuple[str, ...], words: tuple[str, ...
     [
         ({"output": "s4://bucket/x"}, ("output", "s4:// is not a kind of storage")),
         ({"output": "s3://"}, ("output", "not the URL of a bucket")),
+        ({"output": "s3:/bucket/x"}, ("output", "did you mean s3://bucket/x?")),
         ({"output": "''"}, ("output", "empty")),
         ({"storage.endpoint": "minio:9000"}, ("storage.endpoint", "not an HTTP URL")),
         ({"storage.timeout": "10ms"}, ("storage.timeout", "too short")),

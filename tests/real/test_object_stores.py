@@ -16,6 +16,7 @@ from cutting_proxy import Proxy, proxied
 from real_server import started
 from waiting import until
 
+import inferometer
 from inferometer.config.storage import Storage
 from inferometer.errors import UserError
 from inferometer.serve.background import running
@@ -198,6 +199,7 @@ def test_a_run_is_uploaded_with_its_manifest_last_and_can_be_read_from_there(
     ]
     compared = cli("compare", f"{store.url}/whole/LATEST", f"{store.url}/whole/{folder.name}", "--force")
     assert compared.status == 0 and f"{store.url}/whole/LATEST" in compared.out
+    assert inferometer.open(f"{store.url}/whole/LATEST").summary.counts.ok == 6
 
 
 def _cached(tmp_path: Path, name: str) -> str:
@@ -216,6 +218,25 @@ def test_repeats_and_sweeps_are_uploaded_as_one_folder(store: Store, sim: str) -
     ]
     for entry in listed:
         assert cli("report", entry["folder"]).status == 0
+    assert cli("runs", store.url, "--model", "sim").out.count("of 2 runs") == 2  # at any depth
+
+
+@S3_ONLY
+def test_pairs_and_searches_are_uploaded_and_can_be_read_from_there(store: Store, sim: str, tmp_path: Path) -> None:
+    settings = options(LENIENT | {"output": f"{store.url}/both"})
+    pairs = ("ab", sim, sim, "--pairs", "2", "--requests", "6", "--concurrency", "2", "--force")
+    search = ("capacity", sim, "--slo", "failure_rate < 50%", "--budget", "10s", "--start", "100")
+    for command in (pairs, search):
+        result = cli(*command, *settings, "--input", "4", "--output", "3", "--quiet")
+        assert f"uploaded to {store.url}/both/" in result.err, result
+    listed = json.loads(cli("runs", f"{store.url}/both", "--json").out)
+    assert [(entry["kind"], entry["state"]) for entry in listed] == [("ab", "complete"), ("capacity", "complete")]
+    assert "requests/s" in listed[1]["load"]
+    assert "capacity of " in cli("runs", f"{store.url}/both").out
+    for entry in listed:
+        assert cli("report", entry["folder"]).out, entry
+    plotted = cli("plot", f"{store.url}/both/LATEST", "--list")
+    assert plotted.status == 0 and plotted.out, plotted
 
 
 def test_an_upload_that_is_cut_off_keeps_the_run_and_can_be_repeated(store: Store, sim: str) -> None:

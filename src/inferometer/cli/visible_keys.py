@@ -28,9 +28,9 @@ def _visible_key(option: str, value: str) -> str | None:
         return "a URL"
     if value.startswith("--") and "=" in value:  # --set=KEY=VALUE, --server.api_key=VALUE
         return _visible_key(*value.split("=", 1))
-    if option == "--header":
-        name = value.partition(":")[0]
-        return f"--header {name}" if _is_secret(name) else None
+    if option in ("--header", "-H"):  # -H is perf_analyzer's; vllm bench serve has NAME=VALUE
+        name = re.split("[:=]", value, maxsplit=1)[0]
+        return f"{option} {name}" if _is_secret(name) else None
     if option == "--set":
         return f"--set {value.partition('=')[0]}" if _is_secret_setting(value) else None
     if not (option.startswith("--") and "." in option):

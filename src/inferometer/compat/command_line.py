@@ -223,6 +223,17 @@ def _value(tool: str, option: Option, word: str) -> Any:
 # --- secrets ---------------------------------------------------------------------------------------------------------
 
 
+def header_pairs(given: Given, option: str, separator: str) -> list[tuple[str, str]]:
+    """The names and values of headers. Raises UserError, without the value, when one has no separator."""
+    pairs = []
+    for text in given[option] or []:
+        name, found, value = text.partition(separator)
+        if not found or not name.strip():
+            raise given.refuse(option, f"a header is NAME{separator}VALUE", "correct it")
+        pairs.append((name.strip(), value.strip()))
+    return pairs
+
+
 def headers(given: Given, option: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Our settings for headers: `headers`, and `api_key_env` instead of a bearer token. Other secrets are left out, with a warning."""
     from inferometer.config.secret import is_secret  # noqa: PLC0415 - the whole config

@@ -4,11 +4,12 @@ The options and defaults are those that perf_analyzer documents for its command 
 settings is in docs/how-to/from-perf-analyzer.md.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from inferometer.compat.command_line import Given, Option, headers, parse, url_without_password
+from inferometer.compat.command_line import Given, Option, header_pairs, headers, parse, url_without_password
 
 NAMES = {
     "server.url": "-u",
@@ -202,8 +203,7 @@ def _server(given: Given) -> dict[str, Any]:
     elif "--grpc-compression-algorithm" in given:
         raise given.refuse("--grpc-compression-algorithm", "it needs gRPC", "add -i grpc")
     else:
-        pairs = [(name.strip(), value.strip()) for name, _, value in (one.partition(":") for one in given["-H"] or [])]
-        server |= headers(given, "-H", pairs)
+        server |= headers(given, "-H", header_pairs(given, "-H", ":"))
     if given["--shared-memory"] == "cuda":
         raise given.refuse("--shared-memory", "CUDA regions are not supported", "use --shared-memory system")
     server["shared_memory"] = given["--shared-memory"] == "system"
@@ -348,6 +348,8 @@ def _levels(given: Given, option: str) -> int | float | str:
         numbers = [kind(part) for part in str(given[option]).split(":")]
     except ValueError:
         numbers = []
+    if not all(map(math.isfinite, numbers)):
+        raise given.refuse(option, "a level is a finite number", "correct it")
     if not 1 <= len(numbers) <= 3:
         raise given.refuse(option, "a range is START:END:STEP", "correct it")
     if len(numbers) > 1 and numbers[1] == 0:

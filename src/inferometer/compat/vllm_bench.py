@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inferometer.compat import vllm_datasets
-from inferometer.compat.command_line import Given, Option, headers, parse, url_without_password
+from inferometer.compat.command_line import Given, Option, header_pairs, headers, parse, url_without_password
 from inferometer.errors import UserError
 
 NAMES = {
@@ -140,10 +140,7 @@ def _server(given: Given, api: str, ignores_eos: bool) -> dict[str, Any]:
         server["max_tokens_field"] = "max_completion_tokens" if api == "chat" else "max_tokens"
     if body := _body(given, api):
         server["body"] = body
-    pairs = [
-        (name.strip(), value.strip()) for name, _, value in (one.partition("=") for one in given["--header"] or [])
-    ]
-    server |= headers(given, "--header", pairs)
+    server |= headers(given, "--header", header_pairs(given, "--header", "="))
     if "--insecure" in given:
         server["tls"] = {"verify": False}
     server["timeouts"] = {"total": "6h"}

@@ -15,12 +15,14 @@ import msgspec
 
 from inferometer.analysis import settings
 from inferometer.conduct.comparing import PAIRS
-from inferometer.conduct.remote import cache_folder, fetch_new, folders_in, is_safe
+from inferometer.conduct.remote import cache_folder, fetch_new, is_safe
 from inferometer.conduct.saving import DRAFT, SPOOL
 from inferometer.config.storage import is_remote
 from inferometer.errors import UserError
 from inferometer.records import Manifest
+from inferometer.report.capacity import headline
 from inferometer.report.capacity_output import FILE as CAPACITY
+from inferometer.report.capacity_output import read as read_capacity
 from inferometer.report.formatting import describe_load, describe_target
 from inferometer.store import draft as drafts
 from inferometer.store.folder import MANIFEST, SUMMARY, SWEEP
@@ -55,6 +57,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     server: str = ""
     load: str = ""
+    """The load of a run, or the result of a search for the capacity."""
     verdict: str = ""
     """VALID or INVALID; of several runs: how many are which, such as `3 VALID, 1 INVALID`."""
     runs: int = 1
@@ -131,17 +134,30 @@ def _in_bucket(url: str) -> list[Entry]:
             raise UserError(f"{url}: this is a run", f"give the URL above it, or use `inferometer report {url}`")
         fetch_new(objects, sizes, lambda name: name.rpartition("/")[2] in _READ)
         base, root = cache_folder(objects), objects.url
-    folders = folders_in(sizes)
+    folders = _entries_in(sizes)
     with ThreadPoolExecutor(_THREADS) as pool:
-        made = pool.map(lambda name: _entry(base / name, f"{root}/{name}", set(folders[name])), folders)
-        return [entry for entry in made if entry is not None]
+        return list(pool.map(lambda name: _entry(base / name, f"{root}/{name}", folders[name]), folders))
+
+
+def _entries_in(names: Iterable[str]) -> dict[str, set[str]]:
+    """The folders in a bucket that are entries, at any depth, each with the names within it. Other objects do not count."""
+    marked = {name.rpartition("/")[0] for name in names if name.rpartition("/")[2] in _READ}
+    entries: dict[str, set[str]] = {}
+    for name in names:
+        parts = name.split("/")[:-1]
+        for depth, part in enumerate(parts, 1):
+            folder = "/".join(parts[:depth])
+            if folder in marked or _NAME.fullmatch(part):
+                entries.setdefault(folder, set()).add(name.removeprefix(f"{folder}/"))
+                break
+    return entries
 
 
 def _entry(folder: Path, shown: str, objects: set[str] | None = None) -> Entry:
-    """The entry for a folder; `objects` are the names in the bucket that the folder is the cache of."""
+    """The entry for a folder; `objects` are the names within it in the bucket that it is the cache of."""
 
     def has(*parts: str) -> bool:
-        return (folder.joinpath(*parts)).exists() if objects is None else "/".join((folder.name, *parts)) in objects
+        return folder.joinpath(*parts).exists() if objects is None else "/".join(parts) in objects
 
     kinds: dict[str, Kind] = {SWEEP: "sweep", PAIRS: "ab", CAPACITY: "capacity"}
     kind = next((kinds[name] for name in kinds if has(name)), None)
@@ -149,13 +165,21 @@ def _entry(folder: Path, shown: str, objects: set[str] | None = None) -> Entry:
     if kind is None and not inner:
         return _run(folder, shown, has(MANIFEST))
     runs = [_run(folder / name, f"{shown}/{name}", has(name, MANIFEST)) for name in inner]
-    return _group(folder.name, shown, kind or "repeats", runs)
+    return _group(folder.name, shown, kind or "repeats", runs, _answer(folder) if kind == "capacity" else "")
+
+
+def _answer(folder: Path) -> str:
+    """What a search for the capacity found, such as `holds 12.5 requests/s (12 to 13)`; "" if its file cannot be read."""
+    try:
+        return headline(read_capacity(str(folder))[0])
+    except UserError:
+        return ""
 
 
 def _inner(folder: Path, objects: set[str] | None) -> list[str]:
     """The names of the runs in a folder of several."""
     if objects is not None:
-        return sorted({parts[1] for parts in (name.split("/") for name in objects) if len(parts) == 3})
+        return sorted({name.partition("/")[0] for name in objects if name.count("/") == 1})
     return sorted(
         path.name
         for path in folder.iterdir()
@@ -163,7 +187,7 @@ def _inner(folder: Path, objects: set[str] | None) -> list[str]:
     )
 
 
-def _group(name: str, shown: str, kind: Kind, runs: Sequence[Entry]) -> Entry:
+def _group(name: str, shown: str, kind: Kind, runs: Sequence[Entry], load: str) -> Entry:
     states = [run.state for run in runs]
     worst: State = next((state for state in ("running", "damaged", "incomplete") if state in states), "complete")
     verdicts = Counter(run.verdict for run in runs if run.verdict)
@@ -176,6 +200,7 @@ def _group(name: str, shown: str, kind: Kind, runs: Sequence[Entry]) -> Entry:
         started=min((run.started for run in runs if run.started), default=""),
         model=first.model if first else "",
         server=first.server if first else "",
+        load=load,
         verdict=", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items(), reverse=True)),
         runs=len(runs),
         requests=sum(run.requests or 0 for run in runs),

@@ -17,7 +17,7 @@ from inferometer.config.schema import Config
 from inferometer.config.storage import is_remote
 from inferometer.errors import UserError, named
 from inferometer.store.objects import connect
-from inferometer.store.upload import UPLOAD, Upload, push, push_command, read_upload, write_upload
+from inferometer.store.upload import UPLOAD, Upload, check_is_run, push, push_command, read_upload, write_upload
 
 
 def prepare(config: Config) -> tuple[Config, Upload | None]:
@@ -57,6 +57,7 @@ def finish(folder: Path, note: Callable[[str], None] | None = None) -> str | Non
 
 def push_again(folder: Path, url: str | None, note: Callable[[str], None] | None = None) -> str:
     """Upload a stored folder to `url`, or to where it belongs; return its URL."""
+    check_is_run(folder)
     known = read_upload(folder)
     if known is None and url is None:
         raise UserError(f"{folder}: this run belongs to no bucket yet", "add a URL, such as s3://BUCKET/PREFIX")

@@ -1,5 +1,6 @@
 """The section `storage`: how to reach the object store of an `output` such as `s3://bucket/prefix`. It holds no credentials."""
 
+import re
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -9,6 +10,8 @@ from inferometer.errors import UserError
 
 SCHEMES = ("s3", "gs")
 _LEAST_TIMEOUT = 1.0
+_ONE_SLASH = re.compile(r"(s3|gs):/*(.*)")
+"""The URL of a bucket that lacks a slash."""
 
 
 class Storage(Section):
@@ -64,6 +67,12 @@ def check_storage(output: str, storage: Storage) -> None:
         except UserError as error:
             error.key = "output"
             raise
+    elif match := _ONE_SLASH.match(output):
+        raise UserError(
+            f"{output!r} is neither a folder nor the URL of a bucket",
+            f"did you mean {match[1]}://{match[2]}?",
+            "output",
+        )
     check_endpoint(storage.endpoint)
 
 

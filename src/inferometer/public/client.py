@@ -87,6 +87,8 @@ class Client:
                 raise UserError(
                     f"{api!r} does not generate text", f"use {', '.join(names(response='text'))}", "server.api"
                 )
+            if timeout < 0:
+                raise UserError(f"timeout must be at least 0 (got {timeout:g})", "give seconds; 0: no limit")
             tree = {
                 "url": url,
                 "api": "kserve",
@@ -271,7 +273,10 @@ def _bearer(key: str) -> dict[str, str]:
 
 
 def _tensor(name: str, value: ArrayLike, datatype: str | None) -> Tensor:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise UserError(f"tensor {name}: {error}", "give an array, or lists of the same length") from None
     if array.dtype.name == "bfloat16":  # of the package ml_dtypes, which numpy can carry but not convert
         return Tensor(name, "BF16", array.shape, np.ascontiguousarray(array).view("<u2").tobytes())
     return from_numpy(name, array, datatype)

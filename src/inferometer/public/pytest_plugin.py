@@ -173,16 +173,15 @@ def _described(run: "Run") -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print a line for each run of the tests."""
-    lines = [
-        f"{report.nodeid}: {text}"
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        if getattr(report, "when", "") == "call"
-        for name, text in report.user_properties
-        if name == PROPERTY
-    ]
-    if lines:
+    """Print a line for each run of the tests, with the first test that used it."""
+    tests: dict[str, str] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", "") == "call":
+                for name, text in report.user_properties:
+                    if name == PROPERTY:
+                        tests.setdefault(text, report.nodeid)
+    if tests:
         terminalreporter.section("inferometer")
-        for line in lines:
-            terminalreporter.write_line(line)
+        for text, test in tests.items():
+            terminalreporter.write_line(f"{test}: {text}")

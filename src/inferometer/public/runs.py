@@ -52,11 +52,16 @@ def run(config: Source, overrides: Overrides | None = None, /, *, progress: bool
 
 
 def open(folder: str | PathLike[str], *, slo: str | Sequence[str] | None = None) -> "Run":
-    """Open a stored run: the path of its folder, such as runs/LATEST, or its URL.
+    """Open a stored run: the path of its folder, such as runs/LATEST, or its URL, such as s3://bucket/prefix/LATEST.
 
     `slo` has objectives to judge it by instead of its own; they are not stored. Raises Error when there is no run.
     """
-    return Run(*conduct.open_run(fspath(folder), None if slo is None else objectives(slo)))
+    from inferometer.conduct.remote import local_names  # noqa: PLC0415 - for URLs
+
+    names = local_names([fspath(folder)])
+    if len(names) > 1:
+        raise UserError(f"{folder}: {len(names)} runs match", "give the name of one")
+    return Run(*conduct.open_run(names[0], None if slo is None else objectives(slo)))
 
 
 class Run(msgspec.Struct, frozen=True, eq=False, weakref=True):

@@ -48,6 +48,7 @@ def capacity(
     Raises Error when the config is not right or the server cannot be reached.
     """
     from inferometer.conduct.capacity import Options, find, with_objectives  # noqa: PLC0415
+    from inferometer.conduct.uploading import finish  # noqa: PLC0415
     from inferometer.report import capacity_output, capacity_view  # noqa: PLC0415
 
     options = Options(
@@ -68,6 +69,7 @@ def capacity(
         view = capacity_view.SearchView(options.by) if progress else capacity_view.Quiet()
         found, manifest = find(with_objectives(made), options, view)
     capacity_output.save(found, manifest)
+    finish(Path(found.folder))
     return Capacity(found, manifest)
 
 

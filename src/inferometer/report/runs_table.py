@@ -63,14 +63,14 @@ def render(entries: Sequence[Listed], width: int | None, color: bool) -> str:
         table.add_column(title, no_wrap=True, justify="right")
     table.add_column("server", no_wrap=True)
     for each in entries:
-        load = each.load if each.kind == "run" else f"{each.kind} of {each.runs} runs" if each.runs != 1 else each.kind
+        several = "" if each.kind == "run" else f"{each.kind} of {each.runs} runs" if each.runs != 1 else each.kind
         table.add_row(
             Text(each.name),
             Text(each.started[:19].replace("T", " ")),
             Text(each.state, _STYLES.get(each.state, "")),
             Text(each.verdict, "red" if "INVALID" in each.verdict else "green"),
             Text(each.model),
-            Text(load),
+            Text(": ".join(filter(None, (several, each.load)))),
             *(Text(formatting.rate(number, 4) if number else "") for number in (each.rate, each.output_tokens)),
             *(Text(_time(seconds)) for seconds in (each.ttft.p50, each.ttft.p99, each.e2e.p50, each.e2e.p99)),
             Text(each.server[:_WIDEST_SERVER]),

@@ -50,6 +50,16 @@ def write_upload(folder: Path, upload: Upload) -> None:
         partial.write_bytes(msgspec.json.encode(upload, enc_hook=float) + b"\n")
 
 
+def check_is_run(folder: Path) -> None:
+    """Raise UserError for a folder that is neither a run nor a folder of runs, so that no other files are ever uploaded."""
+    if any((folder / name).exists() for name in (MANIFEST, *_LISTS, _SPOOL)):
+        return
+    if any(True for name in _LISTS for _ in folder.glob(f"*/{name}")):
+        raise UserError(f"{folder}: there are sweeps, or the like, in this folder", f"give its folders: {folder}/2*")
+    if not any(True for _ in folder.glob(f"*/{MANIFEST}")):
+        raise UserError(f"{folder}: there is no run in this folder", "give the folder of a run, such as runs/LATEST")
+
+
 def push(folder: Path, upload: Upload, note: Note | None = None) -> str:
     """Upload a folder, and return its URL. Raises UserError when something could not be uploaded: the folder stays as it is."""
     folder = folder.resolve()

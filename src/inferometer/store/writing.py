@@ -59,6 +59,7 @@ def write(
     bodies: Iterable[Body] | None = None,
 ) -> None:
     """Write the run's files, the manifest last. `bodies`: the texts of requests and responses; None if they were not kept."""
+    folder = folder.absolute()  # pyarrow takes a relative path with a colon, such as a:b/chunks.parquet, for a URL
     if bodies is not None:
         with atomic_file(folder / BODIES) as partial:
             bodies_file.write(partial, bodies, records.classes)
