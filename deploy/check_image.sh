@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the image on a Debian base and runs it through one benchmark of the simulator: as a user without rights, on a
-# read-only root file system. No container engine and no registry is needed, but root, buildah and debootstrap are.
+# Builds the image on a Debian base and runs it through benchmarks of the simulator, with both of its commands: as a user without
+# rights, on a read-only root file system. No container engine and no registry is needed, but root, buildah and debootstrap are.
+# Results also go to a bucket if the S3 store of tools/real_servers/install.sh moto is installed.
 #
 #   deploy/check_image.sh [FOLDER]        FOLDER gets what the benchmark stored; default: a temporary folder
 #
@@ -15,8 +16,10 @@ image=localhost/inferometer:check
 work=$(mktemp -d)
 results=${1:-$work/results}
 container=
+store=
 
 clean_up() {
+    [ -z "$store" ] || kill "$store" 2>/dev/null || true
     [ -z "$container" ] || buildah rm "$container" >/dev/null
     ! buildah inspect "$image" >/dev/null 2>&1 || buildah rmi "$image" >/dev/null
     [ -z "${REMOVE_BASE:-}" ] || buildah rmi "$base" >/dev/null
@@ -44,15 +47,30 @@ buildah images --format '{{.Size}}' "$image"
 container=$(buildah from --pull-never "$image")
 root=$(buildah mount "$container")
 user=65532:65532
-declared=$(buildah inspect --format '{{.OCIv1.Config.User}} {{.OCIv1.Config.StopSignal}}' "$container")
-[ "$declared" = "$user SIGINT" ] || { echo "user and stop signal of the image: $declared" >&2; exit 1; }
+declared=$(buildah inspect --format '{{.OCIv1.Config.User}} {{.OCIv1.Config.StopSignal}} {{.OCIv1.Config.WorkingDir}}' "$container")
+[ "$declared" = "$user SIGINT /results" ] || { echo "user, stop signal and working directory of the image: $declared" >&2; exit 1; }
+buildah inspect --format '{{range .OCIv1.Config.Env}}{{println .}}{{end}}' "$container" | sed '/^$/d' >"$work/environment"
 mkdir -p "$results"
 chown "$user" "$results"
+
+moto=${INFEROMETER_REAL:-$HOME/.cache/inferometer/real}/moto
+if [ -f "$moto/installed.txt" ]; then
+    mkfifo "$work/open"
+    "$moto/bin/python" tools/real_servers/moto/serve.py <"$work/open" >"$work/store" 2>&1 &
+    store=$!
+    exec 9>"$work/open" # the store ends when this is closed
+    timeout 60 sh -c 'until [ -s "$0" ]; do sleep 0.2; done' "$work/store" || true
+    bucket=$(grep -o 'http://127.0.0.1:[0-9]*' "$work/store") || { cat "$work/store" >&2; exit 1; }
+    printf '%s\n' "BUCKET=$bucket" AWS_ACCESS_KEY_ID=any AWS_SECRET_ACCESS_KEY=any AWS_REGION=us-east-1 >>"$work/environment"
+else
+    echo "moto is not installed: nothing is uploaded"
+fi
 
 # Runs $1 in a shell inside the image, in a mount namespace of its own that ends with it.
 in_image() {
     unshare --mount --pid --fork --propagation private bash -euc '
         root=$1 user=$2 results=$3 command=$4
+        mapfile -t variables <"$5"
         mount --bind "$root" "$root"
         mount --bind "$results" "$root/results"
         mount -t tmpfs tmpfs "$root/tmp"
@@ -61,8 +79,8 @@ in_image() {
         mount -o remount,bind,ro "$root"
         ! touch "$root/opt/x" 2>/dev/null || { echo "root can write to /opt: it is not read-only" >&2; exit 1; }
         exec setpriv --no-new-privs chroot --userspec="$user" --groups="" "$root" \
-            env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONUNBUFFERED=1 sh -euc "cd /results; $command"
-    ' - "$root" "$user" "$results" "$1"
+            env -i PATH=/usr/local/bin:/usr/bin:/bin "${variables[@]}" sh -euc "cd /results; $command"
+    ' - "$root" "$user" "$results" "$1" "$work/environment"
 }
 
 echo "Running it"
@@ -75,23 +93,48 @@ in_image '
     done
 
     inferometer --version
-    # The second name leads somewhere once the package has the command.
-    if inferometer --help | grep -q "^ *inference-perf "; then inference-perf --help | grep -q -e --config_file; fi
+    inference-perf --help | grep -q -e --config_file
 
     inferometer serve --port 0 --grpc -1 --metrics -1 --ttft 20ms --itl 2ms >/tmp/serve.log 2>&1 &
     server=$!
-    url=
-    for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-        url=$(grep -o "http://127.0.0.1:[0-9]*" /tmp/serve.log | head -1) && [ -n "$url" ] && break
-        sleep 0.5
-    done
+    timeout 60 sh -c "until grep -q http:// /tmp/serve.log; do sleep 0.2; done" 2>/dev/null || true
+    url=$(grep -o "http://127.0.0.1:[0-9]*" /tmp/serve.log | head -1)
     [ -n "$url" ] || { cat /tmp/serve.log >&2; fail "the simulator did not start"; }
-    status=0
-    inferometer run "$url" --rate 20 --duration 5s --output 16 --slo "ttft.p50 < 1s" --allow-undecided \
-        --quiet --json summary.json --html report.html || status=$?
-    [ $status -le 1 ] || fail "inferometer run ended with status $status"
+
+    # Runs a measurement. On a busy machine it may be INVALID, which is status 1 and not the fault of the image.
+    measure() {
+        status=0
+        inferometer run "$url" "$@" --quiet || status=$?
+        [ $status -le 1 ] || fail "inferometer run $* ended with status $status"
+    }
+
+    measure --rate 20 --duration 5s --output 16 --slo "ttft.p50 < 1s" --allow-undecided --set client.processes=2 \
+        --json summary.json --html report.html
     inferometer report runs/LATEST --json again.json >/dev/null || [ $? = 1 ]
-    inferometer plot runs/LATEST --output charts >/dev/null
+    inferometer plot runs/LATEST --output charts >/dev/null 2>plot.log
+    [ ! -s plot.log ] || { cat plot.log >&2; fail "the charts came with complaints"; } # such as a cache that cannot be written
+
+    # The library behind data sets of the hub, which reads a folder as well.
+    mkdir questions
+    echo "{\"question\": \"How far is it?\"}" >questions/rows.jsonl
+    measure --requests 3 --set data.type=hub --set data.path=questions --set data.columns.prompt=question --json hub.json >/dev/null
+
+    cat >config.yml <<END
+api: {type: completion, streaming: true}
+server: {type: vllm, model_name: sim, base_url: $url}
+tokenizer: {pretrained_model_name_or_path: builtin}
+data: {type: random, input_distribution: {min: 10, max: 20}, output_distribution: {min: 4, max: 8}}
+load: {type: constant, stages: [{rate: 5, duration: 2}], num_workers: 2}
+storage: {local_storage: {path: "reports-{timestamp}"}}
+END
+    inference-perf --config_file config.yml >inference-perf.log 2>&1 || { cat inference-perf.log >&2; fail "inference-perf failed"; }
+    grep -q "Stage 0 - run completed" inference-perf.log
+    inference-perf --analyze reports-* >analyze.log 2>&1 || { cat analyze.log >&2; fail "inference-perf --analyze failed"; }
+
+    if [ -n "${BUCKET:-}" ]; then
+        measure --requests 3 --set output=s3://bench/image --set "storage.endpoint=$BUCKET" >/dev/null
+        AWS_ENDPOINT_URL=$BUCKET inferometer runs s3://bench/image >runs.txt
+    fi
     kill $server
     wait $server || true
 '
@@ -105,5 +148,12 @@ assert summary["counts"]["ok"] > 50 and summary["counts"]["failed"] == 0, summar
 assert summary["metrics"]["ttft"]["p50"] >= 0.02, summary["metrics"]["ttft"]
 assert summary == json.loads((folder / "again.json").read_text()), "the stored run gives another report"
 assert (folder / "report.html").stat().st_size > 50_000 and list((folder / "charts").iterdir())
+assert json.loads((folder / "hub.json").read_text())["counts"]["ok"] == 3
+(reports,) = folder.glob("reports-*")
+figures = json.loads((reports / "summary_lifecycle_metrics.json").read_text())
+assert figures["successes"]["count"] == 10 and figures["failures"]["count"] == 0, figures
+assert list(reports.rglob("*.png")), "inference-perf --analyze drew nothing"
+if (folder / "runs.txt").exists():
+    assert (folder / "runs.txt").read_text().count(" complete ") == 1, (folder / "runs.txt").read_text()
 print(f"{summary['verdict']}: {summary['counts']['ok']} requests, ttft p50 {summary['metrics']['ttft']['p50'] * 1000:.1f} ms")
 END

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from command import LENIENT
+from kubernetes_tools import ROOT, TOOLS
 
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
 
-ROOT = Path(__file__).parents[2]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS: list[dict[str, Any]] = ACTION["runs"]["steps"]
 EXAMPLE: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "github-actions" / "inference-gate.yml").read_text())
@@ -43,7 +43,7 @@ def run_step(name: str, folder: Path, inputs: dict[str, str] | None = None, **va
     values = {key: str(value.get("default", "")) for key, value in ACTION["inputs"].items()} | (inputs or {})
     environment = {
         variable: re.sub(r"\$\{\{ inputs\.([a-z-]+) \}\}", lambda match: values[match[1]], expression)
-        for variable, expression in step["env"].items()
+        for variable, expression in step.get("env", {}).items()
     }
     script = folder / "script.sh"
     script.write_text(step["run"])
@@ -105,6 +105,17 @@ def test_no_expression_is_part_of_a_script(steps: list[dict[str, Any]]) -> None:
     assert not any("${{" in step.get("run", "") for step in steps)
 
 
+@pytest.mark.kubernetes
+def test_the_linter_has_no_warnings(tmp_path: Path) -> None:
+    """The action's scripts as the runner calls them, the workflow's, and those of this repository."""
+    for number, step in enumerate(STEPS + EXAMPLE["jobs"]["gate"]["steps"]):
+        (tmp_path / f"{number}.sh").write_text("#!/bin/bash\nset -eo pipefail\n" + step.get("run", ""))
+    own = [ROOT / ".ci" / "run", *ROOT.glob("deploy/*.sh"), *ROOT.glob("tools/**/*.sh")]
+    command = [TOOLS / "bin" / "shellcheck", "--severity=warning", *tmp_path.iterdir(), *own]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_the_example_gives_inputs_that_exist() -> None:
     uses = [step for step in EXAMPLE["jobs"]["gate"]["steps"] if step.get("uses", "").startswith("OWNER/inferometer@")]
     assert len(uses) == 2
@@ -120,7 +131,7 @@ def test_install_takes_this_checkout_with_its_pinned_versions(folder: Path) -> N
     made, installed = (folder / "calls").read_text().splitlines()
     assert f"-m venv {folder}/inferometer" in made
     assert f" -m pip install --quiet --disable-pip-version-check {ROOT} " in installed
-    assert installed.endswith("/constraints.txt")
+    assert installed.endswith(f" constraint={ROOT}/constraints.txt")
     assert (folder / "github_path").read_text() == f"{folder}/inferometer/bin\n"
 
 

@@ -27,6 +27,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "metrics with inference-perf": ({"mode": "inference-perf", "metrics": {"enabled": True}}, "use mode run"),
     "monitor without metrics": ({"metrics": {"serviceMonitor": {"enabled": True}}}, "needs metrics.enabled"),
+    "key in args": ({"args": ["--server.api_key", "not-a-real-key"]}, "read the value of --server.api_key;"),
+    "key in a setting": (
+        {"args": ["--set", "server.headers.authorization=not-a-real-key"]},
+        "read the value of server.headers.authorization;",
+    ),
+    "key in env": ({"env": [{"name": "HF_TOKEN", "value": "not-a-real-key"}]}, "read the value of HF_TOKEN;"),
     "secret that is not a variable": ({"secret": {"values": {"my-key": "x"}}}, "my-key"),
 }
 pytestmark = pytest.mark.kubernetes
@@ -102,7 +108,9 @@ def test_helm_3_renders_the_same(answer: dict[str, Any], tmp_path: Path, name: s
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_wrong_values_are_refused(answer: dict[str, Any], name: str) -> None:
-    assert REFUSED[name][1] in answer["rendered"][name].get("error", "")
+    error = answer["rendered"][name].get("error", "")
+    assert REFUSED[name][1] in error
+    assert "not-a-real-key" not in error
 
 
 def test_defaults(answer: dict[str, Any]) -> None:
@@ -135,8 +143,28 @@ def test_results_in_a_bucket(answer: dict[str, Any]) -> None:
     assert kinds["ServiceAccount"]["metadata"]["annotations"].keys() == {"eks.amazonaws.com/role-arn"}
     assert pod["serviceAccountName"] == kinds["ServiceAccount"]["metadata"]["name"]
     assert kinds["ConfigMap"]["data"]["prompts.jsonl"] == VALUES["bucket"]["files"]["prompts.jsonl"]
-    others = text_of(answer, "bucket").replace(kinds["Secret"]["stringData"]["VLLM_API_KEY"], "", 1)
-    assert "not-a-real-key" not in others, "only the Secret has the key"
+    assert kinds_with("not-a-real-key", answer, "bucket") == ["Secret"]
+
+
+def kinds_with(word: str, answer: dict[str, Any], name: str) -> list[str]:
+    return [resource["kind"] for resource in resources(text_of(answer, name)) if word in json.dumps(resource)]
+
+
+def test_a_config_with_keys_is_a_secret(answer: dict[str, Any]) -> None:
+    kinds, pod = by_kind(answer, "key-in-config"), pod_of(answer, "key-in-config")
+    assert kinds_with("not-a-real-key", answer, "key-in-config") == ["Secret"]
+    assert kinds_with("not-a-real-token", answer, "key-in-config") == ["Secret"]
+    assert "ConfigMap" not in kinds
+    assert kinds["Secret"]["stringData"].keys() == {"config.yaml"}
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "config"]
+    assert volume == {"name": "config", "secret": {"secretName": kinds["Secret"]["metadata"]["name"]}}
+
+
+@pytest.mark.parametrize("name", sorted(VALUES.keys() - {"key-in-config"}))
+def test_a_config_without_keys_is_readable(answer: dict[str, Any], name: str) -> None:
+    kinds = by_kind(answer, name)
+    assert kinds["ConfigMap"]["data"]["config.yaml"]
+    assert "secret" not in {key for volume in pod_of(answer, name)["volumes"] for key in volume}
 
 
 def test_service_monitor(answer: dict[str, Any]) -> None:

@@ -166,7 +166,7 @@ def test_a_store_that_does_not_respond_is_refused_in_time(store: Store, fault: s
     began = time.monotonic()
     result = cli("run", target.url, "--set", f"output={store.url}/x", "--set", "storage.timeout=2s", "--quiet")
     assert_one_line(result, f"{store.url}/x", "did not respond within 2 s" if fault == "frozen" else "bench/x")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60  # the clients alone would take 90 s, or longer
     assert target.connections == 0
 
 
@@ -285,7 +285,7 @@ def test_ctrl_c_ends_an_upload_that_stalls(store: Store, sim: str, tmp_path: Pat
     process = start("run", sim, *load, *options(LENIENT | {"output": f"{store.url}/ctrl-c"}), cwd=tmp_path)
     assert store.proxy.tripped.wait(60)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "VALID" in out
     assert "was interrupted" in err and "inferometer runs push" in err

@@ -34,6 +34,31 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{/* Names of settings whose value is a key. Those that only name a variable or a file, such as api_key_env, are not among them. */}}
+{{- define "inferometer.keys" -}}
+(?i)(api[_-]?key|authorization|token|secret|password|cookie)
+{{- end -}}
+
+{{/* Not empty if the configuration has a key in it, as those of inference-perf may: then it is kept in a Secret. */}}
+{{- define "inferometer.keyInConfig" -}}
+{{- if regexMatch (printf "%s[\"']?\\s*:" (include "inferometer.keys" .)) .Values.config -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Fails if a key would be readable in the Job itself. */}}
+{{- define "inferometer.noKeys" -}}
+{{- $keys := include "inferometer.keys" . -}}
+{{- range .Values.args -}}
+  {{- if regexMatch (printf "%s([ =:]|$)" $keys) (toString .) -}}
+    {{- fail (printf "args: everybody who may see the Job could read the value of %s; put it into `secret`, and name its variable (server.api_key_env)" (regexFind "^[^ =:]*" (toString .))) -}}
+  {{- end -}}
+{{- end -}}
+{{- range .Values.env -}}
+  {{- if and .value (regexMatch "(KEY|TOKEN|SECRET|PASSWORD)$" .name) -}}
+    {{- fail (printf "env: everybody who may see the Job could read the value of %s; put it into `secret`, or use valueFrom" .name) -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Everything after the image's entry point, `inferometer`. */}}
 {{- define "inferometer.args" -}}
 {{- $args := list .Values.mode -}}
