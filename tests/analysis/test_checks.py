@@ -76,7 +76,7 @@ def test_limit_that_ended_the_run() -> None:
     reason = "failure_rate 34 % > 20 % over the last 10 s (41 of 120 requests)"
     trip = Trip("failure_rate > 20%", "run", 0, 14.2, 0.34, reason)
     summary = closed(outcome=Outcome(trips=(trip,)))
-    assert check(summary, "abort").message.startswith(f"The run was ended after 14.2 s by abort.on: {reason}.")
+    assert check(summary, "abort").message.startswith(f"The run was ended after 14.2 s by {trip.limit}: {reason}.")
     assert check(summary, "abort").status == "fail" and check(summary, "interrupted").status == "pass"
     assert summary.ended_by == (trip,) and not any(summary.quotable.values())
 
