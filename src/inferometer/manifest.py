@@ -150,7 +150,8 @@ def stage_plans(config: Config, plan: Plan, turns: float = 0.0) -> tuple[StagePl
 
 def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, turns: float) -> StagePlan:
     kind = str(type(spec).__struct_config__.tag)
-    unit = spec.unit if turns else "requests"
+    is_paced = isinstance(stage, OpenStage) and stage.turns is not None
+    unit = spec.unit if turns and not is_paced else "requests"
     seconds = stage.duration / NS
     if isinstance(stage, ClosedStage):
         return StagePlan(
@@ -166,9 +167,12 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, tu
             drain=stage.barrier,
             pause=stage.pause / NS,
             first_id=stage.first_id,
+            users=0,
             **_stable(spec),
         )
     count = round(len(stage.instants) * (turns if turns and unit == "requests" else 1))
+    if stage.turns is not None:
+        count = len(stage.turns.instants)
     rate = count / seconds if seconds else 0.0
     if isinstance(spec, Constant | Poisson | Gamma) and not isinstance(spec.rate, str):
         rate = spec.rate
@@ -181,6 +185,7 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, tu
         duration=seconds,
         requests=count,
         concurrency=stage.cap,
+        users=stage.turns.users if stage.turns is not None else 0,
         drain=stage.barrier,
         pause=stage.pause / NS,
         first_id=stage.first_id,

@@ -291,6 +291,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between the end of the stage before (with `drain`, of its last request) and the start of this one."""
     first_id: int = 0
     """Id of the stage's first request. Closed loop: the users' first requests have the ids first_id ... first_id + concurrency - 1."""
+    users: int = 0
+    """Open loop: this many sessions take turns, each at the instants of the plan. 0: each turn follows the turn before."""
     stable: float = 0.0
     """The stage ends when three windows in a row agree within this share; 0: this rule is off."""
     window: float = 0.0

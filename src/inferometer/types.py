@@ -129,6 +129,21 @@ TURN_STEP = 1 << 40
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 
+class UserTurns(msgspec.Struct, frozen=True):
+    """The schedule of an open stage whose sessions take turns: instant i belongs to session i modulo `users`."""
+
+    users: int
+    instants: NDArray[np.int64]
+    """Of all requests of the whole plan, in nanoseconds since the start of the stage, ascending."""
+    first_id: int
+    """The id of the first session of the whole plan."""
+
+    def due(self, session: int, turn: int) -> int | None:
+        """The instant of a turn of the session with this id; None: the stage has no such turn."""
+        index = session - self.first_id + turn * self.users
+        return int(self.instants[index]) if index < len(self.instants) else None
+
+
 class OpenStage(msgspec.Struct, frozen=True):
     """Open loop: requests are sent at planned instants, however fast the server responds."""
 
@@ -148,6 +163,8 @@ class OpenStage(msgspec.Struct, frozen=True):
     """Start only when every shard has finished all that it sent before, at an instant that the parent sets."""
     pause: int = 0
     """Nanoseconds between the end of the stage before, or the barrier, and the start of this stage."""
+    turns: UserTurns | None = None
+    """When the later turns of sessions are due; None: when their users have thought. `instants` are those of first turns."""
 
 
 class ClosedStage(msgspec.Struct, frozen=True):

@@ -256,6 +256,35 @@ def test_an_open_loop_counts_requests(tmp_path: Path, sim: str) -> None:
     assert (run.manifest.plan[0].unit, run.manifest.plan[0].rate, run.manifest.plan[0].requests) == ("requests", 40, 24)
 
 
+@pytest.mark.parametrize("processes", [0, 2])
+def test_users_take_turns_at_the_instants_of_the_schedule(tmp_path: Path, sim: str, processes: int) -> None:
+    """Request i of 30 is of user i modulo 8, so that 6 users have four turns and two have three."""
+    load = {"type": "constant", "rate": 50, "duration": "600ms", "users": 8}
+    client = {"processes": processes, "probe": False}
+    run, summary = measure(tmp_path, sim, server={"model": "sim"}, data=TALK, load=load, client=client)
+    rows, plan = run.records.rows, run.manifest.plan[0]
+    order = np.argsort(rows["intended"])
+    assert rows["intended"][order].tolist() == [at * 20_000_000 for at in range(30)]
+    assert rows["session"][order].tolist() == [at % 8 for at in range(30)]
+    assert rows["turn"][order].tolist() == [at // 8 for at in range(30)]
+    assert (plan.unit, plan.rate, plan.requests, plan.users) == ("requests", 50, 30, 8)
+    assert summary.counts.ok == 30
+
+
+def test_user_whose_response_is_late_sends_late(tmp_path: Path, sim: str) -> None:
+    """The load holds the turn back: it is not the client's own lag."""
+    load = {"type": "constant", "rate": 200, "duration": "100ms", "users": 2}
+    run, _ = measure(
+        tmp_path, sim, server={"model": "sim"}, data=TALK | {"turns": 10}, load=load, client={"probe": False}
+    )
+    rows = run.records.rows
+    assert len(rows) == 20
+    assert sorted(rows["intended"].tolist()) == [at * 5_000_000 for at in range(20)]
+    for each in sessions_of(run):
+        assert (each["sent"][1:] >= each["done"][:-1]).all()
+        assert (each["held"][1:] >= each["done"][:-1] - each["intended"][1:]).all()
+
+
 # --- a prefix cache -----------------------------------------------------------------------------------------------------
 
 BLOCK = 16

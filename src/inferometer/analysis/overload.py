@@ -72,7 +72,7 @@ def overload(rows: Columns, plan: StagePlan, limit: float = LIMIT, t: float = _T
         return Overload("not_applicable", "closed loop")
     if plan.type not in CONSTANT_RATE:
         return Overload("not_applicable", f"the rate of the stage is not constant ({plan.type})")
-    units = by_session(rows)
+    units = rows if plan.users else by_session(rows)
     word = "request" if units is rows else "session"
     count = len(units)
     if count < FEWEST:

@@ -196,12 +196,14 @@ def _span(
     if stable is not None and stable.settled is not None:
         return _Span(*stable.settled)
     if plan.open:
-        return _open_span(rows, start, end, overload)
+        return _open_span(rows, plan, start, end, overload)
     return _closed_span(rows, sent, plan, start, end)
 
 
-def _open_span(rows: Columns, start: int, end: int, overload: Overload) -> _Span:
-    units, good = by_session(rows), by_session(rows[rows["failure"] == 0])
+def _open_span(rows: Columns, plan: StagePlan, start: int, end: int, overload: Overload) -> _Span:
+    units, good = rows, rows[rows["failure"] == 0]
+    if not plan.users:  # otherwise, the plan has an instant for each turn
+        units, good = by_session(units), by_session(good)
     sent = units["sent"]
     sent = sent[sent != MISSING]
     if not len(sent):

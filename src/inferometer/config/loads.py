@@ -52,6 +52,13 @@ class _Rated(_Open, tag_field="type"):
             description="Number of requests when arrivals are random: `expected` sends exactly rate times duration, rounded; `random` lets the number vary from seed to seed."
         ),
     ] = "expected"
+    users: Annotated[
+        int,
+        Meta(
+            description="If the data has sessions: this many sessions take turns, so that request i of the stage is the next turn of session i modulo `users`, at the instant of the schedule, or when the response to the turn before is complete if that is later. The rate then counts requests, and the sessions end with the stage. 0: a session sends its next turn when its user has thought.",
+            ge=0,
+        ),
+    ] = 0
 
 
 Rate = Positive | str

@@ -87,6 +87,10 @@ class Course:
         """Return whether the request's session may continue with its next turn."""
         return not self._state.stopping and self._drivers[flight.stage].may_continue()
 
+    def next_turn_at(self, flight: Flight) -> int | None:
+        """Return the instant that the session's next turn is planned for, 0 if it follows the turn before; None: there is no next turn."""
+        return self._drivers[flight.stage].next_turn_at(flight)
+
     def keeps_user(self, flight: Flight) -> bool:
         """Return whether the request's session keeps its user of a closed loop until its end."""
         return self._drivers[flight.stage].keeps_user

@@ -150,6 +150,13 @@ class OpenLoop:
         """Return True: sessions that were started run to their end, as requests in flight do."""
         return True
 
+    def next_turn_at(self, flight: Flight) -> int | None:
+        """Return the instant that the session's next turn is planned for, 0 if it follows the turn before; None: there is no next turn."""
+        if self._plan.turns is None:
+            return 0
+        due = self._plan.turns.due(flight.session, flight.turn + 1)
+        return None if due is None else self._start + due
+
     keeps_user = True
 
     def send_turn(self, flight: Flight) -> None:
@@ -279,6 +286,10 @@ class ClosedLoop:
     def may_continue(self) -> bool:
         """Return whether sessions may send another turn: they end with the stage."""
         return not self._is_over
+
+    def next_turn_at(self, flight: Flight) -> int | None:
+        """Return 0: a turn follows when its user has thought."""
+        return 0
 
     @property
     def keeps_user(self) -> bool:

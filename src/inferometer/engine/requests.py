@@ -123,14 +123,19 @@ class Requests:
         """Prepare the memory of the requests that come next. Call it every few milliseconds, when nothing is due."""
         self._tails.prefault(self._last)
 
-    def make_turn(self, before: Flight, id: int, request: Request) -> Flight:
-        """Return the next turn of a session, for the same URL, due its think time after the end of the turn `before`."""
+    def make_turn(self, before: Flight, id: int, request: Request, planned: int = 0) -> Flight:
+        """Return the next turn of a session, for the same URL, due its think time after the end of the turn `before`.
+
+        If the turn was `planned` for an instant, it is due then; the turn before holds it back if it ends later."""
         assert self._encode is not None
         payload, url = request.payload, before.url
+        ready = before.done + request.think
+        intended = planned or ready
         tail = payload if isinstance(payload, bytes) else self._encode(request)
         return Flight(
             id=id,
-            intended=before.done + request.think,
+            intended=intended,
+            held=max(ready - intended, 0),
             n_in=(request.n_in or -1) if self._counts_tokens else -1,
             n_want=request.n_out,
             class_=before.class_,

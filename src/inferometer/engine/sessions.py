@@ -25,6 +25,8 @@ class Stages(Protocol):
 
     def may_continue(self, flight: Flight) -> bool: ...
 
+    def next_turn_at(self, flight: Flight) -> int | None: ...
+
     def keeps_user(self, flight: Flight) -> bool: ...
 
 
@@ -60,7 +62,8 @@ class Sessions:
                 continue
             following = None
             if self._goes_on(event) and stages.may_continue(flight):
-                following = self._next(flight, isinstance(event, Fail))
+                planned = stages.next_turn_at(flight)
+                following = None if planned is None else self._next(flight, isinstance(event, Fail), planned)
             if following is None:
                 self._live.pop(flight.session, None)
             else:
@@ -72,8 +75,8 @@ class Sessions:
     def _goes_on(self, event: End | Fail) -> bool:
         return not isinstance(event, Fail) or not (self._is_failure_final or event.code in _FINAL)
 
-    def _next(self, flight: Flight, is_failed: bool) -> Flight | None:
-        """Return the turn after this one, or None if it was the last."""
+    def _next(self, flight: Flight, is_failed: bool, planned: int) -> Flight | None:
+        """Return the turn after this one, which may be `planned` for an instant; or None if it was the last."""
         session = self._live.get(flight.session)
         if session is None:
             session = self._live[flight.session] = self._start(flight.index)
@@ -85,10 +88,11 @@ class Sessions:
             request = session.send(TurnResponse(flight.content, n_in, n_out, is_failed, reasoning))
         except StopIteration:
             return None
-        return self._requests.make_turn(flight, flight.id + TURN_STEP, request)
+        return self._requests.make_turn(flight, flight.id + TURN_STEP, request, planned)
 
     def _schedule(self, flight: Flight, send: Callable[[Flight], None]) -> None:
-        if flight.intended <= now():
+        ready = flight.intended + flight.held
+        if ready <= now():
             send(flight)
             return
 
@@ -97,4 +101,4 @@ class Sessions:
                 send(flight)
 
         self._waiting[flight.session] = flight
-        self._deadlines.at(flight.intended, due)
+        self._deadlines.at(ready, due)

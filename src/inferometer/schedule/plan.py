@@ -37,7 +37,7 @@ from inferometer.random_numbers import Counters, uniforms
 from inferometer.schedule import curve, process, profile
 from inferometer.schedule.process import Floats, Gaps, Uniforms
 from inferometer.schedule.profile import Profile
-from inferometer.types import ClosedStage, OpenStage, Plan, Stage
+from inferometer.types import ClosedStage, OpenStage, Plan, Stage, UserTurns
 from inferometer.units import NS, parse_seconds
 
 UNBOUNDED = 1 << 32
@@ -75,7 +75,7 @@ def plan(
         elif isinstance(spec, Replay):
             stage = _replay(spec, first_id, arrivals)
         else:
-            stage = _open(spec, first_id, partial(_uniforms, seed, index), _per_arrival(spec, turns))
+            stage = _open(spec, first_id, partial(_uniforms, seed, index), turns)
         stages.append(stage)
         first_id += _ids(stage)
     if isinstance(load, Stages):
@@ -120,8 +120,10 @@ def _per_arrival(spec: StageSpec, turns: float) -> float:
     return turns if turns and spec.unit == "requests" else 1.0
 
 
-def _open(spec: StageSpec, first_id: int, random: Uniforms, per_arrival: float) -> OpenStage:
+def _open(spec: StageSpec, first_id: int, random: Uniforms, turns: float) -> OpenStage:
     assert not isinstance(spec, Closed | Replay)
+    users = spec.users if turns else 0
+    per_arrival = 1.0 if users else _per_arrival(spec, turns)
     rates = profile.of(spec)
     expected = profile.requests(rates, spec.duration) / per_arrival if spec.duration else math.inf
     wanted = math.ceil(spec.requests / per_arrival)
@@ -142,11 +144,12 @@ def _open(spec: StageSpec, first_id: int, random: Uniforms, per_arrival: float) 
         if wanted and len(instants):  # a random process may need longer for its requests than its rate says
             span = max(span, int(instants[-1]) + 1)
     return OpenStage(
-        instants=instants,
+        instants=instants[:users] if users else instants,
         duration=span,
         cap=spec.max_concurrency,
         drop=spec.when_full == "drop",
         first_id=first_id,
+        turns=UserTurns(users, instants, first_id) if users else None,
     )
 
 
@@ -300,6 +303,8 @@ def total_requests(whole: Plan, turns: float = 0.0) -> int | None:
 
 def requests_per_arrival(stage: Stage, turns: float) -> float:
     """How many requests belong to each instant of an open stage, or to each of a closed stage's `requests`."""
+    if isinstance(stage, OpenStage) and stage.turns is not None:
+        return len(stage.turns.instants) / max(len(stage.instants), 1)
     return turns if turns and (isinstance(stage, OpenStage) or not stage.by_request) else 1.0
 
 

@@ -14,6 +14,7 @@ from inferometer import schedule, workload
 from inferometer.compat.inference_perf import translating
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
+from inferometer.types import OpenStage
 from tests.compat.inference_perf.specs import STAGES, merged, spec
 
 SHARED = Path(__file__).parents[4] / "shared" / "inference-perf-configs"
@@ -240,8 +241,11 @@ def test_multi_turn_users_are_sessions() -> None:
         data={"type": "shared_prefix", "shared_prefix": sizes}, load={"stages": [{"rate": 20, "duration": 5}]}
     )
     turns = workload.mean_turns(config.data, config.seed)
-    assert turns == 5
-    assert len(schedule.plan(config.load, 0, turns=turns).stages[0].instants) == 20
+    assert turns == 5 and config.sessions.on_failure == "continue"
+    (stage,) = schedule.plan(config.load, 0, turns=turns).stages
+    assert isinstance(stage, OpenStage) and stage.turns is not None
+    assert (len(stage.instants), len(stage.turns.instants)) == (20, 100)
+    assert (stage.turns.due(3, 4), stage.turns.due(3, 5)) == (4_150_000_000, None)
 
 
 def test_conversation_replay() -> None:

@@ -76,10 +76,9 @@ DIFFERENCES = (
     ),
     Difference(
         "data.shared_prefix.enable_multi_turn_chat",
-        "Each user is a session. A prompt consists of the system prompt, the earlier turns and a new question. Sessions start at such a "
-        "rate that requests arrive at the rate of the stage, and a turn follows the response to the turn before.",
-        "As by default. inference-perf deals out the requests of a stage to the users in turn, and appends the same prefix and "
-        "question again in each turn.",
+        "As in inference-perf, request i of a stage belongs to user i modulo the number of users, and is sent at its time, or when the response to "
+        "the user's request before is complete if that is later. A prompt consists of the system prompt, the earlier turns and a new question.",
+        "As by default. inference-perf appends the same prefix and question again in each turn.",
     ),
     Difference(
         "data.type conversation_replay",

@@ -1,5 +1,6 @@
 """The section `data` of inference-perf. Each data type has a row in TYPES."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,14 @@ def has_sessions(spec: Spec) -> bool:
     """Whether requests are the turns of conversations."""
     kind = at(spec, "data.type")
     return kind == "conversation_replay" or (kind == "shared_prefix" and _is_multi_turn(spec))
+
+
+def users_of(spec: Spec) -> int:
+    """How many users take turns to send the requests of a stage; 0: the data has no users."""
+    if at(spec, "data.type") != "shared_prefix" or not _is_multi_turn(spec):
+        return 0
+    groups, users = _group_counts(spec)
+    return groups * users
 
 
 def _refuse(spec: Spec, kind: str) -> None:
@@ -146,16 +155,19 @@ def _multi_turn(
     spec: Spec, prefix: int | Section, question: int | Section, output: int | Section
 ) -> tuple[Section, str]:
     """Each user is a session that has its share of the requests of the largest stage."""
-    groups, users = _group_counts(spec)
+    groups, users = _group_counts(spec)[0], users_of(spec)
     if isinstance(prefix, dict):
         what = "a system prompt of varying length in a conversation"
         raise unsupported("data.shared_prefix.system_prompt_len", what, "give a number")
     most = max((_requests(stage) for stage in at(spec, "load.stages", [])), default=1)
-    turns = max(round(most / (groups * users)), 1)
+    turns = max(math.ceil(most / users), 1)
     section = {
         "type": "conversation", "turns": turns, "system": prefix, "share_system": groups, "input": question, "output": output,
     }  # fmt: skip
-    return section, f"{groups * users} users in {groups} groups that share a system prompt, with {turns} turns each"
+    return (
+        section,
+        f"{users} users in {groups} groups that share a system prompt, who take turns, with up to {turns} turns each",
+    )
 
 
 def _group_counts(spec: Spec) -> tuple[int, int]:

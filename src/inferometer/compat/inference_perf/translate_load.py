@@ -13,8 +13,9 @@ _MAX_CONNECTIONS = 2500
 """Defaults of worker_max_concurrency and worker_max_tcp_connections."""
 
 
-def load(spec: Spec, unit: str) -> tuple[dict[str, Any], list[str]]:
-    """Our section `load` and notes. `unit`: what a stage counts, `sessions` or, if the data has sessions, `requests`."""
+def load(spec: Spec, unit: str, users: int = 0) -> tuple[dict[str, Any], list[str]]:
+    """Our section `load` and notes. `unit`: what a stage counts, `sessions` or, if the data has sessions, `requests`. `users`: how many
+    sessions take turns in stages with a rate; 0: each goes on by itself."""
     stages = _stages(spec)
     kind = at(spec, "load.type", "constant")
     if kind == "trace_session_replay":
@@ -25,7 +26,8 @@ def load(spec: Spec, unit: str) -> tuple[dict[str, Any], list[str]]:
         return _replay(spec, stages)
     made, note = _concurrent(spec, stages) if kind == "concurrent" else _rated(spec, kind, stages)
     if unit != "sessions":
-        made = [stage | {"unit": unit} for stage in made]
+        is_paced = users and kind != "concurrent"
+        made = [stage | {"unit": unit} | ({"users": users} if is_paced else {}) for stage in made]
     section: dict[str, Any] = {"type": "stages", "stages": made, "drain": True}
     notes = [note]
     pause = float(at(spec, "load.interval", 1.0))

@@ -31,7 +31,8 @@ def translate(spec: Spec) -> Translation:
     _refuse(spec)
     server, server_notes = translate_server.server(spec)
     has_sessions = translate_data.has_sessions(spec)
-    load, load_notes = translate_load.load(spec, "requests" if has_sessions else "sessions")
+    users = translate_data.users_of(spec)
+    load, load_notes = translate_load.load(spec, "requests" if has_sessions else "sessions", users)
     tokenizer, tokenizer_notes = translate_server.tokenizer(spec)
     data, data_notes = translate_data.data(spec, tokenizer)
     client, client_notes = translate_load.client(spec)
@@ -83,6 +84,10 @@ def _sessions(spec: Spec) -> dict[str, Any]:
         section["header"] = header
     if header := at(spec, "api.session_token_header_key"):
         section["token_header"] = header
+    if translate_data.users_of(spec):
+        section["on_failure"] = (
+            "continue"  # the requests of a stage belong to the users, whatever became of those before
+        )
     if at(spec, "data.type") == "conversation_replay":
         limit = at(spec, "data.conversation_replay", {}).get("max_model_len", _MODEL_LEN)
         section |= {"context": int(limit)} if limit is not None else {}
