@@ -15,6 +15,7 @@ from inferometer import config
 VALUES: dict[str, Any] = {"defaults": {}} | {
     path.name.removesuffix("-values.yaml"): yaml.safe_load(path.read_text()) for path in (CHART / "ci").glob("*.yaml")
 }
+PASSWORD = {"config": "server: {url: 'http://bench:not-a-real-key@vllm.default.svc:8000'}\n"}
 REFUSED: dict[str, tuple[Any, str]] = {
     "unknown value": ({"resuls": {"type": "pvc"}}, "resuls"),
     "unknown mode": ({"mode": "sweep"}, "mode"),
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.kubernetes
 
 @pytest.fixture(scope="module")
 def answer() -> dict[str, Any]:
-    return render(VALUES | {name: values for name, (values, _) in REFUSED.items()})
+    return render(VALUES | {"password": PASSWORD} | {name: values for name, (values, _) in REFUSED.items()})
 
 
 def text_of(answer: dict[str, Any], name: str) -> str:
@@ -158,6 +159,10 @@ def test_a_config_with_keys_is_a_secret(answer: dict[str, Any]) -> None:
     assert kinds["Secret"]["stringData"].keys() == {"config.yaml"}
     (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "config"]
     assert volume == {"name": "config", "secret": {"secretName": kinds["Secret"]["metadata"]["name"]}}
+
+
+def test_a_config_with_a_password_in_a_url_is_a_secret(answer: dict[str, Any]) -> None:
+    assert kinds_with("not-a-real-key", answer, "password") == ["Secret"]
 
 
 @pytest.mark.parametrize("name", sorted(VALUES.keys() - {"key-in-config"}))

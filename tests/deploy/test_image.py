@@ -26,6 +26,13 @@ def test_every_file_that_is_copied_is_sent_to_the_builder() -> None:
     assert all((ROOT / name).exists() for name in sent)
 
 
+def test_the_guide_names_the_extras() -> None:
+    (extras,) = [
+        line.partition("=")[2] for line in DOCKERFILE.read_text().splitlines() if line.startswith("ARG EXTRAS=")
+    ]
+    assert f"| `{extras}` |" in (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.image
 def test_a_benchmark_in_the_image(tmp_path: Path) -> None:

@@ -156,6 +156,14 @@ def test_a_bucket_that_does_not_exist_is_refused_before_the_first_request(
 
 
 @S3_ONLY
+def test_a_local_folder_that_cannot_be_written_is_refused_before_the_first_request(store: Store) -> None:
+    target = _Counting()
+    settings = ("--set", f"output={store.url}/x", "--set", "storage.local=/proc/runs", "--quiet")
+    assert_one_line(cli("run", target.url, *settings), "storage.local: /proc/runs: ", "on a volume")
+    assert target.connections == 0
+
+
+@S3_ONLY
 @pytest.mark.parametrize("fault", ["frozen", "gone"])
 def test_a_store_that_does_not_respond_is_refused_in_time(store: Store, fault: str) -> None:
     target = _Counting()

@@ -8,6 +8,7 @@ An upload that fails, or is interrupted, leaves the local folder, and can be rep
 """
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import msgspec
 from inferometer.config.schema import Config
 from inferometer.config.storage import is_remote
 from inferometer.errors import UserError, named
+from inferometer.store.folder import disk_errors
 from inferometer.store.objects import connect
 from inferometer.store.upload import UPLOAD, Upload, check_is_run, push, push_command, read_upload, write_upload
 
@@ -23,14 +25,26 @@ from inferometer.store.upload import UPLOAD, Upload, check_is_run, push, push_co
 def prepare(config: Config) -> tuple[Config, Upload | None]:
     """The config with a local output, and where its folder belongs; None if the output is local anyway.
 
-    Raises UserError, within `storage.timeout`, when the bucket cannot be written to.
+    Raises UserError, within `storage.timeout`, when the bucket or the local folder cannot be written to.
     """
     if not is_remote(config.output):
         return config, None
     with connect(config.output, config.storage) as objects:
         objects.check_writable()
         upload = Upload(objects.url, config.storage)
+    _check_local(Path(config.storage.local))
     return msgspec.structs.replace(config, output=config.storage.local), upload
+
+
+def _check_local(folder: Path) -> None:
+    """Raise UserError when nothing can be written to the folder: in a container, most of the file system may be read-only."""
+    try:
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+    except UserError as error:
+        remedy = "give a folder that can be written; in a container, one on a volume"
+        raise UserError(error.what, remedy, "storage.local") from None
 
 
 def mark(folder: Path, upload: Upload | None) -> None:

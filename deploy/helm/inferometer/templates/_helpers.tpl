@@ -41,7 +41,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{/* Not empty if the configuration has a key in it, as those of inference-perf may: then it is kept in a Secret. */}}
 {{- define "inferometer.keyInConfig" -}}
-{{- if regexMatch (printf "%s[\"']?\\s*:" (include "inferometer.keys" .)) .Values.config -}}yes{{- end -}}
+{{- if regexMatch (printf "%s[\"']?\\s*:|://[^/@\\s]*:[^/@\\s]*@" (include "inferometer.keys" .)) .Values.config -}}yes{{- end -}}
 {{- end -}}
 
 {{/* Fails if a key would be readable in the Job itself. */}}
