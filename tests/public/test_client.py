@@ -191,18 +191,24 @@ def test_keys_and_headers_are_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch
     def script(connection: Connection) -> None:
         while request := connection.request():
             seen.append(request[1])
-            key = request[1].get("authorization", "")
+            key = request[1].get("authorization", "") or request[1].get("x-api-key", "")
             body = json.dumps({"error": {"message": f"bad key {key}"}}).encode()
             connection.send(b"HTTP/1.1 401 No\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
     monkeypatch.setenv("MY_KEY", "sk-from-the-environment")
     with scripted(script) as url:
-        for options in ({"api_key": "sk-very-secret"}, {"api_key_env": "MY_KEY"}):
+        for options in (
+            {"api_key": "sk-very-secret"},
+            {"api_key_env": "MY_KEY"},
+            {"api_key": "sk-x", "api": "messages"},
+        ):
             with inferometer.Client(url, headers={"X-Team": "blue"}, **options) as client:
                 with pytest.raises(inferometer.Error) as caught:
                     client.generate("hello", model="m")
                 assert "sk-" not in str(caught.value) and "sk-" not in repr(client) and "api_key" in str(caught.value)
-    assert [each["authorization"] for each in seen] == ["Bearer sk-very-secret", "Bearer sk-from-the-environment"]
+    *bearers, messages = seen
+    assert [each["authorization"] for each in bearers] == ["Bearer sk-very-secret", "Bearer sk-from-the-environment"]
+    assert messages["x-api-key"] == "sk-x" and messages["anthropic-version"] and "authorization" not in messages
     assert all(each["x-team"] == "blue" for each in seen)
     with pytest.raises(inferometer.Error, match="not allowed in a header") as caught:
         inferometer.Client(url, api_key="sk-secret\r\nX: y")

@@ -134,6 +134,16 @@ def test_the_summary_of_a_stored_run_is_that_of_the_run(
     assert json.encode(summarise(store.written(folder, run.records))) == expected
 
 
+def test_a_folder_may_have_a_colon_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, chunks = some_run()
+    folder = Path("s3:x")
+    folder.mkdir()
+    store.write(folder, run.manifest, run.records, made.pieces(chunks, 1 << 20))
+    store.series.write(folder / "again.parquet", ())
+    assert store.read(folder).manifest == run.manifest
+
+
 def test_an_empty_run(tmp_path: Path) -> None:
     run = made.run(made.blank(0), sampled=())
     store.write(tmp_path, run.manifest, run.records, [])

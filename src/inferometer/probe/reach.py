@@ -180,8 +180,13 @@ def warming_request(target: Target, server: Server, secrets: dict[str, str]) -> 
 def secret_headers(server: Server) -> dict[str, str]:
     """The API key's header, if there is a key."""
     key = secret_from(server.api_key_env, server.api_key_file, "API key", "server.api_key")
-    header = APIS[server.api].key_header
-    return {header: f"Bearer {key}" if header == "Authorization" else key} if key else {}
+    return key_header(server.api, key) if key else {}
+
+
+def key_header(api: str, key: str) -> dict[str, str]:
+    """The header that carries the API key."""
+    header = APIS[api].key_header
+    return {header: f"Bearer {key}" if header == "Authorization" else key}
 
 
 def secret_from(variable: str | None, file: str | None, what: str, setting: str) -> str:

@@ -55,9 +55,9 @@ class Client:
     """A client for single inferences: tensors over KServe v2 (HTTP or gRPC), and text over OpenAI's or Triton's endpoints.
 
     `url`           http://, https://, grpc:// or grpcs://; without a scheme, the port is tried
-    `api`           for `generate`: chat (the default), completions, or Triton's generate
+    `api`           for `generate`: chat (the default), completions, Anthropic's messages, or Triton's generate
     `headers`       headers of every request; over gRPC, its metadata
-    `api_key`       sent as a bearer token; or `api_key_env`, `api_key_file`: where to read it
+    `api_key`       sent as a bearer token, or as messages has it; or `api_key_env`, `api_key_file`: where to read it
     `timeout`       seconds for each read of a response; 0: no limit
     `verify`, `ca`  whether the server's certificate is verified, and by which CA (a PEM file); `cert` and `key` are the client's own
 
@@ -99,12 +99,15 @@ class Client:
                 "tls": {"verify": verify, "ca": ca, "cert": cert, "key": key},
             }
             self._server = from_mapping({"server": tree}, source="").server
-            self._secrets = reach.secret_headers(self._server) if api_key is None else _bearer(api_key)
+            generating = msgspec.structs.replace(self._server, api=api)
+            self._secrets = (
+                reach.secret_headers(generating) if api_key is None else reach.key_header(api, _key(api_key))
+            )
             target = parse(url)
             context = reach.tls_context(self._server) if target.tls else None
             self._connections = Connections()
             self._peer = Peer(target, context, connect_timeout, timeout, self._connections)
-            self._headers = reach.request_headers(target, self._server, self._secrets)
+            self._headers = reach.request_headers(target, generating, self._secrets)
         self._api = api
         self._datatypes: dict[tuple[str, str], dict[str, str]] = {}
         self._first_model = ""
@@ -264,12 +267,12 @@ class Client:
         return f"<inferometer.Client {self._peer.target.url}>"
 
 
-def _bearer(key: str) -> dict[str, str]:
+def _key(key: str) -> str:
     if not key.strip() or not key.isprintable() or not key.isascii():
         raise UserError(
             "the API key is empty, or has characters that are not allowed in a header", "check where it comes from"
         )
-    return {"Authorization": f"Bearer {key.strip()}"}
+    return key.strip()
 
 
 def _tensor(name: str, value: ArrayLike, datatype: str | None) -> Tensor:

@@ -31,10 +31,11 @@ _FIRST_PAUSE = 0.5
 _SLOWEST_ANSWER = 4
 """A listing may take this many timeouts in total: pages of it do not count as movement."""
 
+_CHECK_ENDPOINT = "check {storage.endpoint} (or AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST), and the network"
 _CREDENTIALS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 _CAUSES = (
-    (("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist"), "there is no such bucket", "create it, or change {output}"),
+    (("NO_SUCH_BUCKET", "NoSuchBucket", "RESOURCE_NOT_FOUND", "bucket does not exist"), "there is no such bucket", "create it, or change {output}"),
     (
         ("INVALID_ACCESS_KEY_ID", "InvalidAccessKeyId", "SIGNATURE_DOES_NOT_MATCH", "SignatureDoesNotMatch", "INVALID_CLIENT_TOKEN", "UNAUTHENTICATED", "ExpiredToken", "InvalidToken"),
         "the credentials are not accepted",
@@ -54,7 +55,7 @@ _CAUSES = (
     (
         ("NETWORK_CONNECTION", "curlCode", "Couldn't connect", "UNAVAILABLE", "Connection refused", "Could not resolve", "TIMEOUT"),
         "the store cannot be reached",
-        "check {storage.endpoint} or AWS_ENDPOINT_URL, and the network",
+        _CHECK_ENDPOINT,
     ),
 )  # fmt: skip
 """What messages of the clients contain, what that means, and what to do next; the first that matches."""
@@ -169,7 +170,7 @@ class ObjectStore:
             raise self._explained(command, str(error)) from None
         except TimeoutError:
             self.close()
-            remedy = "check {storage.endpoint} or AWS_ENDPOINT_URL, and the network; {storage.timeout} is the limit"
+            remedy = f"{_CHECK_ENDPOINT}; {{storage.timeout}} is the limit"
             raise StoreError(self.url, f"the store did not respond within {self._timeout:g} s", remedy, False) from None
         except BaseException:  # Ctrl-C: the child may be in the middle of a transfer
             self.close()

@@ -43,7 +43,7 @@ def write(path: Path, series: Sequence[TimeSeries]) -> None:
     columns.append(arrow.numbers(np.concatenate([np.zeros(0, np.int64), *(each.at for each in series)])))
     columns.append(arrow.numbers(np.concatenate([np.zeros(0, np.float64), *(each.value for each in series)])))
     fields = [pa.field(name, column.type, nullable=False) for name, column in zip(_COLUMNS, columns, strict=True)]
-    pq.write_table(pa.table(columns, pa.schema(fields)), path, compression="lz4")
+    pq.write_table(pa.table(columns, pa.schema(fields)), path.absolute(), compression="lz4")  # see writing.py
 
 
 def read(path: Path) -> tuple[TimeSeries, ...]:
