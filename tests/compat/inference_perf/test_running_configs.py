@@ -160,6 +160,18 @@ def test_config_of_our_own_runs_to_the_end(sim: str, tmp_path: Path, name: str) 
     completed(run(path, sim, *options(path)), tmp_path / "out")
 
 
+def test_users_of_a_multi_turn_config_take_turns(sim: str, tmp_path: Path) -> None:
+    path = CONFIGS / "multi-turn.yml"
+    stages = '[{"rate": 20, "duration": 1}, {"rate": 8, "duration": 1}]'
+    more = ("--load.stages", stages, "--report.request_lifecycle.per_request", "true")
+    completed(run(path, sim, *options(path), *more), tmp_path / "out")
+    rows = json.loads((tmp_path / "out" / "per_request_lifecycle_metrics.json").read_bytes())
+    turns = [row["info"]["extra_info"] for row in sorted(rows, key=lambda row: row["start_time"])]
+    assert turns == [
+        {"user_session": f"user_session_{n % 6}", "chat_round": n // 6 + 1} for n in (*range(20), *range(8))
+    ]
+
+
 def test_each_adapter_has_its_files(sim: str, tmp_path: Path) -> None:
     path = CONFIGS / "adapters.yml"
     stages = ("--load.stages", '[{"rate": 64, "duration": 1}]')  # after 64 requests the split is exact

@@ -39,7 +39,7 @@ DIFFERENCES = (
         "As by default. inference-perf also waits after the last stage, which has no effect on its figures.",
     ),
     Difference(
-        "load.stages: data that is generated",
+        "data.type random, synthetic in several stages",
         "Each stage has requests of its own, so that a prefix cache does not know the prompts from the stage before.",
         "As by default. inference-perf sends the same requests from the first one on in each stage.",
     ),

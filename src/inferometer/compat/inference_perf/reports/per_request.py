@@ -31,6 +31,7 @@ _COMPUTED = (
 )
 _COLUMNS = (
     "id",
+    "stage",
     "chunk_start",
     "chunk_count",
     "failure",
@@ -115,7 +116,7 @@ class _Entries:
         info = {
             "request_metrics": {"text": {"input_tokens": n_in or 0}, "image": None, "video": None, "audio": None},
             "response_metrics": response,
-            "extra_info": {} if row["turn"] < 0 else {"user_session": str(row["session"]), "chat_round": row["turn"]},
+            "extra_info": self._extra_info(row),
             "lora_adapter": adapter,
             "labels": {},
             "graph_event_id": None,
@@ -130,6 +131,14 @@ class _Entries:
                 "retry_wasted_sec": _known(row["wasted"]),
             }
         return info
+
+    def _extra_info(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The user and the number of the turn, from 1; nothing for a request that does not belong to a conversation."""
+        if row["turn"] < 0:
+            return {}
+        stage = self._requests.run.manifest.plan[row["stage"]]
+        user = row["session"] - stage.first_id if stage.users else row["session"]
+        return {"user_session": f"user_session_{user}", "chat_round": row["turn"] + 1}
 
     def _computed(self, row: dict[str, Any], token_times: NDArray[np.float64]) -> dict[str, Any]:
         gaps = np.diff(token_times).tolist() if self._requests.is_streamed else []
