@@ -82,7 +82,7 @@ MAY_IMPORT = {
     },
     "__main__": {"cli"},
     # other tools' files and command lines
-    "compat": FOUNDATION | {"workload", "probe", "observe", "conduct", "analysis", "store", "report"},
+    "compat": FOUNDATION | {"wire", "workload", "probe", "observe", "conduct", "analysis", "store", "report"},
     # what the package offers to Python code
     "dummies": FOUNDATION | {"workload", "probe"},
     "public": FOUNDATION
