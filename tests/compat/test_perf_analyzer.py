@@ -150,6 +150,8 @@ REFUSED = {
     "--latency-threshold 50": "--latency-threshold 50",
     "--concurrency-range 1:0": "--concurrency-range 1:0",
     "--concurrency-range x": "START:END:STEP",
+    "--request-rate-range inf": "finite",
+    "-H no-colon": "NAME:VALUE",
     "--concurrency-range 1 --request-rate-range 1": "--request-rate-range 1",
     "--measurement-mode count_windows": "--measurement-mode count_windows",
 }

@@ -15,6 +15,7 @@ from inferometer.analysis.attempts import repeated
 from inferometer.engine.inflight import Flight
 from inferometer.engine.retries import Retries
 from inferometer.engine.run_state import RunState
+from inferometer.timing.clock import now
 from inferometer.types import Fail
 
 ONE = {"type": "closed", "concurrency": 1, "requests": 3, "ramp_up": 0}
@@ -76,12 +77,12 @@ def test_request_fails_after_its_last_attempt(tmp_path: Path) -> None:
     [
         (lambda client: client.send(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"), "http_503"),
         (lambda client: client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"), "cut_short"),
-        (lambda client: time.sleep(1), "first_token_timeout"),
+        (lambda client: time.sleep(2), "first_token_timeout"),
     ],
 )
 def test_other_failures_are_final(tmp_path: Path, fault: Any, code: str) -> None:
     with scripted(failing(9, fault)) as url:
-        server = {"timeouts": {"first_token": "300ms"}}
+        server = {"timeouts": {"first_token": "800ms"}}
         run, summary = measure(tmp_path, url, load=ONE, client=SOON, server=server)
     assert summary.counts.by_failure == {code: 1}
     assert run.records.rows["wasted"].max() == 0
@@ -136,7 +137,7 @@ def test_request_that_waits_to_be_repeated_can_be_cancelled() -> None:
     ended: list[Any] = []
     sent: list[Flight] = []
     later, state = Later(), RunState(given_up=[], unreached_limit=0)
-    retries = Retries(3, 5, later, state, lambda *args: ended.append(args), sent.append)  # type: ignore[arg-type]
+    retries = Retries(3, 5, 0, later, state, lambda *args: ended.append(args), sent.append)  # type: ignore[arg-type]
     flight, response = Flight(id=7, intended=10), object()
     retries.ended(flight, 20, Fail("connect_refused", ""), response)  # type: ignore[arg-type]
     assert not ended and len(later.callbacks) == 1
@@ -148,3 +149,15 @@ def test_request_that_waits_to_be_repeated_can_be_cancelled() -> None:
     state.stopping = True
     retries.ended(Flight(id=8, intended=10), 20, Fail("reset", ""), response)  # type: ignore[arg-type]
     assert len(ended) == 2  # nothing is repeated when the run ends
+
+
+def test_request_is_not_repeated_after_its_total_time() -> None:
+    ended: list[Any] = []
+    later, state = Later(), RunState(given_up=[], unreached_limit=0)
+    retries = Retries(9, 5, 10**9, later, state, lambda *args: ended.append(args), lambda flight: None)  # type: ignore[arg-type]
+    started = now()
+    recent, old = Flight(id=1, intended=started, sent=started), Flight(id=2, intended=started - 10**10)
+    for flight in (recent, old):
+        retries.ended(flight, started, Fail("connect_refused", ""), object())  # type: ignore[arg-type]
+    assert len(later.callbacks) == 1 and [flight.id for flight, *_ in ended] == [2]
+    assert old.sent == 0 and old.first_attempt is None

@@ -13,6 +13,7 @@ from inferometer.compat import command_line, perf_analyzer, vllm_bench
 from inferometer.compat.command_line import CommandLine, Given
 from inferometer.config import from_mapping, yaml_text
 from inferometer.errors import UserError, named
+from inferometer.wire import target
 
 
 class Converted(msgspec.Struct, frozen=True):
@@ -145,7 +146,10 @@ def _found(command: CommandLine) -> tuple[list[str], Callable[[list[str], Mappin
 def _checked(converted: Converted, names: Mapping[str, str], source: str) -> Converted:
     """Check that the config is valid. Errors name the options of the tool."""
     with named(names, source):
-        slo_expression.parse_all(from_mapping(copy.deepcopy(converted.config), source=source).slos)
+        config = from_mapping(copy.deepcopy(converted.config), source=source)
+        slo_expression.parse_all(config.slos)
+        for url in config.server.urls:
+            target.parse(url)
     return converted
 
 

@@ -217,11 +217,11 @@ def _server(given: Given) -> dict[str, Any]:
 
 def _url(given: Given, is_grpc: bool) -> str:
     url = given["-u"] or ("localhost:8001" if is_grpc else "localhost:8000")
-    scheme, separator, rest = url.partition("://")
+    _, separator, rest = url.partition("://")
     if is_grpc:
         rest = rest if separator else url
         return f"{'grpcs' if '--ssl-grpc-use-ssl' in given else 'grpc'}://{rest}"
-    return url_without_password(given, "-u", url if scheme in ("http", "https") and separator else f"http://{url}")
+    return url_without_password(given, "-u", url if separator else f"http://{url}")
 
 
 def _with_scheme(url: str) -> str:

@@ -162,7 +162,10 @@ class Client(Section):
         ),
     ] = 0
     retry_backoff: Annotated[
-        Seconds, Meta(description="Time to wait before the first of `retries`; it doubles each time.")
+        Seconds,
+        Meta(
+            description="Time to wait before the first of `retries`; it doubles each time, up to a minute. A request is not repeated any more when `server.timeouts.total` has passed since its first attempt."
+        ),
     ] = Seconds(0.5)
     probe: Annotated[
         bool,

@@ -12,11 +12,12 @@ from inferometer.engine.run_state import RunState
 from inferometer.records import CANCELLED
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail
+from inferometer.units import NS
 
 _UNSENT = frozenset(("connect_refused", "connect_failed"))
 """Faults of attempts that were never sent, and that a pool has not counted as attempts."""
 _REPEATED = _UNSENT | {"closed", "reset"}
-_MAX_DOUBLINGS = 16
+_LONGEST_WAIT = 60 * NS
 
 
 class Retries:
@@ -24,14 +25,16 @@ class Retries:
         self,
         most: int,
         backoff: int,
+        total: int,
         deadlines: Deadlines,
         state: RunState,
         on_ended: OnEnded,
         send: Callable[[Flight], None],
     ) -> None:
-        """`most` is how often a request is repeated. The first time, it waits for `backoff` nanoseconds, then twice as long each time.
+        """`most` is how often a request is repeated. The first time, it waits for `backoff` nanoseconds, then twice as long each time,
+        but at most a minute. `total` nanoseconds after its first attempt, it is not repeated any more; 0: no limit.
         `on_ended` is called with requests that have ended for good; `send` sends a request again."""
-        self._most, self._backoff = most, backoff
+        self._most, self._backoff, self._total = most, backoff, total
         self._deadlines = deadlines
         self._state = state
         self._on_ended = on_ended
@@ -43,8 +46,12 @@ class Retries:
         """Repeat a request that ended with a fault, or pass its end on."""
         is_fault = isinstance(event, Fail) and event.code in _REPEATED and not flight.first_byte
         count = self._counts.get(flight.id, 0) if self._counts or is_fault else 0
-        if is_fault and count < self._most and not self._state.stopping:
-            self._repeat(flight, response, event, count)
+        if (
+            is_fault
+            and count < self._most
+            and not self._state.stopping
+            and self._repeat(flight, response, event, count)
+        ):
             return
         if count:
             del self._counts[flight.id]
@@ -60,15 +67,20 @@ class Retries:
             self._counts.pop(flight.id, None)
             self._on_ended(flight, at, Fail(CANCELLED, "still waiting to be repeated"), response)
 
-    def _repeat(self, flight: Flight, response: ResponseState, event: End | Fail, count: int) -> None:
-        self._counts[flight.id] = count + 1
-        if not flight.sent:  # no connection: the attempt began when the request was due, or when the cap let it through
-            flight.sent = flight.intended + flight.held
+    def _repeat(self, flight: Flight, response: ResponseState, event: End | Fail, count: int) -> bool:
+        """Repeat the request after a wait; return False if that would be too late."""
+        # Without a connection, the attempt began when the request was due, or when the cap let it through.
+        began = flight.sent or flight.intended + flight.held
+        due = now() + min(self._backoff << count, _LONGEST_WAIT)
+        if self._total and due > (flight.first_attempt or (began,))[0] + self._total:
+            return False
+        flight.sent = began
         keep_first_attempt(flight)
+        self._counts[flight.id] = count + 1
         self._count_attempt(flight, event)
         self._waiting[flight.id] = flight, response
-        due = now() + (self._backoff << min(count, _MAX_DOUBLINGS))
         self._deadlines.at(due, lambda: self._send_again(flight))
+        return True
 
     def _count_attempt(self, flight: Flight, event: End | Fail) -> None:
         if isinstance(event, Fail) and event.code in _UNSENT:

@@ -101,10 +101,10 @@ class Shard:
         self.awake = Awake(loop, task.awake, self.deadlines, self._reader.poll, self.state)
         self._retries: Retries | None = None
         if task.retries:
-            backoff = int(task.retry_backoff * NS)
             self._retries = Retries(
                 task.retries,
-                backoff,
+                int(task.retry_backoff * NS),
+                int(task.timeouts.total * NS),
                 self.deadlines,
                 self.state,
                 self._on_ended,

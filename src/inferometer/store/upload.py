@@ -3,7 +3,7 @@
 The files of a run go first and its manifest last, so a run in a bucket that has a manifest is complete. What is already there with
 the right size is skipped, so an upload that failed, or whose process was killed, can be repeated and goes on where it ended.
 `upload.json` in the local folder says where the folder belongs and whether all of it is there. `LATEST` in the bucket is a small
-text object with the name of the newest run: buckets have no links.
+text object with the name of the run that was uploaded last: buckets have no links.
 """
 
 from collections.abc import Callable, Iterator
