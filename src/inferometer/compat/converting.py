@@ -88,7 +88,9 @@ def _from_inference_perf(path: str) -> Converted:
     from inferometer.compat.inference_perf import reading, translate_server, translating  # noqa: PLC0415 - often not needed
 
     has_seed = "base_seed" in Path(path).read_text(encoding="utf-8")
-    options = {} if has_seed else {"load.base_seed": "0"}  # its default is the time, and a file should not change with that
+    options = (
+        {} if has_seed else {"load.base_seed": "0"}
+    )  # its default is the time, and a file should not change with that
     spec, notes = reading.read(Path(path), options, lenient=False)
     secrets = Given("inference-perf", {}, {})
     with named(source=path):
