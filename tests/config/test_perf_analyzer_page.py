@@ -36,7 +36,8 @@ def config_of(*arguments: str) -> Config:
 
 
 def with_options(text: str) -> Config:
-    return config_of("grpc://127.0.0.1:8001", "--model", "m", *shlex.split(text))
+    url = "http://127.0.0.1:8000" if "kserve-json" in text else "grpc://127.0.0.1:8001"
+    return config_of(url, "--model", "m", *shlex.split(text))
 
 
 @pytest.mark.parametrize("options", OPTIONS)
