@@ -284,7 +284,7 @@ def test_the_live_figures_of_several_targets_are_sums_and_shares_are_means() -> 
 
 
 def server_of(url: str | list[str], headers: dict[str, str] | None = None) -> Server:
-    return Server(url=url, headers=headers or {})
+    return Server(url=url, api="chat", headers=headers or {})
 
 
 def reached_of(server: Server, kserve: str = "", **secrets: str) -> Reached:

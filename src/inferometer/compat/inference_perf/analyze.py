@@ -38,10 +38,10 @@ def analyze(folders: Sequence[Path], unified: Path | None = None) -> bool:
 
     Problems are logged: inference-perf ends successfully in any case. Returns whether all charts could be drawn.
     """
+    found = {folder: stages for folder in folders if (stages := _read(folder))}
     if importlib.util.find_spec("matplotlib") is None:
         _LOG.error("--analyze needs matplotlib: pip install 'inferometer[inference-perf]'")
         return False
-    found = {folder: stages for folder in folders if (stages := _read(folder))}
     if unified is None:
         for folder, stages in found.items():
             _draw_all(folder, {"": stages})
