@@ -83,6 +83,7 @@ def _dispatched() -> list[str]:
     return [name for name in core.__cpu_dispatch__ if core.__cpu_features__.get(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_reports_are_the_same_with_narrower_vectors(kept: int) -> None:
     """Keep numpy from using the wider vector instructions: none beyond its baseline, or only the first set."""

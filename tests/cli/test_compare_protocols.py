@@ -314,6 +314,7 @@ def test_a_bad_folder_is_an_error_that_names_the_option(url: str, tmp_path: Path
     assert "output" not in result.err
 
 
+@pytest.mark.slow
 def test_without_a_url_the_reference_server_is_measured_over_all_protocols(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     result = cli("compare-protocols", "--sizes", "1kB", "--requests", "20", "--json", str(out))

@@ -255,7 +255,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("conversation", "mix") else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_the_digest_is_that_of_a_run(spec: Any, tmp_path: Path, kind: str) -> None:
     with serving(Settings(sim=Sim(timing=Fixed(ttft=0.001, itl=0)), http=0, grpc=0)) as server:
         path = spec(

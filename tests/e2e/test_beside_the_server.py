@@ -76,6 +76,7 @@ def test_stages_are_compared_each_and_together(tmp_path: Path, sim: str) -> None
     assert running_[0] < running_[1]
 
 
+@pytest.mark.slow
 def test_a_server_that_queues_is_a_note_and_a_later_report_is_the_same(tmp_path: Path) -> None:
     load = ("--concurrency", "12", "--requests", "60", "--input", "20", "--output", "6")
     with running(simulator(timing=Batch(max_batch=2))) as url:

@@ -84,6 +84,7 @@ def test_ctrl_c_waits_for_requests_in_flight_and_reports_what_was_recorded(tmp_p
     assert_complete(folder, out)
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_requests_that_do_not_end_within_the_grace_period(tmp_path: Path, sim: str) -> None:
     process = start_run(tmp_path, sim, *SLOW, "--set", "client.grace=300ms")
     folder = wait_until_recording(tmp_path, process, "sent", 4)
@@ -334,6 +335,7 @@ def test_read_only_file_system_is_a_clear_error(tmp_path: Path, sim: str) -> Non
         )
 
 
+@pytest.mark.slow
 def test_full_disk_during_an_export_is_a_clear_error_and_the_run_is_kept(tmp_path: Path, sim: str) -> None:
     process = start(
         "run", sim, "--requests", "2", "--concurrency", "1", "--prompt", "hi", "--output", "2", "--quiet",

@@ -141,7 +141,7 @@ def test_without_keep_there_is_no_file(tmp_path: Path) -> None:
     assert not (run.folder / "bodies.parquet").exists()
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_run_keeps_its_texts(tmp_path: Path, sim: str, end: signal.Signals) -> None:
     process = start(
         *(

@@ -86,7 +86,11 @@ def run_scraped(folder: Path, url: str, start: StartShard, processes: int, **sec
 
 @pytest.mark.parametrize(
     ("start", "processes"),
-    [(LocalThread, 0), pytest.param(LocalProcess, 2, marks=pytest.mark.slow), (TcpShard, 2)],
+    [
+        pytest.param(LocalThread, 0, marks=pytest.mark.slow),
+        pytest.param(LocalProcess, 2, marks=pytest.mark.slow),
+        (TcpShard, 2),
+    ],
     ids=["thread", "processes", "tcp"],
 )
 def test_counters_rise_to_what_is_stored(tmp_path: Path, sim: str, start: StartShard, processes: int) -> None:

@@ -290,6 +290,7 @@ def test_two_processes_send_exactly_what_one_would(tmp_path: Path, sim: str, loa
     assert chunks == run.chunk_total == rows["chunk_count"].sum()
 
 
+@pytest.mark.slow
 def test_every_process_sends_to_several_base_urls_in_turn(tmp_path: Path, sim: str) -> None:
     with running(simulator(timing=Fixed(ttft=0.002, itl=0.001))) as other:
         load = {"type": "closed", "concurrency": 4, "requests": 24}

@@ -18,6 +18,7 @@ LOAD = {"type": "closed", "concurrency": 2, "duration": "1s"}
 OFTEN = {"interval": "100ms", "prometheus": []}
 
 
+@pytest.mark.slow
 def test_a_run_has_the_use_of_this_machine_and_of_named_processes(tmp_path: Path, sim: str) -> None:
     burning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

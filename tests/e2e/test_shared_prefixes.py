@@ -27,6 +27,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 ONE_BY_ONE = {"type": "closed", "concurrency": 1, "requests": 40}
 CONCURRENT = {"type": "closed", "concurrency": 4, "requests": 600, "ramp_up": 0}
+pytestmark = pytest.mark.slow
+
 FORMS = [*(("chat", kind) for kind in KINDS), ("completions", "uniform"), ("completions", "tiers")]
 RUNS = {
     (api, kind, load["concurrency"]): {"server": {"model": "sim", "api": api}, "data": DATA | KINDS[kind], "load": load}

@@ -187,6 +187,7 @@ def test_a_trace_is_checked_beyond_its_first_rows(tmp_path: Path, tiny: str) -> 
         )
 
 
+@pytest.mark.slow
 def test_sessions_that_drop_their_oldest_turns_fit(tmp_path: Path, tiny: str) -> None:
     _, summary = measure(tmp_path, tiny, server={"model": "sim"}, data=CONVERSATION, sessions={"context": 200})
     assert not summary.counts.failed

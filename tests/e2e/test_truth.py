@@ -60,7 +60,16 @@ def run_both(folder: Path, settings: dict[str, Any], **sections: Any) -> Both:
     return Both(run, summary, truth.read(log))
 
 
-@pytest.fixture(scope="module", params=["chat closed", "completions closed", "chat open", "batch open", "chunky"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "chat closed",
+        pytest.param("completions closed", marks=pytest.mark.slow),
+        pytest.param("chat open", marks=pytest.mark.slow),
+        "batch open",
+        pytest.param("chunky", marks=pytest.mark.slow),
+    ],
+)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
     kind = request.param
     timing = Batch(decode_step=0.002, prefix_cache=True) if "batch" in kind else Fixed(ttft=0.03, itl=0.002)

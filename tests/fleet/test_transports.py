@@ -117,7 +117,7 @@ def test_stage_behind_a_barrier_starts_when_all_shards_have_drained(tmp_path: Pa
 
 
 @EITHER
-@pytest.mark.parametrize("drain", [True, False])
+@pytest.mark.parametrize("drain", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_next_stage_starts_after_the_pause_in_all_shards(tmp_path: Path, transport: str, drain: bool) -> None:
     stages = [
         {"type": "constant", "rate": 100, "duration": "0.1s"},

@@ -390,6 +390,7 @@ def test_a_signal_between_creating_and_registering(tmp_path: Path, number: int, 
         fake.may_register.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"),
     [

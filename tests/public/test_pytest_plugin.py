@@ -80,6 +80,7 @@ def test_without_a_marker(inferometer_run):
     assert len(kept) == 7 and all((path / "summary.json").exists() for path in kept)
 
 
+@pytest.mark.slow
 def test_runs_of_other_fixtures_are_judged_and_undecided_is_an_option(
     pytester: pytest.Pytester, served: Running
 ) -> None:

@@ -67,6 +67,7 @@ def test_without_a_terminal_it_is_100() -> None:
     assert done.stdout == f"{WIDTH}\n"
 
 
+@pytest.mark.slow
 def test_the_report_fits_the_terminal_and_is_100_wide_in_a_pipe(tmp_path: Path) -> None:
     rows, chunks = made.open_rows()
     run = made.run(rows, chunks, plan=(made.OPEN,))

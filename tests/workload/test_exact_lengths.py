@@ -9,6 +9,8 @@ from inferometer.workload import text
 from inferometer.workload.tokenizer import Tokenizer, load
 
 NAMES = ("builtin", *small_tokenizers.TOKENIZERS)
+SOME = [name if number < 4 else pytest.param(name, marks=pytest.mark.slow) for number, name in enumerate(NAMES)]
+"""All of them, the rarer ones in CI only."""
 SPANNING = {"spanning", "unsplit_unigram"}
 
 lengths = st.lists(st.integers(1, 400), min_size=1, max_size=8)
@@ -26,7 +28,7 @@ def test_which_tokenizers_count_word_by_word(name: str) -> None:
     assert tokenizer_of(name).adds_up == (name not in SPANNING)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 @settings(max_examples=20, deadline=None)
 @given(lengths, seeds, first_keys, salts)
 def test_texts_have_exactly_these_lengths(name: str, wanted: list[int], seed: int, key: int, salt: str) -> None:
@@ -38,7 +40,7 @@ def test_texts_have_exactly_these_lengths(name: str, wanted: list[int], seed: in
     assert made == [text.texts(tokenizer, [n], seed, [k], salt=salt)[0] for n, k in zip(wanted, keys, strict=True)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 @settings(max_examples=20, deadline=None)
 @given(lengths, seeds, first_keys, salts)
 @example([1], 1, 0, "")  # with some tokenizers this is a text without a space
