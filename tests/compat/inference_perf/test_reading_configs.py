@@ -245,7 +245,7 @@ def test_options_override_the_file_deeply(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "text", "word"),
     [
-        ("server.base_urk", "x", "--server.base_url"),
+        ("server.base_urk", "x", "server.base_url"),
         ("load.stages", "[{rate", "JSON"),
         ("load.interval", "soon", "a number"),
         ("load.interval.x", "1", "value of its own"),

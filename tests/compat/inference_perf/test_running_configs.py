@@ -19,7 +19,7 @@ from command import Result, cli, start
 
 from inferometer import conduct
 from inferometer.cli.inference_perf import parse
-from inferometer.compat.inference_perf import places
+from inferometer.compat.inference_perf import destinations
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
 from inferometer.serve.background import running
@@ -320,10 +320,10 @@ def test_files_go_to_buckets_with_their_prefixes(sim: str, tmp_path: Path, monke
     urls = []
 
     def connect(section: str, settings: Any) -> _Bucket:
-        urls.append(places.url_of(section, settings))
+        urls.append(destinations.url_of(section, settings))
         return buckets.setdefault(section, _Bucket())
 
-    monkeypatch.setattr(places, "connect", connect)
+    monkeypatch.setattr(destinations, "connect", connect)
     result = run(CONFIGS / "buckets.yml", sim)
     assert result.status == 0, result
     gcs, s3 = buckets["google_cloud_storage"], buckets["simple_storage_service"]
@@ -338,7 +338,7 @@ def test_bucket_that_cannot_be_written_is_refused_before_the_run(sim: str, monke
     def connect(section: str, settings: Any) -> _Bucket:
         raise UserError("the store cannot be reached", "check the network")
 
-    monkeypatch.setattr(places, "connect", connect)
+    monkeypatch.setattr(destinations, "connect", connect)
     result = run(CONFIGS / "buckets.yml", sim)
     assert result.status == 1 and "storage.google_cloud_storage" in result.err and "Stage 0" not in result.out
 

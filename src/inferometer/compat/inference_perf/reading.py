@@ -90,9 +90,7 @@ def _overlaid(tree: dict[str, Any], options: Mapping[str, str]) -> tuple[dict[st
             path, key = find_key(dotted)
             value = from_text(text, key, path)
         except UserError as error:
-            raise OptionError(
-                error.what, error.remedy.replace("did you mean ", "did you mean --"), f"--{dotted}"
-            ) from None
+            raise OptionError(error.what, error.remedy, f"--{dotted}") from None
         set_by[".".join(path)] = f"--{dotted}"
         node = tree
         for name in path[:-1]:

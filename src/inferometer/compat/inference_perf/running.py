@@ -12,8 +12,8 @@ import msgspec
 from inferometer import conduct
 from inferometer.analysis.summary import Summary
 from inferometer.compat.inference_perf import breakers, reports, translating
+from inferometer.compat.inference_perf.destinations import Destinations
 from inferometer.compat.inference_perf.logging import Log
-from inferometer.compat.inference_perf.places import Places
 from inferometer.compat.inference_perf.reading import read
 from inferometer.compat.inference_perf.reports.config_file import config_file
 from inferometer.compat.inference_perf.spec import Spec
@@ -64,17 +64,17 @@ def run(path: Path | None, options: Mapping[str, str], lenient: bool, log: Log, 
     with named(_NAMES, str(path) if path is not None else "command line"):
         _check(spec)
         translating.translate(_with_any_stages(spec))  # refuses what is not supported before anything is written
-        with contextlib.closing(Places(spec)) as places:
+        with contextlib.closing(Destinations(spec)) as destinations:
             try:
-                run, summary = _measure(spec, places, log)
+                run, summary = _measure(spec, destinations, log)
             except conduct.UnsavedError as error:
-                _deliver(error.run, error.summary, spec, places, log)
+                _deliver(error.run, error.summary, spec, destinations, log)
                 raise
             except _NothingFoundError as error:
                 log.error(str(error))
-                places.write({"config.yaml": config_file(spec), "validation.json": _NO_FINDINGS}, log)
+                destinations.write({"config.yaml": config_file(spec), "validation.json": _NO_FINDINGS}, log)
                 return 1 if strict_exit else 0
-            status = _deliver(run, summary, spec, places, log)
+            status = _deliver(run, summary, spec, destinations, log)
             return status if strict_exit else 0
 
 
@@ -94,16 +94,16 @@ def _check(spec: Spec) -> None:
         )
 
 
-def _measure(spec: Spec, places: Places, log: Log) -> tuple[Run, Summary]:
+def _measure(spec: Spec, destinations: Destinations, log: Log) -> tuple[Run, Summary]:
     translation = translating.translate(_with_any_stages(spec))
     with _environment(translation.environment):
         if spec["load"]["sweep"] is not None:
-            spec = _swept(spec, places, log)
+            spec = _swept(spec, destinations, log)
             translation = translating.translate(spec)
         for note in translation.notes:
             log.info(note)
         stage_log = StageLog(log)
-        config = _stored_in(places, translating.to_config(translation))
+        config = _stored_in(destinations, translating.to_config(translation))
         run, summary = conduct.measure(config, stage_log, ends=_noted_ends(spec, stage_log), must_reach=False)
     stage_log.finish(run.manifest.outcome, len(run.manifest.plan))
     return run, summary
@@ -116,12 +116,12 @@ def _with_any_stages(spec: Spec) -> Spec:
     return spec | {"load": spec["load"] | {"sweep": None, "stages": [{"rate": 1.0, "duration": 1}]}}
 
 
-def _swept(spec: Spec, places: Places, log: Log) -> Spec:
+def _swept(spec: Spec, destinations: Destinations, log: Log) -> Spec:
     """The config with the stages of its sweep."""
     log.info("load.sweep: looking for the saturation of the server")
 
     def measure(config: Config, *, watch: Any) -> tuple[Run, Summary]:
-        return conduct.measure(_stored_in(places, config), None, watch=watch, must_reach=False)
+        return conduct.measure(_stored_in(destinations, config), None, watch=watch, must_reach=False)
 
     try:
         spec = translating.with_sweep_stages(spec, measure)
@@ -149,14 +149,14 @@ def _noted_ends(spec: Spec, stage_log: StageLog) -> Ends | None:
     return ends
 
 
-def _stored_in(places: Places, config: Config) -> Config:
-    return msgspec.structs.replace(config, output=places.own_folder)
+def _stored_in(destinations: Destinations, config: Config) -> Config:
+    return msgspec.structs.replace(config, output=destinations.own_folder)
 
 
-def _deliver(run: Run, summary: Summary, spec: Spec, places: Places, log: Log) -> int:
+def _deliver(run: Run, summary: Summary, spec: Spec, destinations: Destinations, log: Log) -> int:
     """Write the files, print the blocks and the report, and return the exit status that the run itself deserves."""
     files = reports.files(run, summary, spec)
-    places.write(files, log)
+    destinations.write(files, log)
     log.info(f"The run is stored in: {run.folder}")
     click.echo(reports.stdout_blocks(files), nl=False)
     return output.deliver(run, summary, {})

@@ -27,8 +27,8 @@ class _Objects(Protocol):
     def close(self) -> None: ...
 
 
-class Places:
-    """The places that a config names. Making one checks that all of them can be written, before the first request."""
+class Destinations:
+    """Where a config stores its reports. Making one checks that all of them can be written, before the first request."""
 
     def __init__(self, spec: Spec) -> None:
         storage = spec["storage"] or {}
@@ -51,7 +51,7 @@ class Places:
         return str(self.folder / OWN_FOLDER) if self.folder is not None else "runs"
 
     def write(self, files: Mapping[str, bytes], log: Log) -> None:
-        """Write the files to all places. Raises UserError when one of them failed, after all were tried."""
+        """Write the files to all destinations. Raises UserError when one of them failed, after all were tried."""
         failures = []
         for write in (self._write_local, self._write_objects):
             try:
