@@ -136,3 +136,11 @@ def measure(
 
 def bodies(requests: list[tuple[str, dict[str, str], bytes]]) -> list[Any]:
     return [json.loads(body) for _, _, body in requests]
+
+
+def setting(config: dict[str, Any], key: str) -> Any:
+    """The value of a dotted key in a config as its YAML file has it; None if it is not there."""
+    tree: Any = config
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree

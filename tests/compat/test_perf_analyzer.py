@@ -5,6 +5,7 @@ import shlex
 from typing import Any
 
 import pytest
+from helpers import setting
 
 from inferometer.compat.command_line import Given
 from inferometer.compat.perf_analyzer import OPTIONS, translate
@@ -37,13 +38,6 @@ def translated(line: str) -> tuple[dict[str, Any], Given]:
     config, given = translate(["-m", "m", *shlex.split(line)])
     assert isinstance(from_mapping(copy.deepcopy(config)), Config)
     return config, given
-
-
-def setting(config: dict[str, Any], key: str) -> Any:
-    tree: Any = config
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
 
 
 def test_defaults_are_explicit() -> None:
