@@ -64,6 +64,8 @@ class Model:
         self._timeout = default_timeout_ns
         self._taken = checks.taken(name, config.max_batch_size, facts, policy.batching)
         self._instances = instances
+        self.text: Any = instances[0].loaded.text
+        """What the OpenAI endpoints serve it with; None if it is not a text model."""
         self._is_unlimited = any(_slots(instance) == UNLIMITED for instance in instances)
         self._idle = deque(
             instance for instance in instances for _ in range(1 if self._is_unlimited else _slots(instance))

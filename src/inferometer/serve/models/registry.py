@@ -15,6 +15,7 @@ from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Inference, Loader, Refused, sendable
+from inferometer.serve.offload import Offload
 from inferometer.serve.threads import in_thread
 
 __all__ = ["IndexEntry", "Model", "Models"]
@@ -43,6 +44,8 @@ class Models:
     ) -> None:
         overriding.check(overrides)
         self.regions = Regions()
+        self.offload = Offload(loop)
+        """For all front ends and models."""
         self.in_flight = 0
         self._device, self._overrides, self._limit = device, overrides, limit
         self._entries: dict[str, _Entry] = {}
@@ -282,6 +285,7 @@ class Models:
             model.close()
         self._retired.clear()
         self.regions.unregister()
+        self.offload.close()
         self._alarms.close()
 
 

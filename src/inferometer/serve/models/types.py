@@ -197,6 +197,8 @@ class Loaded(msgspec.Struct):
     """Concurrent executions; 0: no limit."""
     labels: Mapping[str, tuple[str, ...]] = {}
     """Labels of an output's classes, by index."""
+    text: Any = None
+    """A text model (`serve.openai.TextModel`), which the OpenAI endpoints serve as well; None for all other models."""
     close: Callable[[], None] = lambda: None
 
 

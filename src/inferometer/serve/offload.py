@@ -1,0 +1,41 @@
+"""The one rule for leaving the event loop: work on more than `LARGE` bytes goes to a thread, everything else is done at once.
+
+Work in this sense is what the server itself does to a request's bytes: parsing and writing JSON, compression, decoding
+images, walking long lists of strings, copying from and to shared memory. (Models compute in threads of their own.)
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from inferometer.serve.threads import Threads
+
+T = TypeVar("T")
+
+LARGE = 64 * 1024
+"""Bytes from which a thread costs less than blocking others: 1 to 3 ms of work."""
+_THREADS = 2
+"""Python computes in one thread at a time, but others can copy, compress and decompress meanwhile."""
+
+
+class Offload:
+    """Runs work in the loop or in a thread, depending on its size."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._threads = Threads(loop, _THREADS, "offload")
+
+    def run(self, size: int, work: Callable[[], T], then: Callable[[T | None, BaseException | None], None]) -> None:
+        """Call `then` in the loop with the result of `work` or with its exception: before this returns if at most
+        `LARGE` bytes are concerned, later otherwise. `then` must check whether its request is still wanted."""
+        if size > LARGE:
+            self._threads.do(work, then)
+            return
+        try:
+            made = work()
+        except Exception as error:
+            then(None, error)
+        else:
+            then(made, None)
+
+    def close(self) -> None:
+        self._threads.close()
