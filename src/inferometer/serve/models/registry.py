@@ -9,12 +9,11 @@ from inferometer.errors import UserError
 from inferometer.serve.models import overrides as overriding
 from inferometer.serve.models import repository
 from inferometer.serve.models.alarms import Alarms
-from inferometer.serve.models.execution import reason
 from inferometer.serve.models.loading import bring_up
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import Inference, Loader, Refused, sendable
+from inferometer.serve.models.types import Inference, Loader, Refused, reason, sendable
 from inferometer.serve.offload import Offload
 from inferometer.serve.threads import in_thread
 
@@ -43,14 +42,13 @@ class Models:
         limit: int = 100_000,
     ) -> None:
         overriding.check(overrides)
-        self.regions = Regions()
+        self.loop, self.device, self.overrides, self._limit = loop, device, overrides, limit
+        self.regions, self.alarms = Regions(), Alarms(loop)
         self.offload = Offload(loop)
         """For all front ends and models."""
         self.in_flight = 0
-        self._device, self._overrides, self._limit = device, overrides, limit
         self._entries: dict[str, _Entry] = {}
         self._repositories: list[Path] = []
-        self._alarms = Alarms(loop)
         self._retired: set[Model] = set()
         """Replaced or unloaded models with requests in progress."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,7 +151,7 @@ class Models:
             model.submit(inference)
         except BaseException:
             if inference.place is None and not inference.is_over:  # nothing holds it that would end it
-                self._over()
+                self.over()
             raise
 
     def check_open(self, was_let_in: bool = False) -> None:
@@ -175,7 +173,8 @@ class Models:
         if inference.place is not None:
             inference.place.owner.cancel(inference)
 
-    def _over(self) -> None:
+    def over(self) -> None:
+        """Note that a request has ended."""
         self.in_flight -= 1
         if self._drained is not None and not self.in_flight and not self._drained.done():
             self._drained.set_result(None)
@@ -231,14 +230,7 @@ class Models:
         try:
             definition = await in_thread(repository.define, entry.source, config)
             entry.version = definition.version
-            model = await bring_up(
-                definition,
-                self._overrides,
-                self._device,
-                regions=self.regions,
-                clock=self._alarms,
-                over=self._over,
-            )
+            model = await bring_up(definition, self)
         except BaseException as error:
             why = _why(entry.source.name, error) if isinstance(error, Exception) else error
             if entry.model is None:
@@ -286,7 +278,7 @@ class Models:
         self._retired.clear()
         self.regions.unregister()
         self.offload.close()
-        self._alarms.close()
+        self.alarms.close()
 
 
 class _Entry:

@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 
 from inferometer.serve.models.types import Refused, Wanted
+from inferometer.serve.offload import COPIED, LARGE
 
 FOLDER = Path("/dev/shm")
-AT_ONCE = 1 << 20
-"""Size up to which copying takes no longer than handing the work to a thread."""
+AT_ONCE = LARGE * COPIED
+"""Bytes that are copied without a thread."""
 _MOST = 4 << 30
 """Maximum size of an input: an object may claim to be larger than all memory, and reading it needs memory."""
 _PIECE = 1 << 30
