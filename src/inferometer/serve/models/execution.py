@@ -91,8 +91,11 @@ class Execution:
                 self._emit(loaded.instant(inputs, parameters))
                 self._finish(None)
                 return
-            assert loaded.begin is not None
-            cancel = loaded.begin(inputs, parameters, self._emit, self._finish)
+            if loaded.forward is not None:
+                cancel = loaded.forward(self.batch[0], self._emit, self._finish)
+            else:
+                assert loaded.begin is not None
+                cancel = loaded.begin(inputs, parameters, self._emit, self._finish)
         except Exception as error:
             self._finish(reason(error))
             return

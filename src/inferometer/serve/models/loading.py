@@ -9,7 +9,6 @@ from inferometer.errors import UserError
 from inferometer.serve import backends
 from inferometer.serve.models import configs
 from inferometer.serve.models.model import Model
-from inferometer.serve.models.overrides import override
 from inferometer.serve.models.repository import Definition
 from inferometer.serve.models.types import Loaded, Loading, ModelSignature, reason
 from inferometer.serve.threads import in_thread
@@ -19,10 +18,19 @@ if TYPE_CHECKING:
     from inferometer.serve.models.registry import Models
 
 
+def wants_process(definition: Definition, is_shared: bool) -> bool:
+    """Whether a model runs in a process of its own: if its parameter `process` is 1 or, unless it is 0, if several front
+    ends share the model and it is not as cheap as identity."""
+    if definition.loader is not None:
+        return False
+    wanted = configs.parameter(definition.config, "process", "1" if is_shared else "0")
+    if wanted not in ("0", "1"):
+        raise UserError(f"model {definition.name}: parameter process must be 1 or 0 (got {wanted!r:.60})")
+    return wanted == "1" and definition.backend not in backends.NO_PROCESS
+
+
 async def bring_up(definition: Definition, models: "Models") -> Model:
     name, config = definition.name, definition.config
-    for text in models.overrides if definition.loader is None else ():
-        override(config, text)
     if config.max_batch_size < 0:
         raise UserError(f"model {name}: max_batch_size must be at least 0 (got {config.max_batch_size})")
     loaded: list[Loaded] = []
@@ -35,10 +43,9 @@ async def bring_up(definition: Definition, models: "Models") -> Model:
             for each in loaded:
                 await _warm_up(name, each, facts)
         _complete(definition, config, models.device)
-        labels = {**loaded[0].labels, **definition.labels}
         platform = config.platform or backends.PLATFORMS.get(definition.backend, definition.backend)
         return Model(
-            models, name, definition.version, config, facts=facts, labels=labels, platform=platform, loaded=loaded
+            models, name, definition.version, config, platform=platform, loaded=loaded, labels=definition.labels
         )
     except BaseException:
         for each in loaded:

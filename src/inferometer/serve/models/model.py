@@ -10,11 +10,21 @@ from typing import TYPE_CHECKING, Any
 from inferometer.serve.models import checks, configs
 from inferometer.serve.models.checks import named
 from inferometer.serve.models.execution import Execution, Instance
-from inferometer.serve.models.queue import UNLIMITED, Queue
+from inferometer.serve.models.queue import UNLIMITED, Policy, Queue
 from inferometer.serve.models.responses import Responses
 from inferometer.serve.models.statistics import Reason, Statistics
-from inferometer.serve.models.types import NEVER, Code, Compute, Inference, Loaded, ModelSignature, Output, Parameters
-from inferometer.serve.models.types import Refused, Tensors, reason
+from inferometer.serve.models.types import (
+    NEVER,
+    Code,
+    Compute,
+    Inference,
+    Loaded,
+    Output,
+    Parameters,
+    Refused,
+    Tensors,
+    reason,
+)
 from inferometer.serve.offload import LARGE
 from inferometer.serve.threads import Threads
 from inferometer.timing.clock import now
@@ -51,23 +61,25 @@ class Model:
         version: str,
         config: Any,
         *,
-        facts: ModelSignature,
-        labels: Mapping[str, tuple[str, ...]],
         platform: str,
         loaded: Sequence[Loaded],
+        labels: Mapping[str, tuple[str, ...]] = {},
     ) -> None:
-        policy, is_batched = configs.policy(config), config.max_batch_size > 0
-        self.name, self.version, self.config, self.facts, self.platform = name, version, config, facts, platform
+        self.is_remote = loaded[0].forward is not None
+        """Whether it runs in another process, which also queues, batches and counts its requests."""
+        policy = Policy() if self.is_remote else configs.policy(config)
+        self.name, self.version, self.config, self.platform = name, version, config, platform
+        self.facts, self.labels = configs.facts(config), {**loaded[0].labels, **labels}
         self.versions = (version,)
         self.decoupled: bool = config.model_transaction_policy.decoupled
         self.text = loaded[0].text
         """What the OpenAI endpoints serve it with; None if it is not a text model."""
         self.counted = Statistics()
-        self.responses = Responses(facts, labels, is_batched, self.decoupled)
+        self.responses = Responses(self.facts, self.labels, config.max_batch_size > 0, self.decoupled)
         self.offload = models.offload
         self._models, self._loop = models, models.loop
-        self._timeout = configs.timeout_ns(config)
-        self._taken = checks.taken(name, config.max_batch_size, facts, policy.batching)
+        self._timeout = 0 if self.is_remote else configs.timeout_ns(config)
+        self._taken = checks.taken(name, config.max_batch_size, self.facts, policy.batching)
         self._instant = None if policy.batching else loaded[0].instant
         self._instances = [
             Instance(each, Threads(models.loop, _slots(each), f"{name} {i}")) for i, each in enumerate(loaded)
@@ -264,7 +276,7 @@ class Model:
 
 
 def _slots(loaded: Loaded) -> int:
-    if loaded.instant is not None:
+    if loaded.instant is not None or loaded.forward is not None:
         return UNLIMITED
     return loaded.slots or (_THREADS if loaded.begin is None else UNLIMITED)
 

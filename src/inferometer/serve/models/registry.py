@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from inferometer.errors import UserError
+from inferometer.serve.models import loading, repository
 from inferometer.serve.models import overrides as overriding
-from inferometer.serve.models import repository
 from inferometer.serve.models.alarms import Alarms
-from inferometer.serve.models.loading import bring_up
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.shared_memory import Regions
@@ -30,6 +29,19 @@ class IndexEntry(NamedTuple):
     reason: str
 
 
+class Group(Protocol):
+    """The other processes of the server (serve/processes), if there are any."""
+
+    is_shared: bool
+    """Whether there are several front ends."""
+
+    async def everywhere(self, operation: str, *arguments: Any) -> None:
+        """Load or unload a model in all front ends, with `load_here` and `unload_here`."""
+
+    async def model(self, source: ModelSource, config: str, serial: int, device: str, overrides: Any) -> Model:
+        """Return a model that runs in a process of its own. `serial` is the same in all front ends."""
+
+
 class Models:
     """All models of the server, by name."""
 
@@ -41,11 +53,12 @@ class Models:
         overrides: tuple[str, ...] = (),
         limit: int = 100_000,
     ) -> None:
-        overriding.check(overrides)
         self.loop, self.device, self.overrides, self._limit = loop, device, overrides, limit
+        overriding.check(overrides)
         self.regions, self.alarms = Regions(), Alarms(loop)
         self.offload = Offload(loop)
         """For all front ends and models."""
+        self.group: Group | None = None
         self.in_flight = 0
         self._entries: dict[str, _Entry] = {}
         self._repositories: list[Path] = []
@@ -142,9 +155,11 @@ class Models:
         (identity) calls `answer` and `ended` before this returns. One that `was_let_in` arrived before new ones were
         refused.
         """
-        self.check_open(was_let_in)
+        if self._refuses:
+            self.check_open(was_let_in)
         model = self.find(inference.model, inference.version)
-        self.check_room()
+        if self.in_flight >= self._limit:
+            self.check_room()
         inference.version = model.version
         self.in_flight += 1
         try:
@@ -162,15 +177,12 @@ class Models:
     def check_room(self, others: int = 0) -> None:
         """Raise Refused if the server has its maximum of requests, counting `others` that are not submitted yet."""
         if self.in_flight + others >= self._limit:
-            raise Refused(
-                "RESOURCE_EXHAUSTED", f"Exceeds maximum queue size: the server has {self._limit} requests in progress"
-            )
+            full = f"Exceeds maximum queue size: the server has {self._limit} requests in progress"
+            raise Refused("RESOURCE_EXHAUSTED", full)
 
     def cancel(self, inference: Inference) -> None:
         """End the inference with CANCELLED unless it is over."""
-        if inference.is_over:
-            return
-        if inference.place is not None:
+        if not inference.is_over and inference.place is not None:
             inference.place.owner.cancel(inference)
 
     def over(self) -> None:
@@ -184,25 +196,40 @@ class Models:
     async def load(self, name: str, config: str = "") -> None:
         """Load the model from disk, with `config` (JSON) instead of its file if given; the old one serves until the new
         one is ready."""
-        await asyncio.shield(self._task(self._load(name, config)))
+        await (self.load_here(name, config) if self.group is None else self.group.everywhere("load", name, config))
 
     async def unload(self, name: str) -> None:
         """Stop accepting requests for the model; returns when its requests are done. Unloading an unknown model is not
         an error, as in Triton."""
+        await (self.unload_here(name) if self.group is None else self.group.everywhere("unload", name))
+
+    async def load_here(self, name: str, config: str = "", serial: int = 0) -> None:
+        """Load the model in this process; `serial` is that of the load request."""
+        await asyncio.shield(self._task(self._load(name, config, serial)))
+
+    async def unload_here(self, name: str) -> None:
         await asyncio.shield(self._task(self._unload(name)))
+
+    def lose(self, model: Model, why: str) -> None:
+        """Make a model unavailable because its process has ended."""
+        entry = self._entries.get(model.name)
+        if entry is not None and entry.model is model:
+            entry.model, entry.state, entry.reason = None, "UNAVAILABLE", why
+            self._task(self._retire(model))
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work to its end, even if the caller goes away."""
-        self._tasks.add(task := asyncio.get_running_loop().create_task(work))
+        self._tasks.add(task := self.loop.create_task(work))
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_heard)
+        # Mark the exception as retrieved: the caller got it if it is still there, and asyncio need not print it.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
 
-    async def _load(self, name: str, config: str) -> None:
+    async def _load(self, name: str, config: str, serial: int) -> None:
         entry = self._entries.get(name) or self._new_entry(name)
         async with entry.lock:
             try:
-                await self._bring_up(entry, config)
+                await self._bring_up(entry, config, serial)
             except UserError as error:
                 raise Refused("INTERNAL", f"failed to load '{name}', {error}") from None
 
@@ -224,13 +251,18 @@ class Models:
             raise Refused("INTERNAL", f"failed to load '{name}', failed to poll from model repository")
         return self._entries.setdefault(name, _Entry(ModelSource(name, root / name, root)))
 
-    async def _bring_up(self, entry: "_Entry", config: str = "") -> None:
+    async def _bring_up(self, entry: "_Entry", config: str = "", serial: int = 0) -> None:
         if entry.model is None:
             entry.state, entry.reason = "LOADING", ""
         try:
             definition = await in_thread(repository.define, entry.source, config)
             entry.version = definition.version
-            model = await bring_up(definition, self)
+            for text in self.overrides if definition.loader is None else ():
+                overriding.override(definition.config, text)
+            if self.group is not None and loading.wants_process(definition, self.group.is_shared):
+                model = await self.group.model(entry.source, config, serial, self.device, self.overrides)
+            else:
+                model = await loading.bring_up(definition, self)
         except BaseException as error:
             why = _why(entry.source.name, error) if isinstance(error, Exception) else error
             if entry.model is None:
@@ -298,12 +330,6 @@ def _why(name: str, error: Exception) -> UserError:
     if isinstance(error, OSError):
         return UserError(f"cannot read model {name}: {error}")
     return UserError(f"model {name} failed to load: {reason(error).message}")
-
-
-def _heard(task: asyncio.Task[None]) -> None:
-    """Mark the exception as retrieved: the caller got it if it is still there, and asyncio need not print it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _listed(root: Path) -> list[str]:

@@ -206,8 +206,12 @@ Begin = Callable[
 response and `finish` once, now or later, and may return a function that cancels it."""
 
 
+Forward = Callable[[Inference, Callable[[Tensors], None], Callable[[Refused | None], None]], Callable[[], None] | None]
+"""forward(inference, emit, finish): like `Begin`, but with the request itself."""
+
+
 class Loaded(msgspec.Struct):
-    """An instance of a model. It has `run`, `begin` or `instant`."""
+    """An instance of a model. It has one of `run`, `begin`, `instant` and `forward`."""
 
     run: Callable[[Tensors, Parameters], Tensors | Iterator[Tensors]] | None = None
     """Computes in one of the instance's threads; returns an iterator if the model is decoupled. Refused and UserError
@@ -217,6 +221,8 @@ class Loaded(msgspec.Struct):
     begin: Begin | None = None
     instant: Callable[[Tensors, Parameters], Tensors] | None = None
     """Computes in the loop's thread: for models that take microseconds. `slots` does not apply."""
+    forward: Forward | None = None
+    """The model runs in another process, which queues and batches its requests."""
     slots: int = 1
     """Concurrent executions; 0: no limit."""
     labels: Mapping[str, tuple[str, ...]] = {}
