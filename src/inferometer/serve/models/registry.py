@@ -143,7 +143,7 @@ class Models:
             return [entry for entry in entries if entry.state == "READY"]
         known = set(self._entries)
         for root in self._repositories:
-            names = [name for name in _listed(root) if name not in known]
+            names = [name for name in repository.listed(root) if name not in known]
             entries += [IndexEntry(name, "", "UNAVAILABLE", "not loaded") for name in names]
             known.update(names)
         return sorted(entries)
@@ -246,7 +246,9 @@ class Models:
             entry.state, entry.reason = "UNAVAILABLE", "unloaded"
 
     def _new_entry(self, name: str) -> "_Entry":
-        root = next((root for root in self._repositories if repository.is_name(name) and name in _listed(root)), None)
+        root = next(
+            (root for root in self._repositories if repository.is_name(name) and name in repository.listed(root)), None
+        )
         if root is None:
             raise Refused("INTERNAL", f"failed to load '{name}', failed to poll from model repository")
         return self._entries.setdefault(name, _Entry(ModelSource(name, root / name, root)))
@@ -330,10 +332,3 @@ def _why(name: str, error: Exception) -> UserError:
     if isinstance(error, OSError):
         return UserError(f"cannot read model {name}: {error}")
     return UserError(f"model {name} failed to load: {reason(error).message}")
-
-
-def _listed(root: Path) -> list[str]:
-    try:
-        return repository.listed(root)
-    except OSError:  # the repository is gone: there is nothing to list
-        return []
