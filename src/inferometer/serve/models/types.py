@@ -198,15 +198,19 @@ class Loading(msgspec.Struct, frozen=True):
         found = self.config.parameters
         return str(found[name].string_value) if name in found else default
 
+    def error(self, what: str, remedy: str = "") -> UserError:
+        """Return the error about this model."""
+        return UserError(f"model {self.name}: {what}", remedy)
 
-Begin = Callable[
-    [Tensors, Parameters, Callable[[Tensors], None], Callable[[Refused | None], None]], Callable[[], None] | None
-]
+
+Emit = Callable[[Tensors], None]
+Finish = Callable[[Refused | None], None]
+Begin = Callable[[Tensors, Parameters, Emit, Finish], Callable[[], None] | None]
 """begin(inputs, parameters, emit, finish): runs in the loop's thread and never blocks. It calls `emit` for each
 response and `finish` once, now or later, and may return a function that cancels it."""
 
 
-Forward = Callable[[Inference, Callable[[Tensors], None], Callable[[Refused | None], None]], Callable[[], None] | None]
+Forward = Callable[[Inference, Emit, Finish], Callable[[], None] | None]
 """forward(inference, emit, finish): like `Begin`, but with the request itself."""
 
 
