@@ -110,9 +110,8 @@ _encode = msgspec.json.encode
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def request(body: Data, header: bytes, model: str, find: Find, facts: ModelSignature | None = None) -> InferRequestBody:
-    """Parse a request body. `header` is the value of Inference-Header-Content-Length, "" if missing."""
-    end = json_length(header, len(body))
+def request(body: Data, end: int, model: str, find: Find, facts: ModelSignature | None = None) -> InferRequestBody:
+    """Parse a request body, whose JSON ends at `end` (see `json_length`)."""
     if not end:
         return _raw(body, model, facts)
     text = bytes(body[:end]) if end <= _REMEMBERED else b""
