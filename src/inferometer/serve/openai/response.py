@@ -21,7 +21,7 @@ class Response:
     """What streams and whole responses have in common."""
 
     __slots__ = (
-        "_frames", "_pieces", "_prefix", "_running_usage", "_sizes", "_tail", "_usage", "cached", "connection", "finish",
+        "_frames", "_pieces", "_prefix", "_running_usage", "_sizes", "_stamp", "_tail", "_usage", "cached", "connection", "finish",
         "keep_alive", "n", "n_in", "promise", "request", "stamps", "started", "write", "written",
     )  # fmt: skip
 
@@ -40,6 +40,7 @@ class Response:
         """When the model began to compute, in monotonic ns; -1: not known."""
         self.stamps = array("q")
         """When each content chunk, or the body, was sent, in monotonic ns."""
+        self._stamp = self.stamps.append
         self.keep_alive = request.keep_alive
         """Whether the connection stays open after the response."""
         self.promise = request.keep_alive and request.http10
@@ -64,7 +65,7 @@ class Stream(Response):
         """Send the headers, with what precedes the text."""
         frames, connection = self._frames, self.connection
         self._prefix = frames.prefix(self.n, int(time.time()))
-        self._sizes, self._tail = frames.sizes, frames.tail
+        self._sizes, self._tail = () if self._running_usage else frames.sizes, frames.tail
         head = answers.stream_head(self.request.keep_alive, self.promise)
         self.write(head + frames.opening(self._prefix, self.n, self.n_in))
         if self.write == connection.write:  # whole chunks
@@ -73,12 +74,11 @@ class Stream(Response):
     def text(self, text: bytes, count: int) -> None:
         """Send the text of `count` tokens."""
         self.written += count
-        size = len(text)
-        if self._running_usage or size >= len(self._sizes):
+        try:
+            data = self._sizes[len(text)] + self._prefix + text + self._tail
+        except IndexError:  # usage in every chunk, or a long text
             data = self._content(text)
-        else:
-            data = self._sizes[size] + self._prefix + text + self._tail
-        self.stamps.append(now())
+        self._stamp(now())
         self.write(data)
 
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
@@ -87,7 +87,7 @@ class Stream(Response):
         data = self._content(text) if text else b""
         data += self._frames.finish(self._prefix, reason, self.usage() if self._usage else None)
         if text:
-            self.stamps.append(now())
+            self._stamp(now())
         self.write(data)
         self.finish(self.keep_alive)
 
@@ -132,7 +132,7 @@ class Whole(Response):
     def send(self, body: bytes) -> None:
         """Send a body with status 200."""
         sent = now()
-        self.stamps.append(sent)
+        self._stamp(sent)
         timing = server_timing(self.request.arrived, self.started, sent)
         keep = self.request.keep_alive
         self.write(answers.response(200, body, keep_alive=keep, extra=timing, promise=self.promise))

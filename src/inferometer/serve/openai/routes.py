@@ -55,6 +55,8 @@ class OpenAi:
 
     def _route(self, connection: Connection, request: Request) -> None:
         path, method = request.path, request.method
+        if next(self._all(), None) is None:
+            raise Refusal(404, f"no such path: {path.decode('latin-1')}: no text model is served", "not_found")
         if path == b"/v1/models" or path.startswith(b"/v1/models/"):
             _check_method(request, b"GET", b"HEAD")
             reply(connection, request, 200, self._listed(path[len(b"/v1/models/") :].decode("latin-1")))
@@ -99,7 +101,7 @@ class OpenAi:
             )
         text = self._models.find(name).text if self._models is not None and self._models.is_known(name) else None
         if text is None:
-            served = ", ".join(repr(each) for model in self._all() for each in _names(model)) or "no text model"
+            served = ", ".join(repr(each) for model in self._all() for each in _names(model))
             verb = "are" if "," in served else "is"
             raise Refusal(404, f"the model {name!r} does not exist; {served} {verb} served", "model_not_found")
         return text  # type: ignore[no-any-return]

@@ -63,10 +63,14 @@ class SimResponse(Job):
         self.out.begin()
 
     def emit(self, count: int, due: int) -> None:
-        if self.made < self.n_out:
-            self._text(self._next(count), count)
-        else:
+        if self.made == self.n_out:
             self._complete(count)
+        elif count == 1:
+            at, words = self._at, self._words
+            self._at = at + 1
+            self._text(words[at % len(words)], 1)
+        else:
+            self._text(self._next(count), count)
 
     def client_gone(self) -> None:
         """Stop, because the connection was lost or the server is being stopped."""
@@ -78,8 +82,7 @@ class SimResponse(Job):
     def _next(self, count: int) -> bytes:
         at = self._at
         self._at = at + count
-        words = self._words
-        return words[at % len(words)] if count == 1 else self._server.words.text(at, count)
+        return self._server.words.text(at, count)
 
     def _complete(self, count: int = 0) -> None:
         """Send the last `count` tokens and everything after them."""
