@@ -34,7 +34,7 @@ _FRAMES: dict[str, Callable[[str], Frames]] = {"chat": partial(Frames, chat=True
 class OpenAi:
     """The OpenAI endpoints of all text models."""
 
-    def __init__(self, models: Models | None, sim: Simulator | None, offload: Offload) -> None:
+    def __init__(self, models: Models, sim: Simulator | None, offload: Offload) -> None:
         self._models = models
         self._sim = sim
         self._offload = offload
@@ -82,10 +82,8 @@ class OpenAi:
     def _all(self) -> Iterator[TextModel | Simulator]:
         if self._sim is not None:
             yield self._sim
-        for name in self._models.names() if self._models is not None else ():
-            text = self._models.find(name).text  # type: ignore[union-attr]
-            if text is not None:
-                yield text
+        found = (self._models.find(name).text for name in self._models.names())
+        yield from (text for text in found if text is not None)
 
     def _find(self, name: str | None) -> TextModel | Simulator:
         """Return the model with this name, or the only one if the request names none."""
@@ -96,10 +94,8 @@ class OpenAi:
             if len(models) == 1:
                 return models[0]
             names = ", ".join(model.name for model in models)
-            raise Refusal(
-                400, f"the request must name a model: {names or 'but no text model is served'}", "invalid_model"
-            )
-        text = self._models.find(name).text if self._models is not None and self._models.is_known(name) else None
+            raise Refusal(400, f"the request must name one of these models: {names}", "invalid_model")
+        text = self._models.find(name).text if self._models.is_known(name) else None
         if text is None:
             served = ", ".join(repr(each) for model in self._all() for each in _names(model))
             verb = "are" if "," in served else "is"
