@@ -178,7 +178,11 @@ def _generation(loading: Loading, language: Language) -> Loaded:
     configured.declare(config.input, kserve.INPUTS)
     configured.declare(config.output, [TensorSpec(kserve.PIECE, "BYTES", (1,))])
     configured.expect(loading, {spec.name for spec in kserve.INPUTS}, {kserve.PIECE})
-    most, is_gpu, ends = configured.whole(loading, "max_tokens", _TOKENS), language.device.type == "cuda", _ends(language)
+    most, is_gpu, ends = (
+        configured.whole(loading, "max_tokens", _TOKENS),
+        language.device.type == "cuda",
+        _ends(language),
+    )
     budget = _READ_GPU if is_gpu else _READ_CPU
     prepare = functools.partial(_decoder, loading, language, ends, budget)
     engine = Engine(prepare, language.torch.inference_mode, decoding(language.tokenizer), ends, is_gpu, budget)
@@ -201,6 +205,8 @@ def _decoder(loading: Loading, language: Language, ends: frozenset[int], budget:
     """Return the decoder, warmed up, and the maximum length of a text; called in the engine's thread."""
     torch, device, length = language.torch, language.device, language.longest or _LENGTH
     use_threads(torch, language.threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)  # graphs are captured on the thread's current device
     given = (torch, language.hugging, language.model, device, ends)
     decoder: Any = SlotDecoder(*given)
     try:
@@ -233,7 +239,11 @@ def _memory(loading: Loading, torch: Any, device: Any) -> float:
     if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text):
         raise UserError(f"model {loading.name}: parameter kv_memory must be in (0, 1] (got {text!r:.60})")
     is_gpu = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if is_gpu else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = (
+        torch.cuda.mem_get_info(device.index or 0)[0]
+        if is_gpu
+        else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
     return float(text) * float(free)
 
 

@@ -8,7 +8,7 @@ thousand small kernels take longer than the kernels. Tokens stay on the device b
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ def sample(torch: Any, logits: Any, controls: Any, ends: Any) -> Any:
 class SlotDecoder:
     """A model with its slots. Raises Unfit if the model keeps something else than keys and values of all positions."""
 
-    def __init__(self, torch: Any, hugging: Any, model: Any, device: Any, ends: Sequence[int]) -> None:
+    def __init__(self, torch: Any, hugging: Any, model: Any, device: Any, ends: Collection[int]) -> None:
         self._torch, self._model, self._device = torch, model, device
         self._ends = torch.tensor(sorted(ends), dtype=torch.long, device=device)
         self._keep = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -163,7 +163,12 @@ class SlotDecoder:
     def _forward(self, tokens: Any, positions: Any, mask: Any, keep: Any) -> Any:
         more = {"logits_to_keep": keep} if self._keep else {}
         made = self._model(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=self._cache, use_cache=True, **more
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            **more,
         ).logits
         return made if self._keep or isinstance(keep, int) else made[:, keep]
 
@@ -171,7 +176,9 @@ class SlotDecoder:
         """Return the additive mask [..., positions, length] with which each position attends to all up to itself."""
         torch, dtype = self._torch, self._model.dtype
         is_ahead = torch.arange(length, device=self._device) > positions[..., None]
-        return torch.zeros(is_ahead.shape, dtype=dtype, device=self._device).masked_fill(is_ahead, torch.finfo(dtype).min)
+        return torch.zeros(is_ahead.shape, dtype=dtype, device=self._device).masked_fill(
+            is_ahead, torch.finfo(dtype).min
+        )
 
     def _chosen(self, logits: Any, controls: Controls | None) -> Any:
         if controls is None:
@@ -218,8 +225,8 @@ def _slot_cache(hugging: Any, decoder: Any) -> Any:
         def get_query_offset(self, *_: Any, **__: Any) -> int:
             return 0
 
-        def get_mask_sizes(self, query: int, *_: Any, **__: Any) -> tuple[int, int]:
-            return query, 0
+        def get_mask_sizes(self, query: Any, *_: Any, **__: Any) -> tuple[int, int]:
+            return query if isinstance(query, int) else len(query), 0  # older versions pass the positions
 
     return SlotCache(layers=[])
 
@@ -290,7 +297,7 @@ def check(torch: Any, model: Any, device: Any, decoder: SlotDecoder) -> None:
 class SeparateDecoder:
     """Computes texts one after the other, with the model's own cache for each: for models that cannot use slots."""
 
-    def __init__(self, torch: Any, hugging: Any, model: Any, device: Any, ends: Sequence[int], slots: int) -> None:
+    def __init__(self, torch: Any, hugging: Any, model: Any, device: Any, ends: Collection[int], slots: int) -> None:
         self._torch, self._hugging, self._model, self._device, self.slots = torch, hugging, model, device, slots
         self._ends = torch.tensor(sorted(ends), dtype=torch.long, device=device)
         self._caches: dict[int, Any] = {}

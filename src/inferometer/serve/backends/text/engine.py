@@ -49,7 +49,13 @@ class _Row:
     def is_running(self) -> bool:
         return self.filled >= len(self.prompt)
 
+    @property
+    def excludes_end(self) -> bool:
+        return self.limit - self.left < self.request.min_tokens
 
+
+_Made = tuple[list[_Row], Any]
+"""Texts, and a tensor with the next token of each."""
 _Event = tuple[_Row, str, int, FinishReason | None, Refused | None]
 
 
@@ -69,7 +75,7 @@ class Engine:
         self._context, self._decode, self._ends, self._overlaps, self._budget = context, decode, ends, overlaps, budget
         self._changed = threading.Condition()
         self._waiting: deque[_Row] = deque()
-        self._made: list[tuple[_Row, int]] = []
+        self._pending: list[tuple[_Row, int]] = []
         """Tokens that were computed and not processed yet."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
@@ -134,7 +140,7 @@ class Engine:
             ready.set_result((decoder, length))
             while True:
                 with self._changed:
-                    while not (self._waiting or self._made or any(rows) or self._is_closed):
+                    while not (self._waiting or self._pending or any(rows) or self._is_closed):
                         self._changed.wait()
                 if self._is_closed:
                     return
@@ -145,20 +151,24 @@ class Engine:
             if row is not None and row.is_over:
                 self._release(rows, slot)
         self._compact(rows)
-        made: list[tuple[list[_Row], Any]] = []
-        self._guarded(self._add_tokens, rows, made, [row for row in rows if row is not None and row.is_running])
         if self._overlaps:
-            self._process(rows)
-        group = self._next_prompts(rows)
-        if group and not self._guarded(self._read, rows, made, group, fail=len(group) == 1):
-            for row in group:  # one of them fails: which one?
-                self._guarded(self._read, rows, made, [row])
+            made: list[_Made] = []
+            self._add_tokens(rows, made)
+            self._process(self._pending)  # while the device computes
+            self._read_prompts(rows, made)
+            self._pending = self._fetched(rows, made)
+        else:
+            for compute in (self._read_prompts, self._add_tokens):
+                made = []
+                compute(rows, made)
+                self._process(self._fetched(rows, made))
+
+    def _fetched(self, rows: list[_Row | None], made: list[_Made]) -> list[tuple[_Row, int]]:
         try:
-            self._made += [(row, token) for many, tokens in made for row, token in zip(many, tokens.tolist(), strict=True)]
+            return [(row, token) for group, tokens in made for row, token in zip(group, tokens.tolist(), strict=True)]
         except Exception as error:  # GPUs report errors when results are fetched
-            self._fail(rows, [row for many, _ in made for row in many], error)
-        if not self._overlaps:
-            self._process(rows)
+            self._fail(rows, [row for group, _ in made for row in group], error)
+            return []
 
     def _compact(self, rows: list[_Row | None]) -> None:
         """Keep running texts in the first slots, since a step computes all up to the last one."""
@@ -170,15 +180,36 @@ class Engine:
             self._decoder.move(row.slot, free, row.filled)
             rows[free], rows[row.slot], row.slot = row, None, free
 
-    def _add_tokens(self, rows: list[_Row | None], made: list[tuple[list[_Row], Any]], running: list[_Row]) -> None:
+    def _add_tokens(self, rows: list[_Row | None], made: list[_Made]) -> None:
+        """Compute the next token of every running text."""
+        running = [row for row in rows if row is not None and row.is_running]
         if not running:
             return
         positions = [-1] * (running[-1].slot + 1)
         for row in running:
             positions[row.slot] = row.filled
-        tokens = self._decoder.decode(positions, _controls([*rows[: len(positions)]]))
+        try:
+            tokens = self._decoder.decode(positions, _controls(rows[: len(positions)]))
+        except Exception as error:
+            self._fail(rows, running, error)
+            return
         made.append((running, tokens if len(running) == len(positions) else tokens[[row.slot for row in running]]))
-        self._computed(rows, running, 1)
+        for row in running:
+            row.filled += 1
+            self._computed(rows, row)
+
+    def _read_prompts(self, rows: list[_Row | None], made: list[_Made]) -> None:
+        group = self._next_prompts(rows)
+        try:
+            self._read(rows, made, group)
+        except Exception as error:
+            if len(group) == 1:
+                self._fail(rows, group, error)
+            for row in group if len(group) > 1 else ():  # find the one that fails
+                try:
+                    self._read(rows, made, [row])
+                except Exception as alone:
+                    self._fail(rows, [row], alone)
 
     def _next_prompts(self, rows: list[_Row | None]) -> list[_Row]:
         """Return the texts whose prompts are read in this step: one that was begun, or new ones of similar length."""
@@ -202,32 +233,35 @@ class Engine:
                     group.append(row)
         return group
 
-    def _read(self, rows: list[_Row | None], made: list[tuple[list[_Row], Any]], group: list[_Row]) -> None:
+    def _read(self, rows: list[_Row | None], made: list[_Made], group: list[_Row]) -> None:
+        """Compute a chunk of one prompt, or several short ones; the last chunk gives the first token."""
+        if not group:
+            return
         start, end = group[0].filled, group[0].filled + self._budget
         chunks = [row.prompt[start:end] for row in group]
-        is_last = len(group) > 1 or end >= len(group[0].prompt)
-        tokens = self._decoder.prefill([row.slot for row in group], chunks, start, _controls(group) if is_last else None)
+        is_last = all(end >= len(row.prompt) for row in group)
+        tokens = self._decoder.prefill(
+            [row.slot for row in group], chunks, start, _controls(group) if is_last else None
+        )
         if is_last:
             made.append((group, tokens))
-            self._computed(rows, group, 0)
-        else:
-            group[0].filled = end
-
-    def _computed(self, rows: list[_Row | None], group: list[_Row], added: int) -> None:
-        """Note that a token was computed for each text; the last one frees the slot."""
         for row in group:
-            row.filled = row.filled + added if added else len(row.prompt)
-            row.left -= 1
-            if not row.left:
-                self._release(rows, row.slot)
+            row.filled = min(end, len(row.prompt))
+            if is_last:
+                self._computed(rows, row)
+
+    def _computed(self, rows: list[_Row | None], row: _Row) -> None:
+        """Count a computed token; the last one frees the slot."""
+        row.left -= 1
+        if not row.left:
+            self._release(rows, row.slot)
 
     def _release(self, rows: list[_Row | None], slot: int) -> None:
         rows[slot] = None
         self._decoder.release(slot)
 
-    def _process(self, rows: list[_Row | None]) -> None:
+    def _process(self, made: list[tuple[_Row, int]]) -> None:
         """Turn tokens into text, end what is complete, and pass it to the event loop."""
-        made, self._made = self._made, []
         events: list[_Event] = []
         for row, token in made:
             if row.is_over:
@@ -255,15 +289,6 @@ class Engine:
             except RuntimeError:  # the loop is closed
                 self._is_closed = True
 
-    def _guarded(self, compute: Callable[..., None], rows: Any, made: Any, group: list[_Row], fail: bool = True) -> bool:
-        try:
-            compute(rows, made, group)
-        except Exception as error:
-            if fail:
-                self._fail(rows, group, error)
-            return False
-        return True
-
     def _fail(self, rows: list[_Row | None], group: list[_Row], error: Exception) -> None:
         """End texts with the reason; the others are not affected."""
         refused = reason(error)
@@ -279,21 +304,11 @@ class Engine:
 
 def _controls(rows: Sequence[_Row | None]) -> Any:
     """Return what `sample` needs to know about each row; None if all are simply greedy."""
-    wanted = [
-        row is not None and (bool(row.request.temperature) or row.request.min_tokens > _computed(row)) for row in rows
-    ]
-    if not any(wanted):
+    if not any(row is not None and (row.random is not None or row.excludes_end) for row in rows):
         return None
     made = np.zeros((len(rows), 5), np.float32)
-    made[:, 1] = 1
     for i, row in enumerate(rows):
         if row is not None:
             request, uniform = row.request, min(row.random.random(), _BELOW_ONE) if row.random is not None else 0
-            excludes = request.min_tokens > _computed(row)
-            made[i] = request.temperature, request.top_p, request.top_k or 0, uniform, excludes
+            made[i] = request.temperature, request.top_p, max(0, request.top_k), uniform, row.excludes_end
     return made
-
-
-def _computed(row: _Row) -> int:
-    """Return how many tokens of a text have been computed."""
-    return max(0, row.filled - len(row.prompt) + 1) if row.is_running else 0

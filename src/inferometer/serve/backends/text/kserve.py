@@ -1,13 +1,13 @@
 """Text generation over KServe:
 
-    text_input   BYTES [1]    the prompt
-    max_tokens   INT32 [1]    maximum number of tokens; default: the parameter `max_tokens` of the configuration (128)
-    temperature  FP32 [1]     0 or omitted: always the most likely token
-    top_p        FP32 [1]     sample from the most likely tokens that together have this probability
-    seed         INT64 [1]    seed of the sampling; omitted: every request samples differently
-    stop         BYTES [-1]   texts at which generation stops; they are not sent
+text_input   BYTES [1]    the prompt
+max_tokens   INT32 [1]    maximum number of tokens; default: the parameter `max_tokens` of the configuration (128)
+temperature  FP32 [1]     0 or omitted: always the most likely token
+top_p        FP32 [1]     sample from the most likely tokens that together have this probability
+seed         INT64 [1]    seed of the sampling; omitted: every request samples differently
+stop         BYTES [-1]   texts at which generation stops; they are not sent
 
-    text_output  BYTES [1]    the text that a token adds; a token that ends inside a character waits for the rest
+text_output  BYTES [1]    the text that a token adds; a token that ends inside a character waits for the rest
 """
 
 import math
@@ -43,7 +43,10 @@ def begin(model: TextModel, most: int) -> Begin:
     """Return what starts the generation of a text; `most` is the default for max_tokens."""
 
     def start(
-        inputs: Tensors, parameters: Parameters, emit: Callable[[Tensors], None], finish: Callable[[Refused | None], None]
+        inputs: Tensors,
+        parameters: Parameters,
+        emit: Callable[[Tensors], None],
+        finish: Callable[[Refused | None], None],
     ) -> Callable[[], None]:
         texts = configured.texts(PROMPT, inputs[PROMPT])
         if len(texts) != 1:

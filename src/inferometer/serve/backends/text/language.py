@@ -31,7 +31,9 @@ class Language(msgspec.Struct):
 class TextModel:
     """Generates texts with an engine, or computes embeddings with `vectors`; see serve.openai.model.TextModel."""
 
-    def __init__(self, name: str, language: Language, engine: Engine | None, vectors: Callable[..., Any] | None) -> None:
+    def __init__(
+        self, name: str, language: Language, engine: Engine | None, vectors: Callable[..., Any] | None
+    ) -> None:
         self.name, self._tokenizer, self._engine, self._vectors = name, language.tokenizer, engine, vectors
         self.max_len = engine.length if engine is not None else language.longest or 1 << 30
         self.can_generate, self.can_embed = engine is not None, vectors is not None
@@ -71,7 +73,7 @@ class TextModel:
         self._thread.do(self._embed_pending, self._embedded)
 
     def _embed_pending(self) -> list[tuple[Vectors, list[Any] | None, Refused | None]]:
-        taken = []
+        taken: list[tuple[list[list[int]], Vectors]] = []
         while self._pending and sum(len(inputs) for inputs, _ in taken) < _BATCH:
             taken.append(self._pending.popleft())
         try:
@@ -93,4 +95,3 @@ class TextModel:
             self._engine.close()
         if self._thread is not None:
             self._thread.close()
-
