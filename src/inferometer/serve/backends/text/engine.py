@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from inferometer.serve.backends.text.pieces import Text
-from inferometer.serve.models.execution import reason
-from inferometer.serve.models.types import Refused
+from inferometer.serve.models.types import Refused, reason
 from inferometer.serve.openai.model import FinishReason, Generation
 from inferometer.serve.openai.stops import StopTexts
 from inferometer.timing.clock import now

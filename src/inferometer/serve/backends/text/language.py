@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from inferometer.serve.backends.text.engine import Engine
-from inferometer.serve.models.execution import reason
-from inferometer.serve.models.types import Refused
+from inferometer.serve.models.types import Refused, reason
 from inferometer.serve.openai.model import Generation, Vectors
 from inferometer.serve.threads import Threads
 
