@@ -221,6 +221,9 @@ class Http2Client(Connection):
 
     # --- headers ---
 
+    def _check_id(self, number: int) -> None:
+        control.check_was_open(self.outbox, HEADERS, number)
+
     def _on_block(self, number: int, raw: bytes, end: int, events: list[Event]) -> None:
         block = self._known.get(raw)
         if block is None:

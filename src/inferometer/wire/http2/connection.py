@@ -1,7 +1,8 @@
 """The receiving half that client and server share: splits received bytes into frames and passes them to the handlers.
 
-The roles differ in four methods, which they override: `_on_block` and `_on_data` for what a header block and a DATA frame
-mean, `_on_data_part` for a DATA frame that arrives in parts, and `_check_first` for a peer that does not speak HTTP/2.
+The roles override five methods: `_on_block` and `_on_data` for what a header block and a DATA frame mean, `_on_data_part` for
+a DATA frame that arrives in parts, `_check_id` for headers on a stream that is not open, and `_check_first` for a peer that
+does not speak HTTP/2.
 """
 
 from collections.abc import Callable
@@ -234,6 +235,8 @@ class Connection:
         if flags & END_HEADERS:
             self._on_block(number, payload[start:stop], flags & END_STREAM, events)
         else:
+            if number not in self._streams:
+                self._check_id(number)
             self._block.append(payload[start:stop])
             self._block_flags = flags
             self._expected, self._expected_stream = CONTINUATION, number
@@ -254,6 +257,10 @@ class Connection:
             raw = b"".join(self._block)
             self._block.clear()
             self._on_block(number, raw, self._block_flags & END_STREAM, events)
+
+    def _check_id(self, number: int) -> None:
+        """Raise if HEADERS are not allowed on this stream, which is not open."""
+        raise NotImplementedError
 
     def _on_block(self, number: int, raw: bytes, end: int, events: list[Any]) -> None:
         """Handle a complete header block; `end` is not 0 if it ends the stream."""

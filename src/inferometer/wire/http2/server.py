@@ -301,6 +301,10 @@ class Http2Server(Connection):
 
     # --- headers ---
 
+    def _check_id(self, number: int) -> None:
+        if number < self.outbox.next or not number & 1:
+            control.check_was_open(self.outbox, HEADERS, number)
+
     def _on_block(self, number: int, raw: bytes, end: int, events: list[Any]) -> None:
         block = self._known.get(raw)
         if block is None:
