@@ -138,8 +138,8 @@ def on_goaway(outbox: Outbox, flags: int, number: int, payload: bytes, events: l
 
 
 def on_client_goaway(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
-    """Handle a GOAWAY of a client: it opens no more streams; those in flight continue."""
-    events.append(_goaway(outbox, number, payload))
+    """Check a GOAWAY of a client: it opens no more streams; those in flight continue."""
+    _goaway(outbox, number, payload)
 
 
 def _goaway(outbox: Outbox, number: int, payload: bytes) -> GoAway:

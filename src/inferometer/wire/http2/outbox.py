@@ -323,8 +323,8 @@ class Outbox:
 
     @property
     def backlog(self) -> int:
-        """Bytes that can be sent now, without those of `ready`."""
-        return self._ordered_size + sum(map(len, self._urgent))
+        """Bytes of small frames that can be sent now."""
+        return self._ordered_size
 
     @property
     def has_more(self) -> bool:
