@@ -49,7 +49,6 @@ from inferometer.wire.http2.frames import (
     PREFACE,
     PROTOCOL_ERROR,
     REFUSED_STREAM,
-    RST_STREAM,
     STREAM_CLOSED,
     kind_name,
 )
@@ -249,13 +248,18 @@ class Http2Server(Connection):
 
     def _on_frame(self, kind: int, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
         self._count_noise()
-        if kind == RST_STREAM and number in self._streams:
+        handler = self._handlers.get(kind)
+        if handler is None:
+            super()._on_frame(kind, flags, number, payload, events)
+            return
+        before = len(events)
+        handler(self.outbox, flags, number, payload, events)
+        if len(events) > before:  # a Reset, by the client or for a violation of the protocol
             self._count_reset()
         elif (
-            kind == PING and flags & frames.ACK and payload == _DRAIN and self._drain_sent and self._last == MAX_NUMBER
+            kind == PING and payload == _DRAIN and flags & frames.ACK and self._drain_sent and self._last == MAX_NUMBER
         ):
             self.go_away()
-        super()._on_frame(kind, flags, number, payload, events)
 
     # --- DATA ---
 
