@@ -271,6 +271,8 @@ class Outbox:
         self._ordered.clear()
         self._ready.clear()
         self._ordered_size = self.blocked = 0
+        if self._is_server:
+            self.streams.clear()
         self._urgent.append(frames.goaway(code, message.encode()[:256], self.last))
 
     @property

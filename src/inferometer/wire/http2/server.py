@@ -33,7 +33,7 @@ from inferometer.wire.http2.events import (
     RequestTrailers,
     ServerEvent,
 )
-from inferometer.wire.http2.fields import HeaderReader, validate_request
+from inferometer.wire.http2.fields import Block, HeaderReader, validate_request
 from inferometer.wire.http2.floods import Allowance
 from inferometer.wire.http2.frames import (
     CANCEL,
@@ -68,6 +68,8 @@ _MAX_NOISE, _NOISE_PER_SECOND = 10_000, 1_000
 """Allowance for frames that are not part of a request: PING, SETTINGS, WINDOW_UPDATE, PRIORITY, empty DATA, ..."""
 _NOISE_PER_FRAME = 8
 """Such frames earned by every request and every DATA frame sent. grpcio, for example, sends two updates of windows per request."""
+_STREAMS_PER_NOISE = 64
+"""SETTINGS count once more per this many open streams."""
 _MAX_RESETS, _RESETS_PER_SECOND = 20_000, 5_000
 """Allowance for streams that the client opens and cancels, or on which it violates the protocol. Two requests that were not
 cancelled pay for one that was."""
@@ -261,6 +263,11 @@ class Http2Server(Connection):
         ):
             self.go_away()
 
+    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
+        for _ in range(len(self._streams) // _STREAMS_PER_NOISE):  # a change of the initial window affects all of them
+            self._count_noise()
+        super()._on_settings(flags, number, payload)
+
     # --- DATA ---
 
     def _on_data(self, flags: int, number: int, length: int, data: bytes, start: int, events: list[Any]) -> int:
@@ -282,8 +289,9 @@ class Http2Server(Connection):
                 self._fail_stream(stream, FLOW_CONTROL_ERROR, message, events)
                 stream = None
         stop = start + length
-        if flags & PADDED or stop > len(data):
-            self._count_noise()
+        if flags & PADDED:
+            return self._on_padded(flags, number, length, data, start, events)
+        if stop > len(data):
             return self._data_head(flags, number, length, data, start, events)
         if stream is not None:
             if length or flags & END_STREAM:
@@ -291,6 +299,13 @@ class Http2Server(Connection):
             else:
                 self._count_noise()
         return stop
+
+    def _on_padded(self, flags: int, number: int, length: int, data: bytes, start: int, events: list[Any]) -> int:
+        """Handle a padded DATA frame. The padding is not passed on, so the caller cannot report it as consumed."""
+        self._count_noise()
+        at = self._data_head(flags, number, length, data, start, events)
+        self.consumed(number, self._data_padding + 1)
+        return at
 
     def _on_data_part(self, number: int, data: bytes, start: int, stop: int, end: bool, events: list[Any]) -> None:
         stream = self._streams.get(number)
@@ -343,10 +358,12 @@ class Http2Server(Connection):
         self.outbox.next = number + 2
         self.outbox.put(frames.rst_stream(number, code))
 
-    def _on_trailers(self, number: int, block: Any, end: int, events: list[Any]) -> None:
+    def _on_trailers(self, number: int, block: Block, end: int, events: list[Any]) -> None:
         stream = self._streams.get(number)
         if stream is None:
             control.check_was_open(self.outbox, HEADERS, number)
+            if block.status:
+                raise Http2Error(PROTOCOL_ERROR, f"the client opened stream {number} a second time or out of order")
             self._count_noise()
         elif stream.is_received:
             self._fail_stream(stream, STREAM_CLOSED, "the client sent headers after the end of its request", events)
