@@ -22,12 +22,13 @@ import msgspec
 
 from inferometer.serve import metrics, ports
 from inferometer.serve.backends import simulator as text_model
-from inferometer.serve.http import tls
-from inferometer.serve.http.listener import Listener
+from inferometer.serve.http.connection import connections
 from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings, check
 from inferometer.serve.sim.server import Simulator
+from inferometer.serve.sockets import tls
+from inferometer.serve.sockets.listener import Listener
 from inferometer.serve.web import Web
 from inferometer.timing.clock import now
 
@@ -84,7 +85,7 @@ async def serve(settings: Settings, ready: Callable[[Listening], None], stop: as
         for sock, handler, (_, option) in zip(sockets, handlers, wanted, strict=False):
             host, port = sock.getsockname()[:2]
             with ports.explained(host, port, option):  # another process may have taken it while models were loaded
-                listeners.append(Listener(loop, sock, handler, settings.limits, context))
+                listeners.append(Listener(loop, sock, connections(handler, settings.limits), settings.limits, context))
             held.callback(listeners[-1].close)
         ready(_listening(settings, sockets, grpc, models))
         await stop.wait()

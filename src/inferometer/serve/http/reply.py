@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 
 from inferometer.serve.http import answers
-from inferometer.serve.http.connection import Connection, Data
+from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
+from inferometer.serve.sockets.transport import Data
 from inferometer.timing.clock import now
 
 _JOINED = 64 * 1024
