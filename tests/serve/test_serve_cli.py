@@ -193,17 +193,6 @@ def test_an_unknown_model_name_lists_the_built_in_models():
     assert "one of classifier, identity, sim" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("size", "shown"), [("2147483647B", ""), ("2GiB", "messages below 2 GiB"), ("5GiB", "messages below 2 GiB")]
-)
-def test_the_banner_says_if_grpc_accepts_less_than_the_limit(settings_of, size: str, shown: str):
-    settings = settings_of("identity", "--max-message", size)
-    text = _banner(settings, app.Listening("http://127.0.0.1:1", "grpc://127.0.0.1:2"))
-    assert ("messages" in text, shown in text) == (bool(shown), True)
-    without = _banner(settings, app.Listening("http://127.0.0.1:1"))
-    assert "messages" not in without
-
-
 @pytest.mark.parametrize("option", ["--max-header", "--max-streams", "--max-requests"])
 def test_limits_beyond_grpcs_own_are_refused_with_grpc(settings_of, option: str):
     with pytest.raises(UserError, match=f"{option} must be at most 2147483647 for gRPC"):

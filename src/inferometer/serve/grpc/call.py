@@ -2,7 +2,7 @@
 
 A method gets the call when its headers have arrived and sets what is to be called: `on_message` for each message,
 `on_ended` when the client has sent everything, `on_cancelled` when the client or its time is gone. All callbacks are
-called with the call itself, except `on_cancelled` and `on_room`; none is called after the call is over. A method that
+called with the call itself, except `on_cancelled`; none is called after the call is over. A method that
 raises ends its call with that error.
 
 Memory is bounded in both directions: while a call is paused, the client cannot send more than its window, and messages
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _AHEAD = 1 << 20
 """Bytes of a call that are passed to the codec before the client has read them."""
+_MAX_WAITING = 64 << 20
+"""Bytes that wait to be sent, from which on the call is paused."""
 _EXPANSION = 32
 """Compressed data may be this many times as large when decompressed, or more: it counts as larger work."""
 
@@ -34,27 +36,36 @@ class Call:
     """A call from its headers to its status."""
 
     __slots__ = (
-        "_has_headers", "_inbox", "_is_busy", "_outbox", "_pauses", "_trailers", "_unconsumed", "_waiting", "arrived",
-        "connection", "deadline", "head", "is_over", "on_cancelled", "on_ended", "on_message", "on_room", "stream",
+        "_has_headers", "_inbox", "_is_busy", "_is_full", "_outbox", "_pauses", "_trailers", "_unconsumed", "_waiting", "arrived",
+        "began", "connection", "deadline", "head", "is_over", "on_cancelled", "on_ended", "on_message", "stream",
     )  # fmt: skip
 
     def __init__(self, connection: "Connection", stream: int, head: CallHead, arrived: int) -> None:
         self.connection, self.stream, self.head = connection, stream, head
         self.arrived = arrived
-        """When the last bytes of the call arrived that were read, as monotonic ns."""
+        """When the last part of the request arrived, as monotonic ns."""
+        self.began = arrived
         self.deadline = arrived + head.timeout if head.timeout < NEVER else NEVER
         self.is_over = False
         self.on_message: Callable[[Call, Data], None] = _ignore
         self.on_ended: Callable[[Call], None] = _ignore
         self.on_cancelled: Callable[[], None] = _ignore
-        self.on_room: Callable[[], None] = _ignore
-        """Called after messages were sent that had to wait."""
         self._inbox: Inbox | None = None  # not needed for a message that arrives in one piece
         self._pauses = self._unconsumed = 0
-        self._has_headers = self._is_busy = False  # busy: a message is being compressed
+        self._has_headers = self._is_full = False  # full: paused, because too much waits to be sent
+        self._is_busy = False  # a message is being compressed
         self._outbox: deque[tuple[Data, ...]] | None = None
         self._waiting = 0  # bytes in the outbox
-        self._trailers = b""
+        self._trailers: tuple[bytes, str] | None = None
+
+    def begin(self) -> None:
+        """Start the method."""
+        method = self.head.method
+        assert method is not None
+        if method.unary is not None:
+            self.on_message, self.on_ended = _first_message, _no_message
+        elif method.streaming is not None:
+            self._call(method.streaming)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -172,6 +183,9 @@ class Call:
         self._waiting += sum(map(len, parts))
         if len(self._outbox) == 1:
             self.advance()
+        if self._waiting > _MAX_WAITING and not self._is_full:
+            self._is_full = True
+            self.pause()
 
     @property
     def unsent(self) -> int:
@@ -195,7 +209,10 @@ class Call:
             else:
                 self._put(0, size, parts)
         if self._trailers and not self._outbox and not self._is_busy:
-            self._close("OK", self._trailers)
+            self._close(*self._trailers)
+        elif self._is_full and self._waiting <= _MAX_WAITING:
+            self._is_full = False
+            self.resume()
         self.connection.wake()
 
     def _compressed(self, data: bytes | None, error: BaseException | None) -> None:
@@ -216,16 +233,16 @@ class Call:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def finish(self, trailers: bytes = status.OK) -> None:
-        """End the call successfully, after all of its messages."""
+    def finish(self, trailers: bytes = status.OK, code: str = "OK") -> None:
+        """End the call after all of its messages, with these trailers, which say `code`."""
         if not self.is_over:
-            self._trailers = trailers
+            self._trailers = trailers, code
             self.advance()
 
     def refuse(self, refused: Refused) -> None:
         """End the call with an error; messages that wait are dropped."""
         if not self.is_over:
-            self._close(refused.code, status.trailers(refused))
+            self._close(status.trailers(refused), refused.code)
 
     def abort(self, refused: Refused) -> None:
         """Refuse the call, and cancel its work."""
@@ -242,16 +259,26 @@ class Call:
     def expire(self) -> None:
         self.abort(Refused("DEADLINE_EXCEEDED", "Deadline Exceeded"))
 
-    def _close(self, code: str, trailers: bytes) -> None:
+    def _close(self, trailers: bytes, code: str) -> None:
         block = trailers if self._has_headers else self.head.block + trailers
         self.connection.http2.headers(self.stream, block, True)
         self._over(code)
 
     def _over(self, code: str) -> None:
         self.is_over = True
-        self.on_message = self.on_ended = self.on_cancelled = self.on_room = _ignore  # break reference cycles
+        self.on_message = self.on_ended = self.on_cancelled = _ignore  # break reference cycles
         self._inbox = self._outbox = None
         self.connection.over(self, code)
+
+
+def _first_message(call: Call, message: Data) -> None:
+    """Start a unary method; further messages are ignored."""
+    call.on_message = call.on_ended = _ignore
+    call.head.method.unary(call, message)  # type: ignore[union-attr, misc]
+
+
+def _no_message(call: Call) -> None:
+    raise Refused("INVALID_ARGUMENT", "the call contains no request")
 
 
 def _ignore(*_: object) -> None:
