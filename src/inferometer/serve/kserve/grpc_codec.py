@@ -130,6 +130,89 @@ def _ignore(_: object) -> None:
     pass
 
 
+# --- requests that differ only in their ids and raw contents ----------------------------------------------------------
+
+_Head = tuple[str, str, tuple[tuple[str, str, tuple[int, ...]], ...], tuple[Wanted, ...]]
+"""The model, its version, the names, datatypes and shapes of the inputs, and the requested outputs."""
+_MAX_CACHED, _MAX_HEAD = 1024, 1024
+_requests: dict[bytes, _Head] = {}
+"""By the encoded fields except the id and raw contents."""
+
+
+def quick(models: Models, data: Data) -> Inference | None:
+    """Return the same as `parse` and `decode` for a unary request that differs from an earlier one only in its id and raw
+    contents; None for any other. Clients send the same head again and again, and comparing it is faster than parsing."""
+    split = _split(data)
+    head = _requests.get(split[0]) if split is not None else None
+    if split is None or head is None:
+        return None
+    _, id, raw = split
+    name, version, inputs, wanted = head
+    if len(raw) != len(inputs) or models.find(name, version).decoupled:
+        return None
+    tensors = {}
+    for i, (input, datatype, shape) in enumerate(inputs):
+        tensors[input] = Tensor(input, datatype, shape, raw[i])
+    try:
+        text = id.decode() if id else ""
+    except UnicodeDecodeError:
+        return None
+    return Inference(
+        name, tensors, answer=_ignore, ended=_ignore, arrived=0, version=version, id=text, wanted=wanted,
+        parameters=_NO_PARAMETERS, unread=_NOTHING_UNREAD,
+    )  # fmt: skip
+
+
+_NOTHING_UNREAD: dict[str, Unread] = {}
+
+
+def remember(data: Data, one: Inference) -> None:
+    """Let `quick` find the head of a request that was decoded, if it is simple."""
+    split = None if one.parameters or one.unread else _split(data)
+    if split is not None and len(split[0]) <= _MAX_HEAD and len(split[2]) == len(one.inputs):
+        if len(_requests) >= _MAX_CACHED:
+            _requests.clear()
+        inputs = tuple((tensor.name, tensor.datatype, tensor.shape) for tensor in one.inputs.values())
+        _requests[split[0]] = one.model, one.version, inputs, one.wanted
+
+
+def _split(data: Data) -> tuple[bytes, bytes, list[bytes]] | None:
+    """Return the encoded fields in front of the raw contents, except the id; the id; and the raw contents. None unless
+    the fields are in the order of their numbers, as all clients write them, and small."""
+    if type(data) is not bytes or len(data) >= _CUT:
+        return None
+    at = before = after = head_end = 0
+    end, id, raw = len(data), b"", []
+    try:
+        while at < end:
+            tag, size, start = data[at], data[at + 1], at + 2
+            if size >= 0x80:
+                if data[start] >= 0x80:
+                    return None
+                size, start = size & 0x7F | data[start] << 7, start + 1
+            stop = start + size
+            if tag == _RAW_INPUT:
+                raw.append(data[start:stop])
+            elif raw or tag not in _SIZED:
+                return None
+            elif tag == _ID:
+                if id or after > before:
+                    return None
+                id, before, after = data[start:stop], at, stop
+            at = stop
+            if not raw:
+                head_end = stop
+    except IndexError:
+        return None
+    if at != end or not raw:
+        return None
+    return data[:before] + data[after:head_end] if id else data[:head_end], id, raw
+
+
+_ID = 0x1A
+_SIZED = frozenset((0x0A, 0x12, _ID, 0x22, 0x2A, 0x32))
+
+
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
@@ -299,7 +382,6 @@ def _invalid(message: str) -> Refused:
 # --- responses -------------------------------------------------------------------------------------------------------
 
 _RAW_OUTPUT, _STREAMED = b"\x32", b"\x12"  # field 6 of ModelInferResponse, field 2 of ModelStreamInferResponse
-_MAX_CACHED = 1024
 _heads: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}
 """The encoded model and version, and the encoded outputs, by what they depend on."""
 

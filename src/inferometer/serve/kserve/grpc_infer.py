@@ -18,9 +18,15 @@ class ModelInfer:
 
     def __call__(self, call: Call, data: Data) -> None:
         models = self._models
+        one = grpc_codec.quick(models, data)
+        if one is not None:
+            _Responder(models, call).start(one)
+            return
         message, raw = grpc_codec.cut(data)
         if len(message) <= LARGE:
-            _Responder(models, call).start(grpc_codec.decode(models, grpc_codec.parse(message), raw, False))
+            one = grpc_codec.decode(models, grpc_codec.parse(message), raw, False)
+            grpc_codec.remember(data, one)
+            _Responder(models, call).start(one)
             return
         models.offload.run(
             len(message),
