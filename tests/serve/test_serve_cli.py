@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from raw_client import RawClient, request
 
-from inferometer.cli.serve import _banner, command
+from inferometer.cli.serve import command
 from inferometer.errors import UserError
 from inferometer.serve import app
 from inferometer.serve.settings import Limits, Settings, check

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import os
 import resource
 import signal
 import socket

@@ -122,7 +122,10 @@ def test_a_large_message_that_is_only_announced_takes_no_memory() -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "code", "words"),
-    [((0, 101), "RESOURCE_EXHAUSTED", "has 101 bytes; the server accepts at most 100"), ((2, 1), "INTERNAL", "not with 0 or 1")],
+    [
+        ((0, 101), "RESOURCE_EXHAUSTED", "has 101 bytes; the server accepts at most 100"),
+        ((2, 1), "INTERNAL", "not with 0 or 1"),
+    ],
 )
 def test_invalid_prefixes_are_refused(prefix: tuple[int, int], code: str, words: str) -> None:
     inbox = Inbox(100)

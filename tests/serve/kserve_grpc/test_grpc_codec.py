@@ -15,7 +15,12 @@ texts = st.text(max_size=8)
 contents = st.lists(st.binary(max_size=300) | st.just(bytes(20_000)), max_size=4)
 LARGE = field = b"\x7a\x80\x80\x02" + bytes(1 << 15)
 """An unknown field, which makes a message large enough to be cut."""
-UNKNOWN = {"a varint": b"\x78\xff\x01", "8 bytes": b"\x79" + bytes(8), "4 bytes": b"\x7d" + bytes(4), "a long tag": b"\x82\x08\x01x"}
+UNKNOWN = {
+    "a varint": b"\x78\xff\x01",
+    "8 bytes": b"\x79" + bytes(8),
+    "4 bytes": b"\x7d" + bytes(4),
+    "a long tag": b"\x82\x08\x01x",
+}
 
 
 @st.composite
@@ -91,7 +96,9 @@ def test_a_large_request_with_too_many_fields_is_refused() -> None:
 def test_a_request_that_is_large_without_its_raw_contents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_codec, "_MAX_TYPED", 30_000)
     data = ModelInferRequest(id="x" * 30_000, raw_input_contents=[bytes(1 << 20)]).SerializeToString()
-    with pytest.raises(Refused, match="30004 bytes besides raw_input_contents; the server accepts at most 30000") as refused:
+    with pytest.raises(
+        Refused, match="30004 bytes besides raw_input_contents; the server accepts at most 30000"
+    ) as refused:
         grpc_codec.cut(data)
     assert refused.value.code == "RESOURCE_EXHAUSTED"
 

@@ -14,11 +14,7 @@ from inferometer.tensors import DATATYPES
 from inferometer.wire import protobuf
 
 PATHS = sorted(
-    {
-        f"/{name}"
-        for set_of in ("kserve", "health", "reflection_v1alpha")
-        for name in protobuf.bundled(set_of).methods
-    }
+    {f"/{name}" for set_of in ("kserve", "health", "reflection_v1alpha") for name in protobuf.bundled(set_of).methods}
 )
 FUZZED = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -36,7 +36,6 @@ from robust_peer import (
     write_models,
 )
 
-
 FUZZED = settings(
     max_examples=int(os.environ.get("FUZZ_EXAMPLES", "40")),
     deadline=None,

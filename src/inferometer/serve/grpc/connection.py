@@ -5,12 +5,10 @@ client's windows or the socket do not accept yet; calls stop passing on messages
 """
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from inferometer.serve.grpc import status
 from inferometer.serve.grpc.call import Call
-from inferometer.serve.grpc.request import CallHead, refused_head
-from inferometer.serve.models.types import NEVER, Refused
+from inferometer.serve.models.types import NEVER
 from inferometer.serve.sockets.transport import Transport
 from inferometer.timing.clock import now
 from inferometer.wire.http2.events import Data, Http2Error, RequestHeaders, Reset
@@ -37,14 +35,15 @@ class Connection:
     """The calls of one connection. (It is the Protocol of a Transport.)"""
 
     __slots__ = (
-        "_arrived", "_begun", "_is_awake", "_owed", "_server", "_transport", "blocked", "calls", "http2", "max_message",
+        "_arrived", "_begun", "_is_awake", "_owed", "_server", "_transport", "blocked", "calls", "http2", "max_message", "room",
         "offload",
     )  # fmt: skip
 
-    room = None
+    room: memoryview | None
 
     def __init__(self, server: "GrpcServer", transport: Transport) -> None:
         limits = server.limits
+        self.room = None
         self.http2 = Http2Server(
             max_streams=limits.streams,
             max_header_list=limits.head,
@@ -61,6 +60,10 @@ class Connection:
         self._is_awake = False  # what is queued will be sent in this turn of the loop
         self._begun: list[Call] = []  # calls with a deadline that have just begun
         self._owed: dict[int, int] = {}  # bytes by stream that the client may send again later
+
+    @property
+    def peer(self) -> str:
+        return self._transport.peer
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -80,7 +83,7 @@ class Connection:
     def filled(self, count: int, arrived: int) -> None:
         raise NotImplementedError
 
-    def _handle(self, events: list[object]) -> None:
+    def _handle(self, events: list[Any]) -> None:
         calls = self.calls
         for event in events:
             kind = type(event)
@@ -203,7 +206,7 @@ class Connection:
 
     @property
     def is_waiting(self) -> bool:
-        return self.http2.mid_frame or bool(self.calls) and all(call.is_incomplete for call in self.calls.values())
+        return self.http2.mid_frame or (bool(self.calls) and all(call.is_incomplete for call in self.calls.values()))
 
     @property
     def is_idle(self) -> bool:

@@ -39,7 +39,8 @@ async def start(models: Models, settings: Settings, sock: socket.socket | None =
     """Listen on the bound socket, or on settings.grpc (0 or None: any free port); raises UserError if that fails."""
     sock = sock or bound(settings.host, settings.grpc or 0, "--grpc")
     try:
-        with explained(*sock.getsockname()[:2], "--grpc"):
+        host, port = sock.getsockname()[:2]
+        with explained(host, port, "--grpc"):
             return KserveGrpc(models, settings, sock)
     except BaseException:
         sock.close()

@@ -388,7 +388,12 @@ _heads: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}
 
 def response(one: Inference, outputs: Sequence[Output], final: bool | None = None) -> tuple[Data, ...]:
     """Return the parts of a ModelInferResponse; `final` is the stream's final-response flag."""
-    key = (one.model, one.version, final, *[(output.tensor.name, output.tensor.datatype, output.tensor.shape) for output in outputs])
+    key = (
+        one.model,
+        one.version,
+        final,
+        *[(output.tensor.name, output.tensor.datatype, output.tensor.shape) for output in outputs],
+    )
     head = _heads.get(key)
     if head is None:
         if len(_heads) >= _MAX_CACHED:
@@ -398,7 +403,11 @@ def response(one: Inference, outputs: Sequence[Output], final: bool | None = Non
     id = one.id.encode() if one.id else b""
     if len(outputs) == 1:
         data = flat(outputs[0].tensor.data)
-        middle = b"\x1a%b%b%b\x32%b" % (length(len(id)), id, after, length(len(data))) if id else after + _RAW_OUTPUT + length(len(data))
+        middle = (
+            b"\x1a%b%b%b\x32%b" % (length(len(id)), id, after, length(len(data)))
+            if id
+            else after + _RAW_OUTPUT + length(len(data))
+        )
         return before + middle, data
     parts: list[Data] = [before, b"\x1a" + length(len(id)) + id if id else b"", after]
     for output in outputs:

@@ -1,7 +1,6 @@
 """Metadata and control methods over gRPC: each maps a request message to a response message."""
 
 import asyncio
-import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -48,7 +47,7 @@ def _unary(name: str, method: Method) -> Unary:
                 "INTERNAL", f"the message is not a valid {kind.DESCRIPTOR.name}: {bounded(str(error))}"
             ) from None
         response = method(request)
-        if inspect.iscoroutine(response):
+        if isinstance(response, Coroutine):
             task = asyncio.get_running_loop().create_task(response)
             task.add_done_callback(lambda done: _reply_later(call, done))
             call.on_cancelled = task.cancel  # type: ignore[assignment]
