@@ -26,6 +26,7 @@ _AHEAD = 1 << 20
 """Bytes of a call that are passed to the codec before the client has read them."""
 _MAX_WAITING = 64 << 20
 """Bytes that wait to be sent, from which on the call is paused."""
+_SMALL = 4096
 _EXPANSION = 32
 """Compressed data may be this many times as large when decompressed, or more: it counts as larger work."""
 
@@ -69,23 +70,23 @@ class Call:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def received(self, data: bytes, end: bool, arrived: int) -> None:
+    def received(self, data: Data, end: bool, arrived: int) -> None:
         """Take a piece of the request, and call back with the messages that are complete."""
         self.arrived = arrived
         size = len(data)
         if self._pauses:
             self._unconsumed += size
-        elif size:
+        elif size > _SMALL or not end:  # the codec counts the rest when the call is over
             self.connection.consumed(self.stream, size)
         if self._inbox is None:
             limit = self.connection.max_message
-            if end and not size:
-                self._end()
-                return
             if size >= _size and _unpack(data) == (0, size - _size) and size - _size <= limit:
-                self._call(self.on_message, data[_size:])
+                self._call(self.on_message, bytes(data[_size:]))
                 if end:
                     self._end()
+                return
+            if end and not size:
+                self._end()
                 return
             self._inbox = Inbox(limit)
         self._inbox.put(data)

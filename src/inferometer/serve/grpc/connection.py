@@ -8,10 +8,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from inferometer.serve.grpc.call import Call
-from inferometer.serve.models.types import NEVER
+from inferometer.serve.grpc.request import CallHead, Data, refused_head
+from inferometer.serve.models.types import NEVER, Refused
 from inferometer.serve.sockets.transport import Transport
 from inferometer.timing.clock import now
-from inferometer.wire.http2.events import Data, Http2Error, RequestHeaders, Reset
+from inferometer.wire.http2.events import HeadersTooLarge, Http2Error, RequestData, RequestHeaders, Reset
 from inferometer.wire.http2.server import Http2Server
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _TAKE = 1 << 20
 """Bytes that wait in the transport for the kernel; the rest stays in the codec."""
 _MAX_UNSENT = 64 << 20
 """Unsent bytes of responses from which on the client cannot send more of its requests."""
+_TOO_LARGE = refused_head("", Refused("RESOURCE_EXHAUSTED", "the metadata is larger than the server accepts"))
 _HTTP1 = re.compile(rb"[A-Z]+ [^ ]* HTTP/1\.[01]\r?\n")
 _NOT_HTTP2 = b"this port serves gRPC, which needs HTTP/2\n"
 _HTTP1_ERROR = (
@@ -35,8 +37,18 @@ class Connection:
     """The calls of one connection. (It is the Protocol of a Transport.)"""
 
     __slots__ = (
-        "_arrived", "_begun", "_is_awake", "_owed", "_server", "_transport", "blocked", "calls", "http2", "max_message", "room",
+        "_arrived",
+        "_begun",
+        "_is_awake",
+        "_owed",
+        "_server",
+        "_transport",
+        "blocked",
+        "calls",
+        "http2",
+        "max_message",
         "offload",
+        "room",
     )  # fmt: skip
 
     room: memoryview | None
@@ -87,39 +99,40 @@ class Connection:
         calls = self.calls
         for event in events:
             kind = type(event)
-            if kind is Data:
-                call = calls.get(event.stream)
-                if call is not None:
-                    call.received(event.data, event.end, self._arrived)
-                else:
-                    self.consumed(event.stream, len(event.data))
-            elif kind is RequestHeaders:
-                self._begin(event)
-            elif kind is Reset and (call := calls.get(event.stream)) is not None:
+            if kind is RequestHeaders:
+                self._begin(event.stream, self._server.heads.head(event.headers), event.data, event.end)
+            elif kind is HeadersTooLarge:
+                self._begin(event.stream, _TOO_LARGE, b"", True)
+            elif (call := calls.get(event.stream)) is None:
+                continue
+            elif kind is RequestData:
+                call.received(event.data, event.end, self._arrived)
+            elif kind is Reset:
                 call.cancel()
+            else:  # trailers
+                call.received(b"", True, self._arrived)
         if self._begun:
             for call in self._begun:
                 if not call.is_over:
                     self._server.deadlines.add(call)
             self._begun.clear()
 
-    def _begin(self, event: RequestHeaders) -> None:
-        head = self._server.heads.head(event.headers)
-        call = Call(self, event.stream, head, self._arrived)
+    def _begin(self, stream: int, head: CallHead, data: Data, end: bool) -> None:
+        call = Call(self, stream, head, self._arrived)
         if head.method is None:
-            self.http2.headers(event.stream, head.trailers, True)
+            self.http2.headers(stream, head.trailers, True)
             self._server.log(call, head.status)
             return
-        self.calls[event.stream] = call
+        self.calls[stream] = call
         if head.timeout < NEVER:
             self._begun.append(call)
         call.begin()
-        if event.end and not call.is_over:
-            call.received(b"", True, self._arrived)
+        if (data or end) and not call.is_over:
+            call.received(data, end, self._arrived)
 
     def consumed(self, stream: int, count: int) -> None:
         """Let the client send as many bytes again, unless it does not read its responses."""
-        if self.http2.blocked > _MAX_UNSENT:
+        if self.http2.outbox.blocked > _MAX_UNSENT:
             self._owed[stream] = self._owed.get(stream, 0) + count
         else:
             self.http2.consumed(stream, count)
@@ -145,7 +158,7 @@ class Connection:
         self._is_awake = False
 
     def _moved_on(self) -> None:
-        if self._owed and self.http2.blocked <= _MAX_UNSENT // 2:
+        if self._owed and self.http2.outbox.blocked <= _MAX_UNSENT // 2:
             owed, self._owed = self._owed, {}
             for stream, count in owed.items():
                 self.http2.consumed(stream, count)
@@ -169,9 +182,9 @@ class Connection:
         if not self._is_awake:
             self.wake()
 
-    def go_away(self, is_last: bool) -> None:
-        """Announce the end: calls that are in flight are still accepted, until the last announcement."""
-        self.http2.go_away(self.http2.last if is_last else None)
+    def drain(self) -> None:
+        """Announce the end: calls that are on their way are still accepted."""
+        self.http2.drain()
         self.wake()
 
     def leave(self) -> None:

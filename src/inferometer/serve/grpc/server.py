@@ -1,7 +1,7 @@
 """The gRPC server: the methods of all services by path, access control, the access log, and the end.
 
-The end has an order: GOAWAY with the largest id, after which calls that were already on their way still arrive; a moment
-later GOAWAY with the last id; then the calls in progress finish, and the rest is refused with UNAVAILABLE.
+The end has an order: clients are told to go away, calls that were on their way by then still arrive, the calls in progress
+finish, and the rest is refused with UNAVAILABLE.
 """
 
 import asyncio
@@ -79,12 +79,11 @@ class GrpcServer:
         """Accept no new calls, let those in progress end for `grace` seconds, then refuse them."""
         end = time.monotonic() + grace
         self._listener.stop_accepting()
-        self._go_away(is_last=not grace)
+        for connection in self._connections:
+            connection.drain()
         for service in self._services:
             service.close()
-        if grace:
-            await asyncio.sleep(min(_GOODBYE_S, grace))
-            self._go_away(is_last=True)
+        await asyncio.sleep(min(_GOODBYE_S, grace))
         while time.monotonic() < end and any(connection.in_flight for connection in self._connections):
             await asyncio.sleep(_LOOK_S)
         refused = 0
@@ -97,10 +96,6 @@ class GrpcServer:
             await asyncio.sleep(_LOOK_S)
         self._listener.close()
         self.deadlines.close()
-
-    def _go_away(self, is_last: bool) -> None:
-        for connection in self._connections:
-            connection.go_away(is_last)
 
 
 def _methods(services: Iterable[Service]) -> dict[bytes, Method]:
