@@ -55,6 +55,7 @@ class GrpcServer:
         self.limits: Limits = settings.limits
         self.offload = offload
         self.is_logged = settings.access_log
+        self._is_closed = False
         self.deadlines = Deadlines(loop)
         self._services = list(services)
         self.heads = CallHeads(_methods(self._services), settings.token)
@@ -94,8 +95,10 @@ class GrpcServer:
             connection.leave()
         if refused:
             await asyncio.sleep(_LOOK_S)
-        self._listener.close()
-        self.deadlines.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._listener.close()
+            self.deadlines.close()
 
 
 def _methods(services: Iterable[Service]) -> dict[bytes, Method]:
