@@ -63,10 +63,10 @@ class Call:
         """Start the method."""
         method = self.head.method
         assert method is not None
-        if method.unary is not None:
-            self.on_message, self.on_ended = _first_message, _no_message
-        elif method.streaming is not None:
-            self._call(method.streaming)
+        if method.is_unary:
+            self.on_message, self.on_ended = method.start, _no_message  # type: ignore[assignment]
+        else:
+            self._call(method.start)  # type: ignore[arg-type]
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -81,12 +81,12 @@ class Call:
         if self._inbox is None:
             limit = self.connection.max_message
             if size >= _size and _unpack(data) == (0, size - _size) and size - _size <= limit:
-                self._call(self.on_message, bytes(data[_size:]))
-                if end:
-                    self._end()
+                self._deliver(bytes(data[_size:]))
+                if end and not self.is_over:
+                    self._call(self.on_ended)
                 return
             if end and not size:
-                self._end()
+                self._call(self.on_ended)
                 return
             self._inbox = Inbox(limit)
         self._inbox.put(data)
@@ -123,14 +123,14 @@ class Call:
                     if not inbox.is_empty:
                         raise Refused("INTERNAL", "the call ended in the middle of a message")
                     inbox.is_ended = False
-                    self._end()
+                    self._call(self.on_ended)
                 return
         except Refused as refused:
             self.abort(refused)
 
     def _take(self, is_compressed: int, message: Data) -> None:
         if not is_compressed:
-            self._call(self.on_message, message)
+            self._deliver(message)
             return
         name = self.head.encoding
         if not name:
@@ -145,16 +145,22 @@ class Call:
         if message is None:
             self.abort(status.refusal(error or MemoryError()))
         else:
-            self._call(self.on_message, message)
+            self._deliver(message)
             self.resume()
         self.connection.wake()
 
-    def _end(self) -> None:
-        self._call(self.on_ended)
-
-    def _call(self, function: Callable[..., None], *words: Data) -> None:
+    def _deliver(self, message: Data) -> None:
+        on_message = self.on_message
+        if self.head.method.is_unary:  # type: ignore[union-attr]
+            self.on_message = self.on_ended = _ignore  # further messages have no meaning
         try:
-            function(self, *words)
+            on_message(self, message)
+        except Exception as error:
+            self.abort(status.refusal(error))
+
+    def _call(self, function: Callable[["Call"], None]) -> None:
+        try:
+            function(self)
         except Exception as error:
             self.abort(status.refusal(error))
 
@@ -270,12 +276,6 @@ class Call:
         self.on_message = self.on_ended = self.on_cancelled = _ignore  # break reference cycles
         self._inbox = self._outbox = None
         self.connection.over(self, code)
-
-
-def _first_message(call: Call, message: Data) -> None:
-    """Start a unary method; further messages are ignored."""
-    call.on_message = call.on_ended = _ignore
-    call.head.method.unary(call, message)  # type: ignore[union-attr, misc]
 
 
 def _no_message(call: Call) -> None:

@@ -31,11 +31,11 @@ _MAX_CACHED = 1024
 
 
 class Method(msgspec.Struct, frozen=True):
-    """A method of a service: one of its functions is set. An open one requires no token."""
+    """A method of a service; an open one requires no token."""
 
-    unary: Unary | None = None
-    streaming: Streaming | None = None
-    is_open: bool = False
+    start: Unary | Streaming
+    is_unary: bool
+    is_open: bool
 
 
 class CallHead(msgspec.Struct, frozen=True):

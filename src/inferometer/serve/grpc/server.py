@@ -102,10 +102,8 @@ class GrpcServer:
 
 
 def _methods(services: Iterable[Service]) -> dict[bytes, Method]:
-    made = {}
-    for service in services:
-        for name, unary in service.unary.items():
-            made[f"/{service.name}/{name}".encode()] = Method(unary=unary, is_open=name in service.open)
-        for name, streaming in service.streaming.items():
-            made[f"/{service.name}/{name}".encode()] = Method(streaming=streaming, is_open=name in service.open)
-    return made
+    return {
+        f"/{service.name}/{name}".encode(): Method(start, name in service.unary, name in service.open)  # type: ignore[arg-type]
+        for service in services
+        for name, start in (*service.unary.items(), *service.streaming.items())
+    }
