@@ -5,7 +5,8 @@ response once, ahead of time. A block does not refer to the state of any connect
 any connection.
 
     client.py     the client's connection: what received frames mean, as events
-    server.py     the server's connection, with its protection against floods
+    server.py     the server's connection
+    floods.py     the server's protection against floods of frames
     connection.py what both share: received bytes to frames
     outbox.py     bytes to send: order of frames, flow-control windows, fairness between streams
     control.py    handlers for the frames that are neither HEADERS nor DATA

@@ -10,6 +10,7 @@ from typing import Any
 from inferometer.wire.http2 import frames
 from inferometer.wire.http2.events import GoAway, Http2Error, Reset
 from inferometer.wire.http2.frames import (
+    ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
     MAX_NUMBER,
@@ -20,6 +21,9 @@ from inferometer.wire.http2.frames import (
     unpack_number,
 )
 from inferometer.wire.http2.outbox import Outbox, OutgoingStream
+
+_MAX_SETTINGS = 100
+"""Maximum number of settings in one frame; the RFCs define fewer than ten."""
 
 # --- streams ---------------------------------------------------------------------------------------------------------
 
@@ -94,8 +98,18 @@ def on_settings(outbox: Outbox, flags: int, number: int, payload: bytes) -> bool
         raise _wrong_size(outbox, frames.SETTINGS, payload)
     if flags & frames.ACK:
         return True
+    if len(payload) > 6 * _MAX_SETTINGS:
+        raise Http2Error(ENHANCE_YOUR_CALM, f"{outbox.peer} sent {len(payload) // 6} settings in one frame")
+    window = outbox.initial_window
     for name, value in frames.iter_settings(payload):
-        _apply(outbox, name, value)
+        if name == frames.INITIAL_WINDOW_SIZE:
+            if value > MAX_NUMBER:
+                raise Http2Error(FLOW_CONTROL_ERROR, f"{outbox.peer} set INITIAL_WINDOW_SIZE to {value}")
+            window = value
+        else:
+            _apply(outbox, name, value)
+    if window != outbox.initial_window:  # once per frame, because it affects all streams
+        outbox.set_initial_window(window)
     outbox.acknowledge()
     return False
 
@@ -103,10 +117,6 @@ def on_settings(outbox: Outbox, flags: int, number: int, payload: bytes) -> bool
 def _apply(outbox: Outbox, name: int, value: int) -> None:
     if name == frames.MAX_CONCURRENT_STREAMS:
         outbox.max_streams = value
-    elif name == frames.INITIAL_WINDOW_SIZE:
-        if value > MAX_NUMBER:
-            raise Http2Error(FLOW_CONTROL_ERROR, f"{outbox.peer} set INITIAL_WINDOW_SIZE to {value}")
-        outbox.set_initial_window(value)
     elif name == frames.MAX_FRAME_SIZE:
         if not frames.MIN_MAX_FRAME <= value <= frames.MAX_MAX_FRAME:
             raise Http2Error(PROTOCOL_ERROR, f"{outbox.peer} set MAX_FRAME_SIZE to {value}")
@@ -138,8 +148,8 @@ def on_goaway(outbox: Outbox, flags: int, number: int, payload: bytes, events: l
 
 
 def on_client_goaway(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
-    """Handle a GOAWAY of a client: it opens no more streams; those in flight continue."""
-    events.append(_goaway(outbox, number, payload))
+    """Check a GOAWAY of a client: it opens no more streams; those in flight continue."""
+    _goaway(outbox, number, payload)
 
 
 def _goaway(outbox: Outbox, number: int, payload: bytes) -> GoAway:

@@ -82,7 +82,7 @@ class RequestTrailers(msgspec.Struct, frozen=True, gc=False):
     headers: Fields
 
 
-ServerEvent = RequestHeaders | HeadersTooLarge | RequestData | RequestTrailers | Reset | GoAway
+ServerEvent = RequestHeaders | HeadersTooLarge | RequestData | RequestTrailers | Reset
 
 
 class Http2Error(Exception):

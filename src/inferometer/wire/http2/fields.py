@@ -84,6 +84,7 @@ def validate_response(headers: Fields) -> Block:
     )
 
 
+@lru_cache(_MAX_KNOWN)
 def _fault(name: bytes, value: bytes, kind: str) -> str:
     if name[:1] == b":":
         return f"{name[:40]!r} is not allowed in a {kind}"
@@ -101,10 +102,9 @@ def validate_request(headers: Fields) -> Block:
     fault, seen_regular = "", False
     for name, value in headers:
         if name in _REQUEST_PSEUDO:
-            if seen_regular or name in pseudo:
-                fault = fault or f"{name!r} is sent twice or follows another header"
+            if seen_regular or name in pseudo or _BAD_VALUE.search(value):
+                fault = fault or f"{name!r} is sent twice, follows another header, or has a value that is not valid"
             pseudo[name] = value
-            fault = fault or (f"the value of {name!r} is not valid" if _BAD_VALUE.search(value) else "")
         else:
             seen_regular = True
             fault = fault or _fault(name, value, "request")

@@ -32,6 +32,8 @@ STATIC: Fields = (
 )  # fmt: skip
 
 _STATIC_COUNT = len(STATIC)
+_DYNAMIC = 0x81 + _STATIC_COUNT
+"""The first byte of a reference to the dynamic table."""
 _FIELD_AT = {entry: index for index, entry in enumerate(STATIC, 1) if entry[1]}
 _NAME_AT = {name: index for index, (name, _) in reversed(list(enumerate(STATIC, 1)))}
 _SECRET = {b"authorization", b"proxy-authorization", b"cookie"}
@@ -125,15 +127,24 @@ class HpackDecoder:
     def decode(self, block: bytes, limit: int) -> Fields | None:
         """Return the fields, or None if the list is larger than `limit` (the table is updated in either case)."""
         fields: list[tuple[bytes, bytes]] = []
-        at, end, size = self._size_updates(block), len(block), 0
+        at, end, size, table = self._size_updates(block), len(block), 0, self._table
+        short = min(_DYNAMIC + len(table), 0xFF)  # from here on, a reference is not valid or takes more than one byte
         while at < end:
             byte = block[at]
             if byte & 0x80:  # a reference to an entry
-                index, at = _integer(block, at, 7)
-                entry = self._entry(index)
+                if 0x80 < byte < _DYNAMIC:
+                    entry = STATIC[byte - 0x81]
+                    at += 1
+                elif _DYNAMIC <= byte < short:
+                    entry = table[_DYNAMIC - byte - 1]
+                    at += 1
+                else:
+                    index, at = _integer(block, at, 7)
+                    entry = self._entry(index)
             elif byte & 0x40:  # a literal that is added to the table
                 entry, at = self._literal(block, at, 6)
                 self._add(entry)
+                short = min(_DYNAMIC + len(table), 0xFF)
             elif byte & 0x20:
                 raise HpackError("a table size update follows a field, or is the third one in its block")
             else:
@@ -214,8 +225,12 @@ def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
 def _text(block: bytes, at: int) -> tuple[bytes, int]:
     if at >= len(block):
         raise HpackError("the block ends in the middle of a field")
-    is_huffman = block[at] & 0x80
-    length, at = _integer(block, at, 7)
+    length = block[at]
+    is_huffman = length & 0x80
+    if length < 0x7F:
+        at += 1
+    else:
+        length, at = _integer(block, at, 7)
     end = at + length
     if end > len(block):
         raise HpackError(f"a string of {length} bytes, but only {len(block) - at} bytes of the block are left")

@@ -271,6 +271,8 @@ class Outbox:
         self._ordered.clear()
         self._ready.clear()
         self._ordered_size = self.blocked = 0
+        if self._is_server:
+            self.streams.clear()
         self._urgent.append(frames.goaway(code, message.encode()[:256], self.last))
 
     @property
@@ -323,8 +325,8 @@ class Outbox:
 
     @property
     def backlog(self) -> int:
-        """Bytes that can be sent now, without those of `ready`."""
-        return self._ordered_size + sum(map(len, self._urgent))
+        """Bytes of small frames that can be sent now."""
+        return self._ordered_size
 
     @property
     def has_more(self) -> bool:

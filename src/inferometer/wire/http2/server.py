@@ -12,8 +12,9 @@ Rules:
   them again. What was not consumed when a stream closes counts as consumed then.
 - A stream closes when its response is complete. If the request is not complete then, the stream is reset with NO_ERROR.
 - Methods for a stream that has closed in the meantime do nothing.
-- Frames that cost us work without being part of a request or a response are limited by an allowance, which grows with time,
-  with the requests and with the DATA frames that we send. A client that exceeds it floods us: a connection error.
+- A client that floods the server with frames that are not part of a request, or with requests that it cancels, gets a
+  connection error (floods.py). A client that does not read its responses has its new streams refused.
+- A GOAWAY from the client is not reported: the client opens no more streams and closes the connection when it is done.
 - Content-length is not checked; priorities are ignored.
 """
 
@@ -32,7 +33,8 @@ from inferometer.wire.http2.events import (
     RequestTrailers,
     ServerEvent,
 )
-from inferometer.wire.http2.fields import HeaderReader, validate_request
+from inferometer.wire.http2.fields import Block, HeaderReader, validate_request
+from inferometer.wire.http2.floods import Allowance
 from inferometer.wire.http2.frames import (
     CANCEL,
     DATA,
@@ -47,7 +49,6 @@ from inferometer.wire.http2.frames import (
     PREFACE,
     PROTOCOL_ERROR,
     REFUSED_STREAM,
-    RST_STREAM,
     STREAM_CLOSED,
     kind_name,
 )
@@ -60,20 +61,26 @@ _MAX_LINE = 300
 _DRAIN = b"draining"
 """The payload of the PING that follows the first GOAWAY of a graceful end."""
 
-_MAX_ALLOWANCE = 10_000
-_ALLOWANCE_PER_SECOND = 1_000
-_ALLOWANCE_PER_FRAME = 4
-"""Earned by every request and every DATA frame sent: grpcio, for example, sends two updates of windows per request."""
-_RESET_COST = 5
-"""What a stream that ends before its response costs: one more than its request has earned."""
+_MAX_BACKLOG = 32 << 20
+"""Bytes of small responses that the client has not read; new streams are refused beyond it."""
+
+_MAX_NOISE, _NOISE_PER_SECOND = 10_000, 1_000
+"""Allowance for frames that are not part of a request: PING, SETTINGS, WINDOW_UPDATE, PRIORITY, empty DATA, ..."""
+_NOISE_PER_FRAME = 8
+"""Such frames earned by every request and every DATA frame sent. grpcio, for example, sends two updates of windows per request."""
+_STREAMS_PER_NOISE = 64
+"""SETTINGS count once more per this many open streams."""
+_MAX_RESETS, _RESETS_PER_SECOND = 20_000, 5_000
+"""Allowance for streams that the client opens and cancels, or on which it violates the protocol. Two requests that were not
+cancelled pay for one that was."""
 
 
 class Http2Server(Connection):
     """The state of one connection. See the module's docstring for how to drive it."""
 
     __slots__ = (
-        *("_allowance", "_clock", "_connection_window", "_drain_sent", "_earned", "_half", "_last", "_max_streams"),
-        *("_has_preface", "_received", "_refilled", "_window"),
+        *("_connection_half", "_connection_window", "_drain_sent", "_half", "_has_preface", "_last", "_max_streams"),
+        *("_noise", "_received", "_reset", "_resets", "_window"),
     )
 
     def __init__(
@@ -96,14 +103,16 @@ class Http2Server(Connection):
         self._window = stream_window
         self._half = stream_window // 2
         self._connection_window = connection_window
+        self._connection_half = connection_window // 2
         self._received = 0  # bytes of DATA for which the connection's window was not yet topped up
         self._has_preface = False
         self._last = MAX_NUMBER  # streams with larger ids are ignored
         self._drain_sent = False
-        self._clock = clock
-        self._allowance = _MAX_ALLOWANCE
-        self._refilled = clock()
-        self._earned = 0
+        self._noise = Allowance("pings, settings, window updates or empty frames", _MAX_NOISE, _NOISE_PER_SECOND, clock)
+        self._resets = Allowance(
+            "requests that it cancels or that are not valid", _MAX_RESETS, _RESETS_PER_SECOND, clock
+        )
+        self._reset = 0  # number of such requests
         settings = {
             frames.MAX_CONCURRENT_STREAMS: max_streams,
             frames.INITIAL_WINDOW_SIZE: stream_window,
@@ -188,12 +197,12 @@ class Http2Server(Connection):
     @property
     def has_more(self) -> bool:
         """Whether `take` may return something."""
-        return self.outbox.has_more
+        return self.outbox.has_more or self.outbox.released >= self._connection_half
 
     def take(self, limit: int = 1 << 20) -> list[bytes | memoryview]:
         """Return the next bytes to send, at most about `limit`, as parts for sendmsg; an empty list if there are none now."""
         outbox = self.outbox
-        if outbox.released >= self._connection_window >> 1 and self._error is None:
+        if outbox.released >= self._connection_half and self._error is None:
             outbox.put_urgent(frames.window_update(0, outbox.released))
             self._received -= outbox.released
             outbox.released = 0
@@ -240,14 +249,24 @@ class Http2Server(Connection):
         raise Http2Error(PROTOCOL_ERROR, f"the client began with {kind_name(kind)} instead of SETTINGS")
 
     def _on_frame(self, kind: int, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
-        self._spend(1)
-        if kind == RST_STREAM and number in self._streams:
-            self._spend(_RESET_COST - 1)
+        self._count_noise()
+        handler = self._handlers.get(kind)
+        if handler is None:
+            super()._on_frame(kind, flags, number, payload, events)
+            return
+        before = len(events)
+        handler(self.outbox, flags, number, payload, events)
+        if len(events) > before:  # a Reset, by the client or for a violation of the protocol
+            self._count_reset()
         elif (
-            kind == PING and flags & frames.ACK and payload == _DRAIN and self._drain_sent and self._last == MAX_NUMBER
+            kind == PING and payload == _DRAIN and flags & frames.ACK and self._drain_sent and self._last == MAX_NUMBER
         ):
             self.go_away()
-        super()._on_frame(kind, flags, number, payload, events)
+
+    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
+        for _ in range(len(self._streams) // _STREAMS_PER_NOISE):  # a change of the initial window affects all of them
+            self._count_noise()
+        super()._on_settings(flags, number, payload)
 
     # --- DATA ---
 
@@ -270,15 +289,23 @@ class Http2Server(Connection):
                 self._fail_stream(stream, FLOW_CONTROL_ERROR, message, events)
                 stream = None
         stop = start + length
-        if flags & PADDED or stop > len(data):
-            self._spend(1)
+        if flags & PADDED:
+            return self._on_padded(flags, number, length, data, start, events)
+        if stop > len(data):
             return self._data_head(flags, number, length, data, start, events)
         if stream is not None:
             if length or flags & END_STREAM:
                 self._on_body(stream, data, start, stop, flags & END_STREAM == END_STREAM, events)
             else:
-                self._spend(1)
+                self._count_noise()
         return stop
+
+    def _on_padded(self, flags: int, number: int, length: int, data: bytes, start: int, events: list[Any]) -> int:
+        """Handle a padded DATA frame. The padding is not passed on, so the caller cannot report it as consumed."""
+        self._count_noise()
+        at = self._data_head(flags, number, length, data, start, events)
+        self.consumed(number, self._data_padding + 1)
+        return at
 
     def _on_data_part(self, number: int, data: bytes, start: int, stop: int, end: bool, events: list[Any]) -> None:
         stream = self._streams.get(number)
@@ -314,7 +341,7 @@ class Http2Server(Connection):
             self._on_trailers(number, block, end, events)
         elif number > self._last:
             outbox.next = number + 2
-        elif len(self._streams) >= self._max_streams or outbox.is_closing:
+        elif len(self._streams) >= self._max_streams or outbox.backlog > _MAX_BACKLOG:
             self._refuse(number, REFUSED_STREAM)
         elif not block.fault and block.status:
             outbox.accept(number, end == END_STREAM)
@@ -327,15 +354,17 @@ class Http2Server(Connection):
 
     def _refuse(self, number: int, code: int) -> None:
         """Reset a new stream without reporting it."""
-        self._spend(_RESET_COST)
+        self._count_reset()
         self.outbox.next = number + 2
         self.outbox.put(frames.rst_stream(number, code))
 
-    def _on_trailers(self, number: int, block: Any, end: int, events: list[Any]) -> None:
+    def _on_trailers(self, number: int, block: Block, end: int, events: list[Any]) -> None:
         stream = self._streams.get(number)
         if stream is None:
             control.check_was_open(self.outbox, HEADERS, number)
-            self._spend(1)
+            if block.status:
+                raise Http2Error(PROTOCOL_ERROR, f"the client opened stream {number} a second time or out of order")
+            self._count_noise()
         elif stream.is_received:
             self._fail_stream(stream, STREAM_CLOSED, "the client sent headers after the end of its request", events)
         elif block.fault:
@@ -350,25 +379,21 @@ class Http2Server(Connection):
     # --- floods ---
 
     def _fail_stream(self, stream: OutgoingStream, code: int, message: str, events: list[Any]) -> None:
-        self._spend(_RESET_COST)
+        self._count_reset()
         control.fail_stream(self.outbox, stream, code, message, events)
 
-    def _spend(self, cost: int) -> None:
-        """Charge the client for a frame that is not part of a request."""
-        self._allowance -= cost
-        if self._allowance < 0:
-            self._refill()
+    def _count_noise(self) -> None:
+        """Count a frame that is not part of a request."""
+        self._noise.left -= 1
+        if self._noise.left < 0:
+            self._noise.refill((self.outbox.next // 2 + self.outbox.sent) * _NOISE_PER_FRAME)
 
-    def _refill(self) -> None:
-        now, earned = self._clock(), self.outbox.next // 2 + self.outbox.sent
-        grown = (now - self._refilled) * _ALLOWANCE_PER_SECOND + (earned - self._earned) * _ALLOWANCE_PER_FRAME
-        self._refilled, self._earned = now, earned
-        self._allowance = min(_MAX_ALLOWANCE, self._allowance + int(grown))
-        if self._allowance < 0:
-            raise Http2Error(
-                ENHANCE_YOUR_CALM,
-                "the client sent too many resets, pings, settings, empty frames or updates of windows",
-            )
+    def _count_reset(self) -> None:
+        """Count a stream that ends before its response."""
+        self._reset += 1
+        self._resets.left -= 1
+        if self._resets.left < 0:
+            self._resets.refill((self.outbox.next // 2 - self._reset) // 2)
 
 
 def _not_http2(data: bytes) -> Http2Error:
