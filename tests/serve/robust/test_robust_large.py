@@ -21,9 +21,11 @@ from robust_peer import (
     Http,
     a_request,
     child,
+    delayed,
     dialled,
     http_request,
     infer_head,
+    large_over_raw_grpc,
     responds,
     small,
     write_models,
@@ -53,6 +55,19 @@ def test_a_large_tensor_needs_a_bounded_multiple_of_its_size(server: Child, way:
     LARGE[way](server, SIZE)
     assert server.peak() - before <= TIMES[way] * SIZE + BESIDES
     assert server.errors() == ""
+
+
+def test_a_tensor_of_1_gib_needs_at_most_1_3_times_its_size_over_grpc() -> None:
+    """The client sends and compares it in pieces, so that this process never holds all of it."""
+    size = 1024 * MIB
+    with child("identity", *PORTS) as server:
+        responds(server)
+        before = server.memory()
+        server.forget_peak()
+        large_over_raw_grpc(server, size)
+        assert server.peak() - before <= 1.3 * size
+        until(lambda: server.memory() - before <= 2 * BESIDES, "the memory is freed")
+        assert server.errors() == ""
 
 
 @pytest.mark.parametrize("way", LARGE)
@@ -125,4 +140,33 @@ def test_refused_requests_are_freed(tmp_path: Path) -> None:
                             list(channel.stream_stream(path)(iter([message]), timeout=PATIENCE_S))
         # The server received 64 x size. (The last response is sent before all of it is freed.)
         until(lambda: server.memory() - before <= 8 * size + BESIDES, "the memory is freed")
+        assert server.errors() == ""
+
+
+def test_memory_is_flat_after_cancellations(tmp_path: Path) -> None:
+    """Calls that were cancelled, expired, or lost with their connection, at every stage, leave nothing behind."""
+    models = write_models(tmp_path, late=delayed("20ms", slots=0))
+    message = a_request("late", bytes(256 * 1024)).SerializeToString()
+
+    def rude(server: Child) -> None:
+        for timeout in (0.001, 0.015, 0.02, 0.025):
+            with dialled(server.grpc_address) as channel:
+                calls = [channel.unary_unary(MODEL_INFER).future(message, timeout=timeout) for _ in range(20)]
+                for call in calls[::2]:
+                    call.cancel()
+                streams = [channel.stream_stream(STREAM_INFER)(iter([message] * 3)) for _ in range(10)]
+                for stream in streams[::2]:
+                    next(stream)
+                for stream in streams:
+                    stream.cancel()
+
+    with child("identity", models, *PORTS) as server:
+        for _ in range(3):
+            rude(server)
+        before, files = server.memory(), server.files()
+        for _ in range(12):
+            rude(server)
+        until(lambda: server.memory() - before <= 16 * MIB, "the memory is freed")
+        until(lambda: server.files() <= files, "no more files are open than before")
+        assert responds(server)
         assert server.errors() == ""

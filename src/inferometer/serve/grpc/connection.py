@@ -87,7 +87,7 @@ class Connection:
             self._handle(self.http2.feed(data))
         except Http2Error as error:
             self._handle(error.events)
-            self._fail(data)
+            self._fail(error, data)
             return
         if not was_awake:
             self._flush()
@@ -148,17 +148,18 @@ class Connection:
     def _flush(self) -> None:
         self._is_awake = True
         http2, transport = self.http2, self._transport
-        while http2.has_more and transport.unsent < _TAKE and not transport.closed:
+        while (http2.has_more or self.blocked or self._owed) and transport.unsent < _TAKE and not transport.closed:
+            if self.blocked or self._owed:
+                self._move_on()
             parts = http2.take(_TAKE)
             if not parts:
                 break
             transport.write(*parts)
-            if self.blocked or self._owed:
-                self._moved_on()
         self._is_awake = False
 
-    def _moved_on(self) -> None:
-        if self._owed and self.http2.outbox.blocked <= _MAX_UNSENT // 2:
+    def _move_on(self) -> None:
+        """Continue with what had to wait for the client, as far as it has read its responses."""
+        if self.http2.outbox.blocked <= _MAX_UNSENT // 2:
             owed, self._owed = self._owed, {}
             for stream, count in owed.items():
                 self.http2.consumed(stream, count)
@@ -193,10 +194,10 @@ class Connection:
         if not self._transport.closed:
             self._transport.linger()
 
-    def _fail(self, data: bytes) -> None:
+    def _fail(self, error: Http2Error, data: bytes) -> None:
         """End a connection on which the client violated the protocol."""
-        for call in list(self.calls.values()):
-            call.cancel()
+        self.http2.fail(error.code, error.message)
+        self.lost()
         if _HTTP1.match(data):
             self._transport.write(_HTTP1_ERROR)
         else:
