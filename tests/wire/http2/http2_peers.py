@@ -1,4 +1,4 @@
-"""Helpers for the tests of HTTP/2: a server built with the h2 library, connections after their handshake, and lists of events."""
+"""Helpers for the tests of HTTP/2: peers built with the h2 library, connections after their handshake, and lists of events."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -6,18 +6,27 @@ from itertools import pairwise
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
-from inferometer.wire.http2 import Data, Event, Http2Client, encode, frames
-
-BLOCK = encode(
-    [
-        (b":method", b"POST"),
-        (b":scheme", b"http"),
-        (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
-        (b":authority", b"127.0.0.1:8001"),
-        (b"te", b"trailers"),
-        (b"content-type", b"application/grpc"),
-    ]
+from inferometer.wire.http2 import (
+    Data,
+    Event,
+    Http2Client,
+    Http2Server,
+    RequestData,
+    RequestHeaders,
+    ServerEvent,
+    encode,
+    frames,
 )
+
+REQUEST = (
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
+    (b":authority", b"127.0.0.1:8001"),
+    (b"te", b"trailers"),
+    (b"content-type", b"application/grpc"),
+)
+BLOCK = encode(REQUEST)
 RESPONSE = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 TRAILERS = [(b"grpc-status", b"0"), (b"grpc-message", b"")]
 OK = encode(RESPONSE)
@@ -65,7 +74,11 @@ def connected(settings: dict[int, int] | None = None, **options: int) -> Http2Cl
 
 def written(client: Http2Client, limit: int = 1 << 20) -> list[tuple[int, int, int, bytes]]:
     """All frames that the client has to send, as (kind, flags, stream, payload)."""
-    data = b"".join(iter(lambda: client.take(limit), b""))
+    return split(b"".join(iter(lambda: client.take(limit), b"")))
+
+
+def split(data: bytes) -> list[tuple[int, int, int, bytes]]:
+    """The frames of `data`, as (kind, flags, stream, payload)."""
     result, at = [], 0
     while at < len(data):
         word, flags, stream = frames.unpack_head(data, at)
@@ -91,3 +104,61 @@ def joined(events: Iterable[Event]) -> list[Event]:
 def cut(data: bytes, cuts: Iterable[int]) -> list[bytes]:
     edges = [0, *sorted(cuts), len(data)]
     return [data[a:b] for a, b in pairwise(edges)]
+
+
+# --- the server side -------------------------------------------------------------------------------------------------
+
+
+def taken(server: Http2Server, limit: int = 1 << 20) -> bytes:
+    """All bytes that the server can send now."""
+    data = bytearray()
+    while parts := server.take(limit):
+        data += b"".join(parts)
+    return bytes(data)
+
+
+def replies(server: Http2Server, limit: int = 1 << 20) -> list[tuple[int, int, int, bytes]]:
+    """All frames that the server can send now, as (kind, flags, stream, payload)."""
+    return split(taken(server, limit))
+
+
+def greeted(settings: dict[int, int] | None = None, **options: object) -> Http2Server:
+    """A server that has received the client's preface and has nothing left to send."""
+    server = Http2Server(**options)  # type: ignore[arg-type]
+    assert server.feed(frames.PREFACE + frames.settings(settings or {})) == []
+    taken(server)
+    return server
+
+
+def request(number: int, body: bytes | None = None, end: bool = True, block: bytes = BLOCK) -> bytes:
+    """The frames of a request."""
+    if body is None:
+        return frames.headers(number, block, end)
+    return frames.headers(number, block, False) + frames.frame(frames.DATA, int(end), number, body)
+
+
+def h2_client() -> H2Connection:
+    connection = H2Connection(H2Configuration(client_side=True, header_encoding=None))
+    connection.initiate_connection()
+    return connection
+
+
+def plain(events: Iterable[ServerEvent]) -> list[ServerEvent]:
+    """The events without what depends on how the bytes were split: bodies as single events of plain bytes."""
+    result: list[ServerEvent] = []
+    for event in events:
+        pieces: list[ServerEvent] = [event]
+        if isinstance(event, RequestHeaders):
+            pieces = [
+                RequestHeaders(event.stream, event.headers, False),
+                RequestData(event.stream, event.data, event.end),
+            ]
+        for piece in pieces:
+            last = result[-1] if result else None
+            if isinstance(piece, RequestData) and isinstance(last, RequestData) and last.stream == piece.stream:
+                result[-1] = RequestData(piece.stream, bytes(last.data) + bytes(piece.data), piece.end)
+            elif isinstance(piece, RequestData):
+                result.append(RequestData(piece.stream, bytes(piece.data), piece.end))
+            else:
+                result.append(piece)
+    return result

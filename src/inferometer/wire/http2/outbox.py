@@ -24,6 +24,8 @@ _TURN = 64 << 10
 """Maximum number of bytes per turn of a stream while others wait, even if the peer allows larger frames."""
 _SLIVER = 1 << 10
 """Remaining room in a take that is too small to be worth another frame."""
+_MAX_PARTS = 500
+"""Maximum number of parts for one system call (IOV_MAX is 1,024 on Linux); more are joined."""
 _MAX_REPLIES = 10_000
 """Maximum number of replies waiting to be sent. A peer that demands more without reading any is misbehaving."""
 
@@ -157,8 +159,7 @@ class Outbox:
             del self.streams[number]
             return
         self.headers(number, block, False)
-        for part in body:
-            self._send_body(stream, part, False)
+        self.send_parts(number, body, False)
         self.headers(number, trailers, True)
 
     def headers(self, number: int, block: bytes, end: bool) -> None:
@@ -200,6 +201,15 @@ class Outbox:
             self._send_body(stream, body, end)
         elif not 0 < number < self.next or not number & 1:
             raise RuntimeError(f"stream {number} was never opened")
+
+    def send_parts(self, number: int, parts: Sequence[bytes | memoryview], end: bool) -> None:
+        """Queue a body in parts; small ones share a frame."""
+        if len(parts) != 1 and sum(map(len, parts)) <= MIN_MAX_FRAME:
+            parts = (b"".join(parts),)
+        *others, last = parts
+        for part in others:
+            self.send(number, part, False)
+        self.send(number, last, end)
 
     def _send_body(self, stream: OutgoingStream, body: bytes | memoryview, end: bool) -> None:
         size = len(body)
@@ -350,6 +360,8 @@ class Outbox:
         """Return the next bytes to send as parts, the large ones without a copy; an empty list if there is nothing to send."""
         if self._ready or self._urgent or self._ordered_size > limit:
             small, bodies = self._take(limit)
+            if len(bodies) > _MAX_PARTS:
+                return [b"".join((*small, *bodies))]
             return [b"".join(small), *bodies] if small else bodies
         data = self.take(limit)
         return [data] if data else []

@@ -134,10 +134,7 @@ class Http2Server(Connection):
 
     def send(self, stream: int, *parts: bytes | memoryview, end: bool = False) -> None:
         """Queue a part of a response's body. Large parts are not copied and must not change."""
-        for part in parts:
-            self.outbox.send(stream, part, False)
-        if end:
-            self.outbox.send(stream, b"", True)
+        self.outbox.send_parts(stream, parts, end)
 
     def reset(self, stream: int, code: int = CANCEL) -> None:
         """Give up a stream."""
