@@ -17,7 +17,7 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import control, generate, http_codec
-from inferometer.serve.kserve.http_codec import Data
+from inferometer.serve.kserve.http_codec import Data, invalid
 from inferometer.serve.kserve.responders import Generate, GenerateStream, Infer, Responder
 from inferometer.serve.models.registry import Model, Models
 from inferometer.serve.models.types import HTTP_STATUS, Refused
@@ -141,7 +141,7 @@ class Kserve:
         control.check_load(given)
         config = given.get("config", "")
         if not isinstance(config, str):
-            raise Refused("INVALID_ARGUMENT", "Unable to parse 'config': expected the configuration as a JSON string")
+            raise invalid("Unable to parse 'config': expected the configuration as a JSON string")
         self._later(connection, request, self.models.load(name, config))
 
     def _unload(self, name: str, _version: str, connection: Connection, request: Request) -> None:
@@ -153,7 +153,7 @@ class Kserve:
             raise Refused("PERMISSION_DENIED", control.NO_CONTROL)
         given = _fields(request).get("parameters") or {}
         if not isinstance(given, dict):
-            raise Refused("INVALID_ARGUMENT", "Unable to parse 'parameters': expected an object")
+            raise invalid("Unable to parse 'parameters': expected an object")
         return given
 
     def _later(self, connection: Connection, request: Request, work: Coroutine[Any, Any, None]) -> None:
@@ -233,7 +233,7 @@ class Kserve:
 
     def _generate_stream(self, name: str, version: str, connection: Connection, request: Request) -> None:
         if request.http10:
-            raise Refused("INVALID_ARGUMENT", "streaming requires HTTP/1.1")
+            raise invalid("streaming requires HTTP/1.1")
         model = self._find(request, name, version)
         responder = GenerateStream(self, connection, request, name, version)
         self._read(responder, request, lambda body: generate.request(body, model))
@@ -306,11 +306,11 @@ def _registration(request: Request) -> _Registration:
     fields = _fields(request)
     for name in ("key", "byte_size"):
         if name not in fields:
-            raise Refused("INVALID_ARGUMENT", f"Shared memory register request has no '{name}' field")
+            raise invalid(f"Shared memory register request has no '{name}' field")
     try:
         return msgspec.convert(fields, _Registration)
     except msgspec.ValidationError as error:
-        raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {error}") from None
+        raise invalid(f"Unable to parse the request: {error}") from None
 
 
 def _changes(request: Request) -> list[str]:
@@ -324,7 +324,7 @@ def _fields(request: Request) -> dict[str, Any]:
         return {}
     tree = http_codec.parse_json(request.body)
     if not isinstance(tree, dict):
-        raise Refused("INVALID_ARGUMENT", "expected a JSON object")
+        raise invalid("expected a JSON object")
     return tree
 
 
