@@ -330,7 +330,9 @@ HEADS = (
     b"POST /%b HTTP/1.1\r\nX-Request-Id: a\r\nContent-Length: %d\r\n\r\n%b",
 )
 IDS = st.sampled_from([b"a", b"b-1", b"a" * 200, b"a b", b"a\tb", b"\xe9", b"a\rb", b"a\nb", b"a\0b", b"", b'"'])
-PIECES = st.tuples(st.sampled_from(HEADS), IDS, st.integers(0, 3), st.sampled_from([b"", b"x", b"\r\n\r\n", b"yy"]))
+PIECES = st.tuples(
+    st.sampled_from(HEADS), IDS, st.integers(0, 4), st.sampled_from([b"", b"x", b"\r\n\r\n", b"yy", b"\r\n" * 3])
+)
 
 
 def shape(one: Request | Problem) -> tuple[object, ...]:
