@@ -192,9 +192,10 @@ class Connection:
             self._closing = True
             transport.linger()
         else:
-            transport.resume_reading()
-        if self._parser.wants_continue and not self._line and not self._closing:
-            self._continue()
+            if not transport.is_reading:
+                transport.resume_reading()
+            if self._parser.wants_continue:
+                self._continue()
 
     # --- patience and shutting down ----------------------------------------------------------------------------------
 

@@ -223,9 +223,9 @@ def json_length(header: bytes, size: int) -> int:
         return size
     if not header.isdigit():
         raise invalid(f"Inference-Header-Content-Length is {header.decode('latin-1')!r:.40}, which is not a number")
-    if len(header) > 18 or int(header) > size:
+    if len(header) > 18 or (length := int(header)) > size:
         raise invalid(f"inference header size should be in range (0, {size}), got: {header.decode():.40}")
-    return int(header)
+    return length
 
 
 def _parsed(data: memoryview) -> _InferJson:

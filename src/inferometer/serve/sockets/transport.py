@@ -86,7 +86,7 @@ class Transport:
     """A client's socket."""
 
     __slots__ = (
-        "_is_leaving", "_is_reading", "_listener", "_out", "_sock", "closed", "has_ended", "loop", "moved", "peer",
+        "_is_leaving", "_listener", "_out", "_sock", "closed", "has_ended", "is_reading", "loop", "moved", "peer",
         "protocol", "send", "unsent", "wrote",
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ class Transport:
         self._listener = listener
         self._out: deque[bytearray | memoryview] = deque()
         self._is_leaving = False
-        self._is_reading = True
+        self.is_reading = True
         self.loop.add_reader(sock, self._readable)
 
     @property
@@ -151,12 +151,12 @@ class Transport:
         return int(seconds * 1_000_000_000 + nanoseconds - self._listener.wall_offset)
 
     def pause_reading(self) -> None:
-        self._is_reading = False
+        self.is_reading = False
         self.loop.remove_reader(self._sock)
 
     def resume_reading(self) -> None:
-        if not (self._is_reading or self.closed or self.has_ended):
-            self._is_reading = True
+        if not (self.is_reading or self.closed or self.has_ended):
+            self.is_reading = True
             self.loop.add_reader(self._sock, self._readable)
 
     def _end(self) -> None:
