@@ -72,10 +72,10 @@ def _count(values: list[Any]) -> int:
 def _shape(spec: TensorSpec, count: int, has_batch: bool) -> tuple[int, ...]:
     """Return the model's shape with a batch of one and the free dimension as large as required."""
     dims = list(spec.shape[1:] if has_batch else spec.shape)
-    free = [place for place, size in enumerate(dims) if size < 0]
+    free = [i for i, size in enumerate(dims) if size < 0]
     fixed = math.prod(size for size in dims if size >= 0)
-    for place in free[:-1]:
-        dims[place] = 1
+    for i in free[:-1]:
+        dims[i] = 1
     if free:
         dims[free[-1]] = count // fixed if fixed else 0
     if math.prod(dims) != count:

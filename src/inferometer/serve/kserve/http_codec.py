@@ -199,21 +199,16 @@ def parameters(given: Mapping[str, Any]) -> dict[str, Parameter]:
             )
         if isinstance(value, int) and not -_INT64 - 1 <= value <= _INT64:
             raise invalid(f"parameter '{name:.60}' does not fit into 64 bits")
-    for name, kind in _KNOWN.items():
-        if name in given and not (
-            isinstance(given[name], kind) and (kind is bool or not isinstance(given[name], bool))
-        ):
-            raise invalid(f"Unable to parse '{name}': expected {_WORDS[kind]}, got {given[name]!r:.60}")
+    for name in _KNOWN.keys() & given.keys():
+        kind, value = _KNOWN[name], given[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise invalid(f"Unable to parse '{name}': expected {_WORDS[kind]}, got {value!r:.60}")
     return dict(given)
 
 
 _KNOWN: dict[str, Any] = {
-    "sequence_id": int | str,
-    "sequence_start": bool,
-    "sequence_end": bool,
-    "priority": int,
-    "timeout": int,
-}
+    "sequence_id": int | str, "sequence_start": bool, "sequence_end": bool, "priority": int, "timeout": int,
+}  # fmt: skip
 _WORDS = {int | str: "a number or a text", bool: "true or false", int: "a whole number"}
 
 
@@ -267,15 +262,8 @@ def _binary_size(given: _Input) -> int:
     size = places.binary_data_size
     if isinstance(size, int) and given.data is msgspec.UNSET and places.shared_memory_region is msgspec.UNSET:
         return size  # the common case
-    set_ = [
-        name
-        for name, value in (
-            ("data", given.data),
-            ("binary_data_size", places.binary_data_size),
-            ("shared_memory_region", places.shared_memory_region),
-        )
-        if value is not msgspec.UNSET
-    ]
+    sources = {"data": given.data, "binary_data_size": size, "shared_memory_region": places.shared_memory_region}
+    set_ = [name for name, value in sources.items() if value is not msgspec.UNSET]
     if len(set_) != 1:
         but = "set " + " ".join(f"'{name}'" for name in set_) if set_ else "no field is set"
         raise invalid(
@@ -389,7 +377,7 @@ def _raw(body: Data, model: str, facts: ModelSignature | None) -> InferRequestBo
     if spec.datatype == "BYTES":
         data: Data = len(body).to_bytes(4, "little") + bytes(body)
         return InferRequestBody({spec.name: Tensor(spec.name, "BYTES", (1,) * len(spec.shape), data)}, binary=True)
-    free = [place for place, size in enumerate(spec.shape) if size < 0]
+    free = [i for i, size in enumerate(spec.shape) if size < 0]
     known = elements([size for size in spec.shape if size >= 0]) * DATATYPES[spec.datatype].size
     shape = [max(size, 1) for size in spec.shape]
     if free:
@@ -409,8 +397,6 @@ _BOTH_FORMATS = zlib.MAX_WBITS | 32
 
 def unpacked(body: Data, encoding: bytes, limit: int) -> Data:
     """Decompress the body, to at most `limit` bytes."""
-    if not encoding:
-        return body
     how = encoding.strip().lower().decode("latin-1")
     if how in ("", "identity"):
         return body
@@ -444,10 +430,8 @@ def packing(accepted: bytes) -> str:
 
 def _quality(text: str) -> float:
     name, _, value = text.partition("=")
-    if name.strip() != "q":
-        return 1.0
     try:
-        return float(value)
+        return float(value) if name.strip() == "q" else 1.0
     except ValueError:
         return 0.0
 
