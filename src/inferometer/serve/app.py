@@ -21,7 +21,6 @@ import msgspec
 
 from inferometer.serve import metrics, ports
 from inferometer.serve.backends import simulator as text_model
-from inferometer.serve.http.connection import connections
 from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings, check
@@ -76,7 +75,6 @@ async def serve(settings: Settings, ready: Callable[[Listening], None], stop: as
             return
         pages = _pages(models, simulator)
         web = Web(settings, models, simulator, pages)
-        held.callback(web.close)
         grpc = await _grpc(settings, models, held)
         _collect_garbage_rarely(_YOUNG if settings.models else _YOUNG_FOR_TIMING)
         handlers = [web, Web(settings, metrics=pages)]  # the second one is for the metrics port
@@ -84,7 +82,7 @@ async def serve(settings: Settings, ready: Callable[[Listening], None], stop: as
         for sock, handler, (_, option) in zip(sockets, handlers, wanted, strict=False):
             host, port = sock.getsockname()[:2]
             with ports.explained(host, port, option):  # another process may have taken it while models were loaded
-                listeners.append(Listener(loop, sock, connections(handler, settings.limits), settings.limits, context))
+                listeners.append(Listener(loop, sock, handler.connect, settings.limits, context))
             held.callback(listeners[-1].close)
         ready(_listening(settings, sockets, grpc, models))
         await stop.wait()

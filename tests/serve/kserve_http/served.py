@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from inferometer.serve import metrics
-from inferometer.serve.http.connection import connections
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.server import Simulator
@@ -83,9 +82,7 @@ class Served:
         tls = context(self.settings.tls) if self.settings.tls is not None else None
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
-        self.listener = Listener(
-            self.loop, sock, connections(self.web, self.settings.limits), self.settings.limits, tls
-        )
+        self.listener = Listener(self.loop, sock, self.web.connect, self.settings.limits, tls)
         self.port = sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -111,7 +108,6 @@ class Served:
     def stop(self) -> None:
         async def end() -> None:
             self.listener.close()
-            self.web.close()
             if self.sim is not None:
                 self.sim.close()
             await self.models.close()

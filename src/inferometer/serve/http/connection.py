@@ -7,19 +7,21 @@ only closed its sending side and waits gets its response. For an HTTP/1.0 client
 be known before the response begins, so it is assumed to be waiting.
 """
 
+import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from inferometer.serve.http.parse import Problem, Request, RequestParser
 from inferometer.serve.settings import Limits
-from inferometer.serve.sockets.transport import Transport
+from inferometer.serve.sockets.transport import Data, Transport
 from inferometer.timing.clock import now
 
 _PIPELINED = 64
 _PIPELINED_BYTES = 1 << 20
 """Maximum pipelined requests per connection, and the bytes of their bodies; beyond that, reading pauses."""
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Handler(Protocol):
@@ -32,31 +34,20 @@ class Handler(Protocol):
         """Respond with the error, then `finish(keep_alive=False)`."""
 
 
-def connections(handler: Handler, limits: Limits | None = None) -> Callable[[Transport], "Connection"]:
-    """Return a listener's `make_protocol`."""
-    chosen = limits or Limits()
-    return lambda transport: Connection(transport, handler, chosen)
+def connections(
+    handler: Handler, limits: Limits | None = None, log: bool = False
+) -> Callable[[Transport], "Connection"]:
+    """Return a listener's `make_protocol`; with `log`, each request is written to the access log."""
+    kind, chosen = LoggedConnection if log else Connection, limits or Limits()
+    return lambda transport: kind(transport, handler, chosen)
 
 
 class Connection:
     """One client connection: reads requests, sends responses, and notices when the client is gone."""
 
     __slots__ = (
-        "_busy",
-        "_closing",
-        "_finished",
-        "_handler",
-        "_in_head",
-        "_limits",
-        "_line",
-        "_loop",
-        "_parser",
-        "_request",
-        "between",
-        "gone",
-        "room",
-        "transport",
-        "write",
+        "_busy", "_closing", "_finished", "_handler", "_in_head", "_limits", "_line", "_loop", "_parser", "_request",
+        "between", "gone", "room", "transport", "write",
     )  # fmt: skip
 
     def __init__(self, transport: Transport, handler: Handler, limits: Limits) -> None:
@@ -95,8 +86,12 @@ class Connection:
     # --- in ----------------------------------------------------------------------------------------------------------
 
     def received(self, data: bytes, arrived: int) -> None:
-        if not self._closing:
-            self._took(self._parser.feed(data, arrived))
+        if self._busy or self._closing or self._line or (request := self._parser.repeated(data)) is None:
+            if not self._closing:
+                self._took(self._parser.feed(data, arrived))
+        else:  # the short path
+            request.arrived = arrived
+            self._start(request)
 
     def filled(self, count: int, arrived: int) -> None:
         if not self._closing:
@@ -135,14 +130,15 @@ class Connection:
 
     def _continue(self) -> None:
         self._parser.wants_continue = False
-        self.write(_CONTINUE)
+        self.write(CONTINUE)
 
     def _next(self) -> None:
         if self.transport.closed or self._busy or not self._line:
             return
-        request = self._request = self._line.popleft()
-        self._busy = True
-        self.between = b""
+        self._start(self._line.popleft())
+
+    def _start(self, request: Request | Problem) -> None:
+        self._request, self._busy, self.between = request, True, b""
         self.transport.wrote = False
         if isinstance(request, Request):
             self._handler.handle(self, request)
@@ -156,7 +152,7 @@ class Connection:
         elif self._busy and not self._finished and not self.transport.unsent:
             has_begun = self.transport.wrote
             is_old = isinstance(self._request, Request) and self._request.http10
-            harmless = self.between if has_begun else b"" if is_old else _CONTINUE
+            harmless = self.between if has_begun else b"" if is_old else CONTINUE
             if harmless:
                 self.write(harmless)
             elif has_begun:  # cannot find out whether the client is still there
@@ -196,9 +192,10 @@ class Connection:
             self._closing = True
             transport.linger()
         else:
-            transport.resume_reading()
-        if self._parser.wants_continue and not self._line and not self._closing:
-            self._continue()
+            if not transport.is_reading:
+                transport.resume_reading()
+            if self._parser.wants_continue:
+                self._continue()
 
     # --- patience and shutting down ----------------------------------------------------------------------------------
 
@@ -255,3 +252,57 @@ class Connection:
         """Close with RST."""
         self.gone = None
         self.transport.reset()
+
+
+class LoggedConnection(Connection):
+    """A connection that writes a line to standard error when a response is finished, or its client is gone.
+
+    The line has the time, client, method, path, status, bytes sent, and milliseconds from arrival to the end of the
+    response; "-" if invalid bytes have no such value. It contains no headers and no bodies.
+    """
+
+    __slots__ = ("_sent", "_status")
+
+    def __init__(self, transport: Transport, handler: Handler, limits: Limits) -> None:
+        super().__init__(transport, handler, limits)
+        self.write = self._write
+        self._sent, self._status = 0, ""
+
+    def _start(self, request: Request | Problem) -> None:
+        self._sent, self._status = 0, "499"  # until there is a response
+        super()._start(request)
+
+    def _write(self, data: Data, *more: Data) -> None:
+        if not self._sent and data is not CONTINUE:
+            self._status = bytes(data[9:12]).decode("latin-1")
+        if data is not CONTINUE:
+            self._sent += len(data) + sum(map(len, more))
+        self.transport.write(data, *more)
+
+    def finish(self, keep_alive: bool = True) -> None:
+        self._log()
+        super().finish(keep_alive)
+
+    def lost(self) -> None:
+        super().lost()
+        self._log()
+
+    def reset(self) -> None:
+        self._log()
+        super().reset()
+
+    def _log(self) -> None:
+        one, self._request = self._request, None
+        if one is None:
+            return
+        request = one if isinstance(one, Request) else one.request
+        words = (
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            self.peer or "-",
+            request.method.decode("latin-1") or "-",
+            request.path.partition(b"?")[0].decode("ascii", "backslashreplace") or "-",
+            self._status,
+            str(self._sent),
+            f"{(now() - request.arrived) / 1e6:.3f}",
+        )
+        sys.stderr.write(" ".join(words) + "\n")
