@@ -133,14 +133,15 @@ class Listener:
 
     def sweep(self, at: int) -> None:
         """Give up on clients that are late as of `at`: one pass over all connections instead of a timer for each."""
+        for transport in list(self.transports):
+            transport.close_if_broken()
         late = at - min(self._idle, self._stalled)
         for transport in [one for one in self.transports if one.moved < late]:
             transport.give_up_if_late(self._idle, self._stalled, at)
 
     def _sweep_again(self) -> None:
         shortest = min(self._idle, self._stalled)
-        if shortest < NEVER:
-            self._sweeper = self.loop.call_later(min(_SWEEP_S, shortest / 4e9), self._swept)
+        self._sweeper = self.loop.call_later(min(_SWEEP_S, shortest / 4e9), self._swept)
 
     def _swept(self) -> None:
         self.sweep(now())

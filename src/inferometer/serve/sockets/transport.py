@@ -173,10 +173,16 @@ class Transport:
         """Check periodically, because the loop reports nothing more about a socket at end-of-file."""
         if self.closed:
             return
-        if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.close()
-        else:
+        if not self.close_if_broken():
             self.loop.call_later(wait, self._look_for_reset, min(2 * wait, _LAST_LOOK_S))
+
+    def close_if_broken(self) -> bool:
+        """Close if the client has reset the connection. uvloop reports a reset only once: if there was still something
+        to read by then, it does not report that the rest is an error."""
+        if not self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            return False
+        self.close()
+        return True
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
