@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import socket
+import struct
 from collections.abc import AsyncIterator
 
 import pytest
@@ -370,14 +371,31 @@ def test_a_client_is_not_late_while_its_data_is_unread(start: bytes):
     run(main())
 
 
-def test_without_limits_there_is_no_sweep():
+def test_without_limits_the_sweep_gives_up_on_nobody():
     async def main() -> None:
         async with listening(Limits(idle=0, stalled=0)) as (listener, _):
-            assert listener._sweeper is None
             with peer(listener) as client:
                 listener.sweep(now() + s(1_000_000))
                 await client.send(post("/", b"hello"))
                 assert await client.response() == (200, b"hello")
+
+    run(main())
+
+
+def test_the_sweep_closes_connections_that_were_reset():
+    """uvloop reports a reset once, and then there may still be something to read."""
+
+    async def main() -> None:
+        async with listening() as (listener, _):
+            address = listener._sock.getsockname()
+            with socket.create_connection(address) as client:
+                while not listener.transports:
+                    await asyncio.sleep(0.001)
+                client.sendall(post("/", bytes(1 << 20))[: 1 << 18])
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await asyncio.sleep(0.05)
+            listener.sweep(now())
+            assert not listener.transports
 
     run(main())
 

@@ -421,3 +421,18 @@ def test_a_parameter_beyond_fp64_is_refused() -> None:
     body = b'{"inputs":[],"parameters":{"p":1e400}}'
     with pytest.raises(Refused, match="Number out of range"):
         parse(body, b"", "m", no_memory)
+
+
+def test_known_requests_do_not_share_their_data():
+    """A JSON that was parsed before is not parsed again, but its tensors are those of the new body."""
+    head = json.dumps({"inputs": [BINARY | {"name": name} for name in "xy"], "parameters": {"a": 1}}).encode()
+    length = str(len(head)).encode()
+    for value in range(3):
+        data = bytes([value]) * 8 + bytes([value + 10]) * 8
+        found = parse(head + data, length, "m", no_memory)
+        assert {name: bytes(tensor.data) for name, tensor in found.inputs.items()} == {"x": data[:8], "y": data[8:]}
+        assert found.parameters == {"a": 1}
+        found.parameters["a"] = 2  # by a model
+    for wrong in (data[1:], data + b"x"):
+        with pytest.raises(Refused, match="unexpected"):
+            parse(head + wrong, length, "m", no_memory)

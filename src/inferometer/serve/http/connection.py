@@ -46,21 +46,8 @@ class Connection:
     """One client connection: reads requests, sends responses, and notices when the client is gone."""
 
     __slots__ = (
-        "_busy",
-        "_closing",
-        "_finished",
-        "_handler",
-        "_in_head",
-        "_limits",
-        "_line",
-        "_loop",
-        "_parser",
-        "_request",
-        "between",
-        "gone",
-        "room",
-        "transport",
-        "write",
+        "_busy", "_closing", "_finished", "_handler", "_in_head", "_limits", "_line", "_loop", "_parser", "_request",
+        "between", "gone", "room", "transport", "write",
     )  # fmt: skip
 
     def __init__(self, transport: Transport, handler: Handler, limits: Limits) -> None:
@@ -205,9 +192,10 @@ class Connection:
             self._closing = True
             transport.linger()
         else:
-            transport.resume_reading()
-        if self._parser.wants_continue and not self._line and not self._closing:
-            self._continue()
+            if not transport.is_reading:
+                transport.resume_reading()
+            if self._parser.wants_continue:
+                self._continue()
 
     # --- patience and shutting down ----------------------------------------------------------------------------------
 

@@ -26,15 +26,9 @@ from inferometer.tensors import TensorSpec
 
 NAME = "inferometer"
 EXTENSIONS = (
-    "classification",
-    "model_repository",
-    "schedule_policy",
-    "model_configuration",
-    "system_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-)
+    "classification", "model_repository", "schedule_policy", "model_configuration", "system_shared_memory",
+    "binary_tensor_data", "parameters", "statistics",
+)  # fmt: skip
 
 NO_CONTROL = "clients may not load and unload models: the server was started without --allow-control"
 
@@ -117,30 +111,20 @@ def cuda_status(name: str = "") -> Message:
 
 
 def refuse_cuda(name: str) -> Refused:
-    return Refused(
-        "INVALID_ARGUMENT",
-        f"failed to register CUDA shared memory region '{name}': CUDA shared memory is not supported; use system shared memory",
-    )
+    why = "CUDA shared memory is not supported; use system shared memory"
+    return Refused("INVALID_ARGUMENT", f"failed to register CUDA shared memory region '{name}': {why}")
 
 
 # --- traces and logs: shown, and not to be changed -------------------------------------------------------------------
 
 _TRACE = {
-    "trace_level": ("OFF",),
-    "trace_rate": ("1000",),
-    "trace_count": ("-1",),
-    "log_frequency": ("0",),
-    "trace_file": ("",),
-    "trace_mode": ("triton",),
-}
+    "trace_level": "OFF", "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0", "trace_file": "",
+    "trace_mode": "triton",
+}  # fmt: skip
 _LOG: dict[str, bool | int | str] = {
-    "log_file": "",
-    "log_info": False,
-    "log_warning": False,
-    "log_error": False,
-    "log_verbose_level": 0,
+    "log_file": "", "log_info": False, "log_warning": False, "log_error": False, "log_verbose_level": 0,
     "log_format": "default",
-}
+}  # fmt: skip
 
 
 def trace_settings(models: Models, model: str = "", asked: Sequence[str] = ()) -> Message:
@@ -150,8 +134,8 @@ def trace_settings(models: Models, model: str = "", asked: Sequence[str] = ()) -
     if asked:
         raise Refused("UNIMPLEMENTED", "this server does not trace: trace settings cannot be changed")
     made = TraceSettingResponse()
-    for name, values in _TRACE.items():
-        made.settings[name].value.extend(values)
+    for name, value in _TRACE.items():
+        made.settings[name].value.append(value)
     return made
 
 

@@ -1,6 +1,6 @@
 """KServe v2 with Triton's extensions over HTTP: the paths under /v2.
 
-`_ROUTES` has a line for each path. Responses come from control.py (shared with gRPC) or from an inference
+`_INFERENCE` and `_CONTROL` have a line for each path. Responses come from control.py (shared with gRPC) or from an inference
 (responders.py). Errors are `{"error": "..."}` with the HTTP status of their code.
 """
 
@@ -17,7 +17,7 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import control, generate, http_codec
-from inferometer.serve.kserve.http_codec import Data
+from inferometer.serve.kserve.http_codec import Data, invalid
 from inferometer.serve.kserve.responders import Generate, GenerateStream, Infer, Responder
 from inferometer.serve.models.registry import Model, Models
 from inferometer.serve.models.types import HTTP_STATUS, Refused
@@ -71,15 +71,17 @@ class Kserve:
         if words[:1] == [b"models"] and len(words) > 3 and words[2] == b"versions" and words[3].isdigit():
             version = words[3]
             del words[2:4]
-        for methods, pattern, handle in _ROUTES:
-            parts = pattern.encode().split(b"/") if pattern else []
-            if len(parts) == len(words) and all(part in (b"*", word) for part, word in zip(parts, words, strict=True)):
-                name = words[parts.index(b"*")] if b"*" in parts else b""
-                if len(self._known) >= _KNOWN_PATHS:
-                    self._known.clear()
-                self._known[path] = methods.encode().split(), partial(handle, self, _text(name), _text(version))
-                return self._known[path]
-        raise Declined(404, "Not Found")
+        if len(self._known) >= _KNOWN_PATHS:
+            self._known.clear()
+        if found := _match(_INFERENCE, words):
+            methods, infer, name = found
+            self._known[path] = methods, partial(infer, self, name, _text(version))
+        elif found := _match(_CONTROL, words):
+            methods, handle, name = found
+            self._known[path] = methods, partial(self._respond, handle, name, _text(version))
+        else:
+            raise Declined(404, "Not Found")
+        return self._known[path]
 
     # --- responses ---------------------------------------------------------------------------------------------------
 
@@ -105,105 +107,74 @@ class Kserve:
             one.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
         return len(rest)
 
-    def _send(self, connection: Connection, request: Request, tree: Any) -> None:
-        self.reply(connection, request, 200, msgspec.json.encode(tree))
+    # --- metadata and control: each returns what is sent as JSON (None: nothing), a Refused, or work to wait for ---
 
-    # --- the server and its models -----------------------------------------------------------------------------------
+    def _is_ready(self, name: str, version: str, _request: Request) -> None:
+        if self.draining or not (self.models.is_ready(name, version) if name else self.models.ready):
+            raise Declined(400, "Model version not ready" if name else "Server not ready")  # Triton's status for this
 
-    def _server(self, _name: str, _version: str, connection: Connection, request: Request) -> None:
-        self._send(connection, request, control.tree(control.server_metadata(self.models)))
-
-    def _is_live(self, _name: str, _version: str, connection: Connection, request: Request) -> None:
-        self.reply(connection, request, 200)
-
-    def _is_ready(self, name: str, version: str, connection: Connection, request: Request) -> None:
-        if not self.draining and (self.models.is_ready(name, version) if name else self.models.ready):
-            self.reply(connection, request, 200)
-        else:  # Triton's status for this
-            why = "Model version not ready" if name else "Server not ready"
-            self.reply(connection, request, 400, http_codec.error(why))
-
-    def _metadata(self, name: str, version: str, connection: Connection, request: Request) -> None:
-        self._send(connection, request, control.tree(control.model_metadata(self.models.find(name, version))))
-
-    def _config(self, name: str, version: str, connection: Connection, request: Request) -> None:
-        self._send(connection, request, control.tree(control.model_config(self.models.find(name, version))))
-
-    def _statistics(self, name: str, version: str, connection: Connection, request: Request) -> None:
-        self._send(connection, request, control.tree(control.statistics(self.models, name, version)))
-
-    def _index(self, _name: str, _version: str, connection: Connection, request: Request) -> None:
+    def _index(self, _name: str, _version: str, request: Request) -> Any:
         index = control.repository_index(self.models, bool(_fields(request).get("ready", False)))
-        self._send(connection, request, control.tree(index, empty=False).get("models", []))
+        return control.tree(index, empty=False).get("models", [])
 
-    def _load(self, name: str, _version: str, connection: Connection, request: Request) -> None:
+    def _load(self, name: str, _version: str, request: Request) -> Any:
         given = self._load_parameters(request)
         control.check_load(given)
         config = given.get("config", "")
         if not isinstance(config, str):
-            raise Refused("INVALID_ARGUMENT", "Unable to parse 'config': expected the configuration as a JSON string")
-        self._later(connection, request, self.models.load(name, config))
+            raise invalid("Unable to parse 'config': expected the configuration as a JSON string")
+        return self.models.load(name, config)
 
-    def _unload(self, name: str, _version: str, connection: Connection, request: Request) -> None:
+    def _unload(self, name: str, _version: str, request: Request) -> Any:
         self._load_parameters(request)
-        self._later(connection, request, self.models.unload(name))
+        return self.models.unload(name)
 
     def _load_parameters(self, request: Request) -> dict[str, Any]:
         if not self._control:
             raise Refused("PERMISSION_DENIED", control.NO_CONTROL)
         given = _fields(request).get("parameters") or {}
         if not isinstance(given, dict):
-            raise Refused("INVALID_ARGUMENT", "Unable to parse 'parameters': expected an object")
+            raise invalid("Unable to parse 'parameters': expected an object")
         return given
 
-    def _later(self, connection: Connection, request: Request, work: Coroutine[Any, Any, None]) -> None:
-        """Respond when the work is done."""
-
-        async def run() -> None:
-            try:
-                await work
-            except UserError as error:
-                self.refuse(connection, request, Refused("INTERNAL", str(error)))
-            except Exception as error:  # keep serving
-                self.refuse_for(connection, request, error)
-            else:
-                self.reply(connection, request, 200)
-
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _logging(self, _name: str, _version: str, connection: Connection, request: Request) -> None:
+    def _logging(self, _name: str, _version: str, request: Request) -> Any:
         settings = control.tree(control.log_settings(_changes(request)))["settings"]
-        self._send(connection, request, {name: next(iter(value.values())) for name, value in settings.items()})
+        return {name: next(iter(value.values())) for name, value in settings.items()}
 
-    def _trace(self, name: str, _version: str, connection: Connection, request: Request) -> None:
+    def _trace(self, name: str, _version: str, request: Request) -> Any:
         settings = control.tree(control.trace_settings(self.models, name, _changes(request)))["settings"]
-        shown = {
+        return {
             key: each["value"] if key == "trace_level" else "".join(each["value"]) for key, each in settings.items()
         }
-        self._send(connection, request, shown)
 
-    # --- shared memory -----------------------------------------------------------------------------------------------
+    def _memory_status(self, name: str, _version: str, _request: Request) -> Any:
+        return _regions(control.shared_memory_status(self.models, name))
 
-    def _memory_status(self, name: str, _version: str, connection: Connection, request: Request) -> None:
-        status = control.shared_memory_status(self.models, name)
-        self._send(connection, request, list(control.tree(status)["regions"].values()))
-
-    def _register(self, name: str, _version: str, connection: Connection, request: Request) -> None:
+    def _register(self, name: str, _version: str, request: Request) -> None:
         asked = _registration(request)
         self.models.regions.register(name, asked.key, asked.offset, asked.byte_size)
-        self.reply(connection, request, 200)
 
-    def _unregister(self, name: str, _version: str, connection: Connection, request: Request) -> None:
-        self.models.regions.unregister(name)
-        self.reply(connection, request, 200)
+    def _respond(self, handle: "Control", name: str, version: str, connection: Connection, request: Request) -> None:
+        made = handle(self, name, version, request)
+        if isinstance(made, Refused):
+            raise made
+        if asyncio.iscoroutine(made):
+            task = asyncio.get_running_loop().create_task(self._later(connection, request, made))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            self.reply(connection, request, 200, b"" if made is None else msgspec.json.encode(made))
 
-    def _cuda_status(self, name: str, _version: str, connection: Connection, request: Request) -> None:
-        self._send(connection, request, list(control.tree(control.cuda_status(name))["regions"].values()))
-
-    def _register_cuda(self, name: str, _version: str, _connection: Connection, _request: Request) -> None:
-        raise control.refuse_cuda(name)
+    async def _later(self, connection: Connection, request: Request, work: Coroutine[Any, Any, None]) -> None:
+        """Respond when the work is done."""
+        try:
+            await work
+        except UserError as error:
+            self.refuse(connection, request, Refused("INTERNAL", str(error)))
+        except Exception as error:  # keep serving
+            self.refuse_for(connection, request, error)
+        else:
+            self.reply(connection, request, 200)
 
     # --- inference ---------------------------------------------------------------------------------------------------
 
@@ -233,7 +204,7 @@ class Kserve:
 
     def _generate_stream(self, name: str, version: str, connection: Connection, request: Request) -> None:
         if request.http10:
-            raise Refused("INVALID_ARGUMENT", "streaming requires HTTP/1.1")
+            raise invalid("streaming requires HTTP/1.1")
         model = self._find(request, name, version)
         responder = GenerateStream(self, connection, request, name, version)
         self._read(responder, request, lambda body: generate.request(body, model))
@@ -260,18 +231,23 @@ class Kserve:
         return self.models.find(name, version)
 
 
-_ROUTES: tuple[tuple[str, str, Callable[[Kserve, str, str, Connection, Request], None]], ...] = (
+Control = Callable[[Kserve, str, str, Request], Any]
+Routes = tuple[tuple[str, str, Callable[..., Any]], ...]
+
+_INFERENCE: Routes = (
     ("POST", "models/*/infer", Kserve._infer),
     ("POST", "models/*/generate", Kserve._generate),
     ("POST", "models/*/generate_stream", Kserve._generate_stream),
-    ("GET", "", Kserve._server),
-    ("GET", "health/live", Kserve._is_live),
+)
+_CONTROL: Routes = (
+    ("GET", "", lambda kserve, *_: control.tree(control.server_metadata(kserve.models))),
+    ("GET", "health/live", lambda *_: None),
     ("GET", "health/ready", Kserve._is_ready),
-    ("GET", "models/stats", Kserve._statistics),
-    ("GET", "models/*", Kserve._metadata),
+    ("GET", "models/stats", lambda kserve, *_: control.tree(control.statistics(kserve.models))),
+    ("GET", "models/*", lambda kserve, *which: control.tree(control.model_metadata(kserve.models.find(*which[:2])))),
     ("GET", "models/*/ready", Kserve._is_ready),
-    ("GET", "models/*/config", Kserve._config),
-    ("GET", "models/*/stats", Kserve._statistics),
+    ("GET", "models/*/config", lambda kserve, *which: control.tree(kserve.models.find(*which[:2]).config)),
+    ("GET", "models/*/stats", lambda kserve, *which: control.tree(control.statistics(kserve.models, *which[:2]))),
     ("GET POST", "models/*/trace/setting", Kserve._trace),
     ("GET POST", "trace/setting", Kserve._trace),
     ("GET POST", "logging", Kserve._logging),
@@ -281,16 +257,25 @@ _ROUTES: tuple[tuple[str, str, Callable[[Kserve, str, str, Connection, Request],
     ("GET", "systemsharedmemory/status", Kserve._memory_status),
     ("GET", "systemsharedmemory/region/*/status", Kserve._memory_status),
     ("POST", "systemsharedmemory/region/*/register", Kserve._register),
-    ("POST", "systemsharedmemory/unregister", Kserve._unregister),
-    ("POST", "systemsharedmemory/region/*/unregister", Kserve._unregister),
-    ("GET", "cudasharedmemory/status", Kserve._cuda_status),
-    ("GET", "cudasharedmemory/region/*/status", Kserve._cuda_status),
-    ("POST", "cudasharedmemory/region/*/register", Kserve._register_cuda),
-    ("POST", "cudasharedmemory/unregister", Kserve._is_live),
-    ("POST", "cudasharedmemory/region/*/unregister", Kserve._is_live),
+    ("POST", "systemsharedmemory/unregister", lambda kserve, *_: kserve.models.regions.unregister()),
+    ("POST", "systemsharedmemory/region/*/unregister", lambda kserve, name, *_: kserve.models.regions.unregister(name)),
+    ("GET", "cudasharedmemory/status", lambda *_: _regions(control.cuda_status())),
+    ("GET", "cudasharedmemory/region/*/status", lambda _kserve, name, *_: _regions(control.cuda_status(name))),
+    ("POST", "cudasharedmemory/region/*/register", lambda _kserve, name, *_: control.refuse_cuda(name)),
+    ("POST", "cudasharedmemory/unregister", lambda *_: None),
+    ("POST", "cudasharedmemory/region/*/unregister", lambda *_: None),
 )
-"""Methods, path below /v2, and what handles it with the name at * (and with the version behind a model's name). Nothing
+"""Methods, path below /v2, and what is called with the name at * (and with the version behind a model's name). Nothing
 can be registered in CUDA memory, so there is nothing to unregister."""
+
+
+def _match(routes: Routes, words: list[bytes]) -> tuple[list[bytes], Callable[..., Any], str] | None:
+    """Return the methods, the function and the name in the path."""
+    for methods, path, handle in routes:
+        parts = path.encode().split(b"/") if path else []
+        if len(parts) == len(words) and all(part in (b"*", word) for part, word in zip(parts, words, strict=True)):
+            return methods.encode().split(), handle, _text(words[parts.index(b"*")]) if b"*" in parts else ""
+    return None
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
@@ -306,11 +291,15 @@ def _registration(request: Request) -> _Registration:
     fields = _fields(request)
     for name in ("key", "byte_size"):
         if name not in fields:
-            raise Refused("INVALID_ARGUMENT", f"Shared memory register request has no '{name}' field")
+            raise invalid(f"Shared memory register request has no '{name}' field")
     try:
         return msgspec.convert(fields, _Registration)
     except msgspec.ValidationError as error:
-        raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {error}") from None
+        raise invalid(f"Unable to parse the request: {error}") from None
+
+
+def _regions(status: Any) -> list[Any]:
+    return list(control.tree(status)["regions"].values())
 
 
 def _changes(request: Request) -> list[str]:
@@ -324,7 +313,7 @@ def _fields(request: Request) -> dict[str, Any]:
         return {}
     tree = http_codec.parse_json(request.body)
     if not isinstance(tree, dict):
-        raise Refused("INVALID_ARGUMENT", "expected a JSON object")
+        raise invalid("expected a JSON object")
     return tree
 
 

@@ -61,23 +61,19 @@ class Protocol(typing.Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the rest of a request is expected, so that the limit for stalled clients applies; `late` is called
-        then."""
+        """Whether the rest of a request is expected: if it does not come within the limit, `late` is called."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is in progress, so that the limit for idle clients applies; the connection is closed
-        then."""
+        """Whether no request is in progress: if none comes within the limit, the connection is closed."""
 
     def late(self) -> None:
         """Give up the request that is expected."""
 
-    # --- shutting down ---
-
     @property
     def in_flight(self) -> bool:
-        """Whether a request is in progress, its response is not sent yet, or the rest of an admitted one is still
-        arriving."""
+        """Whether the server's shutdown has to wait: a request is in progress, its response is not sent yet, or the rest
+        of an admitted one is still arriving."""
 
     def let_in(self) -> None:
         """Admit a request that has begun to arrive, since new requests are refused from now on."""
@@ -90,8 +86,8 @@ class Transport:
     """A client's socket."""
 
     __slots__ = (
-        "_is_leaving", "_is_reading", "_listener", "_out", "_sock", "closed", "has_ended", "loop", "moved", "peer", "protocol",
-        "send", "unsent", "wrote",
+        "_is_leaving", "_listener", "_out", "_sock", "closed", "has_ended", "is_reading", "loop", "moved", "peer",
+        "protocol", "send", "unsent", "wrote",
     )  # fmt: skip
 
     protocol: Protocol
@@ -115,7 +111,7 @@ class Transport:
         self._listener = listener
         self._out: deque[bytearray | memoryview] = deque()
         self._is_leaving = False
-        self._is_reading = True
+        self.is_reading = True
         self.loop.add_reader(sock, self._readable)
 
     @property
@@ -155,12 +151,12 @@ class Transport:
         return int(seconds * 1_000_000_000 + nanoseconds - self._listener.wall_offset)
 
     def pause_reading(self) -> None:
-        self._is_reading = False
+        self.is_reading = False
         self.loop.remove_reader(self._sock)
 
     def resume_reading(self) -> None:
-        if not (self._is_reading or self.closed or self.has_ended):
-            self._is_reading = True
+        if not (self.is_reading or self.closed or self.has_ended):
+            self.is_reading = True
             self.loop.add_reader(self._sock, self._readable)
 
     def _end(self) -> None:
@@ -177,10 +173,16 @@ class Transport:
         """Check periodically, because the loop reports nothing more about a socket at end-of-file."""
         if self.closed:
             return
-        if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.close()
-        else:
+        if not self.close_if_broken():
             self.loop.call_later(wait, self._look_for_reset, min(2 * wait, _LAST_LOOK_S))
+
+    def close_if_broken(self) -> bool:
+        """Close if the client has reset the connection. uvloop reports a reset only once: if there was still something
+        to read by then, it does not report that the rest is an error."""
+        if not self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            return False
+        self.close()
+        return True
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
@@ -273,17 +275,11 @@ class Transport:
                 self._give_up_sending()
         elif self._is_leaving:
             return
-        elif self._is_awaited():
+        elif self.protocol.is_waiting:
             if silent > stalled and not self.has_input():
-                self._late()
+                self.protocol.late()
         elif self.protocol.is_idle and silent > idle and not self.has_input():
             self.close()
-
-    def _is_awaited(self) -> bool:
-        return self.protocol.is_waiting
-
-    def _late(self) -> None:
-        self.protocol.late()
 
     def has_input(self) -> bool:
         """Whether data is waiting to be read: then the server is late, not the client."""
@@ -291,8 +287,8 @@ class Transport:
             self._sock.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return False
-        except OSError:  # reading will report it
-            return True
+        except OSError:
+            pass  # reading will report it
         return True
 
     def _give_up_sending(self) -> None:
