@@ -6,7 +6,7 @@ from inferometer.tensors import Tensor
 
 def load(loading: Loading) -> Loaded:
     renamed = pairs(loading)
-    return Loaded(instant=lambda inputs, parameters: passed_on(inputs, renamed))
+    return Loaded(instant=lambda inputs, parameters: passed_on(inputs, renamed), slots=0)
 
 
 def pairs(loading: Loading) -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
-from inferometer.serve.models.types import Inference, ModelSignature, Refused, Tensors, Wanted
+from inferometer.serve.models.types import NEVER, Inference, ModelSignature, Refused, Tensors, Wanted
 from inferometer.serve.offload import COPIED, LARGE, STRING
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec
 
@@ -213,6 +213,19 @@ def _check_outputs(inference: Inference, model: Taken) -> None:
         wanted[each.name] = each
     if len(wanted) < len(inference.wanted):
         inference.wanted = tuple(wanted.values())
+
+
+def timeout_ns(inference: Inference) -> int:
+    """Return the request's own timeout in ns, or 0."""
+    timeout = inference.parameters.get("timeout", 0)
+    try:
+        microseconds = int(timeout)
+    except (ValueError, OverflowError):
+        microseconds = -1
+    if not 0 <= microseconds < NEVER // 1000:
+        message = f"timeout must be a number of microseconds (got {str(timeout)[:40]})"
+        _refuse(inference, message)
+    return microseconds * 1000
 
 
 # --- messages --------------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class Inference(msgspec.Struct, eq=False):
     key: Any = None
     """Requests with equal keys may share a batch."""
     place: Any = None
-    """What currently holds it: a model's queue, then an execution."""
+    """What holds it, unless it is computed at once: the model while it is read or queued, then its execution."""
     is_over: bool = False
     queued: int = -1
     """When it was accepted."""
@@ -196,7 +196,7 @@ class Loaded(msgspec.Struct):
     """
     begin: Begin | None = None
     instant: Callable[[Tensors, Parameters], Tensors] | None = None
-    """Computes in the loop's thread: for models that take microseconds. `slots` does not apply."""
+    """Computes in the loop's thread: for models that take microseconds, with `slots` 0."""
     forward: Forward | None = None
     """The model runs in another process, which queues and batches its requests."""
     slots: int = 1
