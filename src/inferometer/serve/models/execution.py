@@ -6,7 +6,6 @@ faulty one fails.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -55,7 +54,7 @@ class Execution:
         self._is_over = self._answered = False
         self._is_busy = False
         """Whether a response is being prepared, maybe in a thread."""
-        self._later: deque[Tensors] = deque()
+        self._later: list[Tensors] = []
         """Responses that wait for it, so that they keep their order."""
         self._last: tuple[Refused | None] | None = None
         """The argument to finish with once they are done."""
@@ -109,9 +108,17 @@ class Execution:
             self._prepare(outputs, self.owner.responses.work(outputs, self.batch))
 
     def _prepare(self, outputs: Tensors, work: int) -> None:
-        self._is_busy = True
         self._computed = now()
-        self.owner.offload.run(work, partial(self.owner.responses.share, outputs, self.batch), self._prepared)
+        if work:
+            self._is_busy = True
+            self.owner.offload.run(work, partial(self.owner.responses.share, outputs, self.batch), self._prepared)
+            return
+        try:
+            made = self.owner.responses.share(outputs, self.batch)
+        except Exception as error:
+            self._finish(reason(error))
+        else:
+            self._prepared(made, None)
 
     def _prepared(self, made: list[Share] | None, error: BaseException | None) -> None:
         self._is_busy = False
@@ -124,7 +131,7 @@ class Execution:
         self._split = now()
         self._answer(made)
         if self._later:
-            self._prepare(self._later.popleft(), LARGE + 1)  # in a thread, so that this does not recurse
+            self._prepare(self._later.pop(0), LARGE + 1)  # in a thread, so that this does not recurse
         elif self._last is not None:
             self._finish(*self._last)
 
