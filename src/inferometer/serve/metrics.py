@@ -4,152 +4,75 @@ Written by hand instead of with prometheus_client, which would append `_total` t
 suffix.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import psutil
 
 from inferometer import __version__
 from inferometer.serve.histogram import Histogram
-from inferometer.serve.models.registry import Model, Models
+from inferometer.serve.models.registry import Models
 from inferometer.serve.models.statistics import Statistics
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-Samples = Iterable[tuple[dict[str, str], float]]
+Samples = Iterable[tuple[dict[str, str], Any]]
+"""Labels with a number or a histogram."""
 
-_COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
-    (
-        "nv_inference_request_success",
-        "Number of successful inference requests, all batch sizes",
-        lambda counted: counted.success,
-    ),
-    (
-        "nv_inference_count",
-        "Number of inferences performed (does not include cached requests)",
-        lambda counted: counted.rows,
-    ),
-    (
-        "nv_inference_exec_count",
-        "Number of model executions performed (does not include cached requests)",
-        lambda counted: counted.executions,
-    ),
-    (
-        "nv_inference_request_duration_us",
-        "Cumulative inference request duration in microseconds (includes cached requests)",
-        lambda counted: counted.success_ns // 1000,
-    ),
-    (
-        "nv_inference_queue_duration_us",
-        "Cumulative inference queuing duration in microseconds (includes cached requests)",
-        lambda counted: counted.queue_ns // 1000,
-    ),
-    (
-        "nv_inference_compute_input_duration_us",
-        "Cumulative compute input duration in microseconds (does not include cached requests)",
-        lambda counted: counted.compute_ns[0] // 1000,
-    ),
-    (
-        "nv_inference_compute_infer_duration_us",
-        "Cumulative compute inference duration in microseconds (does not include cached requests)",
-        lambda counted: counted.compute_ns[1] // 1000,
-    ),
-    (
-        "nv_inference_compute_output_duration_us",
-        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
-        lambda counted: counted.compute_ns[2] // 1000,
-    ),
-)
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...] = (
-    (
-        "nv_inference_request_latency_seconds",
-        "Latency of successful requests, from arrival to the last response",
-        lambda counted: counted.request,
-    ),
-    (
-        "nv_inference_queue_latency_seconds",
-        "Time that successful requests spent in the queue",
-        lambda counted: counted.queue,
-    ),
-    (
-        "nv_inference_compute_latency_seconds",
-        "Time that successful requests spent on a model instance",
-        lambda counted: counted.compute,
-    ),
-)
+_CACHED, _NOT_CACHED = "in microseconds (includes cached requests)", "(does not include cached requests)"
+_MODEL: dict[str, tuple[str, str, Callable[[Statistics], Any]]] = {
+    "request_success": ("counter", "Number of successful inference requests, all batch sizes", lambda of: of.success),
+    "count": ("counter", f"Number of inferences performed {_NOT_CACHED}", lambda of: of.rows),
+    "exec_count": ("counter", f"Number of model executions performed {_NOT_CACHED}", lambda of: of.executions),
+    "request_duration_us": ("counter", f"Cumulative inference request duration {_CACHED}", lambda of: of.success_ns // 1000),
+    "queue_duration_us": ("counter", f"Cumulative inference queuing duration {_CACHED}", lambda of: of.queue_ns // 1000),
+    "compute_input_duration_us": ("counter", f"Cumulative compute input duration in microseconds {_NOT_CACHED}", lambda of: of.compute_ns[0] // 1000),
+    "compute_infer_duration_us": ("counter", f"Cumulative compute inference duration in microseconds {_NOT_CACHED}", lambda of: of.compute_ns[1] // 1000),
+    "compute_output_duration_us": ("counter", f"Cumulative inference compute output duration in microseconds {_NOT_CACHED}", lambda of: of.compute_ns[2] // 1000),
+    "request_latency_seconds": ("histogram", "Latency of successful requests, from arrival to the last response", lambda of: of.request),
+    "queue_latency_seconds": ("histogram", "Time that successful requests spent in the queue", lambda of: of.queue),
+    "compute_latency_seconds": ("histogram", "Time that successful requests spent on a model instance", lambda of: of.compute),
+}  # fmt: skip
+"""Kind, description and value of the metrics of a model, by name after nv_inference_."""
 
 
 def page(models: Models, started: float) -> bytes:
     """Return the page. `started` is when the server was started, in seconds since 1970."""
     served = [model for name in models.names() if not (model := models.find(name)).is_remote]
-    lines: list[str] = []
-    for name, text, value in _COUNTERS:
-        lines += _family(name, text, "counter", ((_labels(model), value(model.counted)) for model in served))
-    lines += _family(
-        "nv_inference_request_failure",
-        "Number of failed inference requests, all batch sizes",
-        "counter",
-        (
-            ({"model": model.name, "reason": reason, "version": model.version}, count)
-            for model in served
-            for reason, count in model.counted.failures.items()
+    labels = {model: {"model": model.name, "version": model.version} for model in served}
+    reasons = [({**labels[one], "reason": why}, count) for one in served for why, count in one.counted.failures.items()]
+    memory, pending = psutil.virtual_memory(), [(labels[one], one.pending) for one in served]
+    families: list[tuple[str, str, str, Samples]] = [
+        *(
+            (f"nv_inference_{name}", kind, text, [(labels[one], value(one.counted)) for one in served])
+            for name, (kind, text, value) in _MODEL.items()
         ),
-    )
-    lines += _family(
-        "nv_inference_pending_request_count",
-        "Instantaneous number of pending requests awaiting execution per-model.",
-        "gauge",
-        ((_labels(model), model.pending) for model in served),
-    )
-    for name, text, histogram in _HISTOGRAMS:
-        lines += _histograms(name, text, [(_labels(model), histogram(model.counted)) for model in served])
-    lines += _machine()
-    lines += _family(
-        "process_start_time_seconds", "Start time of the server since unix epoch in seconds.", "gauge", [({}, started)]
-    )
-    # the other names are those of vLLM and Triton: only this one tells that it is neither
-    lines += _family(
-        "inferometer_serve_info", "Version of inferometer serve.", "gauge", [({"version": __version__}, 1)]
-    )
-    return ("\n".join(lines) + "\n").encode()
+        ("nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes", reasons),
+        ("nv_inference_pending_request_count", "gauge", "Instantaneous number of pending requests awaiting execution per-model.", pending),
+        ("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]", [({}, psutil.cpu_percent() / 100)]),
+        ("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes", [({}, memory.total)]),
+        ("nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", [({}, memory.used)]),
+        ("process_start_time_seconds", "gauge", "Start time of the server since unix epoch in seconds.", [({}, started)]),
+        # The other names are those of vLLM and Triton: only this one tells that it is neither.
+        ("inferometer_serve_info", "gauge", "Version of inferometer serve.", [({"version": __version__}, 1)]),
+    ]  # fmt: skip
+    return "".join([line for family in families for line in _family(*family)]).encode()
 
 
-def _machine() -> Iterable[str]:
-    memory = psutil.virtual_memory()
-    for name, text, value in (
-        ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", psutil.cpu_percent() / 100),
-        ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", memory.total),
-        ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", memory.used),
-    ):
-        yield from _family(name, text, "gauge", [({}, value)])
-
-
-def _labels(model: Model) -> dict[str, str]:
-    return {"model": model.name, "version": model.version}
-
-
-def _family(name: str, text: str, kind: str, samples: Samples) -> Iterable[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
+def _family(name: str, kind: str, text: str, samples: Samples) -> Iterable[str]:
+    yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
     for labels, value in samples:
-        yield f"{name}{_written(labels)} {value}"
-
-
-def _histograms(name: str, text: str, found: Sequence[tuple[dict[str, str], Histogram]]) -> Iterable[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} histogram"
-    for labels, histogram in found:
+        if not isinstance(value, Histogram):
+            yield f"{name}{_written(labels)} {value}\n"
+            continue
         count = 0
-        for bound, count in histogram.buckets():
-            yield f"{name}_bucket{_written({**labels, 'le': bound})} {count}"
-        yield f"{name}_sum{_written(labels)} {histogram.sum}"
-        yield f"{name}_count{_written(labels)} {count}"
+        for bound, count in value.buckets():
+            yield f"{name}_bucket{_written({**labels, 'le': bound})} {count}\n"
+        yield f"{name}_sum{_written(labels)} {value.sum}\n{name}_count{_written(labels)} {count}\n"
 
 
 def _written(labels: dict[str, str]) -> str:
     if not labels:
         return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    escaped = {k: v.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') for k, v in labels.items()}
+    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}"

@@ -75,7 +75,7 @@ def _complete(config: Any, classes: int) -> None:
     configured.declare(config.input, [image, pixels])
     for one in config.input:
         if one.name == PIXELS:
-            one.format = one.DESCRIPTOR.fields_by_name["format"].enum_type.values_by_name["FORMAT_NCHW"].number
+            one.MergeFrom(type(one)(format="FORMAT_NCHW"))
     configured.declare(config.output, [TensorSpec(SCORES, "FP32", (classes,))])
     for one in config.output:
         one.label_filename = one.label_filename or "labels.txt"

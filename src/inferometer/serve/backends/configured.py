@@ -10,13 +10,14 @@ import importlib.util
 import itertools
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from inferometer.errors import UserError
-from inferometer.serve.models.configs import with_texts
+from inferometer.serve.models.configs import datatype, with_texts
 from inferometer.serve.models.types import Loading, Refused
 from inferometer.tensors import Tensor, TensorSpec, shown, to_numpy
 from inferometer.wire import protobuf
@@ -40,27 +41,14 @@ def outputs(config: Any) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(one.name, datatype(one), tuple(one.dims)) for one in config.output)
 
 
-def datatype(field: Any) -> str:
-    """Return KServe's name for the type of a ModelInput or ModelOutput."""
-    known = _types(field).values_by_number.get(field.data_type)
-    name = str(known.name).removeprefix("TYPE_") if known is not None else f"data_type {field.data_type}"
-    return "BYTES" if name == "STRING" else name
-
-
-def _types(field: Any) -> Any:
-    return field.DESCRIPTOR.fields_by_name["data_type"].enum_type
-
-
 def declare(fields: Any, specs: Sequence[TensorSpec]) -> None:
     """Add `specs` to config.input or config.output if that is empty."""
-    if fields:
-        return
-    for spec in specs:
-        one = fields.add(name=spec.name, dims=spec.shape)
-        kind = "STRING" if spec.datatype == "BYTES" else spec.datatype
-        one.data_type = _types(one).values_by_name[f"TYPE_{kind}"].number
-        if spec.optional:
-            one.optional = True
+    for spec in [] if fields else specs:
+        kind, more = (
+            "STRING" if spec.datatype == "BYTES" else spec.datatype,
+            {"optional": True} if spec.optional else {},
+        )
+        fields.add(name=spec.name, dims=spec.shape, data_type=f"TYPE_{kind}", **more)
 
 
 def complete(loading: Loading, found_inputs: Sequence[TensorSpec], found_outputs: Sequence[TensorSpec]) -> None:
@@ -218,11 +206,8 @@ def forget(module: ModuleType) -> None:
 
 def _line(error: BaseException, path: Path) -> str:
     """Return the line of the file in which the error happened."""
-    numbers, trace = [], error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            numbers.append(trace.tb_lineno)
-        trace = trace.tb_next
+    frames = traceback.walk_tb(error.__traceback__)
+    numbers = [number for frame, number in frames if frame.f_code.co_filename == str(path)]
     return f" (line {numbers[-1]})" if numbers else ""
 
 

@@ -6,7 +6,7 @@ from inferometer.tensors import Tensor
 
 def load(loading: Loading) -> Loaded:
     renamed = pairs(loading)
-    return Loaded(instant=lambda inputs, parameters: passed_on(inputs, renamed))
+    return Loaded(instant=lambda inputs, parameters: passed_on(inputs, renamed), slots=0)
 
 
 def pairs(loading: Loading) -> dict[str, str]:
@@ -25,5 +25,8 @@ def pairs(loading: Loading) -> dict[str, str]:
 
 
 def passed_on(inputs: Tensors, renamed: dict[str, str]) -> Tensors:
-    names = [(renamed[tensor.name], tensor) for tensor in inputs.values()]
-    return {name: Tensor(name, tensor.datatype, tensor.shape, tensor.data) for name, tensor in names}
+    outputs: Tensors = {}
+    for tensor in inputs.values():
+        name = renamed[tensor.name]
+        outputs[name] = Tensor(name, tensor.datatype, tensor.shape, tensor.data)
+    return outputs

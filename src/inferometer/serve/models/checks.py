@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
-from inferometer.serve.models.types import Inference, ModelSignature, Refused, Tensors, Wanted
+from inferometer.serve.models.types import NEVER, Inference, ModelSignature, Refused, Tensors, Wanted
 from inferometer.serve.offload import COPIED, LARGE, STRING
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec
 
@@ -39,29 +39,32 @@ class Taken(NamedTuple):
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
     required: frozenset[str]
+    has_strings: bool
+    """Whether an input is BYTES, whose size does not follow from its shape."""
     is_keyed: bool
     """Whether requests may be joined, so that `Inference.key` is needed."""
-    known: dict[Any, tuple[int, tuple[int, ...], Any]]
-    """For valid names, datatypes and shapes: the rows, the size of each input in bytes (-1 for strings), and the key."""
+    known: dict[Any, tuple[int, Any]]
+    """The rows and the key for valid names, datatypes, shapes and sizes."""
 
 
 def taken(model: str, max_batch: int, facts: ModelSignature, is_keyed: bool) -> Taken:
     inputs, outputs = ({spec.name: spec for spec in specs} for specs in (facts.inputs, facts.outputs))
     required = frozenset(spec.name for spec in facts.inputs if not spec.optional)
-    return Taken(model, max_batch, inputs, outputs, required, is_keyed, {})
+    has_strings = any(spec.datatype == "BYTES" for spec in facts.inputs)
+    return Taken(model, max_batch, inputs, outputs, required, has_strings, is_keyed, {})
 
 
 def check(inference: Inference, model: Taken) -> bool:
     """Set `rows` and `key`, or raise Refused. Return False if `read` has to check the inputs, too."""
-    inputs = inference.inputs
-    signature = tuple([(name, tensor.datatype, tensor.shape) for name, tensor in inputs.items()])
-    known, is_whole = model.known.get(signature), True
-    if known is None or inference.unread or not _have_sizes(inputs, known[1]):
+    inputs, is_whole, signature, known = inference.inputs, True, None, None
+    if not model.has_strings and not inference.unread:
+        signature = tuple([(name, one.datatype, one.shape, len(one.data)) for name, one in inputs.items()])
+        known = model.known.get(signature)
+    if known is None:
         is_whole = _check_inputs(inference, model)
-        sizes = tuple(math.prod(one.shape) * DATATYPES[one.datatype].size or -1 for one in inputs.values())
-        shapes = tuple(sorted([(name, tensor.shape[1:]) for name, tensor in inputs.items()]))
-        known = inference.rows, sizes, shapes
-        if is_whole and -1 not in sizes:
+        shapes = tuple(sorted([(name, one.shape[1:]) for name, one in inputs.items()])) if model.is_keyed else None
+        known = inference.rows, shapes
+        if signature is not None:
             if len(model.known) >= _MOST:
                 model.known.clear()
             model.known[signature] = known
@@ -70,15 +73,8 @@ def check(inference: Inference, model: Taken) -> bool:
         _check_outputs(inference, model)
     if model.is_keyed:
         words = [pair for pair in inference.parameters.items() if pair[0] not in NOT_FOR_THE_MODEL]
-        inference.key = known[2], tuple(sorted(words))
+        inference.key = known[1], tuple(sorted(words))
     return is_whole
-
-
-def _have_sizes(inputs: Tensors, sizes: tuple[int, ...]) -> bool:
-    for tensor, size in zip(inputs.values(), sizes, strict=True):  # noqa: SIM110  (a generator costs more)
-        if len(tensor.data) != size:
-            return False
-    return True
 
 
 def work(inference: Inference) -> int:
@@ -129,13 +125,15 @@ def _check_inputs(inference: Inference, model: Taken) -> bool:
 
 def _check_one(inference: Inference, model: Taken, tensor: Tensor, spec: TensorSpec) -> bool:
     """Return False if there is more to check."""
-    shape, of_model = tensor.shape, f"model '{model.model}'"
+    shape = tensor.shape
     if tensor.datatype != spec.datatype:
         words = f"inference input '{spec.name}' data-type is '{tensor.datatype}'"
-        _refuse(inference, f"{words}, but {of_model} expects '{spec.datatype}'")
+        _refuse(inference, f"{words}, but model '{model.model}' expects '{spec.datatype}'")
     if not fits(shape, spec.shape):
-        words = f"unexpected shape for input '{spec.name}' for {of_model}. Expected {_shown(spec.shape)}, got {_shown(shape)}"
-        _refuse(inference, f"{words}. {_BATCH_NOTE}" if model.max_batch else words)
+        words = (
+            f"unexpected shape for input '{spec.name}' for model '{model.model}'. Expected {_shown(spec.shape)}, got"
+        )
+        _refuse(inference, f"{words} {_shown(shape)}. {_BATCH_NOTE}" if model.max_batch else f"{words} {_shown(shape)}")
     if model.max_batch and shape[0] < 1:
         _refuse(inference, f"inference request batch-size must be >= 1 for '{model.model}', got {shape[0]}")
     if inference.unread and spec.name in inference.unread:
@@ -151,37 +149,37 @@ def _check_one(inference: Inference, model: Taken, tensor: Tensor, spec: TensorS
 def _check_size(inference: Inference, model: Taken, tensor: Tensor, given: int) -> None:
     """Check `given` bytes; -1 if not known yet."""
     expected, size = math.prod(tensor.shape), DATATYPES[tensor.datatype].size
-    if given < 0:
-        return
-    which = f"'{tensor.name}' for model '{model.model}'"
-    if size and expected * size != given:
-        _refuse(inference, f"input byte size mismatch for input {which}. Expected {expected * size}, got {given}")
-    if not size and expected > MANY and expected * _LENGTH.size > given:  # each string has at least a length prefix
-        words = f"unexpected number of string elements for inference input {which}, expecting {expected}"
-        _refuse(inference, f"{words}: {given} bytes hold at most {given // _LENGTH.size}")
+    if given >= 0 and size and expected * size != given:
+        words = f"input byte size mismatch for input '{tensor.name}' for model '{model.model}'"
+        _refuse(inference, f"{words}. Expected {expected * size}, got {given}")
+    if given >= 0 and not size and expected > MANY and 4 * expected > given:  # each string has at least a length prefix
+        words = f"unexpected number of string elements for inference input '{tensor.name}' for model '{model.model}'"
+        _refuse(inference, f"{words}, expecting {expected}: {given} bytes hold at most {given // 4}")
 
 
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether each size equals the expected one, or the expected one is -1."""
     if len(shape) != len(expected):
         return False
-    return all(size >= 0 and wanted in (size, -1) for size, wanted in zip(shape, expected, strict=True))
+    for i, size in enumerate(shape):  # noqa: SIM110  (a generator costs more than what it looks at, and so does zip)
+        if size < 0 or size != expected[i] != -1:
+            return False
+    return True
 
 
 def _check_strings(inference: Inference, model: Taken, tensor: Tensor) -> None:
     data, at, found = tensor.data, 0, 0
     expected, end = math.prod(tensor.shape), len(tensor.data)
-    which, of_model = f"for inference input '{tensor.name}'", f"for model '{model.model}'"
     while at < end and found <= expected:
         if at + 4 > end:
-            words = f"incomplete string length indicator {which} {of_model}, expecting 4 bytes but only {end - at}"
-            _refuse(
-                inference, f"{words} bytes available. Please make sure the string length indicator is in one buffer."
+            words = (
+                f"incomplete string length indicator {_of(tensor, model)}, expecting 4 bytes but only {end - at} bytes"
             )
+            _refuse(inference, f"{words} available. Please make sure the string length indicator is in one buffer.")
         (size,) = _LENGTH.unpack_from(data, at)
         at += 4
         if at + size > end:
-            words = f"incomplete string data {which}, expecting string of length {size}"
+            words = f"incomplete string data for inference input '{tensor.name}', expecting string of length {size}"
             _refuse(inference, f"{words} but only {end - at} bytes available")
         at += size
         found += 1
@@ -189,7 +187,7 @@ def _check_strings(inference: Inference, model: Taken, tensor: Tensor) -> None:
             return  # the request was cancelled
     if found != expected:
         count = f"{found} or more" if at < end else f"{found}"
-        _refuse(inference, f"unexpected number of string elements {count} {which} {of_model}, expecting {expected}")
+        _refuse(inference, f"unexpected number of string elements {count} {_of(tensor, model)}, expecting {expected}")
 
 
 def _wrong_names(inference: Inference, model: Taken) -> NoReturn:
@@ -224,6 +222,19 @@ def _check_outputs(inference: Inference, model: Taken) -> None:
         inference.wanted = tuple(wanted.values())
 
 
+def timeout_ns(inference: Inference) -> int:
+    """Return the request's own timeout in ns, or 0."""
+    timeout = inference.parameters.get("timeout", 0)
+    try:
+        microseconds = int(timeout)
+    except (ValueError, OverflowError):
+        microseconds = -1
+    if not 0 <= microseconds < NEVER // 1000:
+        message = f"timeout must be a number of microseconds (got {str(timeout)[:40]})"
+        _refuse(inference, message)
+    return microseconds * 1000
+
+
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +244,10 @@ def _refuse(inference: Inference, message: str) -> NoReturn:
 
 def named(inference: Inference, message: str) -> str:
     return f"[request id: {inference.id or '<id_unknown>'}] {message}"
+
+
+def _of(tensor: Tensor, model: Taken) -> str:
+    return f"for inference input '{tensor.name}' for model '{model.model}'"
 
 
 def _shown(shape: Sequence[int]) -> str:

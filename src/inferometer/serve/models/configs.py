@@ -112,9 +112,8 @@ def facts(config: Any) -> ModelSignature:
 
 
 def _spec(config: Any, tensor: Any, optional: bool) -> TensorSpec:
-    short = _called(tensor, "data_type").removeprefix("TYPE_")
-    datatype = "BYTES" if short == "STRING" else short
-    if not tensor.name or datatype not in DATATYPES:
+    kind = datatype(tensor)
+    if not tensor.name or kind not in DATATYPES:
         what = f"model {config.name}: a tensor in the configuration has no name or no data_type"
         raise UserError(what, "give each tensor a name, a data_type such as TYPE_FP32, and dims")
     which = f"model {config.name}: tensor {tensor.name}"
@@ -123,7 +122,13 @@ def _spec(config: Any, tensor: Any, optional: bool) -> TensorSpec:
     if tensor.HasField("reshape"):
         raise UserError(f"{which}: reshape is not supported")
     batch = (-1,) if config.max_batch_size > 0 else ()
-    return TensorSpec(tensor.name, datatype, (*batch, *tensor.dims), optional)
+    return TensorSpec(tensor.name, kind, (*batch, *tensor.dims), optional)
+
+
+def datatype(tensor: Any) -> str:
+    """Return KServe's name for the type of a ModelInput or ModelOutput."""
+    name = _called(tensor, "data_type").removeprefix("TYPE_") or f"data_type {tensor.data_type}"
+    return "BYTES" if name == "STRING" else name
 
 
 def policy(config: Any) -> Policy:

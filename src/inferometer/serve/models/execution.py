@@ -6,19 +6,21 @@ faulty one fails.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from inferometer.serve.models.responses import Responses, Share, join
-from inferometer.serve.models.types import Compute, Inference, Loaded, Output, Refused, Tensors, reason
-from inferometer.serve.offload import LARGE, Offload
+from inferometer.serve.models.responses import Share, join
+from inferometer.serve.models.types import Compute, Inference, Loaded, Refused, Tensors, reason
+from inferometer.serve.offload import LARGE
 from inferometer.serve.threads import Threads
 from inferometer.timing.clock import now
+
+if TYPE_CHECKING:
+    from inferometer.serve.models.model import Model
 
 _AHEAD = 256
 """Responses that a model may be ahead of the loop."""
@@ -38,22 +40,6 @@ class Instance(msgspec.Struct, eq=False):
             self.loaded.close()
 
 
-class ExecutingModel(Protocol):
-    """The part of the model that an execution uses."""
-
-    decoupled: bool
-    responses: Responses
-    offload: Offload
-
-    def tell(self, call: Callable[..., None], *words: object) -> None:
-        """Call a function in the loop, from any thread."""
-
-    def answered(self, inference: Inference, outputs: tuple[Output, ...]) -> None: ...
-    def succeeded(self, inference: Inference, compute: Compute) -> None: ...
-    def failed(self, inference: Inference, why: Refused) -> None: ...
-    def executed(self, execution: "Execution", compute: Compute | None) -> None: ...
-
-
 class Execution:
     """One batch on one instance, from its start to the end of its last request."""
 
@@ -62,13 +48,13 @@ class Execution:
         "batch", "instance", "owner",
     )  # fmt: skip
 
-    def __init__(self, owner: ExecutingModel, instance: Instance, batch: list[Inference]) -> None:
+    def __init__(self, owner: "Model", instance: Instance, batch: list[Inference]) -> None:
         self.owner, self.instance, self.batch = owner, instance, batch
         self._cancel: Callable[[], None] | None = None
         self._is_over = self._answered = False
         self._is_busy = False
         """Whether a response is being prepared, maybe in a thread."""
-        self._later: deque[Tensors] = deque()
+        self._later: list[Tensors] = []
         """Responses that wait for it, so that they keep their order."""
         self._last: tuple[Refused | None] | None = None
         """The argument to finish with once they are done."""
@@ -122,9 +108,17 @@ class Execution:
             self._prepare(outputs, self.owner.responses.work(outputs, self.batch))
 
     def _prepare(self, outputs: Tensors, work: int) -> None:
-        self._is_busy = True
         self._computed = now()
-        self.owner.offload.run(work, partial(self.owner.responses.share, outputs, self.batch), self._prepared)
+        if work:
+            self._is_busy = True
+            self.owner.offload.run(work, partial(self.owner.responses.share, outputs, self.batch), self._prepared)
+            return
+        try:
+            made = self.owner.responses.share(outputs, self.batch)
+        except Exception as error:
+            self._finish(reason(error))
+        else:
+            self._prepared(made, None)
 
     def _prepared(self, made: list[Share] | None, error: BaseException | None) -> None:
         self._is_busy = False
@@ -137,7 +131,7 @@ class Execution:
         self._split = now()
         self._answer(made)
         if self._later:
-            self._prepare(self._later.popleft(), LARGE + 1)  # in a thread, so that this does not recurse
+            self._prepare(self._later.pop(0), LARGE + 1)  # in a thread, so that this does not recurse
         elif self._last is not None:
             self._finish(*self._last)
 

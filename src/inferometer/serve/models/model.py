@@ -13,18 +13,7 @@ from inferometer.serve.models.execution import Execution, Instance
 from inferometer.serve.models.queue import UNLIMITED, Policy, Queue
 from inferometer.serve.models.responses import Responses
 from inferometer.serve.models.statistics import Reason, Statistics
-from inferometer.serve.models.types import (
-    NEVER,
-    Code,
-    Compute,
-    Inference,
-    Loaded,
-    Output,
-    Parameters,
-    Refused,
-    Tensors,
-    reason,
-)
+from inferometer.serve.models.types import Code, Compute, Inference, Loaded, Output, Refused, Tensors, reason
 from inferometer.serve.offload import LARGE
 from inferometer.serve.threads import Threads
 from inferometer.timing.clock import now
@@ -32,23 +21,12 @@ from inferometer.timing.clock import now
 if TYPE_CHECKING:
     from inferometer.serve.models.registry import Models
 
-_REASONS: dict[str, Reason] = {
-    "CANCELLED": "CANCELED",
-    "DEADLINE_EXCEEDED": "REJECTED",
-    "RESOURCE_EXHAUSTED": "REJECTED",
-    "INTERNAL": "BACKEND",
-}
+_REASONS: dict[Code, Reason] = {
+    "CANCELLED": "CANCELED", "DEADLINE_EXCEEDED": "REJECTED", "RESOURCE_EXHAUSTED": "REJECTED", "INTERNAL": "BACKEND",
+}  # fmt: skip
+_EXPIRED = "Request timeout expired"
 _THREADS = 64
 """Maximum threads of an instance without its own limit."""
-
-
-class _Reading:
-    """The current owner of an inference while its inputs are read in a thread."""
-
-    __slots__ = ("owner",)
-
-    def __init__(self, owner: "Model") -> None:
-        self.owner = owner
 
 
 class Model:
@@ -81,17 +59,21 @@ class Model:
         self._timeout = 0 if self.is_remote else configs.timeout_ns(config)
         self._taken = checks.taken(name, config.max_batch_size, self.facts, policy.batching)
         self._instant = None if policy.batching else loaded[0].instant
-        self._instances = [
-            Instance(each, Threads(models.loop, _slots(each), f"{name} {i}")) for i, each in enumerate(loaded)
-        ]
-        self._is_unlimited = _slots(loaded[0]) == UNLIMITED
-        slots = 1 if self._is_unlimited else _slots(loaded[0])
-        self._idle = deque(instance for instance in self._instances for _ in range(slots))
+        slots = loaded[0].slots or (_THREADS if loaded[0].run is not None else UNLIMITED)
+        threads = [Threads(models.loop, slots, f"{name} {i}") for i in range(len(loaded))]
+        self._instances = [Instance(*pair) for pair in zip(loaded, threads, strict=True)]
+        self._is_unlimited = slots == UNLIMITED
+        self._idle = deque(self._instances * (1 if self._is_unlimited else slots))
         free = UNLIMITED if self._is_unlimited else len(self._idle)
-        self._queue = Queue(policy, models.alarms, now, self._start, self._expired, free, self)
+        self._queue = Queue(policy, models.alarms, now, self._start, self._expired, free)
         self._running: set[Execution] = set()
         self._reading: set[Inference] = set()
         self._drained: asyncio.Future[None] | None = None
+
+    @property
+    def owner(self) -> "Model":
+        """Whom to call to cancel a request that is in this `place`."""
+        return self
 
     @property
     def pending(self) -> int:
@@ -110,7 +92,7 @@ class Model:
         if not is_whole:
             work = checks.work(inference)
             if work > LARGE:
-                inference.place = _Reading(self)
+                inference.place = self
                 self._reading.add(inference)
                 read = partial(self._read, inference)
                 self.offload.run(work, read, lambda inputs, error: self._was_read(inference, inputs, error))
@@ -139,18 +121,19 @@ class Model:
     def _accept(self, inference: Inference) -> None:
         inference.queued = t = now()
         if inference.deadline <= t:
-            raise self._rejected(inference, "DEADLINE_EXCEEDED", "Request timeout expired")
+            raise self._rejected(inference, "DEADLINE_EXCEEDED", _EXPIRED)
         if self._queue.is_full:
             raise self._rejected(inference, "RESOURCE_EXHAUSTED", "Exceeds maximum queue size")
-        timeout = (_timeout_of(inference) if inference.parameters else 0) or self._timeout
+        timeout = (checks.timeout_ns(inference) if inference.parameters else 0) or self._timeout
         if timeout and t + timeout < inference.deadline:
             inference.deadline = t + timeout
         if self._instant is None or any([each.classes or each.placed for each in inference.wanted]):
+            inference.place = self
             self._queue.put(inference)
         else:
             self._compute(inference, self._instant, t)
 
-    def _compute(self, inference: Inference, instant: Callable[[Tensors, Parameters], Tensors], t: int) -> None:
+    def _compute(self, inference: Inference, instant: Callable[..., Tensors], t: int) -> None:
         """Compute and respond at once: the short way of an `Execution` that ends before it could be cancelled."""
         inference.started = computed = t
         try:
@@ -173,8 +156,7 @@ class Model:
         if inference.is_over:
             return
         place = inference.place
-        if isinstance(place, Queue):
-            place.remove(inference)
+        self._queue.remove(inference)
         self._reading.discard(inference)
         self.failed(inference, Refused("CANCELLED", named(inference, "the request was cancelled")))
         if isinstance(place, Execution) and all(one.is_over for one in place.batch):
@@ -190,7 +172,7 @@ class Model:
         execution.start()
 
     def _expired(self, inference: Inference) -> None:
-        self.failed(inference, Refused("DEADLINE_EXCEEDED", named(inference, "Request timeout expired")))
+        self.failed(inference, Refused("DEADLINE_EXCEEDED", named(inference, _EXPIRED)))
         self._check_drained()
 
     def _rejected(self, inference: Inference, code: Code, message: str) -> Refused:
@@ -273,22 +255,3 @@ class Model:
         if self._drained is None or self._drained.done() or self._running or self._queue.waiting or self._reading:
             return
         self._drained.set_result(None)
-
-
-def _slots(loaded: Loaded) -> int:
-    if loaded.instant is not None or loaded.forward is not None:
-        return UNLIMITED
-    return loaded.slots or (_THREADS if loaded.begin is None else UNLIMITED)
-
-
-def _timeout_of(inference: Inference) -> int:
-    """Return the request's own timeout in ns, or 0."""
-    timeout = inference.parameters.get("timeout", 0)
-    try:
-        microseconds = int(timeout)
-    except (ValueError, OverflowError):
-        microseconds = -1
-    if not 0 <= microseconds < NEVER // 1000:
-        message = f"timeout must be a number of microseconds (got {str(timeout)[:40]})"
-        raise Refused("INVALID_ARGUMENT", named(inference, message))
-    return microseconds * 1000

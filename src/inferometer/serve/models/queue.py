@@ -47,9 +47,8 @@ class Queue:
         start: Callable[[list[Inference]], None],
         expired: Callable[[Inference], None],
         slots: int = 0,
-        owner: Any = None,
     ) -> None:
-        self.policy, self.owner = policy, owner
+        self.policy = policy
         self.free = slots
         """Batches that may start now."""
         self.waiting: OrderedDict[Inference, list[Any]] = OrderedDict()
@@ -68,7 +67,6 @@ class Queue:
             self.free -= 1
             self._start([inference])
             return
-        inference.place = self
         self._number += 1
         self.waiting[inference] = entry = [inference.deadline, self._number, inference]
         self.dispatch()

@@ -21,11 +21,6 @@ _SECONDS = (
 class Statistics:
     """Counters and latency histograms of one model."""
 
-    __slots__ = (
-        "batches", "compute", "compute_ns", "executions", "failure_ns", "failures", "last", "queue", "queue_ns", "request",
-        "rows", "success", "success_ns",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.success = self.success_ns = self.failure_ns = self.queue_ns = self.rows = self.executions = 0
         self.failures: dict[Reason, int] = {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
@@ -49,11 +44,10 @@ class Statistics:
         batch[3] += compute_ns[2]
 
     def succeeded(self, inference: Inference, compute_ns: Compute) -> None:
-        whole, queued = inference.finished - inference.arrived, inference.queue_ns
+        whole, queued, totals = inference.finished - inference.arrived, inference.queue_ns, self.compute_ns
         self.success += 1
         self.success_ns += whole
         self.queue_ns += queued
-        totals = self.compute_ns
         totals[0] += compute_ns[0]
         totals[1] += compute_ns[1]
         totals[2] += compute_ns[2]
@@ -68,22 +62,17 @@ class Statistics:
     def message(self, name: str, version: str) -> Any:
         last_ms = (self.last + wall_offset()) // 1_000_000 if self.executions else 0
         counts = {"last_inference": last_ms, "inference_count": self.rows, "execution_count": self.executions}
-        made = ModelStatistics(name=name, version=version, **counts)
-        stats, count = made.inference_stats, self.success
-        for field, pair in (
-            (stats.success, (count, self.success_ns)),
-            (stats.fail, (sum(self.failures.values()), self.failure_ns)),
-            (stats.queue, (count, self.queue_ns)),
-            (stats.compute_input, (count, self.compute_ns[0])),
-            (stats.compute_infer, (count, self.compute_ns[1])),
-            (stats.compute_output, (count, self.compute_ns[2])),
-            (stats.cache_hit, (0, 0)),
-            (stats.cache_miss, (0, 0)),
-        ):
-            field.count, field.ns = pair
-        for rows, (times, *compute) in sorted(self.batches.items()):
+        made, times = ModelStatistics(name=name, version=version, **counts), ("input", "infer", "output")
+        durations = {"success": self.success_ns, "queue": self.queue_ns}
+        durations |= {f"compute_{part}": ns for part, ns in zip(times, self.compute_ns, strict=True)}
+        pairs = {field: (self.success, ns) for field, ns in durations.items()}
+        pairs |= {"fail": (sum(self.failures.values()), self.failure_ns), "cache_hit": (0, 0), "cache_miss": (0, 0)}
+        for field, (count, ns) in pairs.items():
+            duration = getattr(made.inference_stats, field)
+            duration.count, duration.ns = count, ns
+        for rows, (count, *compute) in sorted(self.batches.items()):
             batch = made.batch_stats.add(batch_size=rows)
-            parts = batch.compute_input, batch.compute_infer, batch.compute_output
-            for field, ns in zip(parts, compute, strict=True):
-                field.count, field.ns = times, ns
+            for part, ns in zip(times, compute, strict=True):
+                duration = getattr(batch, f"compute_{part}")
+                duration.count, duration.ns = count, ns
         return made

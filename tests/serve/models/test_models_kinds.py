@@ -1,0 +1,185 @@
+"""Models that compute at once, in the loop with responses of any size, or in another process."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from models_fakes import TENSORS, Call, flat, run, wants, why_not
+
+from inferometer.errors import UserError
+from inferometer.serve.backends.identity import pairs, passed_on
+from inferometer.serve.models import configs, loading
+from inferometer.serve.models.model import Model
+from inferometer.serve.models.registry import Models
+from inferometer.serve.models.repository import Definition, ModelSource
+from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.serve.offload import LARGE
+from inferometer.tensors import from_numpy
+
+CONFIG = f'backend: "mine" {TENSORS}'
+DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }"
+
+
+def serving(test: Callable[[Models], Any], load: Callable[[Loading], Loaded], config: str = CONFIG) -> None:
+    async def main() -> None:
+        models = Models(asyncio.get_running_loop(), device="cpu")
+        models.add_own("m", config, load)
+        await models.start()
+        try:
+            await test(models)
+        finally:
+            await models.close()
+
+    run(main())
+
+
+# --- at once ---------------------------------------------------------------------------------------------------------
+
+
+def picky(loading: Loading) -> Loaded:
+    names = pairs(loading)
+
+    def instant(inputs: Tensors, parameters: Parameters) -> Tensors:
+        if parameters.get("fail"):
+            raise ValueError("negative")
+        return {} if parameters.get("nothing") else passed_on(inputs, names)
+
+    return Loaded(instant=instant, slots=0)
+
+
+def test_a_model_that_computes_at_once_responds_before_submit_returns() -> None:
+    async def test(models: Models) -> None:
+        for wanted in ((), wants("OUTPUT0"), wants("OUTPUT0", classes=1)):
+            call = Call("m", flat(7), wanted=wanted).on(models)
+            assert (call.ends, len(call.responses), models.in_flight) == ([None], 1, 0)
+        stats = models.find("m").statistics()
+        assert (stats.execution_count, stats.inference_stats.success.count) == (3, 3)
+        assert stats.last_inference > 1_600_000_000_000
+
+    serving(test, picky)
+
+
+def test_errors_of_a_model_that_computes_at_once_are_responses() -> None:
+    async def test(models: Models) -> None:
+        why = await Call("m", flat(1), parameters={"fail": True}).on(models).refused()
+        assert (why.code, why.message) == ("INTERNAL", "ValueError: negative")
+        why = await Call("m", flat(1), parameters={"nothing": True}).on(models).refused()
+        assert why.message == "the model did not return output 'OUTPUT0', which its configuration lists"
+        why = why_not(models, Call("m", flat(1), parameters={"timeout": "soon"}))
+        assert (why.code, models.in_flight) == ("INVALID_ARGUMENT", 0)
+        stats = models.find("m").statistics()
+        assert (stats.execution_count, stats.inference_stats.fail.count) == (0, 2)
+
+    serving(test, picky)
+
+
+# --- begun in the loop -----------------------------------------------------------------------------------------------
+
+SIZES = (1, LARGE, 1, 2 * LARGE, 2, 3)
+
+
+def sizes(loading: Loading) -> Loaded:
+    """Load a model with responses of different sizes, all sent at once."""
+
+    def begin(inputs: Tensors, parameters: Parameters, emit: Emit, finish: Finish) -> None:
+        for size in SIZES:
+            emit({"OUTPUT0": from_numpy("OUTPUT0", np.zeros(size, np.float32))})
+        finish(None)
+
+    pairs(loading)
+    return Loaded(begin=begin, slots=0)
+
+
+@pytest.mark.parametrize("has_threads", [True, False])
+def test_large_and_small_responses_keep_their_order(monkeypatch: pytest.MonkeyPatch, has_threads: bool) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def test(models: Models) -> None:
+        if not has_threads:
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+        call = Call("m", flat(1), wanted=wants("OUTPUT0", classes=10**6)).on(models)
+        assert len(call.responses) == (1 if has_threads else len(SIZES))
+        await call.over.wait()
+        assert call.ends == [None]
+        assert tuple(response[0].tensor.shape[0] for response in call.responses) == SIZES
+
+    serving(test, sizes, DECOUPLED)
+
+
+# --- in another process ----------------------------------------------------------------------------------------------
+
+
+def test_a_forwarded_request_is_queued_and_counted_elsewhere() -> None:
+    forwarded: list[tuple[Inference, Emit, Finish]] = []
+    cancelled: list[Inference] = []
+
+    def load(loading: Loading) -> Loaded:
+        pairs(loading)
+
+        def forward(inference: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
+            forwarded.append((inference, emit, finish))
+            return lambda: (cancelled.append(inference), finish(None))[0]
+
+        return Loaded(forward=forward, slots=0)
+
+    async def test(models: Models) -> None:
+        first, second, third = (Call("m", flat(i)).on(models) for i in range(3))
+        assert models.find("m").is_remote and not models.find("m").pending
+        _, emit, finish = forwarded[0]
+        emit({"OUTPUT0": from_numpy("OUTPUT0", np.ones(1, np.float32))})
+        finish(None)
+        assert (await first.outputs())["OUTPUT0"].tolist() == [1]
+        models.cancel(second.inference)
+        assert ((await second.refused()).code, cancelled) == ("CANCELLED", [second.inference])
+        models.lose(models.find("m"), "its process ended")
+        forwarded[2][2](Refused("UNAVAILABLE", "its process ended"))
+        assert (await third.refused()).code == "UNAVAILABLE"
+        (entry,) = models.index()
+        assert (entry.state, entry.reason, models.in_flight) == ("UNAVAILABLE", "its process ended", 0)
+
+    batching = "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 1000000 }"
+    serving(test, load, batching + CONFIG.replace("[ -1 ]", "[ ]"))
+
+
+def definition(backend: str, process: str = "") -> Definition:
+    text = f'parameters {{ key: "process" value {{ string_value: "{process}" }} }}' if process else ""
+    return Definition("m", "1", configs.from_pbtxt(text), backend)
+
+
+def test_the_parameter_process_decides_where_a_model_runs() -> None:
+    assert loading.wants_process(definition("torch", "1"), False)
+    assert not loading.wants_process(definition("torch"), False)
+    assert loading.wants_process(definition("torch"), True)
+    assert not loading.wants_process(definition("torch", "0"), True)
+    assert not loading.wants_process(definition("identity"), True)
+    with pytest.raises(UserError, match="parameter process must be 1 or 0"):
+        loading.wants_process(definition("torch", "yes"), True)
+
+
+def test_control_requests_go_to_all_processes() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    class Others:
+        is_shared = True
+
+        async def everywhere(self, operation: str, *arguments: Any) -> None:
+            calls.append((operation, *arguments))
+
+        async def model(self, source: ModelSource, config: str, serial: int, device: str, overrides: Any) -> Model:
+            raise AssertionError
+
+    async def test(models: Models) -> None:
+        models.group = Others()  # type: ignore[assignment]
+        await models.load("m", "{}")
+        await models.unload("m")
+        assert calls == [("load", "m", "{}"), ("unload", "m")]
+        await models.unload_here("m")
+        assert not models.is_ready("m")
+        await models.load_here("m", "", 7)
+        assert models.is_ready("m")
+
+    serving(test, picky)
