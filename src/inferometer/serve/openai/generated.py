@@ -28,7 +28,7 @@ def respond(
 ) -> None:
     """Respond to a request now or later; raises Refusal or Refused if that is known at once."""
     if asked.api in ("completion", "chat", "message"):
-        check_supported(asked.sampling)
+        check_supported(request.body)
         if not model.can_generate:
             raise Refusal(400, f"the model {model.name!r} does not generate text", "unsupported_endpoint")
     elif asked.api == "embedding" and not model.can_embed:

@@ -9,13 +9,10 @@ tokenized once and cached, and a prompt is looked up piece by piece, ten times a
 are not that regular are tokenized as a whole.
 """
 
-from collections.abc import Sequence
 from itertools import chain
 
+from inferometer.serve.openai.requests import Parts
 from inferometer.workload.tokenizer import Tokenizer, load, words
-
-Parts = Sequence[str | list[int]]
-"""A prompt: texts, or token ids."""
 
 _KEPT_TEXTS = 4096
 _KEPT_CHARS = 32 * 1024 * 1024

@@ -15,7 +15,6 @@ from inferometer.serve.sim import vectors
 from inferometer.serve.sim.faults import Fault
 from inferometer.serve.sim.jobs import NEVER, Job
 from inferometer.serve.sim.shaping import Slow, Split
-from inferometer.serve.sim.truth import Row
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ FAILED = Refusal(500, "injected fault: request failed", "injected", "server_erro
 class SimResponse(Job):
     """One response in progress."""
 
-    __slots__ = ("_at", "_done", "_server", "_text", "_words", "asked", "ended", "fault", "out")
+    __slots__ = ("_at", "_server", "_text", "_words", "asked", "ended", "fault", "out")
 
     def __init__(
         self,
@@ -47,8 +46,7 @@ class SimResponse(Job):
         self._server = server
         self._words = server.words.words
         self._at = out.n * 7  # its position in the words
-        self._text = out.text
-        self._done = 0
+        self._text = self._text_with_usage if asked.running_usage else out.text
         kind = fault.kind if fault is not None else ""
         if kind == "close":
             out.promise, out.keep_alive = out.keep_alive, False
@@ -71,6 +69,10 @@ class SimResponse(Job):
             self._text(words[at % len(words)], 1)
         else:
             self._text(self._next(count), count)
+
+    def _text_with_usage(self, text: bytes, count: int) -> None:
+        self.out.cached = self.cached
+        self.out.text(text, count)
 
     def client_gone(self) -> None:
         """Stop, because the connection was lost or the server is being stopped."""
@@ -110,27 +112,8 @@ class SimResponse(Job):
 
     def _end(self, aborted: bool = False) -> None:
         self.ended = True
-        stamps = self.out.stamps
-        self._done = stamps[-1] if stamps and not aborted else now()
+        self.out.cached = self.cached
         self._server.ended(self, aborted)
-
-    def row(self, aborted: bool) -> Row:
-        """Return its row of the truth log."""
-        stamps, name = self.out.stamps, self.out.request.headers.get(b"x-request-id")
-        return Row(
-            id=name.decode("latin-1") if name is not None else None,
-            n=self.n,
-            arrived=self.arrived,
-            first=stamps[0] if stamps else None,
-            last=stamps[-1] if stamps else None,
-            done=self._done,
-            n_in=self.n_in,
-            n_out=self.out.written,
-            cached=self.cached,
-            chunks=stamps.tolist(),
-            fault=self.fault.kind if self.fault is not None else None,
-            aborted=aborted,
-        )
 
 
 class FaultyResponse(SimResponse):
