@@ -45,7 +45,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 def row_of(out: Response, stamps: Sequence[int], done: int, fault: Fault | None, aborted: bool = False) -> Row:
     """Return the row of a response whose content was sent at `stamps`."""
-    name, first, last = out.request.headers.get(b"x-request-id"), *((stamps[0], stamps[-1]) if stamps else (None, None))
+    name = out.request.headers.get(b"x-request-id")
+    first, last = (stamps[0], stamps[-1]) if stamps else (None, None)
     return Row(
         id=name.decode("latin-1") if name is not None else None,
         n=out.n, arrived=out.request.arrived, first=first, last=last, done=done, n_in=out.n_in, n_out=out.written,
