@@ -5,16 +5,17 @@ response are in FaultyResponse: half of the tokens, and at least one, have been 
 everything after it go out in one send().
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from inferometer.serve.http import answers
 from inferometer.serve.openai.frames import embeddings_body, error_body
 from inferometer.serve.openai.requests import Refusal, TextRequest
 from inferometer.serve.openai.response import Stream, Whole
-from inferometer.serve.sim import vectors
 from inferometer.serve.sim.faults import Fault
 from inferometer.serve.sim.jobs import NEVER, Job
-from inferometer.serve.sim.shaping import Slow, Split
+from inferometer.serve.sim.prompts import vector
+from inferometer.serve.sim.shaping import Slow, write_split
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
@@ -50,10 +51,11 @@ class SimResponse(Job):
         kind = fault.kind if fault is not None else ""
         if kind == "close":
             out.promise, out.keep_alive = out.keep_alive, False
-        elif fault is not None and kind in ("slow", "split"):
-            split = kind == "split"
-            shaped = Split(out.connection, fault.arg) if split else Slow(out.connection, server.clockwork, fault.arg)
-            out.write, out.finish = shaped.write, shaped.finish
+        elif fault is not None and kind == "split":
+            out.write = partial(write_split, out.connection, fault.arg)
+        elif fault is not None and kind == "slow":
+            slow = Slow(out.connection, server.clockwork, fault.arg)
+            out.write, out.finish = slow.write, slow.finish
 
     def begin(self) -> None:
         """Start the response once it is admitted or queued: a stream's headers are sent at once."""
@@ -100,7 +102,7 @@ class SimResponse(Job):
         """Return the body of a non-streamed response."""
         asked, out = self.asked, self.out
         if asked.api == "embedding":
-            made = [vectors.vector(part, asked.dimensions) for part in asked.parts]
+            made = [vector(part, asked.dimensions) for part in asked.parts]
             return embeddings_body(self._server.name, made, asked.packed, self.n_in)
         assert isinstance(out, Whole)
         return out.body("length")
@@ -172,8 +174,8 @@ class FaultyResponse(SimResponse):
     def _strike_whole(self, out: Whole) -> None:
         """Carry out the fault in a non-streamed response."""
         assert self.fault is not None
-        kind, body = self.fault.kind, self._body()
         out.started, out.cached = self.started, self.cached
+        kind, body = self.fault.kind, self._body()
         if kind == "stall":
             self._hold(self.fault.arg)
         elif kind in ("abort", "cut"):
