@@ -4,7 +4,8 @@ http/       HTTP/1.1 on raw sockets, with the kernel's receive timestamps
 kserve/     the KServe v2 protocol with Triton's extensions over HTTP and gRPC
 models/     between protocols and backends: the repository, queues and batches, instances, statistics, shared memory
 backends/   what computes: identity, python, torch (and the classifier), onnxruntime, transformers, sim
-sim/        a simulator with OpenAI endpoints and known timing, which logs the ground truth
+openai/     the OpenAI endpoints (and Anthropic's messages) of every text model
+sim/        a simulator of text models with known timing, which logs the ground truth
 web         routes HTTP paths to these parts
 metrics     /metrics with Triton's metric names
 settings    all settings of the server

@@ -27,12 +27,12 @@ def respond(
     offload: Offload,
 ) -> None:
     """Respond to a request now or later; raises Refusal or Refused if that is known at once."""
-    if asked.api in ("completion", "chat", "message"):
-        check_supported(asked.sampling)
-        if not model.can_generate:
-            raise Refusal(400, f"the model {model.name!r} does not generate text", "unsupported_endpoint")
-    elif asked.api == "embedding" and not model.can_embed:
-        raise Refusal(400, f"the model {model.name!r} does not compute embeddings", "unsupported_endpoint")
+    verb, able = (
+        ("compute embeddings", model.can_embed) if asked.api == "embedding" else ("generate text", model.can_generate)
+    )
+    if not able and asked.api != "tokenize":
+        raise Refusal(400, f"the model {model.name!r} does not {verb}", "unsupported_endpoint")
+    check_supported(request.body)
     kind = Stream if asked.stream else Whole
     _InProgress(model, asked, kind(connection, request, asked, frames, n, 0), offload).begin()
 

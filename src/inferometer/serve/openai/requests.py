@@ -5,7 +5,8 @@ Unknown fields are accepted and ignored. Those that real models would have to re
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from itertools import chain
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, field
@@ -14,16 +15,20 @@ from inferometer.serve.models.types import HTTP_STATUS, Refused
 
 _T = TypeVar("_T")
 Body = bytes | memoryview
+Parts = tuple[str | list[int], ...]
+"""Prompts as text or as token ids."""
 
 DEFAULT_TOKENS = 16
 """Length of a completion if the request sets none."""
 MAX_DIMENSIONS = 16_384
 
-_UNSUPPORTED: dict[str, object] = {
-    "logprobs": False, "top_logprobs": 0, "prompt_logprobs": None, "echo": False, "suffix": "", "best_of": 1, "logit_bias": {},
-    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "tools": [], "response_format": {"type": "text"},
+_UNSUPPORTED = {
+    "logprobs": b"false", "top_logprobs": b"0", "prompt_logprobs": b"", "echo": b"false", "suffix": b'""', "best_of": b"1",
+    "logit_bias": b"{}", "presence_penalty": b"0 0.0", "frequency_penalty": b"0 0.0", "repetition_penalty": b"1 1.0",
+    "tools": b"[]", "response_format": b'{"type":"text"}',
 }  # fmt: skip
-"""Fields that would change a real model's response, each with a value that does not."""
+"""Fields that would change a real model's response, each with the values, as JSON, that do not; null never does."""
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Refusal(Exception):  # noqa: N818  (an error response, not an error of ours)
@@ -33,11 +38,7 @@ class Refusal(Exception):  # noqa: N818  (an error response, not an error of our
         self, status: int, message: str, code: str, kind: str = "invalid_request_error", headers: bytes = b""
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.kind = kind
-        self.headers = headers
+        self.status, self.message, self.code, self.kind, self.headers = status, message, code, kind, headers
 
 
 def refusal_of(refused: Refused) -> Refusal:
@@ -70,7 +71,7 @@ class TextRequest(msgspec.Struct, frozen=True, gc=False):
 
     api: Literal["completion", "chat", "message", "embedding", "tokenize"]
     model: str | None
-    parts: tuple[str | list[int], ...]
+    parts: Parts
     """The prompt, the messages' texts, or the inputs of embeddings, as text or as token ids."""
     n_out: int = 0
     """Tokens to generate; 0: the model's default."""
@@ -88,11 +89,11 @@ class TextRequest(msgspec.Struct, frozen=True, gc=False):
     """Embeddings: vectors are sent as base64 of 32-bit floats."""
 
 
-def check_supported(sampling: Sampling) -> None:
+def check_supported(body: Body) -> None:
     """Refuse fields that real models do not support."""
-    for name, plain in _UNSUPPORTED.items():
-        value = getattr(sampling, name, None)
-        if value is not None and (value != plain or type(value) is not type(plain)):
+    fields = _raw_fields.decode(body)
+    for name in fields.keys() & _UNSUPPORTED.keys():
+        if bytes(fields[name]).replace(b" ", b"") not in (b"null", *_UNSUPPORTED[name].split()):
             raise Refusal(400, f"{name} is not supported", f"unsupported_{name}")
 
 
@@ -111,18 +112,6 @@ class _GenerationJson(Sampling, frozen=True, kw_only=True):
     stream: bool = False
     stream_options: _StreamOptions | None = None
     n: int | None = None
-    logprobs: int | bool | None = None
-    top_logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    best_of: int | None = None
-    logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    tools: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
 
 
 class _CompletionJson(_GenerationJson, frozen=True, kw_only=True):
@@ -197,30 +186,24 @@ def completion(body: Body) -> TextRequest:
 def chat(body: Body) -> TextRequest:
     """Parse the body of POST /v1/chat/completions."""
     given = _chat(body)
-    texts = [_texts(message.content) for message in given.messages]
-    return _generation(
-        given, "chat", tuple(text for part in texts for text in part), _conversation(given.messages, texts)
-    )
+    return _generation(given, "chat", *_conversation(given.messages))
 
 
 def message(body: Body) -> TextRequest:
     """Parse the body of POST /v1/messages."""
     given = _messages(body)
-    if given.max_tokens < 1:
-        raise Refusal(400, f"max_tokens must be at least 1 (got {given.max_tokens})", "invalid_max_tokens")
+    model, n_out = given.model, given.max_tokens
+    if n_out < 1:
+        raise Refusal(400, f"max_tokens must be at least 1 (got {n_out})", "invalid_max_tokens")
     for number, each in enumerate(given.messages):
         if each.role not in ("user", "assistant"):
             why = f"messages.{number}.role: must be 'user' or 'assistant' (got {each.role!r})"
             raise Refusal(400, why, "invalid_role")
-    messages = [_Message("system", given.system), *given.messages] if given.system else given.messages
-    texts = [_texts(message.content) for message in messages]
-    parts = tuple(text for part in texts for text in part)
+    system = [_Message("system", given.system)] if given.system else []
+    parts, messages = _conversation(system + given.messages)
     if not given.messages or not any(parts):
         raise Refusal(400, "messages: the prompt must not be empty", "invalid_prompt")
-    conversation = _conversation(messages, texts)
-    return TextRequest(
-        "message", given.model, parts, given.max_tokens, given.stream, True, False, conversation, sampling=given
-    )
+    return TextRequest("message", model, parts, n_out, given.stream, True, messages=messages, sampling=given)
 
 
 def embedding(body: Body) -> TextRequest:
@@ -243,7 +226,7 @@ def tokenize(body: Body) -> TextRequest:
     return TextRequest("tokenize", given.model, (given.prompt,))
 
 
-def _split(given: str | list[int | str | list[int]]) -> tuple[str | list[int], ...] | None:
+def _split(given: str | list[int | str | list[int]]) -> Parts | None:
     """Return one or several texts or lists of token ids; None if they are mixed or not token ids."""
     if isinstance(given, str):
         return (given,)
@@ -266,15 +249,17 @@ def _texts(content: str | list[_TextPart] | None) -> list[str]:
     return [part.text for part in content]
 
 
-def _conversation(messages: list[_Message], texts: list[list[str]]) -> tuple[dict[str, str], ...]:
-    """Return role and content of each message; the texts of one are joined as vLLM joins them."""
-    return tuple({"role": each.role, "content": "\n".join(part)} for each, part in zip(messages, texts, strict=True))
+def _conversation(messages: list[_Message]) -> tuple[tuple[str, ...], tuple[dict[str, str], ...]]:
+    """Return all texts; and role and content of each message, its texts joined as vLLM joins them."""
+    texts = [_texts(message.content) for message in messages]
+    pairs = zip(messages, texts, strict=True)
+    return tuple(chain(*texts)), tuple({"role": each.role, "content": "\n".join(part)} for each, part in pairs)
 
 
 def _generation(
     given: _GenerationJson,
     api: Literal["completion", "chat"],
-    parts: tuple[str | list[int], ...],
+    parts: Parts,
     messages: tuple[dict[str, str], ...] = (),
 ) -> TextRequest:
     if given.n not in (None, 1):
@@ -284,10 +269,10 @@ def _generation(
     if given.stream_options is not None and not given.stream:
         raise Refusal(400, "stream_options requires stream=true", "invalid_stream_options")
     n_out = given.max_completion_tokens if given.max_completion_tokens is not None else given.max_tokens
-    if n_out is not None and n_out < 1:
-        raise Refusal(400, f"max_tokens must be at least 1 (got {n_out})", "invalid_max_tokens")
     if n_out is None:
         n_out = DEFAULT_TOKENS if api == "completion" else 0
+    elif n_out < 1:
+        raise Refusal(400, f"max_tokens must be at least 1 (got {n_out})", "invalid_max_tokens")
     if n_out and given.min_tokens > n_out:
         why = f"min_tokens must be at most max_tokens, {n_out} (got {given.min_tokens})"
         raise Refusal(400, why, "invalid_min_tokens")

@@ -1,9 +1,9 @@
-"""A simulator with OpenAI endpoints and known timing, which logs the ground truth.
+"""A simulator of text models with known timing, which logs the ground truth; serve/openai has its endpoints.
 
-settings    its settings                             openai, frames   parsing requests, encoding responses
-jobs        the interface of timing models           prompts          counting prompt tokens, words of responses
-fixed       fixed TTFT and ITL                       answer           one response in progress
-batch, kv   a step-synchronous batch engine          faults, shaping  injected faults
-clockwork   one timer that drives everything         metrics          /metrics with vLLM's names
-truth       its timestamps, one line per request     server           routes, from arrival to response
+settings    its settings                             prompts          counting prompt tokens, words of responses
+jobs        the interface of timing models           response         one response in progress
+fixed       fixed TTFT and ITL                       faults, shaping  injected faults
+batch, kv   a step-synchronous batch engine          metrics          /metrics with vLLM's names
+clockwork   one timer that drives everything         server           from a request's arrival to its response
+truth       its timestamps, one line per request
 """

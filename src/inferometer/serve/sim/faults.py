@@ -39,7 +39,8 @@ WHENS = {
     "(none)": "every request",
 }
 
-_DEFAULTS = {"reject": 503.0, "stall": 1.0, "slow": 0.02, "split": 3.0, "freeze": 1.0}
+_DEFAULTS = {"reject": "503", "stall": "1s", "slow": "20ms", "split": "3", "freeze": "1s"}
+_WHOLE = {"reject": (400, 599, "a status from 400 to 599"), "split": (1, 1 << 20, "a number of bytes")}
 _REMEDY = "KIND[=ARG][@WHEN], such as stall=2s@#7 or reject=503@5%; see `inferometer serve --help`"
 _SHARE = 0x5EED
 
@@ -73,25 +74,18 @@ def parse_fault(text: str) -> Fault:
     if kind not in _DEFAULTS:
         return Fault(kind)
     try:
-        return Fault(kind, _argument(kind, arg) if equals else _scaled(kind, _DEFAULTS[kind]))
+        return Fault(kind, _argument(kind, arg if equals else _DEFAULTS[kind]))
     except ValueError as error:
         raise UserError(f"fault {text!r}: {error}", _REMEDY) from None
 
 
 def _argument(kind: str, arg: str) -> int:
-    if kind in ("reject", "split"):
-        value = int(arg) if arg.isdecimal() else -1
-        low, high = (400, 599) if kind == "reject" else (1, 1 << 20)
-        if not low <= value <= high:
-            raise ValueError(
-                f"expected {'a status from 400 to 599' if kind == 'reject' else 'a number of bytes'} (got {arg!r})"
-            )
-        return value
-    return _scaled(kind, parse_seconds(arg))
-
-
-def _scaled(kind: str, value: float) -> int:
-    return round(value) if kind in ("reject", "split") else round(value * NS)
+    if kind not in _WHOLE:
+        return round(parse_seconds(arg) * NS)
+    low, high, expected = _WHOLE[kind]
+    if not arg.isdecimal() or not low <= int(arg) <= high:
+        raise ValueError(f"expected {expected} (got {arg!r})")
+    return int(arg)
 
 
 def parse_rule(text: str) -> FaultRule:
@@ -141,12 +135,9 @@ class Faults:
         if not self._rules:
             return None
         self._first = self._first or arrived
-        for place, rule in enumerate(self._rules):
-            if (
-                (rule.nth and n == rule.nth)
-                or (rule.every and n % rule.every == 0)
-                or (rule.share and noise(self._seed ^ _SHARE, n, place) < 2 * rule.share - 1)
-            ):
+        for index, rule in enumerate(self._rules):
+            is_counted = n == rule.nth or (rule.every and n % rule.every == 0)
+            if is_counted or (rule.share and noise(self._seed ^ _SHARE, n, index) < 2 * rule.share - 1):
                 return rule.fault
         for rule in self._once:
             if arrived - self._first >= rule.after:

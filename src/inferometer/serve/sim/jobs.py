@@ -21,20 +21,8 @@ class Job:
     """One request. Subclasses override `emit` to receive its tokens."""
 
     __slots__ = (
-        "arrived",
-        "base",
-        "cached",
-        "gone",
-        "holding",
-        "itl",
-        "keys",
-        "left",
-        "made",
-        "n",
-        "n_in",
-        "n_out",
-        "started",
-    )
+        "arrived", "base", "cached", "gone", "holding", "itl", "keys", "left", "made", "n", "n_in", "n_out", "started",
+    )  # fmt: skip
 
     def __init__(self, n: int, n_in: int, n_out: int, arrived: int, keys: tuple[int, ...] = ()) -> None:
         self.n = n
@@ -66,16 +54,11 @@ class Timing(Protocol):
     due: int
 
     def add(self, job: Job, at: int) -> bool: ...
-
     def drop(self, job: Job, at: int) -> None: ...
-
     def advance(self, now: int) -> None: ...
-
     def pause(self, ns: int) -> None: ...
-
     @property
     def n_running(self) -> int: ...
-
     @property
     def n_waiting(self) -> int: ...
 

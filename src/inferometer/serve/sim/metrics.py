@@ -14,53 +14,11 @@ from inferometer.serve.sim.batch import BatchTiming
 from inferometer.serve.sim.jobs import Job, Timing
 
 _TTFT = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
-)
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
 _ITL = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-)
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
 _REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
 
@@ -91,37 +49,35 @@ class Counters:
         timing = self._timing
         kv = timing.kv if isinstance(timing, BatchTiming) else None
         generated = self.generation_tokens + sum(job.made for job in self._active)
-        yield self._gauge("num_requests_running", "Number of requests in the running batch.", timing.n_running)
-        yield self._gauge("num_requests_waiting", "Number of requests waiting in the queue.", timing.n_waiting)
-        yield self._gauge("kv_cache_usage_perc", "KV cache usage, from 0 (empty) to 1 (full).", kv.usage if kv else 0)
         preemptions = timing.preemptions if isinstance(timing, BatchTiming) else 0
-        yield self._counter("num_preemptions", "Preemptions.", preemptions)
-        yield self._counter("prompt_tokens", "Number of prefill tokens processed.", self.prompt_tokens)
-        yield self._counter("generation_tokens", "Number of generation tokens processed.", generated)
-        yield self._counter("prefix_cache_queries", "Prefix cache queries, in tokens.", kv.queried if kv else 0)
-        yield self._counter("prefix_cache_hits", "Prefix cache hits, in tokens.", kv.hit if kv else 0)
-        success = CounterMetricFamily(
-            "vllm:request_success", "Number of requests that ended.", labels=["model_name", "finished_reason"]
-        )
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        yield self._one(gauge, "num_requests_running", "Number of requests in the running batch.", timing.n_running)
+        yield self._one(gauge, "num_requests_waiting", "Number of requests waiting in the queue.", timing.n_waiting)
+        usage = kv.usage if kv else 0
+        yield self._one(gauge, "kv_cache_usage_perc", "KV cache usage, from 0 (empty) to 1 (full).", usage)
+        yield self._one(counter, "num_preemptions", "Preemptions.", preemptions)
+        yield self._one(counter, "prompt_tokens", "Number of prefill tokens processed.", self.prompt_tokens)
+        yield self._one(counter, "generation_tokens", "Number of generation tokens processed.", generated)
+        yield self._one(counter, "prefix_cache_queries", "Prefix cache queries, in tokens.", kv.queried if kv else 0)
+        yield self._one(counter, "prefix_cache_hits", "Prefix cache hits, in tokens.", kv.hit if kv else 0)
+        labels = ["model_name", "finished_reason"]
+        success = CounterMetricFamily("vllm:request_success", "Number of requests that ended.", labels=labels)
         for reason, count in self.ended.items():
             success.add_metric([self._model, reason], count)
         yield success
-        yield self._histogram("time_to_first_token_seconds", "Time to first token in seconds.", self.ttft)
-        yield self._histogram("inter_token_latency_seconds", "Time between chunks in seconds.", self.itl)
-        yield self._histogram("e2e_request_latency_seconds", "End-to-end latency in seconds.", self.e2e)
-        yield self._histogram("request_queue_time_seconds", "Time in the queue in seconds.", self.queue)
+        for name, text, histogram in (
+            ("time_to_first_token_seconds", "Time to first token in seconds.", self.ttft),
+            ("inter_token_latency_seconds", "Time between chunks in seconds.", self.itl),
+            ("e2e_request_latency_seconds", "End-to-end latency in seconds.", self.e2e),
+            ("request_queue_time_seconds", "Time in the queue in seconds.", self.queue),
+        ):
+            family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            family.add_metric([self._model], histogram.buckets(), histogram.sum)
+            yield family
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+    def _one(
+        self, kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, text: str, value: float
+    ) -> Metric:
+        family = kind(f"vllm:{name}", text, labels=["model_name"])
         family.add_metric([self._model], value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
-        family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-        family.add_metric([self._model], histogram.buckets(), histogram.sum)
         return family

@@ -1,4 +1,4 @@
-"""Counts the tokens of prompts, and provides the words of responses.
+"""Counts the tokens of prompts, and provides the words of responses and the vectors of embeddings.
 
 Both use the built-in tokenizer: each word, with the space before it, is exactly one token, so that a client that
 tokenizes the response gets the exact count.
@@ -9,14 +9,16 @@ tokenized once and cached, and a prompt is looked up piece by piece, ten times a
 are not that regular are tokenized as a whole.
 """
 
-from collections.abc import Sequence
+import hashlib
 from itertools import chain
 
+import numpy as np
+
+from inferometer.serve.openai.requests import Parts
 from inferometer.workload.tokenizer import Tokenizer, load, words
 
-Parts = Sequence[str | list[int]]
-"""A prompt: texts, or token ids."""
-
+DIMENSIONS = 384
+"""Length of an embedding if the request sets none."""
 _KEPT_TEXTS = 4096
 _KEPT_CHARS = 32 * 1024 * 1024
 _KEPT_PIECES = 200_000
@@ -103,3 +105,11 @@ class Words:
             return b"".join(self._twice[at : at + count])
         rounds, rest = divmod(count, self.count)
         return b"".join(self._twice[at : at + self.count]) * rounds + self.text(at, rest)
+
+
+def vector(part: str | list[int], dimensions: int | None) -> np.ndarray:
+    """Return the embedding of a text or of token ids: a vector of length 1 that depends on nothing else."""
+    text = part if isinstance(part, str) else " ".join(map(str, part))
+    noise = hashlib.shake_256(text.encode()).digest(dimensions or DIMENSIONS)
+    made = np.frombuffer(noise, np.uint8).astype(np.float32) - np.float32(127.5)
+    return made / np.linalg.norm(made)

@@ -5,17 +5,17 @@ response are in FaultyResponse: half of the tokens, and at least one, have been 
 everything after it go out in one send().
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from inferometer.serve.http import answers
 from inferometer.serve.openai.frames import embeddings_body, error_body
 from inferometer.serve.openai.requests import Refusal, TextRequest
 from inferometer.serve.openai.response import Stream, Whole
-from inferometer.serve.sim import vectors
 from inferometer.serve.sim.faults import Fault
 from inferometer.serve.sim.jobs import NEVER, Job
-from inferometer.serve.sim.shaping import Slow, Split
-from inferometer.serve.sim.truth import Row
+from inferometer.serve.sim.prompts import vector
+from inferometer.serve.sim.shaping import Slow, write_split
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ FAILED = Refusal(500, "injected fault: request failed", "injected", "server_erro
 class SimResponse(Job):
     """One response in progress."""
 
-    __slots__ = ("_at", "_done", "_server", "_text", "_words", "asked", "ended", "fault", "out")
+    __slots__ = ("_at", "_server", "_text", "_words", "asked", "ended", "fault", "out")
 
     def __init__(
         self,
@@ -47,15 +47,15 @@ class SimResponse(Job):
         self._server = server
         self._words = server.words.words
         self._at = out.n * 7  # its position in the words
-        self._text = out.text
-        self._done = 0
+        self._text = self._text_with_usage if asked.running_usage else out.text
         kind = fault.kind if fault is not None else ""
         if kind == "close":
             out.promise, out.keep_alive = out.keep_alive, False
-        elif fault is not None and kind in ("slow", "split"):
-            split = kind == "split"
-            shaped = Split(out.connection, fault.arg) if split else Slow(out.connection, server.clockwork, fault.arg)
-            out.write, out.finish = shaped.write, shaped.finish
+        elif fault is not None and kind == "split":
+            out.write = partial(write_split, out.connection, fault.arg)
+        elif fault is not None and kind == "slow":
+            slow = Slow(out.connection, server.clockwork, fault.arg)
+            out.write, out.finish = slow.write, slow.finish
 
     def begin(self) -> None:
         """Start the response once it is admitted or queued: a stream's headers are sent at once."""
@@ -71,6 +71,10 @@ class SimResponse(Job):
             self._text(words[at % len(words)], 1)
         else:
             self._text(self._next(count), count)
+
+    def _text_with_usage(self, text: bytes, count: int) -> None:
+        self.out.cached = self.cached
+        self.out.text(text, count)
 
     def client_gone(self) -> None:
         """Stop, because the connection was lost or the server is being stopped."""
@@ -98,7 +102,7 @@ class SimResponse(Job):
         """Return the body of a non-streamed response."""
         asked, out = self.asked, self.out
         if asked.api == "embedding":
-            made = [vectors.vector(part, asked.dimensions) for part in asked.parts]
+            made = [vector(part, asked.dimensions) for part in asked.parts]
             return embeddings_body(self._server.name, made, asked.packed, self.n_in)
         assert isinstance(out, Whole)
         return out.body("length")
@@ -110,27 +114,8 @@ class SimResponse(Job):
 
     def _end(self, aborted: bool = False) -> None:
         self.ended = True
-        stamps = self.out.stamps
-        self._done = stamps[-1] if stamps and not aborted else now()
+        self.out.cached = self.cached
         self._server.ended(self, aborted)
-
-    def row(self, aborted: bool) -> Row:
-        """Return its row of the truth log."""
-        stamps, name = self.out.stamps, self.out.request.headers.get(b"x-request-id")
-        return Row(
-            id=name.decode("latin-1") if name is not None else None,
-            n=self.n,
-            arrived=self.arrived,
-            first=stamps[0] if stamps else None,
-            last=stamps[-1] if stamps else None,
-            done=self._done,
-            n_in=self.n_in,
-            n_out=self.out.written,
-            cached=self.cached,
-            chunks=stamps.tolist(),
-            fault=self.fault.kind if self.fault is not None else None,
-            aborted=aborted,
-        )
 
 
 class FaultyResponse(SimResponse):
@@ -189,8 +174,8 @@ class FaultyResponse(SimResponse):
     def _strike_whole(self, out: Whole) -> None:
         """Carry out the fault in a non-streamed response."""
         assert self.fault is not None
-        kind, body = self.fault.kind, self._body()
         out.started, out.cached = self.started, self.cached
+        kind, body = self.fault.kind, self._body()
         if kind == "stall":
             self._hold(self.fault.arg)
         elif kind in ("abort", "cut"):

@@ -9,7 +9,7 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.openai.frames import Frames, json_bytes
-from inferometer.serve.openai.requests import Refusal, TextRequest
+from inferometer.serve.openai.requests import Parts, Refusal, TextRequest
 from inferometer.serve.openai.response import Stream, Whole, refusal_body
 from inferometer.serve.sim.batch import BatchTiming
 from inferometer.serve.sim.clockwork import Clockwork
@@ -17,10 +17,10 @@ from inferometer.serve.sim.faults import Fault, Faults, parse_fault
 from inferometer.serve.sim.fixed import FixedTiming
 from inferometer.serve.sim.kv import block_keys
 from inferometer.serve.sim.metrics import Counters
-from inferometer.serve.sim.prompts import Parts, Prompts, Words
+from inferometer.serve.sim.prompts import Prompts, Words
 from inferometer.serve.sim.response import FAILED, IN_THE_MIDDLE, FaultyResponse, SimResponse
 from inferometer.serve.sim.settings import Batch, Fixed, Sim
-from inferometer.serve.sim.truth import Row, TruthLog
+from inferometer.serve.sim.truth import TruthLog, row_of
 from inferometer.timing.clock import now
 
 CHAT_TOKENS = 128
@@ -76,7 +76,7 @@ class Simulator:
         kind = FaultyResponse if fault is not None and fault.kind in IN_THE_MIDDLE else SimResponse
         response = kind(self, out, asked, n_out, keys, fault)
         if not self.timing.add(response, request.arrived):
-            self._log_unanswered(out, "queue_full")
+            self._log_unanswered(out, Fault("queue_full"))
             raise Refusal(503, "the queue is full", "queue_full", "overloaded_error")
         self._active.add(response)
         response.begin()
@@ -116,7 +116,8 @@ class Simulator:
         if response.started >= 0:
             counters.queue.observe(response.started - response.arrived)
         if self._truth is not None:
-            self._truth.add(response.row(aborted))
+            done = stamps[-1] if stamps and not aborted else now()
+            self._truth.add(row_of(response.out, stamps, done, response.fault, aborted))
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ class Simulator:
         if fault.kind == "reset":
             connection.reset()
         elif fault.kind == "reject":
-            self._log_unanswered(out, fault.kind)
+            self._log_unanswered(out, fault)
             raise Refusal(fault.arg, "injected fault: request rejected", "injected", "server_error")
         elif fault.kind == "error_body":
             reply(connection, request, 200, refusal_body(request, FAILED))
@@ -149,7 +150,7 @@ class Simulator:
             reply(connection, request, 200, _HTML, content_type=b"text/html; charset=utf-8")
         else:
             return False
-        self._log_unanswered(out, fault.kind)
+        self._log_unanswered(out, fault)
         return True
 
     def _freeze(self, ns: int) -> None:
@@ -157,16 +158,9 @@ class Simulator:
         time.sleep(ns / 1e9)
         self.timing.pause(ns)
 
-    def _log_unanswered(self, out: Stream | Whole, fault: str) -> None:
+    def _log_unanswered(self, out: Stream | Whole, fault: Fault) -> None:
         if self._truth is not None:
-            name = out.request.headers.get(b"x-request-id")
-            self._truth.add(
-                Row(
-                    id=name.decode("latin-1") if name is not None else None,
-                    n=out.n, arrived=out.request.arrived, first=None, last=None, done=now(), n_in=out.n_in, n_out=0, cached=0,
-                    chunks=[], fault=fault, aborted=False,
-                )
-            )  # fmt: skip
+            self._truth.add(row_of(out, (), now(), fault))
 
     # --- the server's own ------------------------------------------------------------------------------------------
 

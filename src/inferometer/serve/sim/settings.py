@@ -93,10 +93,8 @@ def check(settings: Sim) -> None:
         if not timing.prefill_rate > 0:
             raise UserError("--prefill-rate must be greater than 0 (got 0)", "set tokens per second, such as 20000")
         if timing.kv_tokens < timing.block:
-            raise UserError(
-                f"--kv-tokens must be at least one block, {timing.block} (got {timing.kv_tokens})",
-                "raise --kv-tokens or lower --block-size",
-            )
+            what = f"--kv-tokens must be at least one block, {timing.block} (got {timing.kv_tokens})"
+            raise UserError(what, "raise --kv-tokens or lower --block-size")
     for fault in settings.faults:
         parse_rule(fault)
     if len(set(settings.names)) < len(settings.names):
@@ -119,31 +117,26 @@ def _option(name: str) -> str:
 def describe(settings: Sim) -> str:
     """Return one line that describes the timing."""
     timing = settings.timing
-    parts: list[str] = []
     if isinstance(timing, Fixed):
-        parts.append(f"fixed: TTFT {format_seconds(timing.ttft)}, ITL {format_seconds(timing.itl)}")
-        if timing.service != "constant":
-            parts.append(f"{timing.service} service times")
-        if timing.max_batch:
-            parts.append(f"at most {timing.max_batch} at a time")
+        parts = [
+            f"fixed: TTFT {format_seconds(timing.ttft)}, ITL {format_seconds(timing.itl)}",
+            f"{timing.service} service times" if timing.service != "constant" else "",
+            f"at most {timing.max_batch} at a time" if timing.max_batch else "",
+        ]
     else:
-        parts.append(f"batch engine: prefill {timing.prefill_rate:g} tokens/s")
-        if timing.prefill_overhead:
-            parts[0] += f" + {format_seconds(timing.prefill_overhead)}"
-        parts.append(f"decode step {format_seconds(timing.decode_step)}")
-        if timing.decode_per_seq:
-            parts[-1] += f" + {format_seconds(timing.decode_per_seq)} per sequence"
-        parts.append(f"at most {timing.max_batch} sequences")
-        parts.append(f"{timing.kv_tokens} KV tokens")
-        parts.append(f"chunked prefill {timing.token_budget}" if timing.chunked_prefill else "whole prefills")
-        if timing.prefix_cache:
-            parts.append("prefix cache")
-    if timing.jitter:
-        parts.append(f"jitter ±{100 * timing.jitter:g} %")
-    if settings.tokens_per_chunk > 1:
-        parts.append(f"{settings.tokens_per_chunk} tokens per chunk")
-    if settings.lora:
-        parts.append("LoRA adapters " + " ".join(settings.lora))
-    if settings.faults:
-        parts.append("faults " + " ".join(settings.faults))
-    return ", ".join(parts)
+        overhead = f" + {format_seconds(timing.prefill_overhead)}" if timing.prefill_overhead else ""
+        each = f" + {format_seconds(timing.decode_per_seq)} per sequence" if timing.decode_per_seq else ""
+        parts = [
+            f"batch engine: prefill {timing.prefill_rate:g} tokens/s{overhead}",
+            f"decode step {format_seconds(timing.decode_step)}{each}",
+            f"at most {timing.max_batch} sequences, {timing.kv_tokens} KV tokens",
+            f"chunked prefill {timing.token_budget}" if timing.chunked_prefill else "whole prefills",
+            "prefix cache" if timing.prefix_cache else "",
+        ]
+    parts += [
+        f"jitter ±{100 * timing.jitter:g} %" if timing.jitter else "",
+        f"{settings.tokens_per_chunk} tokens per chunk" if settings.tokens_per_chunk > 1 else "",
+        "LoRA adapters " + " ".join(settings.lora) if settings.lora else "",
+        "faults " + " ".join(settings.faults) if settings.faults else "",
+    ]
+    return ", ".join(filter(None, parts))

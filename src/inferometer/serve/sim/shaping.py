@@ -8,28 +8,17 @@ from inferometer.serve.sim.clockwork import Clockwork
 from inferometer.timing.clock import now
 
 
-class Split:
-    """Sends every write in segments of at most `size` bytes."""
-
-    def __init__(self, connection: Connection, size: int) -> None:
-        self._connection = connection
-        self._size = size
-
-    def write(self, data: bytes) -> None:
-        for at in range(0, len(data), self._size):
-            self._connection.write(data[at : at + self._size])
-
-    def finish(self, keep_alive: bool = True) -> None:
-        self._connection.finish(keep_alive)
+def write_split(connection: Connection, size: int, data: bytes) -> None:
+    """Send in segments of at most `size` bytes."""
+    for at in range(0, len(data), size):
+        connection.write(data[at : at + size])
 
 
 class Slow:
     """Sends every write in two halves, `gap` ns apart; the next write waits until both are sent."""
 
     def __init__(self, connection: Connection, clockwork: Clockwork, gap: int) -> None:
-        self._connection = connection
-        self._clockwork = clockwork
-        self._gap = gap
+        self._connection, self._clockwork, self._gap = connection, clockwork, gap
         self._pieces: deque[bytes | bool] = deque()  # a bool is the end of the response: whether to keep the connection
         self._waiting = False
 

@@ -9,11 +9,14 @@ Rows are encoded at a request's end and written by a separate thread, so that a 
 
 import queue
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from inferometer.errors import UserError
+from inferometer.serve.openai.response import Response
+from inferometer.serve.sim.faults import Fault
 
 _BATCH = 64 * 1024
 
@@ -40,6 +43,17 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     """Whether it ended early: the client disconnected, a fault cut it off, or the server was stopped."""
 
 
+def row_of(out: Response, stamps: Sequence[int], done: int, fault: Fault | None, aborted: bool = False) -> Row:
+    """Return the row of a response whose content was sent at `stamps`."""
+    name = out.request.headers.get(b"x-request-id")
+    first, last = (stamps[0], stamps[-1]) if stamps else (None, None)
+    return Row(
+        id=name.decode("latin-1") if name is not None else None,
+        n=out.n, arrived=out.request.arrived, first=first, last=last, done=done, n_in=out.n_in, n_out=out.written,
+        cached=out.cached, chunks=list(stamps), fault=fault.kind if fault is not None else None, aborted=aborted,
+    )  # fmt: skip
+
+
 class TruthLog:
     """Appends rows to a file."""
 
@@ -47,9 +61,8 @@ class TruthLog:
         try:
             self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115  (closed in `close`)
         except OSError as error:
-            raise UserError(
-                f"cannot write the truth log {path}: {error.strerror}", "choose another --truth FILE"
-            ) from None
+            what = f"cannot write the truth log {path}: {error.strerror}"
+            raise UserError(what, "choose another --truth FILE") from None
         self._path = path
         self._encoder = msgspec.json.Encoder()
         self._rows = bytearray()
@@ -77,10 +90,8 @@ class TruthLog:
         self._writer.join()
         self._file.close()
         if self._failure is not None:
-            reason = self._failure.strerror
-            raise UserError(
-                f"the truth log {self._path} is incomplete: {reason}", "choose a --truth FILE on a disk with free space"
-            )
+            what = f"the truth log {self._path} is incomplete: {self._failure.strerror}"
+            raise UserError(what, "choose a --truth FILE on a disk with free space")
 
     def _write(self) -> None:
         while (rows := self._queue.get()) is not None:
