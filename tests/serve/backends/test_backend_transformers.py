@@ -262,15 +262,31 @@ def test_a_cancelled_text_frees_its_slot_and_is_not_called_again(writer_folder: 
         asyncio.run(main())
 
 
-def test_only_the_text_that_fails_is_refused(causal: Any, writer: Loaded) -> None:
-    """A token outside the vocabulary fails in the model; prompts that were read together are read again alone."""
-    good, bad, other = written(writer, {"prompt": ids(3)}, {"prompt": [1000, 4]}, {"prompt": ids(5)})
+def test_only_the_text_that_fails_is_refused(causal: Any, writer: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that were read together are read again alone."""
+    engine = writer.text._engine._decoder
+    real = engine.prefill
+
+    def prefill(slots: list[int], chunks: list[list[int]], *more: Any) -> Any:
+        if [63, 4] in chunks:
+            raise ValueError("not this one")
+        return real(slots, chunks, *more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "prefill", prefill)
+        good, bad, other = written(writer, {"prompt": ids(3)}, {"prompt": [63, 4]}, {"prompt": ids(5)})
     why, refused = bad.over.result()
     assert why == "abort"
     assert refused is not None
-    assert refused.code == "INTERNAL"
+    assert (refused.code, refused.message) == ("INTERNAL", "ValueError: not this one")
     assert good.words == expected_tokens(causal, ids(3), 12)
     assert other.words == expected_tokens(causal, ids(5), 12)
+
+
+def test_tokens_outside_the_vocabulary_are_refused(writer: Loaded) -> None:
+    for tokens in ([64], [-1]):
+        with pytest.raises(Refused, match=r"tokens must be in 0..63"):
+            written(writer, {"prompt": tokens})
 
 
 def test_out_of_memory_is_an_error_of_the_running_texts_only(writer: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +427,7 @@ def test_models_that_cannot_be_batched_are_computed_one_text_after_the_other(
         model.lm_head.weight[:3] = 0
     with opened(saved(tmp_path, model)) as loaded:
         made = written(loaded, *({"prompt": ids(size, size)} for size in (3, 20, 9)))
-    assert "generated one after the other: it has a DynamicSlidingWindowLayer of 8 tokens" in caplog.text
+    assert "computed one after the other: it has a DynamicSlidingWindowLayer of 8 tokens" in caplog.text
     for one, size in zip(made, (3, 20, 9), strict=True):
         assert one.words == expected_tokens(model, ids(size, size), 12)
 
@@ -613,7 +629,8 @@ def test_invalid_tasks_dtypes_and_configurations_are_named(writer_folder: Path, 
     assert "unknown dtype 'int4'" in refused(writer_folder, parameters={"dtype": "int4"})
     assert "max_batch_size is 8, but requests for text are not joined" in refused(writer_folder, max_batch_size=8)
     for name, value in (("max_batch", "x"), ("kv_memory", "2"), ("max_length", "-1")):
-        assert f"parameter {name} must be" in refused(writer_folder, parameters={name: value})
+        with pytest.raises(UserError, match=f"parameter {name} must be"):
+            backend.load(loading(writer_folder, parameters={name: value}))
     wrong = refused(writer_folder, input=[field("prompt", "STRING", 1)])
     assert "the configuration has the input prompt" in wrong
     assert "the configuration has the output vector" in refused(encoder_folder, output=[field("vector", "FP32", 16)])

@@ -29,7 +29,7 @@ from inferometer.errors import UserError
 from inferometer.serve.backends import configured
 from inferometer.serve.backends.tensors import device_of, pytorch, use_threads
 from inferometer.serve.backends.text import kserve
-from inferometer.serve.backends.text.decoder import SeparateDecoder, SlotDecoder, Unfit, check
+from inferometer.serve.backends.text.decoder import SeparateDecoder, SlotDecoder, Unfit
 from inferometer.serve.backends.text.engine import Engine
 from inferometer.serve.backends.text.language import Language, TextModel
 from inferometer.serve.backends.text.pieces import decoding
@@ -53,8 +53,7 @@ _BATCH = 32
 _TOKENS = 128
 _LENGTH = 4096
 """Maximum length of texts if neither the model nor the configuration sets one."""
-_READ_CPU, _READ_GPU = 128, 2048
-"""Tokens of prompts that are read between two steps: running texts wait for them."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CLASSES = {GENERATE: "AutoModelForCausalLM", EMBED: "AutoModel", CLASSIFY: "AutoModelForSequenceClassification"}
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -178,14 +177,9 @@ def _generation(loading: Loading, language: Language) -> Loaded:
     configured.declare(config.input, kserve.INPUTS)
     configured.declare(config.output, [TensorSpec(kserve.PIECE, "BYTES", (1,))])
     configured.expect(loading, {spec.name for spec in kserve.INPUTS}, {kserve.PIECE})
-    most, is_gpu, ends = (
-        configured.whole(loading, "max_tokens", _TOKENS),
-        language.device.type == "cuda",
-        _ends(language),
-    )
-    budget = _READ_GPU if is_gpu else _READ_CPU
-    prepare = functools.partial(_decoder, loading, language, ends, budget)
-    engine = Engine(prepare, language.torch.inference_mode, decoding(language.tokenizer), ends, is_gpu, budget)
+    most, ends = configured.whole(loading, "max_tokens", _TOKENS), _ends(language)
+    prepare = functools.partial(_decoder, loading, language, ends)
+    engine = Engine(language.torch, prepare, decoding(language.tokenizer), ends)
     text = TextModel(loading.name, language, engine, None)
     return Loaded(begin=kserve.begin(text, most), slots=0, text=text, close=text.close)
 
@@ -201,50 +195,30 @@ def _ends(language: Language) -> frozenset[int]:
     return frozenset(found if isinstance(found, list | tuple) else () if found is None else (found,))
 
 
-def _decoder(loading: Loading, language: Language, ends: frozenset[int], budget: int) -> tuple[Any, int]:
-    """Return the decoder, warmed up, and the maximum length of a text; called in the engine's thread."""
+def _decoder(loading: Loading, language: Language, ends: frozenset[int]) -> Any:
+    """Return the decoder, warmed up; called in the engine's thread."""
     torch, device, length = language.torch, language.device, language.longest or _LENGTH
     use_threads(torch, language.threads)
-    if device.type == "cuda":
+    is_gpu = device.type == "cuda"
+    if is_gpu:
         torch.cuda.set_device(device.index or 0)  # graphs are captured on the thread's current device
-    given = (torch, language.hugging, language.model, device, ends)
-    decoder: Any = SlotDecoder(*given)
+    slots, share = configured.whole(loading, "max_batch", 128 if is_gpu else 64), loading.parameter("kv_memory", "0.5")
+    if not re.fullmatch(r"0?\.\d+|1(\.0*)?", share):
+        raise UserError(f"model {loading.name}: parameter kv_memory must be in (0, 1] (got {share!r:.60})")
+    free = torch.cuda.mem_get_info(device.index or 0)[0] if is_gpu else _PAGE * os.sysconf("SC_AVPHYS_PAGES")
+    given = (torch, language.hugging, language.model, ends, slots or 1, length)
     try:
-        size = decoder.bytes_per_token(language.hugging, length) * length
-        slots = min(_slots(loading, device), max(1, int(_memory(loading, torch, device) / size)))
-        decoder.allocate(slots, length)
-        check(torch, language.model, device, decoder)
-    except torch.OutOfMemoryError:
-        raise UserError(
-            f"model {loading.name}: {slots} texts of {length} tokens ({slots * size >> 20} MiB) do not fit into memory",
-            "lower the parameters max_batch, max_length or kv_memory",
-        ) from None
+        decoder: Any = SlotDecoder(*given, memory=float(share) * free)
+    except torch.OutOfMemoryError as error:
+        what = f"model {loading.name}: out of memory for texts of {length} tokens: {configured.one_line(error)}"
+        raise UserError(what, "lower the parameters max_batch, max_length or kv_memory") from None
     except Exception as error:
         why = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {configured.one_line(error)}"
-        _log.warning("model %s: texts are generated one after the other: %s", loading.name, why)
-        decoder.restore()
-        decoder = SeparateDecoder(*given, _slots(loading, device))
+        _log.warning("model %s: texts are computed one after the other: %s", loading.name, why)
+        decoder = SeparateDecoder(*given)
     if configured.is_on(loading, "warmup", True):
-        decoder.warm_up(_log, budget)
-    return decoder, length
-
-
-def _slots(loading: Loading, device: Any) -> int:
-    return max(1, configured.whole(loading, "max_batch", 128 if device.type == "cuda" else 64))
-
-
-def _memory(loading: Loading, torch: Any, device: Any) -> float:
-    """Return how many bytes keys and values may take."""
-    text = loading.parameter("kv_memory", "0.5")
-    if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text):
-        raise UserError(f"model {loading.name}: parameter kv_memory must be in (0, 1] (got {text!r:.60})")
-    is_gpu = device.type == "cuda"
-    free = (
-        torch.cuda.mem_get_info(device.index or 0)[0]
-        if is_gpu
-        else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    )
-    return float(text) * float(free)
+        decoder.warm_up(_log)
+    return decoder
 
 
 # --- texts in batches ------------------------------------------------------------------------------------------------

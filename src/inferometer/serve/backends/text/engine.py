@@ -1,8 +1,8 @@
 """Schedules the texts of a model: which prompts are read and which texts get a token in each step.
 
-One thread computes. Each step adds a token to every running text and then reads a bounded number of prompt tokens, so
-that new requests start soon and running ones do not stall. What a step produced is passed to the event loop in one
-call; on GPUs the tokens of one step are turned into text while the next one is computed. Requests beyond the slots wait.
+One thread computes. Each step adds a token to every running text and reads a bounded number of prompt tokens, so that
+new requests start soon and running ones do not stall. What a step produced is passed to the event loop in one call; on
+GPUs the tokens of one step are turned into text while the next one is computed. Requests beyond the slots wait.
 """
 
 import asyncio
@@ -34,15 +34,14 @@ class _Row:
 
     def __init__(self, request: Generation, limit: int, text: Text) -> None:
         self.request, self.prompt, self.text, self.stops = request, request.prompt, text, StopTexts(request.stop)
-        self.slot = -1
+        self.random = random.Random(request.seed) if request.temperature else None
+        self.slot, self.is_over = -1, False
         self.filled = 0
         """Positions in the cache."""
         self.left = self.limit = limit
         """Tokens that are not computed yet."""
         self.made = 0
-        """Tokens that were sent."""
-        self.is_over = False
-        self.random = random.Random(request.seed) if request.temperature else None
+        """Tokens that were processed."""
 
     @property
     def is_running(self) -> bool:
@@ -53,7 +52,9 @@ class _Row:
         return self.limit - self.left < self.request.min_tokens
 
 
-_Made = tuple[list[_Row], Any]
+_Rows = list[_Row | None]
+"""By slot."""
+_Made = list[tuple[list[_Row], Any]]
 """Texts, and a tensor with the next token of each."""
 _Event = tuple[_Row, str, int, FinishReason | None, Refused | None]
 
@@ -62,41 +63,40 @@ class Engine:
     """The queue, the slots and the thread of a model."""
 
     def __init__(
-        self,
-        prepare: Callable[[], tuple[Any, int]],
-        context: Callable[[], Any],
-        decode: Callable[[Sequence[int]], str],
-        ends: frozenset[int],
-        overlaps: bool,
-        budget: int,
+        self, torch: Any, prepare: Callable[[], Any], decode: Callable[..., str], ends: frozenset[int]
     ) -> None:
-        """Start the thread, which calls `prepare` for the decoder and the length of its slots; raises what it raises."""
-        self._context, self._decode, self._ends, self._overlaps, self._budget = context, decode, ends, overlaps, budget
+        """Start the thread, which calls `prepare` for the decoder; raises what that raises."""
+        self._decode, self._ends = decode, ends
         self._changed = threading.Condition()
         self._waiting: deque[_Row] = deque()
         self._pending: list[tuple[_Row, int]] = []
         """Tokens that were computed and not processed yet."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
-        ready: Future[tuple[Any, int]] = Future()
-        self._thread = threading.Thread(target=self._work, args=(prepare, ready), name="text engine", daemon=True)
+        ready: Future[Any] = Future()
+        self._thread = threading.Thread(
+            target=self._work, args=(torch, prepare, ready), name="text engine", daemon=True
+        )
         self._thread.start()
-        self._decoder, self.length = ready.result()
+        self._decoder = ready.result()
+        self.length: int = self._decoder.length
 
     # --- in the event loop ---
 
     def generate(self, request: Generation) -> None:
-        """Accept a request; raises Refused if its prompt is empty or too long."""
-        size = len(request.prompt)
-        if not size:
+        """Accept a request; raises Refused if its prompt is invalid."""
+        prompt, most = request.prompt, self.length
+        if not prompt:
             raise Refused("INVALID_ARGUMENT", "the text has no tokens")
-        if size >= self.length:
+        if len(prompt) >= most:
+            what = f"the text has {len(prompt)} tokens; the maximum, including the response, is {most}"
+            raise Refused("INVALID_ARGUMENT", what)
+        if not 0 <= min(prompt) <= max(prompt) < self._decoder.vocabulary:
             raise Refused(
-                "INVALID_ARGUMENT",
-                f"the text has {size} tokens; the maximum, including the response, is {self.length}",
+                "INVALID_ARGUMENT", f"tokens must be in 0..{self._decoder.vocabulary - 1} (got {max(prompt)})"
             )
         self._loop = self._loop or asyncio.get_running_loop()
-        row = _Row(request, min(request.max_tokens, self.length - size), Text(self._decode, request.prompt))
+        row = _Row(request, max(1, min(request.max_tokens, most - len(prompt))), Text(self._decode, prompt))
         request.state = row
         with self._changed:
             self._waiting.append(row)
@@ -117,41 +117,36 @@ class Engine:
     def _send(self, events: list[_Event]) -> None:
         for row, text, count, why, refused in events:
             request = row.request
-            if request.state is not row:
-                continue  # cancelled meanwhile
-            if count or text:
+            if request.state is row and (count or text):
                 request.tokens(text, count)
-            if why and request.state is row:
+            if request.state is row and why:  # neither was cancelled
                 request.state = None
                 request.ended(why, refused)
 
     # --- in the thread ---
 
-    def _work(self, prepare: Callable[[], tuple[Any, int]], ready: "Future[tuple[Any, int]]") -> None:
-        with self._context():
+    def _work(self, torch: Any, prepare: Callable[[], Any], ready: "Future[Any]") -> None:
+        with torch.inference_mode():
             try:
-                decoder, length = prepare()
+                self._decoder = prepare()
             except BaseException as error:
                 ready.set_exception(error)
                 return
-            rows: list[_Row | None] = [None] * decoder.slots
-            self._decoder = decoder
-            ready.set_result((decoder, length))
-            while True:
+            ready.set_result(self._decoder)
+            rows: _Rows = [None] * self._decoder.slots
+            while not self._is_closed:
                 with self._changed:
                     while not (self._waiting or self._pending or any(rows) or self._is_closed):
                         self._changed.wait()
-                if self._is_closed:
-                    return
                 self._step(rows)
 
-    def _step(self, rows: list[_Row | None]) -> None:
-        for slot, row in enumerate(rows):
+    def _step(self, rows: _Rows) -> None:
+        for row in rows:
             if row is not None and row.is_over:
-                self._release(rows, slot)
+                self._release(rows, row)
         self._compact(rows)
-        if self._overlaps:
-            made: list[_Made] = []
+        if self._decoder.device.type == "cuda":
+            made: _Made = []
             self._add_tokens(rows, made)
             self._process(self._pending)  # while the device computes
             self._read_prompts(rows, made)
@@ -162,24 +157,16 @@ class Engine:
                 compute(rows, made)
                 self._process(self._fetched(rows, made))
 
-    def _fetched(self, rows: list[_Row | None], made: list[_Made]) -> list[tuple[_Row, int]]:
-        try:
-            return [(row, token) for group, tokens in made for row, token in zip(group, tokens.tolist(), strict=True)]
-        except Exception as error:  # GPUs report errors when results are fetched
-            self._fail(rows, [row for group, _ in made for row in group], error)
-            return []
-
-    def _compact(self, rows: list[_Row | None]) -> None:
-        """Keep running texts in the first slots, since a step computes all up to the last one."""
-        running = [row for row in rows if row is not None]
-        for row in reversed(running):
+    def _compact(self, rows: _Rows) -> None:
+        """Move running texts to the first slots, since a step computes all up to the last one."""
+        for row in reversed([row for row in rows if row is not None]):
             free = rows.index(None) if None in rows else len(rows)
             if free > row.slot or not row.is_running:
                 return
             self._decoder.move(row.slot, free, row.filled)
             rows[free], rows[row.slot], row.slot = row, None, free
 
-    def _add_tokens(self, rows: list[_Row | None], made: list[_Made]) -> None:
+    def _add_tokens(self, rows: _Rows, made: _Made) -> None:
         """Compute the next token of every running text."""
         running = [row for row in rows if row is not None and row.is_running]
         if not running:
@@ -195,33 +182,31 @@ class Engine:
         made.append((running, tokens if len(running) == len(positions) else tokens[[row.slot for row in running]]))
         for row in running:
             row.filled += 1
-            self._computed(rows, row)
+            self._count(rows, row)
 
-    def _read_prompts(self, rows: list[_Row | None], made: list[_Made]) -> None:
-        group = self._next_prompts(rows)
+    def _read_prompts(self, rows: _Rows, made: _Made) -> None:
+        """Read new prompts together, or a chunk of one."""
+        group = next(([row] for row in rows if row is not None and not row.is_running), None) or self._admitted(rows)
         try:
             self._read(rows, made, group)
         except Exception as error:
             if len(group) == 1:
                 self._fail(rows, group, error)
-            for row in group if len(group) > 1 else ():  # find the one that fails
+                return
+            for row in group:  # find the one that fails
                 try:
                     self._read(rows, made, [row])
                 except Exception as alone:
                     self._fail(rows, [row], alone)
 
-    def _next_prompts(self, rows: list[_Row | None]) -> list[_Row]:
-        """Return the texts whose prompts are read in this step: one that was begun, or new ones of similar length."""
-        begun = [row for row in rows if row is not None and not row.is_running]
-        if begun:
-            return begun[:1]
+    def _admitted(self, rows: _Rows) -> list[_Row]:
+        """Give slots to waiting requests, as long as their prompts are short and of similar length."""
         group: list[_Row] = []
         with self._changed:
             while self._waiting and None in rows:
                 row = self._waiting[0]
-                longest = max(len(row.prompt), *(len(one.prompt) for one in group), 0)
-                spread = longest - min(len(row.prompt), *(len(one.prompt) for one in group), longest)
-                if group and (longest * (len(group) + 1) > self._budget or spread > _SIMILAR):
+                sizes = [len(one.prompt) for one in (*group, row)]
+                if group and (max(sizes) * len(sizes) > self._decoder.budget or max(sizes) - min(sizes) > _SIMILAR):
                     break
                 self._waiting.popleft()
                 if not row.is_over:
@@ -232,13 +217,12 @@ class Engine:
                     group.append(row)
         return group
 
-    def _read(self, rows: list[_Row | None], made: list[_Made], group: list[_Row]) -> None:
+    def _read(self, rows: _Rows, made: _Made, group: list[_Row]) -> None:
         """Compute a chunk of one prompt, or several short ones; the last chunk gives the first token."""
         if not group:
             return
-        start, end = group[0].filled, group[0].filled + self._budget
-        chunks = [row.prompt[start:end] for row in group]
-        is_last = all(end >= len(row.prompt) for row in group)
+        start, end = group[0].filled, group[0].filled + self._decoder.budget
+        is_last, chunks = all(end >= len(row.prompt) for row in group), [row.prompt[start:end] for row in group]
         tokens = self._decoder.prefill(
             [row.slot for row in group], chunks, start, _controls(group) if is_last else None
         )
@@ -247,17 +231,25 @@ class Engine:
         for row in group:
             row.filled = min(end, len(row.prompt))
             if is_last:
-                self._computed(rows, row)
+                self._count(rows, row)
 
-    def _computed(self, rows: list[_Row | None], row: _Row) -> None:
+    def _count(self, rows: _Rows, row: _Row) -> None:
         """Count a computed token; the last one frees the slot."""
         row.left -= 1
         if not row.left:
-            self._release(rows, row.slot)
+            self._release(rows, row)
 
-    def _release(self, rows: list[_Row | None], slot: int) -> None:
-        rows[slot] = None
-        self._decoder.release(slot)
+    def _release(self, rows: _Rows, row: _Row) -> None:
+        if rows[row.slot] is row:
+            rows[row.slot] = None
+            self._decoder.release(row.slot)
+
+    def _fetched(self, rows: _Rows, made: _Made) -> list[tuple[_Row, int]]:
+        try:
+            return [(row, token) for group, tokens in made for row, token in zip(group, tokens.tolist(), strict=True)]
+        except Exception as error:  # GPUs report errors when results are fetched
+            self._fail(rows, [row for group, _ in made for row in group], error)
+            return []
 
     def _process(self, made: list[tuple[_Row, int]]) -> None:
         """Turn tokens into text, end what is complete, and pass it to the event loop."""
@@ -265,39 +257,33 @@ class Engine:
         for row, token in made:
             if row.is_over:
                 continue
-            request, stops = row.request, row.stops
-            is_end = token in self._ends and not request.ignore_eos
+            is_end = token in self._ends and not row.request.ignore_eos
             row.made += not is_end
             is_last = is_end or row.made == row.limit
-            text = "" if is_end else row.text.add(token)
-            if is_last:
-                text += row.text.rest()
-            if row.made >= request.min_tokens:
-                text = stops.feed(text)
-            if is_last and not stops.stopped:
-                text += stops.rest()
-            why: FinishReason | None = "stop" if is_end or stops.stopped else "length" if is_last else None
-            row.is_over = why is not None
-            events.append((row, text, int(not is_end), why, None))
+            text = ("" if is_end else row.text.add(token)) + (row.text.rest() if is_last else "")
+            if row.made >= row.request.min_tokens:
+                text = row.stops.feed(text)
+            is_stopped = is_end or row.stops.stopped
+            text += row.stops.rest() if is_last and not row.stops.stopped else ""
+            row.is_over = is_last or is_stopped
+            events.append((row, text, int(not is_end), "stop" if is_stopped else "length" if is_last else None, None))
         self._pass(events)
 
     def _pass(self, events: list[_Event]) -> None:
-        if events and self._loop is not None:
-            try:
+        try:
+            if events and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._send, events)
-            except RuntimeError:  # the loop is closed
-                self._is_closed = True
+        except RuntimeError:  # the loop is closed
+            self._is_closed = True
 
-    def _fail(self, rows: list[_Row | None], group: list[_Row], error: Exception) -> None:
+    def _fail(self, rows: _Rows, group: list[_Row], error: Exception) -> None:
         """End texts with the reason; the others are not affected."""
         refused = reason(error)
         if type(error).__name__ == "OutOfMemoryError":
             refused = Refused("RESOURCE_EXHAUSTED", f"out of memory for this text: {refused.message:.200}")
-        for row in group:
-            if row.slot >= 0 and rows[row.slot] is row:
-                self._release(rows, row.slot)
         self._pass([(row, "", 0, "abort", refused) for row in group if not row.is_over])
         for row in group:
+            self._release(rows, row)
             row.is_over = True
 
 
