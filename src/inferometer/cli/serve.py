@@ -110,6 +110,10 @@ WHEN:
     help="Additional port for /metrics, which --http serves too; 0: any free port, -1: none.  [default: --http + 2]",
 )
 @click.option(
+    "--processes", type=int, default=1, show_default=True,
+    help="Processes that listen on the same ports, as one server. Models that compute get a process of their own.",
+)  # fmt: skip
+@click.option(
     "--config",
     multiple=True,
     metavar="KEY=VALUE",
@@ -220,6 +224,7 @@ def command(
         sim=_simulator(options, not models or _SIM in models),
         config=options["config"],
         device=options["device"],
+        processes=options["processes"],
         host=host,
         http=http,
         grpc=_port(grpc, http, 1),

@@ -26,6 +26,8 @@ from inferometer.serve.http import tls
 from inferometer.serve.http.listener import Listener
 from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models.registry import Models
+from inferometer.serve.processes.group import Group
+from inferometer.serve.processes.hub import Hub
 from inferometer.serve.settings import Settings, check
 from inferometer.serve.sim.server import Simulator
 from inferometer.serve.web import Web
@@ -58,28 +60,49 @@ class Listening(msgspec.Struct, frozen=True):
 async def serve(settings: Settings, ready: Callable[[Listening], None], stop: asyncio.Event | None = None) -> None:
     """Serve until SIGINT, SIGTERM or `stop`; `ready` is called with the addresses once the server listens."""
     check(settings)
-    loop = asyncio.get_running_loop()
     stop, at_once = stop or asyncio.Event(), asyncio.Event()
-    _on_signals(loop, stop, at_once)
+    _on_signals(stop, at_once)
+    async with Hub() as hub:
+        if settings.processes > 1:
+            await hub.supervise(settings, lambda at: ready(msgspec.convert(at, Listening)), stop, at_once)
+        else:
+            await _front_end(settings, Group(hub.handlers, hub.call), ready, stop, at_once)
+
+
+async def serve_part(settings: Settings, group: Group, ready: Callable[[Listening], None]) -> None:
+    """Be one of several front ends until SIGTERM."""
+    stop, at_once = asyncio.Event(), asyncio.Event()
+    _on_signals(stop, at_once)
+    await _front_end(settings, group, ready, stop, at_once)
+
+
+async def _front_end(
+    settings: Settings,
+    group: Group,
+    ready: Callable[[Listening], None],
+    stop: asyncio.Event,
+    at_once: asyncio.Event,
+) -> None:
+    loop = asyncio.get_running_loop()
     _raise_file_limit()
     keep_one_heap()
     async with contextlib.AsyncExitStack() as held:
         context = tls.context(settings.tls) if settings.tls else None
         wanted = [(settings.http, "--http")] + ([] if settings.metrics is None else [(settings.metrics, "--metrics")])
-        sockets = [held.enter_context(ports.bound(settings.host, *port)) for port in wanted]
+        sockets = [held.enter_context(ports.bound(settings.host, *port, settings.processes > 1)) for port in wanted]
         models = Models(loop, device=settings.device, overrides=settings.config, limit=settings.limits.requests)
         held.push_async_callback(models.close)
-        simulator = _simulator(settings, loop, models, held)
+        simulator = _simulator(settings, loop, models, held, group)
         for source in settings.models:
             models.add(source)
-        if not await _finished_before(models.start(), stop):
+        group.join(models, _page(models, simulator))
+        if not await _finished_before(group.started(models.start()), stop):
             return
-        pages = _pages(models, simulator)
-        web = Web(settings, models, simulator, pages)
+        web = Web(settings, models, simulator, group.metrics)
         held.callback(web.close)
         grpc = await _grpc(settings, models, held)
         _collect_garbage_rarely(_YOUNG if settings.models else _YOUNG_FOR_TIMING)
-        handlers = [web, Web(settings, metrics=pages)]  # the second one is for the metrics port
+        handlers = [web, Web(settings, metrics=group.metrics)]  # the second one is for the metrics port
         listeners = []
         for sock, handler, (_, option) in zip(sockets, handlers, wanted, strict=False):
             host, port = sock.getsockname()[:2]
@@ -106,21 +129,20 @@ async def _finished_before(work: Coroutine[Any, Any, None], stop: asyncio.Event)
 
 
 def _simulator(
-    settings: Settings, loop: asyncio.AbstractEventLoop, models: Models, held: contextlib.AsyncExitStack
+    settings: Settings, loop: asyncio.AbstractEventLoop, models: Models, held: contextlib.AsyncExitStack, group: Group
 ) -> Simulator | None:
     """Return the simulator's OpenAI endpoints, and register the simulator as a text model."""
     if settings.sim is None:
         return None
-    simulator = Simulator(settings.sim, loop)
+    simulator = Simulator(settings.sim, loop, group.number if group.has_several else None)
     held.callback(simulator.close)
     models.add_own(settings.sim.model, text_model.CONFIG, text_model.loader(simulator))
     return simulator
 
 
-def _pages(models: Models, simulator: Simulator | None) -> list[Callable[[], bytes]]:
+def _page(models: Models, simulator: Simulator | None) -> Callable[[], bytes]:
     started = time.time()
-    pages = [lambda: metrics.page(models, started)]
-    return pages if simulator is None else [*pages, simulator.metrics]
+    return lambda: metrics.page(models, started) + (b"" if simulator is None else simulator.metrics())
 
 
 async def _grpc(settings: Settings, models: Models, held: contextlib.AsyncExitStack) -> "GrpcServer | None":
@@ -197,12 +219,12 @@ async def _quiet(listeners: list[Listener]) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-def _on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: asyncio.Event) -> None:
+def _on_signals(stop: asyncio.Event, at_once: asyncio.Event) -> None:
     """Stop on the first signal and stop at once on the next. (If `stop` was already set, the first signal changes
     nothing.)"""
     means = itertools.chain([stop], itertools.repeat(at_once))
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: next(means).set())
+        asyncio.get_running_loop().add_signal_handler(number, lambda: next(means).set())
 
 
 # --- the process -----------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...] = (
 
 def page(models: Models, started: float) -> bytes:
     """Return the page. `started` is when the server was started, in seconds since 1970."""
-    served = [models.find(name) for name in models.names()]
+    served = [model for name in models.names() if not (model := models.find(name)).is_remote]
     lines: list[str] = []
     for name, text, value in _COUNTERS:
         lines += _family(name, text, "counter", ((_labels(model), value(model.counted)) for model in served))

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from inferometer.errors import UserError
 
 
-def bound(host: str, port: int, option: str = "--port") -> socket.socket:
+def bound(host: str, port: int, option: str = "--port", shared: bool = False) -> socket.socket:
     """Return a socket bound to that address but not listening yet: until it does, others can bind the same address.
-    `option` is the command-line option that sets the port."""
+    `option` is the command-line option that sets the port. Several `shared` sockets can listen on the same port."""
     with explained(host, port, option):
-        return _bind(host, port)
+        return _bind(host, port, shared)
 
 
 @contextlib.contextmanager
@@ -41,12 +41,14 @@ _REASONS = {
 }
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, shared: bool) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setblocking(False)
         sock.bind(address)
     except OSError:

@@ -61,6 +61,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     """Device of models whose configuration does not set one: auto, cpu, cuda, cuda:1."""
 
+    processes: int = 1
+    """Front ends: processes that listen on the same ports."""
     host: str = "127.0.0.1"
     http: int = 8000
     """HTTP port; 0: any free port."""
@@ -90,6 +92,7 @@ def check(settings: Settings) -> None:
     """Raise UserError for invalid settings."""
     _check_ports({"--http": settings.http, "--grpc": settings.grpc, "--metrics": settings.metrics})
     for option, limit in (
+        ("--processes", settings.processes),
         ("--max-message", settings.limits.message),
         ("--max-header", settings.limits.head),
         ("--max-streams", settings.limits.streams),

@@ -12,7 +12,8 @@ If a token is set, everything except health, readiness and metrics requires it. 
 request is that request's 500, and the server continues.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 import msgspec
@@ -32,8 +33,8 @@ from inferometer.serve.sim import frames
 from inferometer.serve.sim.openai import Refusal
 from inferometer.serve.sim.server import Simulator, error_body, unauthorised
 
-Page = Callable[[], bytes]
-"""Returns a part of /metrics."""
+Metrics = Callable[[], Awaitable[bytes]]
+"""Returns /metrics."""
 
 _OPEN = frozenset((b"/health", b"/metrics"))
 
@@ -46,7 +47,7 @@ class Web:
         settings: Settings,
         models: Models | None = None,
         sim: Simulator | None = None,
-        metrics: Sequence[Page] = (),
+        metrics: Metrics | None = None,
     ) -> None:
         self._kserve = Kserve(models, settings) if models is not None else None
         self._models = models
@@ -55,6 +56,7 @@ class Web:
         self._token = settings.token
         self._is_logged = settings.access_log
         self._draining = False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def refuse_new(self) -> None:
         """Report not ready and refuse new inferences from now on; those in progress continue."""
@@ -116,13 +118,17 @@ class Web:
     # --- pages -------------------------------------------------------------------------------------------------------
 
     def _page(self, connection: Connection, request: Request) -> None:
-        page = {b"/": self._served, b"/health": self._health, b"/metrics": self._all_metrics}.get(request.path)
+        page = {b"/": self._served, b"/health": self._health, b"/metrics": self._health}.get(request.path)
         shown = request.path.decode("latin-1")
         if page is None:
             self._refuse(connection, request, 404, f"no such path: {shown}", "not_found")
         elif request.method not in (b"GET", b"HEAD"):
             why = f"method {request.method.decode('latin-1')} is not allowed for {shown}"
             self._refuse(connection, request, 405, why, "method_not_allowed", b"Allow: GET, HEAD\r\n")
+        elif request.path == b"/metrics":
+            task = asyncio.ensure_future(self._send_metrics(connection, request))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         else:
             status, content_type, body = page()
             reply(connection, request, status, body, content_type=content_type, close=self._draining)
@@ -140,8 +146,13 @@ class Web:
             return 503, b"application/json", b'{"status":"stopping"}'
         return 200, b"application/json", b'{"status":"ok"}'
 
-    def _all_metrics(self) -> tuple[int, bytes, bytes]:
-        return 200, CONTENT_TYPE, b"".join(page() for page in self._metrics)
+    async def _send_metrics(self, connection: Connection, request: Request) -> None:
+        try:
+            body = b"" if self._metrics is None else await self._metrics()
+        except Exception as error:  # keep serving
+            self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
+        else:
+            reply(connection, request, 200, body, content_type=CONTENT_TYPE, close=self._draining)
 
     def _refuse(
         self,

@@ -75,13 +75,18 @@ class GrpcServer:
             *reflection.services(),
         ]
         self._handlers = Handlers(services, settings.token, settings.access_log)
-        self._server = grpc.aio.server(handlers=(self._handlers,), options=_options(settings.limits))
+        self._server = grpc.aio.server(
+            handlers=(self._handlers,),
+            options=[*_options(settings.limits), ("grpc.so_reuseport", int(settings.processes > 1))],
+        )
         self.port = self._listen(settings)
 
     def _listen(self, settings: Settings) -> int:
         port = settings.grpc or 0
         credentials = None if settings.tls is None else _credentials(settings.tls)
-        with bound(settings.host, port, "--grpc") as tried:  # gRPC itself does not report the reason
+        with bound(
+            settings.host, port, "--grpc", settings.processes > 1
+        ) as tried:  # gRPC itself does not report the reason
             host = tried.getsockname()[0]
         address = place(host, port)
         try:
@@ -127,7 +132,6 @@ class GrpcServer:
 def _options(limits: Limits) -> list[tuple[str, Any]]:
     pending = max(limits.requests, _PENDING)
     return [
-        ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", min(limits.message, GRPC_MOST)),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", limits.head),

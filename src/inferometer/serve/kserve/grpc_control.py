@@ -80,12 +80,12 @@ def _orders(models: Models, settings: Settings) -> dict[str, Method]:
         await models.unload(asked.model_name)
         return RepositoryModelUnloadResponse()
 
-    def register(asked: Message) -> Message:
-        models.regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
+    async def register(asked: Message) -> Message:
+        await control.change_regions(models, "register", asked.name, asked.key, asked.offset, asked.byte_size)
         return SystemSharedMemoryRegisterResponse()
 
-    def unregister(asked: Message) -> Message:
-        models.regions.unregister(asked.name)
+    async def unregister(asked: Message) -> Message:
+        await control.change_regions(models, "unregister", asked.name)
         return SystemSharedMemoryUnregisterResponse()
 
     def register_cuda(asked: Message) -> Message:

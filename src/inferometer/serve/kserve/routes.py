@@ -6,7 +6,8 @@ response is written when it ends (responders.py). A client that disconnects canc
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -112,7 +113,7 @@ class Kserve:
                 self._ready(connection, request, self.models.ready, "Server not ready")
             case [b"models", b"stats"]:
                 _only(request, b"GET")
-                self._say(connection, request, control.tree(control.statistics(self.models)))
+                self._later(connection, request, control.statistics(self.models))
             case [b"models", name] if name:
                 _only(request, b"GET")
                 self._metadata(connection, request, _text(name), "")
@@ -155,12 +156,12 @@ class Kserve:
             raise Refused("INVALID_ARGUMENT", "Unable to parse 'config': expected the configuration as a JSON string")
         self._later(connection, request, self.models.load(name, config))
 
-    def _later(self, connection: Connection, request: Request, work: Coroutine[Any, Any, None]) -> None:
-        """Respond when the work is done."""
+    def _later(self, connection: Connection, request: Request, work: Any) -> None:
+        """Respond when the work is done, with the message that it returns, if any. (`work` may be the message itself.)"""
 
         async def run() -> None:
             try:
-                await work
+                made = await work if inspect.isawaitable(work) else work
             except Refused as refused:
                 self.refuse(connection, request, refused)
             except UserError as error:
@@ -168,7 +169,7 @@ class Kserve:
             except Exception as error:  # keep serving
                 self.refuse(connection, request, unexpected(error))
             else:
-                self._reply(connection, request, 200)
+                self._reply(connection, request, 200, b"" if made is None else _encode(control.tree(made)))
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
@@ -192,7 +193,6 @@ class Kserve:
     # --- shared memory -----------------------------------------------------------------------------------------------
 
     def _shared_memory(self, connection: Connection, request: Request, words: list[bytes]) -> None:
-        regions = self.models.regions
         match words:
             case [b"status"] | [b"region", _, b"status"]:
                 _only(request, b"GET")
@@ -200,13 +200,13 @@ class Kserve:
                 self._say(connection, request, list(control.tree(status)["regions"].values()))
             case [b"unregister"] | [b"region", _, b"unregister"]:
                 _only(request, b"POST")
-                regions.unregister(_text(words[1]) if len(words) > 1 else "")
-                self._reply(connection, request, 200)
+                name = words[1] if len(words) > 1 else b""
+                self._later(connection, request, control.change_regions(self.models, "unregister", _text(name)))
             case [b"region", name, b"register"]:
                 _only(request, b"POST")
                 asked = _registration(request)
-                regions.register(_text(name), asked.key, asked.offset, asked.byte_size)
-                self._reply(connection, request, 200)
+                region = (_text(name), asked.key, asked.offset, asked.byte_size)
+                self._later(connection, request, control.change_regions(self.models, "register", *region))
             case _:
                 raise _not_found()
 
@@ -255,7 +255,7 @@ class Kserve:
                 self._say(connection, request, control.tree(config))
             case [b"stats"]:
                 _only(request, b"GET")
-                self._say(connection, request, control.tree(control.statistics(self.models, name, version)))
+                self._later(connection, request, control.statistics(self.models, name, version))
             case [b"trace", b"setting"]:
                 self._trace(connection, request, name)
             case _:

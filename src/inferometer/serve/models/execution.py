@@ -143,12 +143,16 @@ class Execution:
             inference.started = self._began
             inference.queue_ns = self._began - inference.queued
         try:
-            if self.instance.loaded.begin is None:
+            loaded = self.instance.loaded
+            if loaded.forward is not None:
+                cancel: Callable[[], None] | None = loaded.forward(self.batch[0], self._emit, self._finish)
+            elif loaded.begin is not None:
+                inputs = join(self.batch)
+                self._joined = now()
+                cancel = loaded.begin(inputs, self.batch[0].parameters, self._emit, self._finish)
+            else:
                 self.instance.do(self._run)
                 return
-            inputs = join(self.batch)
-            self._joined = now()
-            cancel = self.instance.loaded.begin(inputs, self.batch[0].parameters, self._emit, self._finish)
         except Exception as error:
             self._finish(reason(error))
             return

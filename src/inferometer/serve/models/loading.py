@@ -4,7 +4,7 @@ Loading runs in a thread, so that other models continue. A model that fails to l
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from inferometer.errors import UserError
@@ -29,13 +29,21 @@ async def bring_up(
     regions: Regions,
     clock: QueueClock,
     over: Callable[[], None],
+    elsewhere: Callable[[Definition, str, tuple[str, ...]], Awaitable[Model | None]] | None = None,
 ) -> Model:
+    """Return the model; it is that of `elsewhere` if that returns one, because it has a process of its own."""
     loop = asyncio.get_running_loop()
     config = definition.config
     for text in overrides if definition.loader is None else ():
         override(config, text)
     if config.max_batch_size < 0:
         raise UserError(f"model {definition.name}: max_batch_size must be at least 0 (got {config.max_batch_size})")
+    if (
+        elsewhere is not None
+        and definition.loader is None
+        and (model := await elsewhere(definition, device, overrides))
+    ):
+        return model
     loaded: list[Loaded] = []
     try:
         for i, place in enumerate(configs.devices(config, device)):

@@ -66,6 +66,8 @@ class Model:
         self._instances = instances
         self.text: Any = instances[0].loaded.text
         """What the OpenAI endpoints serve it with; None if it is not a text model."""
+        self.is_remote = instances[0].loaded.forward is not None
+        """Whether it runs in another process, which counts its requests."""
         self._is_unlimited = any(_slots(instance) == UNLIMITED for instance in instances)
         self._idle = deque(
             instance for instance in instances for _ in range(1 if self._is_unlimited else _slots(instance))
@@ -250,7 +252,7 @@ class Model:
 
 
 def _slots(instance: Instance) -> int:
-    return instance.loaded.slots or (_THREADS if instance.loaded.begin is None else UNLIMITED)
+    return instance.loaded.slots or (_THREADS if instance.loaded.run is not None else UNLIMITED)
 
 
 def _timeout_of(inference: Inference) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,8 @@ class Models:
         limit: int = 100_000,
     ) -> None:
         overriding.check(overrides)
+        self.group: Any = None
+        """The processes of the server (serve.processes.Group); None if this is the only one."""
         self.regions = Regions()
         self.offload = Offload(loop)
         """For all front ends and models."""
@@ -66,6 +69,12 @@ class Models:
         if root is not None:
             self._repositories.append(root)
 
+    def add_source(self, source: ModelSource, config: str = "") -> str:
+        """Add a model by its source, with `config` (JSON) instead of its file if given. Return its name."""
+        self._add(source)
+        self._entries[source.name].config = config
+        return source.name
+
     def add_own(self, name: str, config: str, loader: Loader) -> None:
         """Add a model of the server itself: its configuration as text, and its loader. Overrides do not apply to it."""
         self._add(ModelSource(name, config=config, loader=loader))
@@ -82,7 +91,7 @@ class Models:
         one."""
         for entry in self._entries.values():
             try:
-                await self._bring_up(entry)
+                await self._bring_up(entry, entry.config)
             except UserError:
                 if len(self._entries) == 1:
                     raise
@@ -108,8 +117,11 @@ class Models:
             raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' is not found")
         model = entry.model
         if model is None:
-            if entry.state == "LOADING":
-                raise Refused("UNAVAILABLE", f"Request for unknown model: '{name}' version 1 is not at ready state")
+            if entry.state == "LOADING" or entry.is_lost:
+                why = f": {entry.reason}" if entry.is_lost else ""
+                raise Refused(
+                    "UNAVAILABLE", f"Request for unknown model: '{name}' version 1 is not at ready state{why}"
+                )
             raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' has no available versions")
         if version not in ("", model.version):
             raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' version {version} is not found")
@@ -185,12 +197,26 @@ class Models:
     async def load(self, name: str, config: str = "") -> None:
         """Load the model from disk, with `config` (JSON) instead of its file if given; the old one serves until the new
         one is ready."""
-        await asyncio.shield(self._task(self._load(name, config)))
+        await (self.group.everywhere("load", name, config) if self.group else self.load_here(name, config))
 
     async def unload(self, name: str) -> None:
         """Stop accepting requests for the model; returns when its requests are done. Unloading an unknown model is not
         an error, as in Triton."""
+        await (self.group.everywhere("unload", name) if self.group else self.unload_here(name))
+
+    async def load_here(self, name: str, config: str, serial: int = 0) -> None:
+        """Load a model in this process; `serial` tells one load from another in all processes."""
+        await asyncio.shield(self._task(self._load(name, config, serial)))
+
+    async def unload_here(self, name: str) -> None:
         await asyncio.shield(self._task(self._unload(name)))
+
+    def lose(self, model: Model, why: str) -> None:
+        """Note that a model's process has ended."""
+        for entry in self._entries.values():
+            if entry.model is model:
+                entry.model, entry.version, entry.state, entry.reason = None, model.version, "UNAVAILABLE", why
+                entry.is_lost = True
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work to its end, even if the caller goes away."""
@@ -199,11 +225,11 @@ class Models:
         task.add_done_callback(_heard)
         return task
 
-    async def _load(self, name: str, config: str) -> None:
+    async def _load(self, name: str, config: str, serial: int) -> None:
         entry = self._entries.get(name) or self._new_entry(name)
         async with entry.lock:
             try:
-                await self._bring_up(entry, config)
+                await self._bring_up(entry, config, serial)
             except UserError as error:
                 raise Refused("INTERNAL", f"failed to load '{name}', {error}") from None
 
@@ -225,7 +251,12 @@ class Models:
             raise Refused("INTERNAL", f"failed to load '{name}', failed to poll from model repository")
         return self._entries.setdefault(name, _Entry(ModelSource(name, root / name, root)))
 
-    async def _bring_up(self, entry: "_Entry", config: str = "") -> None:
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What all models use."""
+        return {"regions": self.regions, "clock": self._alarms, "over": self._over}
+
+    async def _bring_up(self, entry: "_Entry", config: str = "", serial: int = 0) -> None:
         if entry.model is None:
             entry.state, entry.reason = "LOADING", ""
         try:
@@ -235,9 +266,8 @@ class Models:
                 definition,
                 self._overrides,
                 self._device,
-                regions=self.regions,
-                clock=self._alarms,
-                over=self._over,
+                elsewhere=self.group and partial(self.group.model, entry.source, config, serial),
+                **self.shared,
             )
         except BaseException as error:
             why = _why(entry.source.name, error) if isinstance(error, Exception) else error
@@ -245,7 +275,7 @@ class Models:
                 entry.state, entry.reason = "UNAVAILABLE", sendable(" ".join(str(why).split()))
             raise why from None
         old, entry.model = entry.model, model
-        entry.state, entry.reason = "READY", ""
+        entry.state, entry.reason, entry.is_lost = "READY", "", False
         if old is not None:
             self._task(self._retire(old))
 
@@ -296,6 +326,10 @@ class _Entry:
         self.version = ""
         self.state = "UNAVAILABLE"
         self.reason = "not loaded"
+        self.config = ""
+        """Configuration (JSON) instead of that of its file, at the start."""
+        self.is_lost = False
+        """Whether its process has ended."""
         self.lock = asyncio.Lock()
 
 

@@ -185,7 +185,7 @@ response and `finish` once, now or later, and may return a function that cancels
 
 
 class Loaded(msgspec.Struct):
-    """An instance of a model. It has either `run` or `begin`."""
+    """An instance of a model. It has one of `run`, `begin` and `forward`."""
 
     run: Callable[[Tensors, Parameters], Tensors | Iterator[Tensors]] | None = None
     """Computes in one of the instance's threads; returns an iterator if the model is decoupled. Refused and UserError
@@ -193,6 +193,10 @@ class Loaded(msgspec.Struct):
     requests fails, they are run again one by one.
     """
     begin: Begin | None = None
+    forward: (
+        Callable[["Inference", Callable[[Tensors], None], Callable[[Refused | None], None]], Callable[[], None]] | None
+    ) = None
+    """Like `begin`, for a model in another process: gets the request itself, and sets its queue_ns and compute_ns."""
     slots: int = 1
     """Concurrent executions; 0: no limit."""
     labels: Mapping[str, tuple[str, ...]] = {}

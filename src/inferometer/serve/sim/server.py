@@ -1,6 +1,7 @@
 """The simulator: its routes, and the life of a request from arrival to response."""
 
 import asyncio
+import itertools
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -37,7 +38,8 @@ _PARSERS: dict[bytes, Callable[[bytes, Sequence[str]], CompletionRequest]] = {
 class Simulator:
     """All state of one simulator."""
 
-    def __init__(self, settings: Sim, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, settings: Sim, loop: asyncio.AbstractEventLoop, number: Callable[[], int] | None = None) -> None:
+        """`number` returns the next request's ordinal if several processes count together."""
         self.settings = settings
         self.loop = loop
         self.timing = _timing(settings)
@@ -47,9 +49,10 @@ class Simulator:
         self.counters = Counters(settings.model, self.timing)
         self._prompts = Prompts()
         self._faults = Faults(settings.faults, settings.seed)
-        self._truth = TruthLog(settings.truth) if settings.truth is not None else None
+        self._truth = TruthLog(settings.truth, append=number is not None) if settings.truth is not None else None
         self._active: set[SimResponse] = set()
         self._n = 0
+        self._next = number or itertools.count(1).__next__
         self.clockwork = Clockwork(loop, self.timing)
         if self._truth is not None:
             self._flush_truth()
@@ -97,7 +100,7 @@ class Simulator:
 
     def number(self) -> int:
         """Return the next request's ordinal."""
-        self._n += 1
+        self._n = self._next()
         return self._n
 
     def style(self, ask: CompletionRequest) -> frames.Style | message_frames.MessageStyle:

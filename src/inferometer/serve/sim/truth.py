@@ -43,9 +43,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 class TruthLog:
     """Appends rows to a file."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, append: bool = False) -> None:
+        """Several processes may append whole lines to the same file."""
         try:
-            self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115  (closed in `close`)
+            self._file = Path(path).open("ab" if append else "wb", buffering=0)  # noqa: SIM115  (closed in `close`)
         except OSError as error:
             raise UserError(
                 f"cannot write the truth log {path}: {error.strerror}", "choose another --truth FILE"
