@@ -69,11 +69,10 @@ class Models:
         if root is not None:
             self._repositories.append(root)
 
-    def add_source(self, source: ModelSource, config: str = "") -> str:
-        """Add a model by its source, with `config` (JSON) instead of its file if given. Return its name."""
+    def add_source(self, source: ModelSource, config: str = "") -> None:
+        """Add a model by its source, with `config` (JSON) instead of its configuration file if given."""
         self._add(source)
         self._entries[source.name].config = config
-        return source.name
 
     def add_own(self, name: str, config: str, loader: Loader) -> None:
         """Add a model of the server itself: its configuration as text, and its loader. Overrides do not apply to it."""

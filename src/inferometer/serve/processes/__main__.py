@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ async def _front_end(link: Link, counter: int, encoded: bytes) -> None:
 
 
 async def _model(
-    link: Link, unused: asyncio.Event, source: Any, config: str, device: str, overrides: tuple[str, ...]
+    link: Link, unused: asyncio.Event, source: tuple[Any, ...], config: str, device: str, overrides: list[str]
 ) -> str:
     from inferometer.serve import metrics  # noqa: PLC0415
     from inferometer.serve.kserve import control  # noqa: PLC0415
@@ -44,7 +45,8 @@ async def _model(
 
     keep_one_heap()
     models = Models(link.loop, device=device, overrides=tuple(overrides), limit=NO_LIMIT)
-    name = models.add_source(msgspec.convert(source, ModelSource, strict=False), config)
+    name, path, root = source
+    models.add_source(ModelSource(name, path and Path(path), root and Path(root)), config)
     await models.start()
     link.handlers |= {
         "metrics": partial(metrics.page, models, time.time()),

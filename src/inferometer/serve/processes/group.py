@@ -7,8 +7,6 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
-
 from inferometer.errors import UserError
 from inferometer.serve import backends
 from inferometer.serve.kserve import control
@@ -80,6 +78,6 @@ class Group:
             raise UserError(f"model {source.name}: parameters.process must be 0 or 1 (got {wanted:.40})")
         if wanted == "0" or not (wanted or (self.has_several and definition.backend in backends.EXTRAS)):
             return None
-        given = msgspec.to_builtins(msgspec.structs.replace(source, loader=None))
+        given = [source.name, *(path and str(path) for path in (source.path, source.root))]
         address = await self._call("start_model", f"{serial} {source.name}", given, config, device, overrides)
         return await remote.bring_up(address, source.name, self._models)

@@ -44,7 +44,7 @@ class Hub:
         """The current process of each model."""
         self._addresses: dict[str, asyncio.Future[str]] = {}
         self._processes: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}
-        self._is_stopping = False
+        self._stopped: set[asyncio.subprocess.Process] = set()
         self._serial = 0
 
     async def call(self, name: str, *arguments: Any) -> Any:
@@ -104,7 +104,7 @@ class Hub:
 
     async def _watch(self, process: asyncio.subprocess.Process, name: str) -> None:
         status = await process.wait()
-        if status and not self._is_stopping:
+        if status and process not in self._stopped:
             how = f"signal {-status}" if status < 0 else f"status {status}"
             print(f"{name} (pid {process.pid}) ended with {how}", file=sys.stderr, flush=True)
 
@@ -138,13 +138,13 @@ class Hub:
             if is_ready.done():
                 ready(is_ready.result())
                 await asyncio.wait((*runs, stopping), return_when=_FIRST)
-            self._is_stopping = stop.is_set()
             failed = _failure(names, runs, stop.is_set())
             rest: asyncio.Future[Any] = asyncio.gather(*runs, return_exceptions=True)
             forced: asyncio.Future[Any] = asyncio.ensure_future(at_once.wait())
             for patience in (settings.drain + _GRACE_S, _GRACE_S):  # the second signal stops at once
                 for (_, process), run in zip(made, runs, strict=True):
                     if not run.done():
+                        self._stopped.add(process)
                         process.terminate()
                 await asyncio.wait({rest} if forced.done() else {rest, forced}, timeout=patience, return_when=_FIRST)
             for task in (stopping, is_ready, forced):
@@ -159,7 +159,7 @@ class Hub:
 
     async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         """End all processes: those that are not needed end by themselves when their link is closed."""
-        self._is_stopping = True
+        self._stopped.update(self._processes)
         for future in self._links.values():
             if future.done():
                 future.result().close()
