@@ -134,7 +134,7 @@ def _simulator(
     """Return the simulator's OpenAI endpoints, and register the simulator as a text model."""
     if settings.sim is None:
         return None
-    simulator = Simulator(settings.sim, loop, group.number if group.has_several else None)
+    simulator = Simulator(settings.sim, loop, group.number if group.is_shared else None)
     held.callback(simulator.close)
     models.add_own(settings.sim.model, text_model.CONFIG, text_model.loader(simulator))
     return simulator

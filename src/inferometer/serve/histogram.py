@@ -10,6 +10,8 @@ import numpy as np
 class Histogram:
     """Counts durations given in nanoseconds; reports seconds."""
 
+    __slots__ = ("_bounds", "_bounds_ns", "_counts", "_sum")
+
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self._bounds_ns = [round(bound * 1e9) for bound in bounds]

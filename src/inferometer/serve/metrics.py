@@ -21,7 +21,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     (
         "nv_inference_request_success",
         "Number of successful inference requests, all batch sizes",
-        lambda counted: counted.success[0],
+        lambda counted: counted.success,
     ),
     (
         "nv_inference_count",
@@ -36,7 +36,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     (
         "nv_inference_request_duration_us",
         "Cumulative inference request duration in microseconds (includes cached requests)",
-        lambda counted: counted.success[1] // 1000,
+        lambda counted: counted.success_ns // 1000,
     ),
     (
         "nv_inference_queue_duration_us",

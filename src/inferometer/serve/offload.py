@@ -6,6 +6,7 @@ images, walking long lists of strings, copying from and to shared memory. (Model
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from inferometer.serve.threads import Threads
@@ -14,6 +15,10 @@ T = TypeVar("T")
 
 LARGE = 64 * 1024
 """Bytes from which a thread costs less than blocking others: 1 to 3 ms of work."""
+COPIED = 16
+"""As many bytes are copied in the time in which one is parsed: work that only copies counts its bytes divided by this."""
+STRING = 16
+"""Bytes that each element of a list of strings counts, because each is looked at by itself."""
 _THREADS = 2
 """Python computes in one thread at a time, but others can copy, compress and decompress meanwhile."""
 
@@ -28,8 +33,9 @@ class Offload:
         """Call `then` in the loop with the result of `work` or with its exception: before this returns if at most
         `LARGE` bytes are concerned, later otherwise. `then` must check whether its request is still wanted."""
         if size > LARGE:
-            self._threads.do(work, then)
-            return
+            with suppress(RuntimeError):  # the system cannot create a thread: do the work here
+                self._threads.do(work, then)
+                return
         try:
             made = work()
         except Exception as error:

@@ -27,8 +27,9 @@ class Threads:
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int, name: str) -> None:
         self._loop, self._most, self._name = loop, most, name
         self._jobs: SimpleQueue[tuple[Callable[[], Any], OnDone] | None] = SimpleQueue()
-        self._threads = 0
+        self._threads = self._left = 0
         self._waiting = 0  # unfinished jobs, including running ones
+        self._closed: Callable[[], None] = lambda: None
 
     def do(self, work: Callable[[], Any], on_done: OnDone) -> None:
         """Start a job from the loop; raises RuntimeError if the system cannot create a thread."""
@@ -38,11 +39,14 @@ class Threads:
         self._waiting += 1
         self._jobs.put((work, on_done))
 
-    def close(self) -> None:
-        """Accept no more jobs; running ones continue, but their results are dropped once the loop is closed."""
-        for _ in range(self._threads):
+    def close(self, closed: Callable[[], None] = lambda: None) -> None:
+        """Accept no more jobs; running ones continue, but their results are dropped once the loop is closed. The last
+        thread calls `closed`; without threads, it is called at once."""
+        self._closed, self._left, self._threads = closed, self._threads, 0
+        if self._left:
             self._jobs.put(None)
-        self._threads = 0
+        else:
+            closed()
 
     def _work(self) -> None:
         thread = threading.current_thread()
@@ -50,12 +54,14 @@ class Threads:
             _at_work.add(thread)
             made = _done(*job)
             _at_work.discard(thread)
-            self._report(*made)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._ended, *made)
             del job, made  # otherwise their data would be kept until the next job
-
-    def _report(self, on_done: OnDone, result: Any, error: BaseException | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._ended, on_done, result, error)
+        self._left -= 1  # only the thread that got the None is here
+        if self._left:
+            self._jobs.put(None)
+        else:
+            self._closed()
 
     def _ended(self, on_done: OnDone, result: Any, error: BaseException | None) -> None:
         self._waiting -= 1

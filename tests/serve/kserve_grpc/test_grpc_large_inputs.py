@@ -60,7 +60,7 @@ KINDS = {"raw": raw, "typed": typed}
 def test_other_calls_are_served_while_many_strings_are_parsed(stub: Stub, held: Held, kind: str) -> None:
     call = stub.ModelInfer.future(KINDS[kind](WORDS), timeout=PATIENCE_S)
     assert held.is_there.wait(PATIENCE_S)
-    assert held.thread.startswith("all_types inputs")
+    assert held.thread.startswith("offload")
     assert stub.ServerLive(messages.SCHEMA.message("inference.ServerLiveRequest")()).live
     assert len(stub.ModelInfer(a_request()).outputs) == 1
     held.may_go.set()

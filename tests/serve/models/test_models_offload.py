@@ -372,7 +372,7 @@ def test_a_thread_is_used_for_large_inputs_or_many_strings(
                 unread={"A": Unread(a.read, len(a.data)), "B": Unread(b.read, len(b.data))},
             ).on(models)
             assert (await call.outputs())["OB"].tolist() == [b"x"] * sizes[1]
-            assert {a.thread.startswith("pair inputs"), b.thread.startswith("pair inputs")} == {is_large}
+            assert {a.thread.startswith("offload"), b.thread.startswith("offload")} == {is_large}
             assert (call.inference.inputs["A"].data, dict(call.inference.unread)) == (a.data, {})
 
     run(test())

@@ -1,25 +1,13 @@
 """The identity backend: output i is input i. The bytes are passed through, so that only the server is measured."""
 
-from collections.abc import Callable
-
 from inferometer.errors import UserError
-from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.serve.models.types import Loaded, Loading, Tensors
 from inferometer.tensors import Tensor
 
 
 def load(loading: Loading) -> Loaded:
     renamed = pairs(loading)
-
-    def begin(
-        inputs: Tensors,
-        parameters: Parameters,
-        emit: Callable[[Tensors], None],
-        finish: Callable[[Refused | None], None],
-    ) -> None:
-        emit(passed_on(inputs, renamed))
-        finish(None)
-
-    return Loaded(begin=begin, slots=0)
+    return Loaded(instant=lambda inputs, parameters: passed_on(inputs, renamed))
 
 
 def pairs(loading: Loading) -> dict[str, str]:

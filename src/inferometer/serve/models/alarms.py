@@ -14,8 +14,7 @@ class Alarms:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._calls: list[tuple[int, int, Callable[[], None]]] = []
-        self._order = 0
-        self._armed = NEVER
+        self._order, self._armed = 0, NEVER
         self._timer = deadline_timer(loop, self._fired)
 
     def at(self, deadline: int, call: Callable[[], None]) -> None:

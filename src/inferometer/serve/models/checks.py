@@ -1,33 +1,27 @@
 """Checks a request against the model before it is queued; the messages are Triton's, with the expected and the actual
 value appended where Triton omits them.
 
-`check` is always fast. Slow checks are left to `read`, which runs in a thread if `takes_long` says so: long lists of
-strings have to be walked one by one, and large inputs may still be in shared memory.
+`check` is always fast: it remembers the names, datatypes and shapes that were valid. Slow checks are left to `read`, which
+runs in a thread if there is much to do: long lists of strings have to be walked one by one, and large inputs may still be
+in shared memory.
 """
 
 import math
 import struct
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-import msgspec
-
-from inferometer.serve.models.shared_memory import AT_ONCE
 from inferometer.serve.models.types import Inference, ModelSignature, Refused, Tensors, Wanted
+from inferometer.serve.offload import COPIED, LARGE, STRING
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec
 
-NOT_FOR_THE_MODEL = frozenset(
-    {
-        "binary_data_output",
-        "priority",
-        "timeout",
-        "triton_enable_empty_final_response",
-    }
-)
+NOT_FOR_THE_MODEL = frozenset({"binary_data_output", "priority", "timeout", "triton_enable_empty_final_response"})
 """Parameters for the server: requests may share a batch even if they differ in these."""
-MANY = 4096
-"""Strings that are checked without a thread: about 2 ms of work."""
+MANY = LARGE // STRING
+"""Strings that are checked without a thread."""
+_MOST = 1024
+"""Valid combinations that are remembered."""
 _LENGTH = struct.Struct("<I")
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each input "
@@ -36,7 +30,7 @@ _BATCH_NOTE = (
 )
 
 
-class Taken(msgspec.Struct, frozen=True):
+class Taken(NamedTuple):
     """A model's inputs and outputs, prepared for checking requests."""
 
     model: str
@@ -45,23 +39,75 @@ class Taken(msgspec.Struct, frozen=True):
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
     required: frozenset[str]
-    keyed: bool
+    is_keyed: bool
     """Whether requests may be joined, so that `Inference.key` is needed."""
+    known: dict[Any, tuple[int, tuple[int, ...], Any]]
+    """For valid names, datatypes and shapes: the rows, the size of each input in bytes (-1 for strings), and the key."""
 
 
-def taken(model: str, max_batch: int, facts: ModelSignature, keyed: bool) -> Taken:
-    return Taken(
-        model=model,
-        max_batch=max_batch,
-        inputs={spec.name: spec for spec in facts.inputs},
-        outputs={spec.name: spec for spec in facts.outputs},
-        required=frozenset(spec.name for spec in facts.inputs if not spec.optional),
-        keyed=keyed,
-    )
+def taken(model: str, max_batch: int, facts: ModelSignature, is_keyed: bool) -> Taken:
+    inputs, outputs = ({spec.name: spec for spec in specs} for specs in (facts.inputs, facts.outputs))
+    required = frozenset(spec.name for spec in facts.inputs if not spec.optional)
+    return Taken(model, max_batch, inputs, outputs, required, is_keyed, {})
 
 
 def check(inference: Inference, model: Taken) -> bool:
     """Set `rows` and `key`, or raise Refused. Return False if `read` has to check the inputs, too."""
+    inputs = inference.inputs
+    signature = tuple([(name, tensor.datatype, tensor.shape) for name, tensor in inputs.items()])
+    known, is_whole = model.known.get(signature), True
+    if known is None or inference.unread or not _have_sizes(inputs, known[1]):
+        is_whole = _check_inputs(inference, model)
+        sizes = tuple(math.prod(one.shape) * DATATYPES[one.datatype].size or -1 for one in inputs.values())
+        shapes = tuple(sorted([(name, tensor.shape[1:]) for name, tensor in inputs.items()]))
+        known = inference.rows, sizes, shapes
+        if is_whole and -1 not in sizes:
+            if len(model.known) >= _MOST:
+                model.known.clear()
+            model.known[signature] = known
+    inference.rows = known[0]
+    if inference.wanted:
+        _check_outputs(inference, model)
+    if model.is_keyed:
+        words = [pair for pair in inference.parameters.items() if pair[0] not in NOT_FOR_THE_MODEL]
+        inference.key = known[2], tuple(sorted(words))
+    return is_whole
+
+
+def _have_sizes(inputs: Tensors, sizes: tuple[int, ...]) -> bool:
+    for tensor, size in zip(inputs.values(), sizes, strict=True):  # noqa: SIM110  (a generator costs more)
+        if len(tensor.data) != size:
+            return False
+    return True
+
+
+def work(inference: Inference) -> int:
+    """Return the size of the work of `read` for a request that `check` found to need it."""
+    sizes = [unread.size for unread in inference.unread.values()]
+    if min(sizes, default=0) < 0:  # not known
+        return LARGE + 1
+    strings = [math.prod(one.shape) for one in inference.inputs.values() if one.datatype == "BYTES"]
+    return max(-(-sum(sizes) // COPIED), *(STRING * count for count in strings), 0)
+
+
+def read(inference: Inference, model: Taken) -> Tensors:
+    """Return the inputs, all read and checked, or raise Refused. The request is not modified."""
+    inputs = dict(inference.inputs)
+    for name, unread in inference.unread.items():
+        tensor = inputs[name]
+        inputs[name] = Tensor(name, tensor.datatype, tensor.shape, unread.read())
+        _check_size(inference, model, inputs[name], len(inputs[name].data))
+    for tensor in inputs.values():
+        if tensor.datatype == "BYTES":
+            _check_strings(inference, model, tensor)
+    return inputs
+
+
+# --- inputs ----------------------------------------------------------------------------------------------------------
+
+
+def _check_inputs(inference: Inference, model: Taken) -> bool:
+    """Set `rows`. Return False if there is more to check."""
     inputs, specs = inference.inputs, model.inputs
     if not (model.required <= inputs.keys() <= specs.keys()):
         _wrong_names(inference, model)
@@ -78,52 +124,18 @@ def check(inference: Inference, model: Taken) -> bool:
     if rows > model.max_batch > 0:
         _refuse(inference, f"inference request batch-size must be <= {model.max_batch} for '{model.model}', got {rows}")
     inference.rows = rows or 1
-    if inference.wanted:
-        _check_outputs(inference, model)
-    if model.keyed:
-        inference.key = _key(inference)
     return is_whole
-
-
-def takes_long(inference: Inference) -> bool:
-    """Whether `read` takes long for this request, which `check` found to need it."""
-    sizes = [unread.size for unread in inference.unread.values()]
-    return (
-        min(sizes, default=0) < 0
-        or sum(sizes) > AT_ONCE
-        or any(tensor.datatype == "BYTES" and math.prod(tensor.shape) > MANY for tensor in inference.inputs.values())
-    )
-
-
-def read(inference: Inference, model: Taken) -> Tensors:
-    """Return the inputs, all read and checked, or raise Refused. The request is not modified."""
-    inputs = dict(inference.inputs)
-    for name, unread in inference.unread.items():
-        tensor = inputs[name]
-        inputs[name] = Tensor(name, tensor.datatype, tensor.shape, unread.read())
-        _check_size(inference, model, inputs[name], len(inputs[name].data))
-    for tensor in inputs.values():
-        if tensor.datatype == "BYTES":
-            _check_strings(inference, model, tensor)
-    return inputs
 
 
 def _check_one(inference: Inference, model: Taken, tensor: Tensor, spec: TensorSpec) -> bool:
     """Return False if there is more to check."""
-    shape = tensor.shape
+    shape, of_model = tensor.shape, f"model '{model.model}'"
     if tensor.datatype != spec.datatype:
-        _refuse(
-            inference,
-            f"inference input '{spec.name}' data-type is '{tensor.datatype}', but model '{model.model}' expects "
-            f"'{spec.datatype}'",
-        )
+        words = f"inference input '{spec.name}' data-type is '{tensor.datatype}'"
+        _refuse(inference, f"{words}, but {of_model} expects '{spec.datatype}'")
     if not fits(shape, spec.shape):
-        note = f". {_BATCH_NOTE}" if model.max_batch else ""
-        _refuse(
-            inference,
-            f"unexpected shape for input '{spec.name}' for model '{model.model}'. Expected {_shown(spec.shape)}, got "
-            f"{_shown(shape)}{note}",
-        )
+        words = f"unexpected shape for input '{spec.name}' for {of_model}. Expected {_shown(spec.shape)}, got {_shown(shape)}"
+        _refuse(inference, f"{words}. {_BATCH_NOTE}" if model.max_batch else words)
     if model.max_batch and shape[0] < 1:
         _refuse(inference, f"inference request batch-size must be >= 1 for '{model.model}', got {shape[0]}")
     if inference.unread and spec.name in inference.unread:
@@ -141,58 +153,59 @@ def _check_size(inference: Inference, model: Taken, tensor: Tensor, given: int) 
     expected, size = math.prod(tensor.shape), DATATYPES[tensor.datatype].size
     if given < 0:
         return
+    which = f"'{tensor.name}' for model '{model.model}'"
     if size and expected * size != given:
-        _refuse(
-            inference,
-            f"input byte size mismatch for input '{tensor.name}' for model '{model.model}'. Expected {expected * size}, "
-            f"got {given}",
-        )
+        _refuse(inference, f"input byte size mismatch for input {which}. Expected {expected * size}, got {given}")
     if not size and expected > MANY and expected * _LENGTH.size > given:  # each string has at least a length prefix
-        _refuse(
-            inference,
-            f"unexpected number of string elements for inference input '{tensor.name}' for model '{model.model}', expecting "
-            f"{expected}: {given} bytes hold at most {given // _LENGTH.size}",
-        )
+        words = f"unexpected number of string elements for inference input {which}, expecting {expected}"
+        _refuse(inference, f"{words}: {given} bytes hold at most {given // _LENGTH.size}")
 
 
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether each size equals the expected one, or the expected one is -1."""
     if len(shape) != len(expected):
         return False
-    for i, size in enumerate(shape):  # noqa: SIM110  (a generator costs more than what it looks at, and so does zip)
-        if size < 0 or size != expected[i] != -1:
-            return False
-    return True
+    return all(size >= 0 and wanted in (size, -1) for size, wanted in zip(shape, expected, strict=True))
 
 
 def _check_strings(inference: Inference, model: Taken, tensor: Tensor) -> None:
-    data, place, found = tensor.data, 0, 0
+    data, at, found = tensor.data, 0, 0
     expected, end = math.prod(tensor.shape), len(tensor.data)
-    where = f"for inference input '{tensor.name}'"
-    while place < end and found <= expected:
-        if place + 4 > end:
+    which, of_model = f"for inference input '{tensor.name}'", f"for model '{model.model}'"
+    while at < end and found <= expected:
+        if at + 4 > end:
+            words = f"incomplete string length indicator {which} {of_model}, expecting 4 bytes but only {end - at}"
             _refuse(
-                inference,
-                f"incomplete string length indicator {where} for model '{model.model}', expecting 4 bytes but only "
-                f"{end - place} bytes available. Please make sure the string length indicator is in one buffer.",
+                inference, f"{words} bytes available. Please make sure the string length indicator is in one buffer."
             )
-        (size,) = _LENGTH.unpack_from(data, place)
-        place += 4
-        if place + size > end:
-            _refuse(
-                inference,
-                f"incomplete string data {where}, expecting string of length {size} but only {end - place} bytes available",
-            )
-        place += size
+        (size,) = _LENGTH.unpack_from(data, at)
+        at += 4
+        if at + size > end:
+            words = f"incomplete string data {which}, expecting string of length {size}"
+            _refuse(inference, f"{words} but only {end - at} bytes available")
+        at += size
         found += 1
         if not found % MANY and inference.is_over:
             return  # the request was cancelled
     if found != expected:
-        more = " or more" if place < end else ""
-        _refuse(
-            inference,
-            f"unexpected number of string elements {found}{more} {where} for model '{model.model}', expecting {expected}",
-        )
+        count = f"{found} or more" if at < end else f"{found}"
+        _refuse(inference, f"unexpected number of string elements {count} {which} {of_model}, expecting {expected}")
+
+
+def _wrong_names(inference: Inference, model: Taken) -> NoReturn:
+    given, of_model = inference.inputs, f"model '{model.model}'"
+    missing = [name for name in model.inputs if name in model.required and name not in given]
+    unknown = next((name for name in given if name not in model.inputs), None)
+    if unknown is not None and len(given) <= len(model.inputs):
+        words = f"unexpected inference input '{unknown}' for {of_model}, which has {_few(model.inputs)}"
+        raise Refused("INVALID_ARGUMENT", words)
+    has = f" The model has {_few(model.inputs)}." if unknown is not None else ""
+    words = f"expected {len(model.inputs)} inputs but got {len(given)} inputs for {of_model}. Got input(s) [{_quoted(given)}]"
+    required = f"missing required input(s) [{_quoted(missing)}]. Please provide all required input(s)."
+    _refuse(inference, f"{words}, but {required}{has}")
+
+
+# --- outputs ---------------------------------------------------------------------------------------------------------
 
 
 def _check_outputs(inference: Inference, model: Taken) -> None:
@@ -207,32 +220,11 @@ def _check_outputs(inference: Inference, model: Taken) -> None:
         if each.classes > 0 and spec.datatype == "BYTES":
             _refuse(inference, f"classification is not possible for output '{each.name}': its data-type is 'BYTES'")
         wanted[each.name] = each
-    inference.wanted = tuple(wanted.values())
+    if len(wanted) < len(inference.wanted):
+        inference.wanted = tuple(wanted.values())
 
 
-def _wrong_names(inference: Inference, model: Taken) -> NoReturn:
-    given = inference.inputs
-    missing = [name for name in model.inputs if name in model.required and name not in given]
-    unknown = next((name for name in given if name not in model.inputs), None)
-    if unknown is not None and len(given) <= len(model.inputs):
-        words = f"unexpected inference input '{unknown}' for model '{model.model}'"
-        raise Refused("INVALID_ARGUMENT", f"{words}, which has {_few(model.inputs)}")
-    _refuse(
-        inference,
-        f"expected {len(model.inputs)} inputs but got {len(given)} inputs for model '{model.model}'. Got input(s) "
-        f"[{_quoted(given)}], but missing required input(s) [{_quoted(missing)}]. Please provide all required input(s)."
-        + (f" The model has {_few(model.inputs)}." if unknown is not None else ""),
-    )
-
-
-def _key(inference: Inference) -> object:
-    parameters = inference.parameters
-    words = (
-        tuple(sorted((name, value) for name, value in parameters.items() if name not in NOT_FOR_THE_MODEL))
-        if parameters
-        else ()
-    )
-    return tuple(sorted([(name, tensor.shape[1:]) for name, tensor in inference.inputs.items()])), words
+# --- messages --------------------------------------------------------------------------------------------------------
 
 
 def _refuse(inference: Inference, message: str) -> NoReturn:

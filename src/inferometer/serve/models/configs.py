@@ -1,6 +1,7 @@
 """Reads a model's configuration (config.pbtxt, config.yaml, or JSON from a client) and derives what follows from it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,8 @@ from inferometer.serve.models.types import ModelSignature
 from inferometer.tensors import DATATYPES, TensorSpec
 
 FILES = ("config.pbtxt", "config.yaml", "config.yml")
-_BY_TYPE = {"STRING": "BYTES"}
-_UNSUPPORTED = {
-    "ensemble_scheduling": "ensembles are not supported",
-    "sequence_batching": "sequence batching is not supported",
-}
+_FORMAT = "fix it; the format is Triton's ModelConfig"
+_UNSUPPORTED = {"ensemble_scheduling": "ensembles are", "sequence_batching": "sequence batching is"}
 _MOST_INSTANCES = 1000
 
 
@@ -34,34 +32,20 @@ def read(path: Path) -> Any:
 
 def from_pbtxt(text: str, where: str = "the configuration") -> Any:
     config = ModelConfig()
-    try:
-        text_format.Parse(text, config, allow_unknown_field=True)
-    except text_format.ParseError as error:
-        raise UserError(
-            f"{where}: {error}", "fix it; the format is Triton's ModelConfig in protobuf text format"
-        ) from None
-    except RecursionError:
-        raise _too_deep(where) from None
+    _parsed(
+        lambda: text_format.Parse(text, config, allow_unknown_field=True), where, f"{_FORMAT} in protobuf text format"
+    )
     return config
 
 
 def from_yaml(text: str, where: str = "the configuration") -> Any:
-    try:
-        return from_tree(yaml.safe_load(text), where)
-    except yaml.YAMLError as error:
-        raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}", "fix the syntax") from None
-    except RecursionError:
-        raise _too_deep(where) from None
+    return from_tree(_parsed(lambda: yaml.safe_load(text), f"{where} is not valid YAML", "fix the syntax"), where)
 
 
 def from_json(text: str) -> Any:
     """Return the configuration of a client's load request."""
-    try:
-        config = from_tree(json.loads(text))
-    except ValueError as error:
-        raise UserError(f"the configuration is not valid JSON: {error}", "send a ModelConfig as JSON") from None
-    except RecursionError:
-        raise _too_deep("the configuration") from None
+    tree = _parsed(lambda: json.loads(text), "the configuration is not valid JSON", "send a ModelConfig as JSON")
+    config = from_tree(tree)
     if "hub" in config.parameters:
         raise UserError("parameters.hub cannot be set by a client", "remove it from the configuration")
     return config
@@ -69,17 +53,10 @@ def from_json(text: str) -> Any:
 
 def from_tree(tree: Any, where: str = "the configuration") -> Any:
     """Build a configuration from JSON types with the .proto's field names; parameters may be plain values."""
-    if tree is None:
-        tree = {}
-    if not isinstance(tree, dict):
+    if not isinstance(tree, dict | None):
         raise UserError(f"{where} is not a mapping", "use the fields of Triton's ModelConfig, such as max_batch_size")
     config: Message = ModelConfig()
-    try:
-        json_format.ParseDict(with_texts(tree), config, ignore_unknown_fields=True)
-    except (json_format.ParseError, AttributeError, TypeError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{where}: {' '.join(str(error).split())}", "fix it; the format is Triton's ModelConfig"
-        ) from None
+    _parsed(lambda: json_format.ParseDict(with_texts(tree or {}), config, ignore_unknown_fields=True), where, _FORMAT)
     return config
 
 
@@ -88,18 +65,30 @@ def with_texts(tree: dict[str, Any]) -> dict[str, Any]:
     parameters = tree.get("parameters")
     if not isinstance(parameters, dict):
         return tree
-    texts = {
-        name: value if isinstance(value, dict) else {"string_value": _text(value)} for name, value in parameters.items()
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parameters.items()}
+    return {
+        **tree,
+        "parameters": {
+            name: value if isinstance(value, dict) else {"string_value": texts[name]}
+            for name, value in parameters.items()
+        },
     }
-    return {**tree, "parameters": texts}
 
 
-def _too_deep(where: str) -> UserError:
-    return UserError(f"{where} is nested too deeply", "fix it; the format is Triton's ModelConfig")
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _parsed(parse: Callable[[], Any], what: str, remedy: str) -> Any:
+    try:
+        return parse()
+    except (
+        text_format.ParseError,
+        json_format.ParseError,
+        yaml.YAMLError,
+        AttributeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise UserError(f"{what}: {' '.join(str(error).split())}", remedy) from None
+    except RecursionError:
+        raise UserError(f"{what.removesuffix(' is not valid YAML')} is nested too deeply", _FORMAT) from None
 
 
 # --- what follows from it --------------------------------------------------------------------------------------------
@@ -112,11 +101,10 @@ def parameter(config: Any, name: str, default: str = "") -> str:
 def facts(config: Any) -> ModelSignature:
     """Return the tensors, with the batch dimension if there is one; raises UserError if the configuration is
     incomplete."""
-    if not config.input or not config.output:
-        missing = "inputs" if not config.input else "outputs"
-        raise UserError(
-            f"model {config.name}: the configuration does not list any {missing}", f"list the {missing} in config.pbtxt"
-        )
+    for kind, fields in (("inputs", config.input), ("outputs", config.output)):
+        if not fields:
+            what = f"model {config.name}: the configuration does not list any {kind}"
+            raise UserError(what, f"list the {kind} in config.pbtxt")
     return ModelSignature(
         inputs=tuple(_spec(config, each, each.optional) for each in config.input),
         outputs=tuple(_spec(config, each, False) for each in config.output),
@@ -125,74 +113,59 @@ def facts(config: Any) -> ModelSignature:
 
 def _spec(config: Any, tensor: Any, optional: bool) -> TensorSpec:
     short = _called(tensor, "data_type").removeprefix("TYPE_")
-    datatype = _BY_TYPE.get(short, short)
+    datatype = "BYTES" if short == "STRING" else short
     if not tensor.name or datatype not in DATATYPES:
-        raise UserError(
-            f"model {config.name}: a tensor in the configuration has no name or no data_type",
-            "give each tensor a name, a data_type such as TYPE_FP32, and dims",
-        )
+        what = f"model {config.name}: a tensor in the configuration has no name or no data_type"
+        raise UserError(what, "give each tensor a name, a data_type such as TYPE_FP32, and dims")
+    which = f"model {config.name}: tensor {tensor.name}"
     if any(size < -1 for size in tensor.dims):
-        raise UserError(
-            f"model {config.name}: tensor {tensor.name} has invalid dims {list(tensor.dims)}", "use -1 for any size"
-        )
+        raise UserError(f"{which} has invalid dims {list(tensor.dims)}", "use -1 for any size")
     if tensor.HasField("reshape"):
-        raise UserError(f"model {config.name}: tensor {tensor.name}: reshape is not supported")
+        raise UserError(f"{which}: reshape is not supported")
     batch = (-1,) if config.max_batch_size > 0 else ()
     return TensorSpec(tensor.name, datatype, (*batch, *tensor.dims), optional)
 
 
 def policy(config: Any) -> Policy:
     """Return how the model's requests are queued and batched."""
-    kind = config.WhichOneof("scheduling_choice")
+    kind, most, batching = config.WhichOneof("scheduling_choice"), config.max_batch_size, config.dynamic_batching
     if kind in _UNSUPPORTED:
-        raise UserError(f"model {config.name}: {_UNSUPPORTED[kind]}", "use dynamic_batching, or no batching")
-    batching = config.dynamic_batching
-    limit = batching.default_queue_policy.max_queue_size or _whole(config, "max_queue_size")
-    is_batching = kind == "dynamic_batching" and config.max_batch_size > 1
-    if not is_batching or config.model_transaction_policy.decoupled:
+        what = f"model {config.name}: {_UNSUPPORTED[kind]} not supported"
+        raise UserError(what, "use dynamic_batching, or no batching")
+    text = parameter(config, "max_queue_size", "0")
+    if not text.isdecimal():
+        raise UserError(f"model {config.name}: parameter max_queue_size must be a whole number (got {text!r})")
+    limit = batching.default_queue_policy.max_queue_size or int(text)
+    if kind != "dynamic_batching" or most <= 1 or config.model_transaction_policy.decoupled:
         return Policy(limit=limit)
-    wrong = [size for size in batching.preferred_batch_size if not 0 < size <= config.max_batch_size]
+    wrong = [size for size in batching.preferred_batch_size if not 0 < size <= most]
     if wrong:
-        raise UserError(
-            f"model {config.name}: preferred_batch_size must be from 1 to max_batch_size, {config.max_batch_size} "
-            f"(got {wrong[0]})"
-        )
-    return Policy(
-        max_rows=config.max_batch_size,
-        batching=True,
-        preferred=frozenset(batching.preferred_batch_size),
-        delay_ns=batching.max_queue_delay_microseconds * 1000,
-        limit=limit,
-    )
+        what = f"preferred_batch_size must be from 1 to max_batch_size, {most} (got {wrong[0]})"
+        raise UserError(f"model {config.name}: {what}")
+    preferred, delay_ns = frozenset(batching.preferred_batch_size), batching.max_queue_delay_microseconds * 1000
+    return Policy(max_rows=most, batching=True, preferred=preferred, delay_ns=delay_ns, limit=limit)
 
 
 def timeout_ns(config: Any) -> int:
     """Return how long requests may be queued unless they set their own timeout; 0: no limit."""
     queue = config.dynamic_batching.default_queue_policy
-    rejects = (
-        queue.timeout_action == queue.DESCRIPTOR.enum_types_by_name["TimeoutAction"].values_by_name["REJECT"].number
-    )
-    return queue.default_timeout_microseconds * 1000 if rejects else 0
+    return queue.default_timeout_microseconds * 1000 if _called(queue, "timeout_action") == "REJECT" else 0
 
 
 def devices(config: Any, default: str) -> list[str]:
     """Return the device of each instance."""
     found: list[str] = []
     for group in config.instance_group:
-        kind = _called(group, "kind")
+        kind, count = _called(group, "kind"), group.count or 1
         if not kind:
-            raise UserError(
-                f"model {config.name}: unknown instance_group.kind {group.kind}", "use KIND_CPU or KIND_GPU"
-            )
-        places = {"KIND_CPU": ["cpu"], "KIND_GPU": [f"cuda:{gpu}" for gpu in group.gpus] or ["cuda"]}
-        for place in places.get(kind, [default]):
-            count = group.count or 1
+            what = f"model {config.name}: unknown instance_group.kind {group.kind}"
+            raise UserError(what, "use KIND_CPU or KIND_GPU")
+        names = {"KIND_CPU": ["cpu"], "KIND_GPU": [f"cuda:{gpu}" for gpu in group.gpus] or ["cuda"]}
+        for device in names.get(kind, [default]):
             if not 1 <= count <= _MOST_INSTANCES - len(found):
-                raise UserError(
-                    f"model {config.name}: invalid instance_group.count {group.count}",
-                    f"use at least 1, and at most {_MOST_INSTANCES} instances per model",
-                )
-            found += [place] * count
+                what = f"model {config.name}: invalid instance_group.count {group.count}"
+                raise UserError(what, f"use at least 1, and at most {_MOST_INSTANCES} instances per model")
+            found += [device] * count
     return found or [default]
 
 
@@ -200,10 +173,3 @@ def _called(message: Any, field: str) -> str:
     """Return the name of an enum value, or "" if it is unknown."""
     known = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(getattr(message, field))
     return str(known.name) if known is not None else ""
-
-
-def _whole(config: Any, name: str) -> int:
-    text = parameter(config, name, "0")
-    if not text.isdecimal():
-        raise UserError(f"model {config.name}: parameter {name} must be a whole number (got {text!r})")
-    return int(text)

@@ -3,71 +3,51 @@
 Loading runs in a thread, so that other models continue. A model that fails to load raises UserError with the reason.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inferometer.errors import UserError
 from inferometer.serve import backends
 from inferometer.serve.models import configs
-from inferometer.serve.models.execution import Instance, reason
 from inferometer.serve.models.model import Model
-from inferometer.serve.models.overrides import override
-from inferometer.serve.models.queue import QueueClock
 from inferometer.serve.models.repository import Definition
-from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import Loaded, Loading, ModelSignature
+from inferometer.serve.models.types import Loaded, Loading, ModelSignature, reason
 from inferometer.serve.threads import in_thread
-from inferometer.tensors import TensorSpec, zeros
+from inferometer.tensors import zeros
+
+if TYPE_CHECKING:
+    from inferometer.serve.models.registry import Models
 
 
-async def bring_up(
-    definition: Definition,
-    overrides: tuple[str, ...],
-    device: str,
-    *,
-    regions: Regions,
-    clock: QueueClock,
-    over: Callable[[], None],
-    elsewhere: Callable[[Definition, str, tuple[str, ...]], Awaitable[Model | None]] | None = None,
-) -> Model:
-    """Return the model; it is that of `elsewhere` if that returns one, because it has a process of its own."""
-    loop = asyncio.get_running_loop()
-    config = definition.config
-    for text in overrides if definition.loader is None else ():
-        override(config, text)
+def wants_process(definition: Definition, is_shared: bool) -> bool:
+    """Whether a model runs in a process of its own: if its parameter `process` is 1 or, unless it is 0, if several front
+    ends share the model and its backend loads weights."""
+    if definition.loader is not None:
+        return False
+    wanted = configs.parameter(
+        definition.config, "process", "1" if is_shared and definition.backend in backends.EXTRAS else "0"
+    )
+    if wanted not in ("0", "1"):
+        raise UserError(f"model {definition.name}: parameter process must be 1 or 0 (got {wanted!r:.60})")
+    return wanted == "1"
+
+
+async def bring_up(definition: Definition, models: "Models") -> Model:
+    name, config = definition.name, definition.config
     if config.max_batch_size < 0:
-        raise UserError(f"model {definition.name}: max_batch_size must be at least 0 (got {config.max_batch_size})")
-    if (
-        elsewhere is not None
-        and definition.loader is None
-        and (model := await elsewhere(definition, device, overrides))
-    ):
-        return model
+        raise UserError(f"model {name}: max_batch_size must be at least 0 (got {config.max_batch_size})")
     loaded: list[Loaded] = []
     try:
-        for i, place in enumerate(configs.devices(config, device)):
-            loading = Loading(definition.name, config, definition.folder, definition.file, place, i)
+        for i, device in enumerate(configs.devices(config, models.device)):
+            loading = Loading(name, config, definition.folder, definition.file, device, i)
             loaded.append(await in_thread(_load, definition, loading))
         facts = configs.facts(config)
-        instances = [Instance(each, loop, f"{definition.name} {i}") for i, each in enumerate(loaded)]
         if configs.parameter(config, "warmup", "1") != "0":
             for each in loaded:
-                await _warm_up(definition.name, each, facts)
-        _complete(definition, config, device)
+                await _warm_up(name, each, facts)
+        _complete(definition, config, models.device)
+        platform = config.platform or backends.PLATFORMS.get(definition.backend, definition.backend)
         return Model(
-            name=definition.name,
-            version=definition.version,
-            config=config,
-            facts=facts,
-            labels=_labels(definition, loaded),
-            platform=config.platform or backends.PLATFORMS.get(definition.backend, definition.backend),
-            policy=configs.policy(config),
-            default_timeout_ns=configs.timeout_ns(config),
-            instances=instances,
-            regions=regions,
-            clock=clock,
-            over=over,
+            models, name, definition.version, config, platform=platform, loaded=loaded, labels=definition.labels
         )
     except BaseException:
         for each in loaded:
@@ -86,19 +66,12 @@ def _load(definition: Definition, loading: Loading) -> Loaded:
         raise UserError(f"model {loading.name} failed to load: {reason(error).message}") from None
 
 
-def _labels(definition: Definition, loaded: list[Loaded]) -> Mapping[str, tuple[str, ...]]:
-    return {**loaded[0].labels, **definition.labels}
-
-
 def _complete(definition: Definition, config: Any, device: str) -> None:
     """Add the defaults that Triton's configurations contain."""
     config.name = definition.name
-    if not config.backend:
-        config.backend = definition.backend
+    config.backend = config.backend or definition.backend
     if not config.instance_group:
-        config.instance_group.add(
-            name=definition.name, count=1, kind="KIND_GPU" if device.startswith("cuda") else "KIND_CPU"
-        )
+        config.instance_group.add(kind="KIND_GPU" if device.startswith("cuda") else "KIND_CPU", name=definition.name)
     for i, group in enumerate(config.instance_group):
         group.name = group.name or f"{definition.name}_{i}"
         group.count = group.count or 1
@@ -106,40 +79,31 @@ def _complete(definition: Definition, config: Any, device: str) -> None:
         config.version_policy.latest.num_versions = 1
 
 
-# --- warm-up ---------------------------------------------------------------------------------------------------------
-
-
 async def _warm_up(name: str, loaded: Loaded, facts: ModelSignature) -> None:
     """Run one execution with zeros. Skipped for models with text inputs, because valid text is unknown, and for models
     that run in the loop, which have nothing to warm up."""
-    if loaded.run is None or any(spec.datatype == "BYTES" and not spec.optional for spec in facts.inputs):
-        return
     specs = [spec for spec in facts.inputs if spec.datatype != "BYTES"]
-    if not specs:
+    required = [spec for spec in facts.inputs if spec.datatype == "BYTES" and not spec.optional]
+    if loaded.run is None or required or not specs:
         return
+    shapes = {spec: [size if size >= 0 else 1 for size in spec.shape] for spec in specs}
     try:
-        await in_thread(_run, loaded, specs)
+        await in_thread(_run, loaded, shapes)
     except Exception as error:
         why = reason(error)
         if why.code != "INVALID_ARGUMENT":  # refusing zeros is a valid response
-            raise UserError(
-                f"model {name} failed its warm-up: {why.message}",
-                "parameters.warmup=0 disables the warm-up",
-            ) from None
+            what = f"model {name} failed its warm-up: {why.message}"
+            raise UserError(what, "parameters.warmup=0 disables the warm-up") from None
 
 
-def _run(loaded: Loaded, specs: list[TensorSpec]) -> None:
+def _run(loaded: Loaded, shapes: Any) -> None:
     """Run once; the first response of a stream is enough."""
     assert loaded.run is not None
-    inputs = {
-        spec.name: zeros(spec.name, spec.datatype, [size if size >= 0 else 1 for size in spec.shape]) for spec in specs
-    }
     try:
-        answers = loaded.run(inputs, {})
-        if isinstance(answers, dict):
-            return
-        next(iter(answers), None)
-        if close := getattr(answers, "close", None):
-            close()
+        made = loaded.run({spec.name: zeros(spec.name, spec.datatype, shape) for spec, shape in shapes.items()}, {})
+        if not isinstance(made, dict):
+            next(iter(made), None)
+            if close := getattr(made, "close", None):
+                close()
     except SystemExit as error:
         raise RuntimeError(f"SystemExit: {error}") from None

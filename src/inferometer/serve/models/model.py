@@ -3,17 +3,34 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from inferometer.serve.models import checks
+from inferometer.serve.models import checks, configs
 from inferometer.serve.models.checks import named
-from inferometer.serve.models.execution import Compute, Execution, Instance, reason
-from inferometer.serve.models.queue import UNLIMITED, Policy, Queue, QueueClock
-from inferometer.serve.models.shared_memory import Regions
+from inferometer.serve.models.execution import Execution, Instance
+from inferometer.serve.models.queue import UNLIMITED, Policy, Queue
+from inferometer.serve.models.responses import Responses
 from inferometer.serve.models.statistics import Reason, Statistics
-from inferometer.serve.models.types import NEVER, Inference, ModelSignature, Output, Refused, Tensors
+from inferometer.serve.models.types import (
+    NEVER,
+    Code,
+    Compute,
+    Inference,
+    Loaded,
+    Output,
+    Parameters,
+    Refused,
+    Tensors,
+    reason,
+)
+from inferometer.serve.offload import LARGE
 from inferometer.serve.threads import Threads
 from inferometer.timing.clock import now
+
+if TYPE_CHECKING:
+    from inferometer.serve.models.registry import Models
 
 _REASONS: dict[str, Reason] = {
     "CANCELLED": "CANCELED",
@@ -23,8 +40,6 @@ _REASONS: dict[str, Reason] = {
 }
 _THREADS = 64
 """Maximum threads of an instance without its own limit."""
-_READERS = 2
-"""Threads that read large inputs. Python computes in one thread at a time, but others can copy meanwhile."""
 
 
 class _Reading:
@@ -41,44 +56,41 @@ class Model:
 
     def __init__(
         self,
-        *,
+        models: "Models",
         name: str,
         version: str,
         config: Any,
-        facts: ModelSignature,
-        labels: Mapping[str, tuple[str, ...]],
+        *,
         platform: str,
-        policy: Policy,
-        default_timeout_ns: int,
-        instances: Sequence[Instance],
-        regions: Regions,
-        clock: QueueClock,
-        over: Callable[[], None],
+        loaded: Sequence[Loaded],
+        labels: Mapping[str, tuple[str, ...]] = {},
     ) -> None:
-        self.name, self.version, self.config, self.facts = name, version, config, facts
+        self.is_remote = loaded[0].forward is not None
+        """Whether it runs in another process, which also queues, batches and counts its requests."""
+        policy = Policy() if self.is_remote else configs.policy(config)
+        self.name, self.version, self.config, self.platform = name, version, config, platform
+        self.facts, self.labels = configs.facts(config), {**loaded[0].labels, **labels}
         self.versions = (version,)
-        self.labels, self.platform, self.regions = labels, platform, regions
-        self.batched = config.max_batch_size > 0
         self.decoupled: bool = config.model_transaction_policy.decoupled
-        self.counted = Statistics()
-        self._timeout = default_timeout_ns
-        self._taken = checks.taken(name, config.max_batch_size, facts, policy.batching)
-        self._instances = instances
-        self.text: Any = instances[0].loaded.text
+        self.text = loaded[0].text
         """What the OpenAI endpoints serve it with; None if it is not a text model."""
-        self.is_remote = instances[0].loaded.forward is not None
-        """Whether it runs in another process, which counts its requests."""
-        self._is_unlimited = any(_slots(instance) == UNLIMITED for instance in instances)
-        self._idle = deque(
-            instance for instance in instances for _ in range(1 if self._is_unlimited else _slots(instance))
-        )
-        slots = UNLIMITED if self._is_unlimited else len(self._idle)
-        self._queue = Queue(policy, clock, now, self._start, self._expired, slots, self)
-        self._over = over
+        self.counted = Statistics()
+        self.responses = Responses(self.facts, self.labels, config.max_batch_size > 0, self.decoupled)
+        self.offload = models.offload
+        self._models, self._loop = models, models.loop
+        self._timeout = 0 if self.is_remote else configs.timeout_ns(config)
+        self._taken = checks.taken(name, config.max_batch_size, self.facts, policy.batching)
+        self._instant = None if policy.batching else loaded[0].instant
+        self._instances = [
+            Instance(each, Threads(models.loop, _slots(each), f"{name} {i}")) for i, each in enumerate(loaded)
+        ]
+        self._is_unlimited = _slots(loaded[0]) == UNLIMITED
+        slots = 1 if self._is_unlimited else _slots(loaded[0])
+        self._idle = deque(instance for instance in self._instances for _ in range(slots))
+        free = UNLIMITED if self._is_unlimited else len(self._idle)
+        self._queue = Queue(policy, models.alarms, now, self._start, self._expired, free, self)
         self._running: set[Execution] = set()
         self._reading: set[Inference] = set()
-        self._readers = Threads(instances[0].loop, _READERS, f"{name} inputs")
-        self.aside = Threads(instances[0].loop, 1, f"{name} outputs")
         self._drained: asyncio.Future[None] | None = None
 
     @property
@@ -94,33 +106,29 @@ class Model:
     def submit(self, inference: Inference) -> None:
         is_whole = checks.check(inference, self._taken)
         if inference.wanted:
-            inference.memory = self.regions.places(inference.wanted)
+            inference.memory = self._models.regions.places(inference.wanted)
         if not is_whole:
-            if checks.takes_long(inference):
-                self._read(inference)
+            work = checks.work(inference)
+            if work > LARGE:
+                inference.place = _Reading(self)
+                self._reading.add(inference)
+                read = partial(self._read, inference)
+                self.offload.run(work, read, lambda inputs, error: self._was_read(inference, inputs, error))
                 return
             inference.inputs, inference.unread = checks.read(inference, self._taken), {}
         self._accept(inference)
 
-    def _read(self, inference: Inference) -> None:
-        """Read and check the rest of the inputs in a thread; the request is then accepted or refused."""
-        try:
-            self._readers.do(
-                lambda: None if inference.is_over else checks.read(inference, self._taken),
-                lambda inputs, error: self._was_read(inference, inputs, error),
-            )
-        except RuntimeError as error:
-            raise Refused("RESOURCE_EXHAUSTED", named(inference, f"cannot read the inputs: {error}")) from None
-        inference.place = _Reading(self)
-        self._reading.add(inference)
+    def _read(self, inference: Inference) -> Tensors:
+        return {} if inference.is_over else checks.read(inference, self._taken)
 
-    def _was_read(self, inference: Inference, inputs: Tensors, error: BaseException | None) -> None:
+    def _was_read(self, inference: Inference, inputs: Tensors | None, error: BaseException | None) -> None:
+        """Accept the request now that its inputs are read and checked, or refuse it."""
         self._reading.discard(inference)
         if inference.is_over:
             return
         try:
-            if error is not None:
-                raise reason(error)
+            if inputs is None:
+                raise reason(error or RuntimeError("the inputs cannot be read"))
             inference.inputs, inference.unread = inputs, {}
             self._accept(inference)
         except Refused as why:
@@ -131,15 +139,35 @@ class Model:
     def _accept(self, inference: Inference) -> None:
         inference.queued = t = now()
         if inference.deadline <= t:
-            raise self._rejected(inference, Refused("DEADLINE_EXCEEDED", named(inference, "Request timeout expired")))
+            raise self._rejected(inference, "DEADLINE_EXCEEDED", "Request timeout expired")
         if self._queue.is_full:
-            raise self._rejected(
-                inference, Refused("RESOURCE_EXHAUSTED", named(inference, "Exceeds maximum queue size"))
-            )
-        timeout = _timeout_of(inference) or self._timeout
+            raise self._rejected(inference, "RESOURCE_EXHAUSTED", "Exceeds maximum queue size")
+        timeout = (_timeout_of(inference) if inference.parameters else 0) or self._timeout
         if timeout and t + timeout < inference.deadline:
             inference.deadline = t + timeout
-        self._queue.put(inference)
+        if self._instant is None or any([each.classes or each.placed for each in inference.wanted]):
+            self._queue.put(inference)
+        else:
+            self._compute(inference, self._instant, t)
+
+    def _compute(self, inference: Inference, instant: Callable[[Tensors, Parameters], Tensors], t: int) -> None:
+        """Compute and respond at once: the short way of an `Execution` that ends before it could be cancelled."""
+        inference.started = computed = t
+        try:
+            outputs = instant(inference.inputs, inference.parameters)
+            computed = now()
+            share = self.responses.one(outputs, inference)
+        except Exception as error:
+            share = reason(error)
+        if isinstance(share, Refused):
+            self.failed(inference, share)
+            return
+        split = now()
+        inference.compute_ns = split - t
+        self.answered(inference, share)
+        compute = 0, computed - t, split - computed
+        self.counted.executed(inference.rows, compute, split)
+        self.succeeded(inference, compute)
 
     def cancel(self, inference: Inference) -> None:
         if inference.is_over:
@@ -154,11 +182,9 @@ class Model:
         self._check_drained()
 
     def _start(self, batch: list[Inference]) -> None:
+        instance = self._idle.popleft()
         if self._is_unlimited:
-            self._idle.rotate(-1)
-            instance = self._idle[0]
-        else:
-            instance = self._idle.popleft()
+            self._idle.append(instance)
         execution = Execution(self, instance, batch)
         self._running.add(execution)
         execution.start()
@@ -167,11 +193,15 @@ class Model:
         self.failed(inference, Refused("DEADLINE_EXCEEDED", named(inference, "Request timeout expired")))
         self._check_drained()
 
-    def _rejected(self, inference: Inference, why: Refused) -> Refused:
+    def _rejected(self, inference: Inference, code: Code, message: str) -> Refused:
         self.counted.failed(inference.queued - inference.arrived, "REJECTED")
-        return why
+        return Refused(code, named(inference, message))
 
-    # --- what executions say ---
+    # --- called by executions ---
+
+    def tell(self, call: Callable[..., None], *words: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(call, *words)
 
     def answered(self, inference: Inference, outputs: tuple[Output, ...]) -> None:
         try:
@@ -189,6 +219,12 @@ class Model:
         self.counted.failed(inference.finished - inference.arrived, _REASONS.get(why.code, "OTHER"))
         self._tell_end(inference, why)
 
+    def _end(self, inference: Inference) -> None:
+        inference.is_over = True
+        inference.finished = now()
+        inference.place = None
+        self._models.over()
+
     def _tell_end(self, inference: Inference, why: Refused | None) -> None:
         try:
             inference.ended(why)
@@ -197,20 +233,12 @@ class Model:
 
     def _trouble(self, error: Exception) -> None:
         """Handle an error in a front end's callback, which must not affect the batch."""
-        self._instances[0].loop.call_exception_handler(
-            {"message": "the callback of a request failed", "exception": error}
-        )
-
-    def _end(self, inference: Inference) -> None:
-        inference.is_over = True
-        inference.finished = now()
-        inference.place = None
-        self._over()
+        self._loop.call_exception_handler({"message": "the callback of a request failed", "exception": error})
 
     def executed(self, execution: Execution, compute: Compute | None) -> None:
         self._running.discard(execution)
         if compute is not None:
-            self.counted.executed(sum([inference.rows for inference in execution.batch]), compute)
+            self.counted.executed(sum([inference.rows for inference in execution.batch]), compute, now())
         if not self._is_unlimited:
             self._idle.append(execution.instance)
         self._queue.release()
@@ -221,28 +249,24 @@ class Model:
     async def drained(self) -> None:
         """Wait until all of its requests are done and no thread computes any longer."""
         if self._drained is None:
-            self._drained = asyncio.get_running_loop().create_future()
+            self._drained = self._loop.create_future()
         self._check_drained()
         await asyncio.shield(self._drained)
 
     def close(self) -> None:
-        self._readers.close()
-        self.aside.close()
         for instance in self._instances:
             instance.close()
 
     def refuse_all(self, why: Refused) -> None:
         """End all requests with an error."""
-        waiting = [*self._queue.waiting, *self._reading]
+        running = list(self._running)
+        waiting = [*self._queue.waiting, *self._reading, *(one for execution in running for one in execution.batch)]
         self._queue.waiting.clear()
         self._reading.clear()
         for inference in waiting:
             if not inference.is_over:
                 self.failed(inference, why)
-        for execution in list(self._running):
-            for inference in execution.batch:
-                if not inference.is_over:
-                    self.failed(inference, why)
+        for execution in running:
             execution.cancel()
 
     def _check_drained(self) -> None:
@@ -251,21 +275,20 @@ class Model:
         self._drained.set_result(None)
 
 
-def _slots(instance: Instance) -> int:
-    return instance.loaded.slots or (_THREADS if instance.loaded.run is not None else UNLIMITED)
+def _slots(loaded: Loaded) -> int:
+    if loaded.instant is not None or loaded.forward is not None:
+        return UNLIMITED
+    return loaded.slots or (_THREADS if loaded.begin is None else UNLIMITED)
 
 
 def _timeout_of(inference: Inference) -> int:
     """Return the request's own timeout in ns, or 0."""
-    if not inference.parameters:
-        return 0
     timeout = inference.parameters.get("timeout", 0)
     try:
         microseconds = int(timeout)
     except (ValueError, OverflowError):
         microseconds = -1
     if not 0 <= microseconds < NEVER // 1000:
-        raise Refused(
-            "INVALID_ARGUMENT", named(inference, f"timeout must be a number of microseconds (got {str(timeout)[:40]})")
-        )
+        message = f"timeout must be a number of microseconds (got {str(timeout)[:40]})"
+        raise Refused("INVALID_ARGUMENT", named(inference, message))
     return microseconds * 1000

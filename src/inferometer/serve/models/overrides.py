@@ -4,22 +4,24 @@ field names.
 """
 
 import difflib
-import json
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor as Field
 
 from inferometer.errors import UserError
 from inferometer.serve.kserve.messages import ModelConfig
 
-_WHOLE = {
-    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
-    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
-    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
-    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
-}
-_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 _EXAMPLE = "use KEY=VALUE, such as max_batch_size=8 or dynamic_batching.max_queue_delay_microseconds=500"
+_KINDS = {
+    Field.CPPTYPE_INT32: "a whole number from -2147483648 to 2147483647",
+    Field.CPPTYPE_INT64: "a whole number of at most 64 bits",
+    Field.CPPTYPE_UINT32: "a whole number from 0 to 4294967295",
+    Field.CPPTYPE_UINT64: "a whole number from 0",
+    Field.CPPTYPE_BOOL: "true or false",
+    Field.CPPTYPE_FLOAT: "a number",
+    Field.CPPTYPE_DOUBLE: "a number",
+}
 
 
 def override(config: Any, text: str) -> None:
@@ -28,7 +30,7 @@ def override(config: Any, text: str) -> None:
     key = key.strip()
     if not is_given or not key:
         raise UserError(f"--config {text!r} has no value", _EXAMPLE)
-    _put(config, key.split("."), value.strip(), key)
+    _put(config, key.split("."), value.strip(), f"--config {key}")
 
 
 def check(overrides: tuple[str, ...]) -> None:
@@ -37,99 +39,55 @@ def check(overrides: tuple[str, ...]) -> None:
         override(ModelConfig(), text)
 
 
-def _put(message: Any, path: list[str], value: str, key: str) -> None:
-    field = message.DESCRIPTOR.fields_by_name.get(path[0])
+def _put(message: Any, path: list[str], value: str, option: str) -> None:
+    name, *rest = path
+    field = message.DESCRIPTOR.fields_by_name.get(name)
     if field is None:
         names = [each.name for each in message.DESCRIPTOR.fields]
-        near = difflib.get_close_matches(path[0], names)
-        raise UserError(
-            f"--config {key}: {message.DESCRIPTOR.name} has no field {path[0]!r}",
-            f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(names)}",
-        )
+        near = difflib.get_close_matches(name, names)
+        remedy = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(names)}"
+        raise UserError(f"{option}: {message.DESCRIPTOR.name} has no field {name!r}", remedy)
+    part = getattr(message, name)
     if field.message_type is None:
-        if len(path) > 1:
-            raise UserError(f"--config {key}: {field.name} is a plain value and has no field {path[1]!r}")
-        _put_value(message, field, value, key)
+        if rest:
+            raise UserError(f"{option}: {name} is a plain value and has no field {rest[0]!r}")
+        _put_value(message, field, value, option)
     elif field.message_type.GetOptions().map_entry:
-        _put_entry(message, field, path[1:], value, key)
-    elif len(path) == 1:
-        _put_whole(message, field, value, key)
-    elif field.is_repeated:
-        items = getattr(message, field.name)
-        for item in items or [items.add()]:
-            _put(item, path[1:], value, key)
-    else:
-        part = getattr(message, field.name)
+        _put_entry(part, field, ".".join(rest), value, option)
+    elif rest and field.is_repeated:
+        for item in part or [part.add()]:
+            _put(item, rest, value, option)
+    elif rest:
+        _put(part, rest, value, option)
+    elif field.is_repeated or value not in ("", "{}"):
+        remedy = f"use {name}.FIELD=VALUE with one of {', '.join(each.name for each in field.message_type.fields)}"
+        raise UserError(f"{option}: the name of one of its fields is missing", remedy)
+    else:  # dynamic_batching={} enables it with its defaults
         part.SetInParent()
-        _put(part, path[1:], value, key)
 
 
-def _put_value(message: Any, field: FieldDescriptor, value: str, key: str) -> None:
-    if not field.is_repeated:
-        setattr(message, field.name, _value(field, value, key))
+def _put_value(message: Any, field: Field, value: str, option: str) -> None:
+    message.ClearField(field.name)
+    if field.cpp_type == Field.CPPTYPE_STRING and not field.is_repeated:
+        setattr(message, field.name, value)
         return
-    items = [item.strip() for item in value.strip("[]").split(",") if item.strip()]
-    del getattr(message, field.name)[:]
-    getattr(message, field.name).extend([_value(field, item, key) for item in items])
+    for item in value.strip("[]").split(",") if field.is_repeated else [value]:
+        quote = '"' if field.cpp_type == Field.CPPTYPE_STRING else ""
+        try:
+            text_format.Merge(f"{field.name}: {quote}{item.strip()}{quote}", message)
+        except text_format.ParseError:
+            names = f"one of {', '.join(each.name for each in field.enum_type.values)}" if field.enum_type else "a text"
+            raise UserError(f"{option} must be {_KINDS.get(field.cpp_type, names)} (got {item!r})") from None
 
 
-def _put_entry(message: Any, field: FieldDescriptor, path: list[str], value: str, key: str) -> None:
-    if not path:
-        raise UserError(
-            f"--config {key}: the name of one of the {field.name} is missing", f"use {field.name}.NAME=VALUE"
-        )
+def _put_entry(entries: Any, field: Field, name: str, value: str, option: str) -> None:
+    if not name:
+        raise UserError(f"{option}: the name of one of the {field.name} is missing", f"use {field.name}.NAME=VALUE")
     assert field.message_type is not None
-    entry = field.message_type.fields_by_name["value"]
-    name: Any = ".".join(path)
-    if field.message_type.fields_by_name["key"].cpp_type != FieldDescriptor.CPPTYPE_STRING:
-        raise UserError(f"--config {key}: this field cannot be overridden", "set it in the model's config.pbtxt")
-    if entry.message_type is None:
-        getattr(message, field.name)[name] = _value(entry, value, key)
-    elif "string_value" in entry.message_type.fields_by_name:
-        getattr(message, field.name)[name].string_value = value
+    kind = field.message_type.fields_by_name["value"]
+    if kind.cpp_type == Field.CPPTYPE_STRING:
+        entries[name] = value
+    elif kind.message_type is not None and "string_value" in kind.message_type.fields_by_name:
+        entries[name].string_value = value
     else:
-        raise UserError(f"--config {key}: this field cannot be overridden", "set it in the model's config.pbtxt")
-
-
-def _put_whole(message: Any, field: FieldDescriptor, value: str, key: str) -> None:
-    """Set a whole message: dynamic_batching={} enables it with its defaults."""
-    try:
-        is_empty = json.loads(value or "{}") == {}
-    except ValueError:
-        is_empty = False
-    if field.is_repeated or not is_empty:
-        assert field.message_type is not None
-        names = [each.name for each in field.message_type.fields]
-        raise UserError(
-            f"--config {key}: the name of one of its fields is missing",
-            f"use {key}.FIELD=VALUE with one of {', '.join(names)}",
-        )
-    getattr(message, field.name).SetInParent()
-
-
-def _value(field: FieldDescriptor, value: str, key: str) -> Any:
-    if field.cpp_type in _WHOLE:
-        least, most = _WHOLE[field.cpp_type]
-        try:
-            number = int(value)
-        except ValueError:
-            raise UserError(f"--config {key} must be a whole number (got {value!r})") from None
-        if not least <= number <= most:
-            raise UserError(f"--config {key} must be from {least} to {most} (got {value})")
-        return number
-    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
-        if value.lower() not in (*_TRUE, *_FALSE):
-            raise UserError(f"--config {key} must be true or false (got {value!r})")
-        return value.lower() in _TRUE
-    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
-        assert field.enum_type is not None
-        names = {each.name: each.number for each in field.enum_type.values}
-        if value not in names:
-            raise UserError(f"--config {key} must be one of {', '.join(names)} (got {value!r})")
-        return names[value]
-    if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
-        try:
-            return float(value)
-        except ValueError:
-            raise UserError(f"--config {key} must be a number (got {value!r})") from None
-    return value
+        raise UserError(f"{option}: this field cannot be overridden", "set it in the model's config.pbtxt")

@@ -20,9 +20,8 @@ UNLIMITED = 1 << 40
 
 
 class QueueClock(Protocol):
-    """Calls the queue back at a deadline."""
-
-    def at(self, deadline: int, call: Callable[[], None]) -> None: ...
+    def at(self, deadline: int, call: Callable[[], None]) -> None:
+        """Call back at a deadline."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -50,21 +49,15 @@ class Queue:
         slots: int = 0,
         owner: Any = None,
     ) -> None:
-        self.policy = policy
-        self.owner = owner
-        """The model, for callers that only have the request."""
+        self.policy, self.owner = policy, owner
         self.free = slots
         """Batches that may start now."""
-        self.waiting: OrderedDict[Inference, int] = OrderedDict()
-        """Queued requests, with the number of their deadline; 0: no deadline."""
+        self.waiting: OrderedDict[Inference, list[Any]] = OrderedDict()
+        """Queued requests, with their entries in the heap."""
         self._clock, self._now, self._start, self._expired = clock, now, start, expired
-        self._armed = NEVER
-        self._is_dispatching = False
-        self._deadlines: list[tuple[int, int]] = []
-        """A heap of deadlines and numbers. Some are of requests that are gone: it does not reference requests, and so
-        no tensors."""
-        self._by_number: dict[int, Inference] = {}
-        self._number = 0
+        self._deadlines: list[list[Any]] = []
+        """A heap of [deadline, number, request]. The request of those that have left is None: no tensors are kept."""
+        self._armed, self._number, self._is_dispatching = NEVER, 0, False
 
     @property
     def is_full(self) -> bool:
@@ -76,22 +69,19 @@ class Queue:
             self._start([inference])
             return
         inference.place = self
-        self.waiting[inference] = 0
+        self._number += 1
+        self.waiting[inference] = entry = [inference.deadline, self._number, inference]
         self.dispatch()
-        if inference.deadline < NEVER and inference in self.waiting:
-            self._number += 1
-            self.waiting[inference] = self._number
-            self._by_number[self._number] = inference
-            heappush(self._deadlines, (inference.deadline, self._number))
+        if inference.deadline < NEVER and entry[2] is not None:
+            heappush(self._deadlines, entry)
             self._wake_at(inference.deadline)
 
     def remove(self, inference: Inference) -> None:
         """Remove a request; those behind it may start now."""
-        if inference not in self.waiting:
-            return
-        self._leave(inference)
-        if self.policy.batching:
-            self.dispatch()
+        if inference in self.waiting:
+            self._leave(inference)
+            if self.policy.batching:
+                self.dispatch()
 
     def release(self) -> None:
         """Note that a slot is free again."""
@@ -104,10 +94,7 @@ class Queue:
             return
         self._is_dispatching = True
         try:
-            while self.free and self.waiting:
-                batch = self._gather()
-                if batch is None:
-                    break
+            while self.free and self.waiting and (batch := self._gather()) is not None:
                 if batch:
                     self.free -= 1
                     self._start(batch)
@@ -118,44 +105,36 @@ class Queue:
 
     def _gather(self) -> list[Inference] | None:
         """Return the batch that starts now; None if it should wait, an empty one if requests were dropped instead."""
-        t, policy = self._now(), self.policy
-        batch, is_closed = self._compatible()
+        t = self._now()
+        batch, preferred, is_closed = self._compatible()
         late = [one for one in batch if one.deadline <= t]
         for one in late:
             self._drop(one)
         if late:
             return []
-        if preferred := self._preferred(batch):
-            batch = batch[:preferred]
-        elif not is_closed and (due := batch[0].queued + policy.delay_ns) > t:
+        if preferred:
+            del batch[preferred:]
+        elif not is_closed and (due := batch[0].queued + self.policy.delay_ns) > t:
             self._wake_at(due)
             return None
         for one in batch:
             self._leave(one)
         return batch
 
-    def _compatible(self) -> tuple[list[Inference], bool]:
-        """Return the requests at the head that may go together, and whether the batch cannot grow further."""
-        batch: list[Inference] = []
-        rows = 0
+    def _compatible(self) -> tuple[list[Inference], int, bool]:
+        """Return the requests at the head that may go together, how many of them make the largest preferred size (0: none
+        do), and whether the batch cannot grow further."""
+        policy, batch, rows, preferred = self.policy, list[Inference](), 0, 0
         for one in self.waiting:
-            if not self.policy.batching:
-                return [one], True
-            if batch and (one.key != batch[0].key or rows + one.rows > self.policy.max_rows):
-                return batch, True
+            if not policy.batching:
+                return [one], 0, True
+            if batch and (one.key != batch[0].key or rows + one.rows > policy.max_rows):
+                return batch, preferred, True
             batch.append(one)
             rows += one.rows
-        return batch, rows >= self.policy.max_rows
-
-    def _preferred(self, batch: list[Inference]) -> int:
-        """Return how many of them make the largest preferred size; 0: none do."""
-        found = rows = 0
-        if self.policy.preferred:
-            for i, one in enumerate(batch, 1):
-                rows += one.rows
-                if rows in self.policy.preferred:
-                    found = i
-        return found
+            if rows in policy.preferred:
+                preferred = len(batch)
+        return batch, preferred, rows >= policy.max_rows
 
     # --- deadlines ---
 
@@ -169,8 +148,7 @@ class Queue:
         if self._armed <= t:
             self._armed = NEVER
         while self._deadlines and self._deadlines[0][0] <= t:
-            late = self._by_number.get(heappop(self._deadlines)[1])
-            if late is not None:
+            if (late := heappop(self._deadlines)[2]) is not None:
                 self._drop(late)
         self.dispatch()
         if self._deadlines:
@@ -182,7 +160,7 @@ class Queue:
             self._expired(inference)
 
     def _leave(self, inference: Inference) -> None:
-        self._by_number.pop(self.waiting.pop(inference), None)
+        self.waiting.pop(inference)[2] = None
         if len(self._deadlines) > 64 + 2 * len(self.waiting):  # most of them belong to requests that are gone
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._by_number]
+            self._deadlines = [entry for entry in self._deadlines if entry[2] is not None]
             heapify(self._deadlines)

@@ -2,20 +2,17 @@
 
 import asyncio
 from collections.abc import Coroutine
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from inferometer.errors import UserError
+from inferometer.serve.models import loading, repository
 from inferometer.serve.models import overrides as overriding
-from inferometer.serve.models import repository
 from inferometer.serve.models.alarms import Alarms
-from inferometer.serve.models.execution import reason
-from inferometer.serve.models.loading import bring_up
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import Inference, Loader, Refused, sendable
+from inferometer.serve.models.types import Inference, Loader, Refused, reason, sendable
 from inferometer.serve.offload import Offload
 from inferometer.serve.threads import in_thread
 
@@ -32,6 +29,23 @@ class IndexEntry(NamedTuple):
     reason: str
 
 
+class Group(Protocol):
+    """The other processes of the server (serve/processes), if there are any."""
+
+    is_shared: bool
+    """Whether there are several front ends."""
+
+    async def everywhere(self, operation: str, *arguments: Any) -> None:
+        """Load or unload a model in all front ends, with `load_here` and `unload_here`; register or unregister shared
+        memory."""
+
+    async def statistics(self, name: str, version: str) -> Any:
+        """Return the statistics of one model, or of all, from all processes."""
+
+    async def model(self, source: ModelSource, config: str, serial: int, device: str, overrides: Any) -> Model:
+        """Return a model that runs in a process of its own. `serial` is the same in all front ends."""
+
+
 class Models:
     """All models of the server, by name."""
 
@@ -43,17 +57,15 @@ class Models:
         overrides: tuple[str, ...] = (),
         limit: int = 100_000,
     ) -> None:
+        self.loop, self.device, self.overrides, self._limit = loop, device, overrides, limit
         overriding.check(overrides)
-        self.group: Any = None
-        """The processes of the server (serve.processes.Group); None if this is the only one."""
-        self.regions = Regions()
+        self.regions, self.alarms = Regions(), Alarms(loop)
         self.offload = Offload(loop)
         """For all front ends and models."""
+        self.group: Group | None = None
         self.in_flight = 0
-        self._device, self._overrides, self._limit = device, overrides, limit
         self._entries: dict[str, _Entry] = {}
         self._repositories: list[Path] = []
-        self._alarms = Alarms(loop)
         self._retired: set[Model] = set()
         """Replaced or unloaded models with requests in progress."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,32 +77,27 @@ class Models:
         """Add a built-in model's name, a model file, a model folder or a repository."""
         found, root = repository.sources(source)
         for each in found:
-            self._add(each)
+            self.add_source(each)
         if root is not None:
             self._repositories.append(root)
 
-    def add_source(self, source: ModelSource, config: str = "") -> None:
-        """Add a model by its source, with `config` (JSON) instead of its configuration file if given."""
-        self._add(source)
-        self._entries[source.name].config = config
-
     def add_own(self, name: str, config: str, loader: Loader) -> None:
         """Add a model of the server itself: its configuration as text, and its loader. Overrides do not apply to it."""
-        self._add(ModelSource(name, config=config, loader=loader))
+        self.add_source(ModelSource(name, config=config, loader=loader))
 
-    def _add(self, source: ModelSource) -> None:
+    def add_source(self, source: ModelSource) -> None:
         name = sendable(source.name)
         if name in self._entries:
             where = source.path or "built into the server"
             raise UserError(f"two models have the name {name}; the second one is {where}", "rename one of them")
         self._entries[name] = _Entry(source)
 
-    async def start(self) -> None:
-        """Load and warm up all models. One that fails to load is in the index with its reason, unless it is the only
+    async def start(self, config: str = "") -> None:
+        """Load and warm up all models, with `config` (JSON) instead of their files if given. One that fails to load is in the index with its reason, unless it is the only
         one."""
         for entry in self._entries.values():
             try:
-                await self._bring_up(entry, entry.config)
+                await self._bring_up(entry, config)
             except UserError:
                 if len(self._entries) == 1:
                     raise
@@ -143,7 +150,7 @@ class Models:
             return [entry for entry in entries if entry.state == "READY"]
         known = set(self._entries)
         for root in self._repositories:
-            names = [name for name in _listed(root) if name not in known]
+            names = [name for name in repository.listed(root) if name not in known]
             entries += [IndexEntry(name, "", "UNAVAILABLE", "not loaded") for name in names]
             known.update(names)
         return sorted(entries)
@@ -155,16 +162,18 @@ class Models:
         (identity) calls `answer` and `ended` before this returns. One that `was_let_in` arrived before new ones were
         refused.
         """
-        self.check_open(was_let_in)
+        if self._refuses:
+            self.check_open(was_let_in)
         model = self.find(inference.model, inference.version)
-        self.check_room()
+        if self.in_flight >= self._limit:
+            self.check_room()
         inference.version = model.version
         self.in_flight += 1
         try:
             model.submit(inference)
         except BaseException:
             if inference.place is None and not inference.is_over:  # nothing holds it that would end it
-                self._over()
+                self.over()
             raise
 
     def check_open(self, was_let_in: bool = False) -> None:
@@ -175,18 +184,16 @@ class Models:
     def check_room(self, others: int = 0) -> None:
         """Raise Refused if the server has its maximum of requests, counting `others` that are not submitted yet."""
         if self.in_flight + others >= self._limit:
-            raise Refused(
-                "RESOURCE_EXHAUSTED", f"Exceeds maximum queue size: the server has {self._limit} requests in progress"
-            )
+            full = f"Exceeds maximum queue size: the server has {self._limit} requests in progress"
+            raise Refused("RESOURCE_EXHAUSTED", full)
 
     def cancel(self, inference: Inference) -> None:
         """End the inference with CANCELLED unless it is over."""
-        if inference.is_over:
-            return
-        if inference.place is not None:
+        if not inference.is_over and inference.place is not None:
             inference.place.owner.cancel(inference)
 
-    def _over(self) -> None:
+    def over(self) -> None:
+        """Note that a request has ended."""
         self.in_flight -= 1
         if self._drained is not None and not self.in_flight and not self._drained.done():
             self._drained.set_result(None)
@@ -196,32 +203,33 @@ class Models:
     async def load(self, name: str, config: str = "") -> None:
         """Load the model from disk, with `config` (JSON) instead of its file if given; the old one serves until the new
         one is ready."""
-        await (self.group.everywhere("load", name, config) if self.group else self.load_here(name, config))
+        await (self.load_here(name, config) if self.group is None else self.group.everywhere("load", name, config))
 
     async def unload(self, name: str) -> None:
         """Stop accepting requests for the model; returns when its requests are done. Unloading an unknown model is not
         an error, as in Triton."""
-        await (self.group.everywhere("unload", name) if self.group else self.unload_here(name))
+        await (self.unload_here(name) if self.group is None else self.group.everywhere("unload", name))
 
-    async def load_here(self, name: str, config: str, serial: int = 0) -> None:
-        """Load a model in this process; `serial` tells one load from another in all processes."""
+    async def load_here(self, name: str, config: str = "", serial: int = 0) -> None:
+        """Load the model in this process; `serial` is that of the load request."""
         await asyncio.shield(self._task(self._load(name, config, serial)))
 
     async def unload_here(self, name: str) -> None:
         await asyncio.shield(self._task(self._unload(name)))
 
     def lose(self, model: Model, why: str) -> None:
-        """Note that a model's process has ended."""
-        for entry in self._entries.values():
-            if entry.model is model:
-                entry.model, entry.version, entry.state, entry.reason = None, model.version, "UNAVAILABLE", why
-                entry.is_lost = True
+        """Make a model unavailable because its process has ended."""
+        entry = self._entries.get(model.name)
+        if entry is not None and entry.model is model:
+            entry.model, entry.state, entry.reason, entry.is_lost = None, "UNAVAILABLE", why, True
+            self._task(self._retire(model))
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work to its end, even if the caller goes away."""
-        self._tasks.add(task := asyncio.get_running_loop().create_task(work))
+        self._tasks.add(task := self.loop.create_task(work))
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_heard)
+        # Mark the exception as retrieved: the caller got it if it is still there, and asyncio need not print it.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
 
     async def _load(self, name: str, config: str, serial: int) -> None:
@@ -245,15 +253,12 @@ class Models:
             entry.state, entry.reason = "UNAVAILABLE", "unloaded"
 
     def _new_entry(self, name: str) -> "_Entry":
-        root = next((root for root in self._repositories if repository.is_name(name) and name in _listed(root)), None)
+        root = next(
+            (root for root in self._repositories if repository.is_name(name) and name in repository.listed(root)), None
+        )
         if root is None:
             raise Refused("INTERNAL", f"failed to load '{name}', failed to poll from model repository")
         return self._entries.setdefault(name, _Entry(ModelSource(name, root / name, root)))
-
-    @property
-    def shared(self) -> dict[str, Any]:
-        """What all models use."""
-        return {"regions": self.regions, "clock": self._alarms, "over": self._over}
 
     async def _bring_up(self, entry: "_Entry", config: str = "", serial: int = 0) -> None:
         if entry.model is None:
@@ -261,13 +266,12 @@ class Models:
         try:
             definition = await in_thread(repository.define, entry.source, config)
             entry.version = definition.version
-            model = await bring_up(
-                definition,
-                self._overrides,
-                self._device,
-                elsewhere=self.group and partial(self.group.model, entry.source, config, serial),
-                **self.shared,
-            )
+            for text in self.overrides if definition.loader is None else ():
+                overriding.override(definition.config, text)
+            if self.group is not None and loading.wants_process(definition, self.group.is_shared):
+                model = await self.group.model(entry.source, config, serial, self.device, self.overrides)
+            else:
+                model = await loading.bring_up(definition, self)
         except BaseException as error:
             why = _why(entry.source.name, error) if isinstance(error, Exception) else error
             if entry.model is None:
@@ -315,7 +319,7 @@ class Models:
         self._retired.clear()
         self.regions.unregister()
         self.offload.close()
-        self._alarms.close()
+        self.alarms.close()
 
 
 class _Entry:
@@ -325,8 +329,6 @@ class _Entry:
         self.version = ""
         self.state = "UNAVAILABLE"
         self.reason = "not loaded"
-        self.config = ""
-        """Configuration (JSON) instead of that of its file, at the start."""
         self.is_lost = False
         """Whether its process has ended."""
         self.lock = asyncio.Lock()
@@ -339,16 +341,3 @@ def _why(name: str, error: Exception) -> UserError:
     if isinstance(error, OSError):
         return UserError(f"cannot read model {name}: {error}")
     return UserError(f"model {name} failed to load: {reason(error).message}")
-
-
-def _heard(task: asyncio.Task[None]) -> None:
-    """Mark the exception as retrieved: the caller got it if it is still there, and asyncio need not print it."""
-    if not task.cancelled():
-        task.exception()
-
-
-def _listed(root: Path) -> list[str]:
-    try:
-        return repository.listed(root)
-    except OSError:  # the repository is gone: there is nothing to list
-        return []

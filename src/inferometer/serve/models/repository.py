@@ -62,24 +62,23 @@ def sources(given: str) -> tuple[list[ModelSource], Path | None]:
     if path.is_file():
         return [_file_source(path)], None
     if not path.is_dir():
-        raise UserError(
-            f"no such model: {given}",
-            f"use a model file, a model folder, a repository, or one of {', '.join(sorted([*backends.BUILTIN, backends.SIMULATOR]))}",
-        )
+        known = ", ".join(sorted([*backends.BUILTIN, backends.SIMULATOR]))
+        raise UserError(f"no such model: {given}", f"use a model file, a model folder, a repository, or one of {known}")
     if _is_model(path):
         return [ModelSource(path.resolve().name, path)], None
     found = [ModelSource(name, path / name, path) for name in _names(path)]
     if not found:
-        raise UserError(
-            f"{given} is neither a model nor a model repository",
-            "a model folder contains a config.pbtxt, a model file, or numbered version folders",
-        )
+        remedy = "a model folder contains a config.pbtxt, a model file, or numbered version folders"
+        raise UserError(f"{given} is neither a model nor a model repository", remedy)
     return found, path
 
 
 def listed(repository: Path) -> list[str]:
-    """Return the names of a repository's models, in a form that can be sent."""
-    return [sendable(name) for name in _names(repository)]
+    """Return the names of a repository's models, in a form that can be sent; none if the repository is gone."""
+    try:
+        return [sendable(name) for name in _names(repository)]
+    except OSError:
+        return []
 
 
 def _names(repository: Path) -> list[str]:
@@ -95,9 +94,8 @@ def is_name(name: str) -> bool:
 
 def _file_source(path: Path) -> ModelSource:
     if path.suffix not in _SUFFIXES:
-        raise UserError(
-            f"unknown kind of model file: {path}", f"the file name must end with one of {', '.join(_SUFFIXES)}"
-        )
+        remedy = f"the file name must end with one of {', '.join(_SUFFIXES)}"
+        raise UserError(f"unknown kind of model file: {path}", remedy)
     name = path.stem
     if name == "model":
         folder = path.resolve().parent
@@ -110,11 +108,8 @@ def _is_model(folder: Path) -> bool:
         names = {path.name for path in folder.iterdir()}
     except OSError:  # loading it reports why it cannot be read
         return True
-    return bool(
-        names & {*configs.FILES, _TRANSFORMERS}
-        or any(name.isdecimal() for name in names)
-        or any(Path(name).suffix in _SUFFIXES and Path(name).stem == "model" for name in names)
-    )
+    known = {*configs.FILES, _TRANSFORMERS, *(f"model{suffix}" for suffix in _SUFFIXES)}
+    return bool(names & known) or any(name.isdecimal() for name in names)
 
 
 # --- definitions -----------------------------------------------------------------------------------------------------
@@ -122,57 +117,39 @@ def _is_model(folder: Path) -> bool:
 
 def define(source: ModelSource, config_json: str = "") -> Definition:
     """Return the model's current definition, with `config_json` instead of the configuration file if given."""
-    given = configs.from_json(config_json) if config_json else None
-    if source.path is None:
-        config = given or configs.from_pbtxt(source.config or backends.BUILTIN[source.name])
-        config.name = source.name
+    name, path = source.name, source.path
+    config = configs.from_json(config_json) if config_json else None
+    if path is None:
+        config = config or configs.from_pbtxt(source.config or backends.BUILTIN[name])
+        config.name = name
         backend = config.backend if source.loader else backends.backend_of(config)
-        return Definition(source.name, "1", config, backend, loader=source.loader)
-    if source.name != sendable(source.name):
-        raise UserError(f"the name of {source.path} is not valid UTF-8, so no client could request it", "rename it")
-    if not source.path.exists():
-        raise UserError(f"{source.path} no longer exists")
-    if source.path.is_file():
-        return _of_file(source, given)
-    _check_inside(source)
-    config = given or _config(source.path)
-    if config.name not in ("", source.name):
-        raise UserError(
-            f"{source.path}: the name in its configuration, {config.name}, is not that of its folder",
-            "remove the name, or make it equal to the folder's",
-        )
-    config.name = source.name
-    version, folder = _newest(source.path, config)
+        return Definition(name, "1", config, backend, loader=source.loader)
+    if name != sendable(name):
+        raise UserError(f"the name of {path} is not valid UTF-8, so no client could request it", "rename it")
+    if not path.exists():
+        raise UserError(f"{path} no longer exists")
+    if path.is_file():
+        path, config = path.resolve(), config or ModelConfig()
+        config.name = name
+        return Definition(name, "1", config, backends.backend_of(config) or _SUFFIXES[path.suffix], path.parent, path)
+    _check_inside(source, path)
+    file = next((path / each for each in configs.FILES if (path / each).is_file()), None)
+    config = config or (configs.read(file) if file else ModelConfig())
+    if config.name not in ("", name):
+        what = f"{path}: the name in its configuration, {config.name}, is not that of its folder"
+        raise UserError(what, "remove the name, or make it equal to the folder's")
+    config.name = name
+    version, folder = _newest(path, config)
     backend = backends.backend_of(config) or _guess(folder)
     file = _model_file(folder, backend, config)
-    return Definition(source.name, version, config, backend, folder, file, _labels(source.path, config))
-
-
-def _of_file(source: ModelSource, given: Any) -> Definition:
-    assert source.path is not None
-    path = source.path.resolve()
-    config = given or ModelConfig()
-    config.name = source.name
-    backend = backends.backend_of(config) or _SUFFIXES[path.suffix]
-    return Definition(source.name, "1", config, backend, path.parent, path)
-
-
-def _config(folder: Path) -> Any:
-    for name in configs.FILES:
-        if (folder / name).is_file():
-            return configs.read(folder / name)
-    return ModelConfig()
+    return Definition(name, version, config, backend, folder, file, _labels(path, config))
 
 
 def _newest(folder: Path, config: Any) -> tuple[str, Path]:
-    versions = {
-        int(path.name): path
-        for path in folder.iterdir()
-        if path.name.isascii() and path.name.isdecimal() and path.is_dir()
-    }
-    wanted = set(config.version_policy.specific.versions)
+    numbered = [each for each in folder.iterdir() if each.name.isascii() and each.name.isdecimal() and each.is_dir()]
+    versions, wanted = {int(each.name): each for each in numbered}, set(config.version_policy.specific.versions)
     if wanted:
-        versions = {number: path for number, path in versions.items() if number in wanted}
+        versions = {number: each for number, each in versions.items() if number in wanted}
         if not versions:
             raise UserError(f"{folder} contains none of the versions {sorted(wanted)} of its version_policy")
     if not versions:
@@ -182,34 +159,28 @@ def _newest(folder: Path, config: Any) -> tuple[str, Path]:
 
 
 def _guess(folder: Path) -> str:
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _SUFFIXES and path.stem == "model":
+    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    for path in files:
+        if path.stem == "model":
             return _SUFFIXES[path.suffix]
     if (folder / _TRANSFORMERS).is_file():
         return "transformers"
-    found = {_SUFFIXES[path.suffix] for path in folder.iterdir() if path.suffix in _SUFFIXES}
+    found = {_SUFFIXES[path.suffix] for path in files}
     if len(found) == 1:
         return found.pop()
-    raise UserError(
-        f"{folder}: cannot tell which backend this model needs",
-        f"name its file model.onnx, model.pt or model.py, or set backend in config.pbtxt to one of {', '.join(backends.LOADERS)}",
-    )
+    remedy = "name its file model.onnx, model.pt or model.py, or set backend in config.pbtxt to one of "
+    raise UserError(f"{folder}: cannot tell which backend this model needs", remedy + ", ".join(backends.LOADERS))
 
 
 def _model_file(folder: Path, backend: str, config: Any) -> Path | None:
     """Return the file with its usual name, the configured name, or the only file of the backend's kind."""
-    if config.default_model_filename:
-        if not is_name(config.default_model_filename):
-            raise UserError(
-                f"default_model_filename {config.default_model_filename!r:.{_SHOWN}} must be a plain file name"
-            )
-        file: Path = folder / config.default_model_filename
-        if not file.is_file():
-            raise UserError(f"{file} does not exist", "correct default_model_filename in the configuration")
-        return file
-    suffixes = [suffix for suffix, name in _SUFFIXES.items() if name == backend]
-    if backend == "torch":
-        suffixes.append(".py")
+    if name := config.default_model_filename:
+        if not is_name(name):
+            raise UserError(f"default_model_filename {name!r:.{_SHOWN}} must be a plain file name")
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name} does not exist", "correct default_model_filename in the configuration")
+        return folder / str(name)
+    suffixes = [*(suffix for suffix, each in _SUFFIXES.items() if each == backend), *[".py"] * (backend == "torch")]
     for suffix in suffixes:
         if (folder / f"model{suffix}").is_file():
             return folder / f"model{suffix}"
@@ -220,34 +191,32 @@ def _model_file(folder: Path, backend: str, config: Any) -> Path | None:
 def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
     labels: dict[str, tuple[str, ...]] = {}
     for output in config.output:
-        if not output.label_filename:
+        name = output.label_filename
+        if not name:
             continue
-        file = folder / output.label_filename
-        if Path(output.label_filename).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"label_filename {output.label_filename!r:.{_SHOWN}} must be inside {folder}")
+        file = folder / name
+        if Path(name).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"label_filename {name!r:.{_SHOWN}} must be inside {folder}")
+        if file.exists() and not file.is_file():  # a FIFO would block
+            remedy = "label_filename names a text file with one line per class"
+            raise UserError(f"the label file {file} is not a regular file", remedy)
         try:
-            if file.exists() and not file.is_file():
-                raise UserError(
-                    f"the label file {file} is not a regular file",
-                    "label_filename names a text file with one line per class",
-                )
             labels[output.name] = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the label file {file}: {error}") from None
     return labels
 
 
-def _check_inside(source: ModelSource) -> None:
+def _check_inside(source: ModelSource, path: Path) -> None:
     """Raise UserError if a link in a repository's model leads out of the repository."""
-    if source.root is None or source.path is None:
+    if source.root is None:
         return
     root, seen = source.root.resolve(), set[Path]()
-    for folder, folders, files in os.walk(source.path, followlinks=True):
-        for path in (Path(folder), *(Path(folder, name) for name in (*folders, *files))):
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise UserError(
-                    f"{path} is a link to a target outside the repository {source.root}", "copy the file instead"
-                )
-        there = {name: Path(folder, name).resolve() for name in folders}
-        folders[:] = [name for name, place in there.items() if place not in seen]  # links may form cycles
-        seen.update(there.values())
+    for folder, folders, files in os.walk(path, followlinks=True):
+        for each in (Path(folder), *(Path(folder, name) for name in (*folders, *files))):
+            if each.is_symlink() and not each.resolve().is_relative_to(root):
+                what = f"{each} is a link to a target outside the repository {source.root}"
+                raise UserError(what, "copy the file instead")
+        targets = {name: Path(folder, name).resolve() for name in folders}
+        folders[:] = [name for name, target in targets.items() if target not in seen]  # links may form cycles
+        seen.update(targets.values())

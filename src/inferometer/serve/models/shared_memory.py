@@ -10,15 +10,17 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from inferometer.serve.models.types import Refused, Wanted
+from inferometer.serve.offload import COPIED, LARGE
 
 FOLDER = Path("/dev/shm")
-AT_ONCE = 1 << 20
-"""Size up to which copying takes no longer than handing the work to a thread."""
+AT_ONCE = LARGE * COPIED
+"""Bytes that are copied without a thread."""
 _MOST = 4 << 30
 """Maximum size of an input: an object may claim to be larger than all memory, and reading it needs memory."""
 _PIECE = 1 << 30
@@ -59,10 +61,8 @@ class RegionSlice(msgspec.Struct, frozen=True):
     def read(self) -> bytes:
         """Return a copy, so that later changes by the client do not affect the request."""
         if self.byte_size > _MOST:
-            raise Refused(
-                "RESOURCE_EXHAUSTED",
-                f"a tensor in shared memory region '{self.region.name}' must be at most {_MOST} bytes (got {self.byte_size})",
-            )
+            what = f"a tensor in shared memory region '{self.region.name}' must be at most {_MOST} bytes"
+            raise Refused("RESOURCE_EXHAUSTED", f"{what} (got {self.byte_size})")
         at, left = self.region.offset + self.offset, self.byte_size
         parts: list[bytes] = []
         while left:
@@ -92,9 +92,8 @@ class RegionSlice(msgspec.Struct, frozen=True):
             raise self._refused("written", error) from None
 
     def _smaller(self) -> Refused:
-        return Refused(
-            "INVALID_ARGUMENT", f"shared memory region '{self.region.name}' was truncated after it was registered"
-        )
+        what = f"shared memory region '{self.region.name}' was truncated after it was registered"
+        return Refused("INVALID_ARGUMENT", what)
 
     def _refused(self, done: str, error: OSError | MemoryError) -> Refused:
         why = error.strerror if isinstance(error, OSError) else "not enough memory"
@@ -112,10 +111,10 @@ class Regions:
         if name in self._regions:
             raise Refused("ALREADY_EXISTS", f"shared memory region '{name}' already in manager")
         if byte_size < 1:
-            raise Refused(
-                "INVALID_ARGUMENT",
-                f"failed to register shared memory region '{name}': its size must be at least 1 byte (got {byte_size})",
+            what = (
+                f"failed to register shared memory region '{name}': its size must be at least 1 byte (got {byte_size})"
             )
+            raise Refused("INVALID_ARGUMENT", what)
         file = self._open(key)
         if offset < 0 or offset + byte_size > os.fstat(file.number).st_size:
             raise Refused("INTERNAL", f"Invalid shared memory region: '{key}'")
@@ -154,13 +153,11 @@ class Regions:
 
     def _open(self, key: str) -> _File:
         name = key.removeprefix("/")
-        if not name or "/" in name or "\0" in name or name in (".", ".."):
-            raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
-        try:
-            # Do not follow links, and do not block on the other end of a FIFO.
-            file = _File(os.open(self._folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
-        except (OSError, ValueError):
-            raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'") from None
-        if not stat.S_ISREG(os.fstat(file.number).st_mode):
-            raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
-        return file
+        if name and "/" not in name and "\0" not in name and name not in (".", ".."):
+            with suppress(OSError, ValueError):
+                # Do not follow links, and do not block on the other end of a FIFO.
+                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                file = _File(os.open(self._folder / name, flags))
+                if stat.S_ISREG(os.fstat(file.number).st_mode):
+                    return file
+        raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")

@@ -4,12 +4,12 @@ Per request: success or failure, and the time from arrival to end; for successfu
 times of the execution it was part of (joining inputs, inferring, splitting outputs). Per batch size: its executions.
 """
 
-import time
 from typing import Any, Literal
 
 from inferometer.serve.histogram import Histogram
 from inferometer.serve.kserve.messages import ModelStatistics
-from inferometer.serve.models.types import Inference
+from inferometer.serve.models.types import Compute, Inference
+from inferometer.timing.clock import wall_offset
 
 Reason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
 
@@ -21,65 +21,58 @@ _SECONDS = (
 class Statistics:
     """Counters and latency histograms of one model."""
 
+    __slots__ = (
+        "batches", "compute", "compute_ns", "executions", "failure_ns", "failures", "last", "queue", "queue_ns", "request",
+        "rows", "success", "success_ns",
+    )  # fmt: skip
+
     def __init__(self) -> None:
-        self.success = [0, 0]
-        """Count and nanoseconds, as in the other fields."""
-        self.failure = [0, 0]
+        self.success = self.success_ns = self.failure_ns = self.queue_ns = self.rows = self.executions = 0
         self.failures: dict[Reason, int] = {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
-        self.queue_ns = 0
         self.compute_ns = [0, 0, 0]
         """Joining, inferring, splitting; for successful requests."""
-        self.rows = 0
-        self.executions = 0
-        self.last_ms = 0
+        self.last = 0
+        """When the last execution ended, in monotonic ns."""
         self.batches: dict[int, list[int]] = {}
         """Executions and the three compute times, by batch size."""
-        self.request = Histogram(_SECONDS)
-        self.queue = Histogram(_SECONDS)
-        self.compute = Histogram(_SECONDS)
+        self.request, self.queue, self.compute = Histogram(_SECONDS), Histogram(_SECONDS), Histogram(_SECONDS)
 
-    def executed(self, rows: int, compute_ns: tuple[int, int, int]) -> None:
+    def executed(self, rows: int, compute_ns: Compute, ended: int) -> None:
         """Count an execution that the model completed."""
         self.executions += 1
         self.rows += rows
-        self.last_ms = time.time_ns() // 1_000_000
+        self.last = ended
         batch = self.batches.get(rows) or self.batches.setdefault(rows, [0, 0, 0, 0])
         batch[0] += 1
         batch[1] += compute_ns[0]
         batch[2] += compute_ns[1]
         batch[3] += compute_ns[2]
 
-    def succeeded(self, inference: Inference, compute_ns: tuple[int, int, int]) -> None:
-        whole = inference.finished - inference.arrived
-        self.success[0] += 1
-        self.success[1] += whole
-        self.queue_ns += inference.queue_ns
+    def succeeded(self, inference: Inference, compute_ns: Compute) -> None:
+        whole, queued = inference.finished - inference.arrived, inference.queue_ns
+        self.success += 1
+        self.success_ns += whole
+        self.queue_ns += queued
         totals = self.compute_ns
         totals[0] += compute_ns[0]
         totals[1] += compute_ns[1]
         totals[2] += compute_ns[2]
         self.request.observe(whole)
-        self.queue.observe(inference.queue_ns)
+        self.queue.observe(queued)
         self.compute.observe(inference.finished - inference.started)
 
     def failed(self, ns: int, reason: Reason) -> None:
-        self.failure[0] += 1
-        self.failure[1] += ns
+        self.failure_ns += ns
         self.failures[reason] += 1
 
     def message(self, name: str, version: str) -> Any:
-        count = self.success[0]
-        made = ModelStatistics(
-            name=name,
-            version=version,
-            last_inference=self.last_ms,
-            inference_count=self.rows,
-            execution_count=self.executions,
-        )
-        stats = made.inference_stats
+        last_ms = (self.last + wall_offset()) // 1_000_000 if self.executions else 0
+        counts = {"last_inference": last_ms, "inference_count": self.rows, "execution_count": self.executions}
+        made = ModelStatistics(name=name, version=version, **counts)
+        stats, count = made.inference_stats, self.success
         for field, pair in (
-            (stats.success, self.success),
-            (stats.fail, self.failure),
+            (stats.success, (count, self.success_ns)),
+            (stats.fail, (sum(self.failures.values()), self.failure_ns)),
             (stats.queue, (count, self.queue_ns)),
             (stats.compute_input, (count, self.compute_ns[0])),
             (stats.compute_infer, (count, self.compute_ns[1])),
@@ -90,8 +83,7 @@ class Statistics:
             field.count, field.ns = pair
         for rows, (times, *compute) in sorted(self.batches.items()):
             batch = made.batch_stats.add(batch_size=rows)
-            for field, ns in zip(
-                (batch.compute_input, batch.compute_infer, batch.compute_output), compute, strict=True
-            ):
+            parts = batch.compute_input, batch.compute_infer, batch.compute_output
+            for field, ns in zip(parts, compute, strict=True):
                 field.count, field.ns = times, ns
         return made

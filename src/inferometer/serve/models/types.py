@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from inferometer.errors import UserError
 from inferometer.tensors import Tensor, TensorSpec
 
 NEVER = 1 << 62
@@ -18,6 +19,8 @@ NEVER = 1 << 62
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
 Tensors = dict[str, Tensor]
+Compute = tuple[int, int, int]
+"""Nanoseconds of joining the inputs, inferring, and splitting the outputs."""
 
 # --- refusals --------------------------------------------------------------------------------------------------------
 
@@ -54,6 +57,25 @@ class Refused(Exception):  # noqa: N818  (not an error of ours: an answer)
 def sendable(text: str) -> str:
     """Escape what UTF-8 cannot encode: lone surrogates, as in file names that are not valid UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+_LENGTH = 1000
+"""Maximum length of the message of a foreign error."""
+
+
+def reason(error: BaseException) -> Refused:
+    """Convert an exception to an error of one line, without its frames and the tensors that they hold."""
+    try:
+        if isinstance(error, Refused):
+            if error.code in tuple(HTTP_STATUS):
+                return Refused(error.code, error.message)
+            return Refused("INTERNAL", f"{error.message} (raised with the unknown code {error.code!r:.60})")
+        text = " ".join((str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}").split())
+        if len(text) > _LENGTH:  # libraries put the cause at the end of long messages
+            text = f"{text[: _LENGTH // 2]} ... {text[-_LENGTH // 2 :]}"
+        return Refused("INTERNAL", text)
+    except BaseException:  # str() of a model's own exception may raise; the client must get a response
+        return Refused("INTERNAL", f"{type(error).__name__} (its message cannot be displayed)")
 
 
 # --- one request -----------------------------------------------------------------------------------------------------
@@ -184,8 +206,12 @@ Begin = Callable[
 response and `finish` once, now or later, and may return a function that cancels it."""
 
 
+Forward = Callable[[Inference, Callable[[Tensors], None], Callable[[Refused | None], None]], Callable[[], None] | None]
+"""forward(inference, emit, finish): like `Begin`, but with the request itself."""
+
+
 class Loaded(msgspec.Struct):
-    """An instance of a model. It has one of `run`, `begin` and `forward`."""
+    """An instance of a model. It has one of `run`, `begin`, `instant` and `forward`."""
 
     run: Callable[[Tensors, Parameters], Tensors | Iterator[Tensors]] | None = None
     """Computes in one of the instance's threads; returns an iterator if the model is decoupled. Refused and UserError
@@ -193,10 +219,10 @@ class Loaded(msgspec.Struct):
     requests fails, they are run again one by one.
     """
     begin: Begin | None = None
-    forward: (
-        Callable[["Inference", Callable[[Tensors], None], Callable[[Refused | None], None]], Callable[[], None]] | None
-    ) = None
-    """Like `begin`, for a model in another process: gets the request itself, and sets its queue_ns and compute_ns."""
+    instant: Callable[[Tensors, Parameters], Tensors] | None = None
+    """Computes in the loop's thread: for models that take microseconds. `slots` does not apply."""
+    forward: Forward | None = None
+    """The model runs in another process, which queues and batches its requests."""
     slots: int = 1
     """Concurrent executions; 0: no limit."""
     labels: Mapping[str, tuple[str, ...]] = {}

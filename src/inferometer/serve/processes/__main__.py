@@ -46,8 +46,8 @@ async def _model(
     keep_one_heap()
     models = Models(link.loop, device=device, overrides=tuple(overrides), limit=NO_LIMIT)
     name, path, root = source
-    models.add_source(ModelSource(name, path and Path(path), root and Path(root)), config)
-    await models.start()
+    models.add_source(ModelSource(name, path and Path(path), root and Path(root)))
+    await models.start(config)
     link.handlers |= {
         "metrics": partial(metrics.page, models, time.time()),
         "statistics": lambda *which: control.own_statistics(models, *which).SerializeToString(),

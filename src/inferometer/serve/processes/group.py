@@ -7,13 +7,10 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from inferometer.errors import UserError
-from inferometer.serve import backends
 from inferometer.serve.kserve import control
-from inferometer.serve.models import configs
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.repository import Definition, ModelSource
+from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.processes import merge, remote
 from inferometer.serve.processes.link import Handlers
 
@@ -25,7 +22,7 @@ class Group:
 
     def __init__(self, handlers: Handlers, call: Call, counter: int | None = None) -> None:
         self._handlers, self._call, self._counter = handlers, call, counter
-        self.has_several = counter is not None
+        self.is_shared = counter is not None
         """Whether there are several front ends."""
 
     def join(self, models: Models, page: Callable[[], bytes]) -> None:
@@ -54,7 +51,7 @@ class Group:
     async def started(self, loading: Awaitable[None]) -> None:
         """Wait until all front ends have loaded their models."""
         await loading
-        if self.has_several:
+        if self.is_shared:
             await self._call("loaded")
 
     def number(self) -> int:
@@ -62,22 +59,8 @@ class Group:
         assert self._counter is not None
         return os.lseek(self._counter, 1, os.SEEK_CUR)  # all processes share the file's position, and the kernel counts
 
-    async def model(
-        self,
-        source: ModelSource,
-        config: str,
-        serial: int,
-        definition: Definition,
-        device: str,
-        overrides: tuple[str, ...],
-    ) -> Model | None:
-        """Return a model that runs in a process of its own, which is started by the first front end that needs it; None
-        if the model should run in the front ends."""
-        wanted = configs.parameter(definition.config, "process")
-        if wanted not in ("", "0", "1"):
-            raise UserError(f"model {source.name}: parameters.process must be 0 or 1 (got {wanted:.40})")
-        if wanted == "0" or not (wanted or (self.has_several and definition.backend in backends.EXTRAS)):
-            return None
+    async def model(self, source: ModelSource, config: str, serial: int, device: str, overrides: Any) -> Model:
+        """Return a model that runs in a process of its own, which is started by the first front end that needs it."""
         given = [source.name, *(path and str(path) for path in (source.path, source.root))]
         address = await self._call("start_model", f"{serial} {source.name}", given, config, device, overrides)
         return await remote.bring_up(address, source.name, self._models)

@@ -20,8 +20,7 @@ from typing import Any, cast
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve.models.execution import reason
-from inferometer.serve.models.types import Refused
+from inferometer.serve.models.types import Refused, reason
 
 Handlers = dict[str, Callable[..., Any]]
 _LENGTH = struct.Struct("<I")

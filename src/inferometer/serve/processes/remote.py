@@ -4,17 +4,13 @@ The queue, the batches, the instances and the statistics are those of the other 
 of all front ends share them.
 """
 
-import asyncio
 import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from inferometer.serve.kserve.messages import ModelConfig
-from inferometer.serve.models import configs
-from inferometer.serve.models.execution import Instance
 from inferometer.serve.models.model import Model
-from inferometer.serve.models.queue import Policy
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Loaded, Refused, Tensors
 from inferometer.serve.offload import Offload
@@ -99,20 +95,8 @@ async def bring_up(address: str, name: str, models: Models) -> Model:
     """Return the model whose process listens at `address`."""
     remote = Remote(name, models.offload)
     encoded, version, platform, labels = await remote.connect(address)
-    config = ModelConfig.FromString(encoded)
     labels = {output: tuple(names) for output, names in labels.items()}
-    loaded = Loaded(forward=remote.forward, slots=0, labels=labels, close=remote.close)
-    model = Model(
-        name=name,
-        version=version,
-        config=config,
-        facts=configs.facts(config),
-        labels=labels,
-        platform=platform,
-        policy=Policy(),
-        default_timeout_ns=0,
-        instances=[Instance(loaded, asyncio.get_running_loop(), name)],
-        **models.shared,
-    )
+    loaded = Loaded(forward=remote.forward, labels=labels, close=remote.close)
+    model = Model(models, name, version, ModelConfig.FromString(encoded), platform=platform, loaded=[loaded])
     remote.when_lost(partial(models.lose, model))
     return model

@@ -4,9 +4,8 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from inferometer.serve.models.execution import reason
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import Inference, Output, Refused, Wanted
+from inferometer.serve.models.types import Inference, Output, Refused, Wanted, reason
 from inferometer.serve.processes.link import Link
 from inferometer.serve.processes.segments import Segments
 
