@@ -22,14 +22,14 @@ import msgspec
 
 from inferometer.serve import metrics, ports
 from inferometer.serve.backends import simulator as text_model
-from inferometer.serve.http import tls
-from inferometer.serve.http.listener import Listener
 from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models.registry import Models
 from inferometer.serve.processes.group import Group
 from inferometer.serve.processes.hub import Hub
 from inferometer.serve.settings import Settings, check
 from inferometer.serve.sim.server import Simulator
+from inferometer.serve.sockets import tls
+from inferometer.serve.sockets.listener import Listener
 from inferometer.serve.web import Web
 from inferometer.timing.clock import now
 
@@ -99,7 +99,6 @@ async def _front_end(
         if not await _finished_before(group.started(models.start()), stop):
             return
         web = Web(settings, models, simulator, group.metrics)
-        held.callback(web.close)
         grpc = await _grpc(settings, models, held)
         _collect_garbage_rarely(_YOUNG if settings.models else _YOUNG_FOR_TIMING)
         handlers = [web, Web(settings, metrics=group.metrics)]  # the second one is for the metrics port
@@ -107,7 +106,7 @@ async def _front_end(
         for sock, handler, (_, option) in zip(sockets, handlers, wanted, strict=False):
             host, port = sock.getsockname()[:2]
             with ports.explained(host, port, option):  # another process may have taken it while models were loaded
-                listeners.append(Listener(loop, sock, handler, settings.limits, context))
+                listeners.append(Listener(loop, sock, handler.connect, settings.limits, context))
             held.callback(listeners[-1].close)
         ready(_listening(settings, sockets, grpc, models))
         await stop.wait()

@@ -1,5 +1,4 @@
-"""The HTTP front end: routes paths to the parts of the server, checks the token, logs requests, and refuses them while
-draining.
+"""The HTTP front end: routes paths to the parts of the server, checks the token, and refuses requests while draining.
 
 /v1/...    the simulator's OpenAI endpoints
 /tokenize  the simulator's tokenizer, as vLLM offers its own
@@ -14,18 +13,17 @@ request is that request's 500, and the server continues.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any
 
 import msgspec
 
 from inferometer import __version__
 from inferometer.serve.http import answers, token
-from inferometer.serve.http.connection import Connection
+from inferometer.serve.http.connection import Connection, connections
 from inferometer.serve.http.parse import Problem, Request
-from inferometer.serve.http.reply import Logged, reply
+from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import http_codec as kserve_http
-from inferometer.serve.kserve.responders import unexpected
-from inferometer.serve.kserve.routes import Kserve
+from inferometer.serve.kserve.routes import Kserve, unexpected
 from inferometer.serve.metrics import CONTENT_TYPE
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings
@@ -34,7 +32,7 @@ from inferometer.serve.sim.openai import Refusal
 from inferometer.serve.sim.server import Simulator, error_body, unauthorised
 
 Metrics = Callable[[], Awaitable[bytes]]
-"""Returns /metrics."""
+"""Returns /metrics of all processes."""
 
 _OPEN = frozenset((b"/health", b"/metrics"))
 
@@ -49,12 +47,13 @@ class Web:
         sim: Simulator | None = None,
         metrics: Metrics | None = None,
     ) -> None:
+        self.connect = connections(self, settings.limits, settings.access_log)
+        """The listener's `make_protocol`."""
         self._kserve = Kserve(models, settings) if models is not None else None
         self._models = models
         self._sim = sim
         self._metrics = metrics
         self._token = settings.token
-        self._is_logged = settings.access_log
         self._draining = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -68,24 +67,24 @@ class Web:
         """Refuse the requests whose bodies are still being processed. Return how many there were."""
         return 0 if self._kserve is None else self._kserve.refuse_rest()
 
-    def close(self) -> None:
-        if self._kserve is not None:
-            self._kserve.close()
-
     # --- a request ---------------------------------------------------------------------------------------------------
 
     def handle(self, connection: Connection, request: Request) -> None:
-        if self._is_logged:
-            connection = cast(Connection, Logged(connection, request))
+        path = request.path
         try:
-            self._route(connection, request)
+            if self._token is not None and not is_open(path) and (why := self._why_not(request)):
+                self._refuse(connection, request, 401, why, "invalid_api_key", token.CHALLENGE)
+            elif self._kserve is not None and (path.startswith(b"/v2/") or path == b"/v2"):
+                self._kserve.handle(connection, request)
+            elif self._sim is not None and (path.startswith(b"/v1/") or path == b"/tokenize"):
+                self._simulate(self._sim, connection, request)
+            else:
+                self._page(connection, request)
         except Exception as error:  # keep serving
             connection.gone = None
             self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
 
     def problem(self, connection: Connection, problem: Problem) -> None:
-        if self._is_logged:
-            connection = cast(Connection, Logged(connection, problem.request))
         if self._sim is not None and self._kserve is None:
             body = frames.error_body(problem.message, "invalid_request_error", "bad_request")
         else:
@@ -93,20 +92,11 @@ class Web:
         connection.write(answers.response(problem.status, body, keep_alive=False))
         connection.finish(keep_alive=False)
 
-    def _route(self, connection: Connection, request: Request) -> None:
-        path = request.path
+    def _why_not(self, request: Request) -> str:
         given = request.headers.get(b"authorization", b"")
         if not given and (key := request.headers.get(b"x-api-key")):  # the header of Anthropic's clients
             given = b"Bearer " + key
-        why = "" if self._token is None or is_open(path) else token.why_not(self._token, given)
-        if why:
-            self._refuse(connection, request, 401, why, "invalid_api_key", token.CHALLENGE)
-        elif self._kserve is not None and (path.startswith(b"/v2/") or path == b"/v2"):
-            self._kserve.handle(connection, request)
-        elif self._sim is not None and (path.startswith(b"/v1/") or path == b"/tokenize"):
-            self._simulate(self._sim, connection, request)
-        else:
-            self._page(connection, request)
+        return token.why_not(self._token, given)
 
     def _simulate(self, sim: Simulator, connection: Connection, request: Request) -> None:
         if self._draining and not request.was_let_in:
@@ -118,16 +108,15 @@ class Web:
     # --- pages -------------------------------------------------------------------------------------------------------
 
     def _page(self, connection: Connection, request: Request) -> None:
-        page = {b"/": self._served, b"/health": self._health, b"/metrics": self._health}.get(request.path)
+        page: Any = {b"/": self._served, b"/health": self._health, b"/metrics": self._metrics}.get(request.path)
         shown = request.path.decode("latin-1")
         if page is None:
             self._refuse(connection, request, 404, f"no such path: {shown}", "not_found")
         elif request.method not in (b"GET", b"HEAD"):
             why = f"method {request.method.decode('latin-1')} is not allowed for {shown}"
             self._refuse(connection, request, 405, why, "method_not_allowed", b"Allow: GET, HEAD\r\n")
-        elif request.path == b"/metrics":
-            task = asyncio.ensure_future(self._send_metrics(connection, request))
-            self._tasks.add(task)
+        elif page is self._metrics:
+            self._tasks.add(task := asyncio.get_running_loop().create_task(self._send_metrics(connection, request)))
             task.add_done_callback(self._tasks.discard)
         else:
             status, content_type, body = page()
@@ -147,8 +136,9 @@ class Web:
         return 200, b"application/json", b'{"status":"ok"}'
 
     async def _send_metrics(self, connection: Connection, request: Request) -> None:
+        assert self._metrics is not None
         try:
-            body = b"" if self._metrics is None else await self._metrics()
+            body = await self._metrics()
         except Exception as error:  # keep serving
             self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
         else:

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from inferometer.serve.http import connection as connection_file
-from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.listener import Listener
+from inferometer.serve.http.connection import Connection, connections
 from inferometer.serve.http.parse import Problem, Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.settings import Limits
+from inferometer.serve.sockets.listener import Listener
 from inferometer.timing.clock import now
 from inferometer.timing.loop import run
 
@@ -84,12 +84,12 @@ async def listening(limits: Limits | None = None) -> AsyncIterator[tuple[Listene
     echo = Echo()
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
-    listener = Listener(asyncio.get_running_loop(), sock, echo, limits)
+    listener = Listener(asyncio.get_running_loop(), sock, connections(echo, limits), limits)
     try:
         yield listener, echo
     finally:
         listener.close()
-        assert listener.connections == set()
+        assert listener.connections == []
 
 
 @contextlib.contextmanager
@@ -236,12 +236,12 @@ def test_single_bytes_are_progress_in_a_body_but_not_in_headers():
                     await client.send(data[:cut])
                     while not connection._parser.is_partial or connection._parser.is_in_head != (name == "head"):
                         await asyncio.sleep(0)
-                    connection.moved -= s(59)
-                    before = connection.moved
+                    connection.transport.moved -= s(59)
+                    before = connection.transport.moved
                     await client.send(data[cut : cut + 1])
-                    while connection._has_come():
+                    while connection.transport.has_input():
                         await asyncio.sleep(0)
-                    assert (connection.moved > before) is goes_on, name
+                    assert (connection.transport.moved > before) is goes_on, name
                     if name == "head":
                         await client.send(data[cut + 1 :])
                         assert await client.response() == (200, b"hello")
@@ -258,9 +258,9 @@ def test_headers_that_trickle_in_are_given_up():
                 while not connection._in_head:
                     await asyncio.sleep(0)
                 await client.send(b"X: y\r\n")
-                while connection._has_come():
+                while connection.transport.has_input():
                     await asyncio.sleep(0)
-                listener.sweep(connection.moved + s(61))
+                listener.sweep(connection.transport.moved + s(61))
                 status, why = await client.response()
                 assert (status, b"head" in why) == (408, True)
 
@@ -273,11 +273,11 @@ def test_an_idle_connection_is_closed_after_the_limit_and_not_before():
             with peer(listener) as fresh, peer(listener) as used:
                 await used.send(post("/", b"hello"))
                 assert await used.response() == (200, b"hello")
-                listener.sweep(min(one.moved for one in listener.connections) + s(99))
+                listener.sweep(min(one.moved for one in listener.transports) + s(99))
                 assert len(listener.connections) == 2
                 listener.sweep(now() + s(101))
                 assert await fresh.some() == await used.some() == b""
-                assert listener.connections == set()
+                assert listener.connections == []
 
     run(main())
 
@@ -290,10 +290,10 @@ def test_idle_time_starts_at_the_end_of_the_response():
                 while not echo.requests:
                     await asyncio.sleep(0)
                 (connection,) = listener.connections
-                connection.moved -= s(1_000_000)
+                connection.transport.moved -= s(1_000_000)
                 listener.sweep(now())
                 reply(connection, echo.requests[0], 200, b"at last")
-                listener.sweep(connection.moved + s(59))
+                listener.sweep(connection.transport.moved + s(59))
                 assert await client.response() == (200, b"at last")
                 await client.send(post("/", b"next")[9:])
                 assert await client.response() == (200, b"next")
@@ -315,7 +315,7 @@ def test_a_response_that_the_client_does_not_read_is_given_up(is_complete: bool)
                 else:
                     connection.write(bytes(32 * MIB))
                 assert connection.unsent
-                listener.sweep(connection.moved + s(59))
+                listener.sweep(connection.transport.moved + s(59))
                 assert not connection.closed
                 listener.sweep(now() + s(61))
                 assert connection.closed
@@ -340,7 +340,7 @@ def test_a_slow_reader_is_not_given_up():
                 await sending
                 rest = connection.unsent
                 while connection.unsent:
-                    connection.moved -= s(40)  # twice is too late
+                    connection.transport.moved -= s(40)  # twice is too late
                     listener.sweep(now())
                     assert not connection.closed
                     client._rest += await client.some()

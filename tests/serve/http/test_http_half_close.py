@@ -16,9 +16,9 @@ from waiting import until as wait_until
 
 from inferometer.serve.http import answers
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.listener import Listener
 from inferometer.serve.http.reply import reply
 from inferometer.serve.settings import Tls
+from inferometer.serve.sockets.listener import Listener
 from inferometer.timing.loop import run
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ async def rest(one: Peer) -> bytes:
 
 
 def has_ended(listener: Listener) -> bool:
-    return any(one._has_sent_all for one in listener.connections)
+    return any(one.has_ended for one in listener.transports)
 
 
 async def waiting(listener: Listener, echo: Echo, data: bytes) -> tuple[Peer, Connection]:
@@ -169,7 +169,7 @@ def test_the_handler_learns_that_the_client_is_gone(begun: bool):
                     connection.between = answers.NO_EVENT
                     await one.some()  # a client that goes with something unread resets by itself
             await until(lambda: bool(echo.gone))
-            assert (echo.gone, connection.closed, listener.connections) == (1, True, set())
+            assert (echo.gone, connection.closed, listener.connections) == (1, True, [])
 
     run(main())
 
@@ -182,7 +182,7 @@ def test_a_client_that_goes_later_is_noticed_when_the_response_is_sent():
             one.sock.close()
             connection.write(answers.stream_head(keep_alive=True))
             await until(lambda: bool(echo.gone))
-            assert listener.connections == set()
+            assert listener.connections == []
 
     run(main())
 
@@ -195,7 +195,7 @@ def test_an_incomplete_request_at_end_of_file_closes(start: bytes):
                 await one.send(start)
                 one.sock.shutdown(socket.SHUT_WR)
                 assert await one.some() == b""
-                assert listener.connections == set()
+                assert listener.connections == []
 
     run(main())
 

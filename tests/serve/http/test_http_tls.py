@@ -14,9 +14,10 @@ from cryptography.hazmat.primitives import serialization
 from test_http_connection import Echo, post
 
 from inferometer.errors import UserError
-from inferometer.serve.http.listener import Listener
-from inferometer.serve.http.tls import context
+from inferometer.serve.http.connection import connections
 from inferometer.serve.settings import Tls
+from inferometer.serve.sockets.listener import Listener
+from inferometer.serve.sockets.tls import context
 from inferometer.timing.clock import now
 from inferometer.timing.loop import new_loop
 
@@ -32,7 +33,7 @@ def listening(tls: Tls) -> Iterator[tuple[Listener, int, Echo]]:
     sock.setblocking(False)
 
     async def start() -> Listener:
-        return Listener(loop, sock, echo, tls=context(tls))
+        return Listener(loop, sock, connections(echo), tls=context(tls))
 
     async def end() -> None:
         listener.close()

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from inferometer.serve import metrics
-from inferometer.serve.http.listener import Listener
-from inferometer.serve.http.tls import context
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.server import Simulator
+from inferometer.serve.sockets.listener import Listener
+from inferometer.serve.sockets.tls import context
 from inferometer.serve.web import Web
 from inferometer.tensors import DATATYPES
 from inferometer.timing.loop import new_loop
@@ -82,7 +82,7 @@ class Served:
         tls = context(self.settings.tls) if self.settings.tls is not None else None
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
-        self.listener = Listener(self.loop, sock, self.web, self.settings.limits, tls)
+        self.listener = Listener(self.loop, sock, self.web.connect, self.settings.limits, tls)
         self.port = sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -108,7 +108,6 @@ class Served:
     def stop(self) -> None:
         async def end() -> None:
             self.listener.close()
-            self.web.close()
             if self.sim is not None:
                 self.sim.close()
             await self.models.close()

@@ -136,13 +136,13 @@ def test_inference_round_trips(web: RawClient, binary: bool, packing: str):
     assert (output.name, output.shape, bytes(output.data)) == ("OUTPUT0", (3, 2), tensor.data)
     timing = server_timing.parse(response.headers["server-timing"].encode())
     assert timing is not None
-    assert timing.queue == back.parameters["queue_ns"] >= 0
-    assert timing.compute == back.parameters["compute_ns"] >= 0
+    total = float(response.headers["server-timing"].rpartition("total;dur=")[2]) * 1e6
+    assert 0 <= timing.queue + timing.compute <= total < 60e9
 
 
 def test_response_fields_are_in_tritons_order(web: RawClient):
     response = web.request(INFER, {"id": "a", "inputs": [X]}).json
-    assert list(response) == ["id", "model_name", "model_version", "parameters", "outputs"]
+    assert list(response) == ["id", "model_name", "model_version", "outputs"]
     assert response["outputs"] == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.0]}]
 
 

@@ -8,9 +8,9 @@ import trustme
 from raw_client import RawClient, request
 from served import Served, connect, serving
 
-from inferometer.serve.http.listener import client_of
 from inferometer.serve.settings import Limits, Settings, Tls
 from inferometer.serve.sim.settings import Sim
+from inferometer.serve.sockets.listener import client_of
 from inferometer.timing.clock import now
 
 INFER = "/v2/models/identity/infer"

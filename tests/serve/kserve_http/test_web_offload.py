@@ -16,11 +16,11 @@ from waiting import until
 
 from inferometer.serve.http.parse import Request
 from inferometer.serve.kserve import generate, http_codec
-from inferometer.serve.kserve.offload import LARGE, Aside
-from inferometer.serve.kserve.responders import UnderWay
+from inferometer.serve.kserve.responders import Responder
 from inferometer.serve.models import checks
 from inferometer.serve.models.checks import MANY
 from inferometer.serve.models.types import Inference
+from inferometer.serve.offload import LARGE
 from inferometer.serve.settings import Limits, Settings
 
 INFER = "/v2/models/identity/infer"
@@ -94,8 +94,8 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], Held]]:
         one.may_go.set()
 
 
-def asides(server: Served) -> int:
-    return server.call(lambda: len(server.web._kserve.aside))
+def offloaded(server: Served) -> int:
+    return server.call(lambda: len(server.web._kserve.offloaded))
 
 
 @pytest.mark.parametrize("kind", LARGE_ONES)
@@ -105,7 +105,7 @@ def test_other_requests_are_served_while_a_large_body_is_processed(server: Serve
     with RawClient(server.url) as large, RawClient(server.url) as other:
         large.send(data)
         assert held.is_there.wait(30)
-        assert held.thread.startswith("bodies")
+        assert held.thread.startswith("offload")
         assert other.request("/v2/health/ready").status == 200
         assert other.request(INFER, SMALL).status == 200
         assert server.call(lambda: server.listener.in_flight) == 1
@@ -121,7 +121,7 @@ def test_other_requests_are_served_while_a_large_body_is_processed(server: Serve
             (output,) = response.json["outputs"]
             assert output["data"] == [0.0 if kind == "json response" else 0.5] * COUNT
         assert large.request(INFER, SMALL).status == 200  # the connection goes on
-    assert asides(server) == 0
+    assert offloaded(server) == 0
 
 
 def test_responses_on_a_connection_keep_their_order(server: Served, hold: Any):
@@ -136,7 +136,7 @@ def test_responses_on_a_connection_keep_their_order(server: Served, hold: Any):
 
 def test_small_bodies_and_binary_tensors_need_no_thread(server: Served, monkeypatch: pytest.MonkeyPatch):
     with RawClient(server.url) as client:
-        monkeypatch.setattr(server.web._kserve.threads, "do", lambda *_: 1 / 0)
+        monkeypatch.setattr(server.models.offload._threads, "do", lambda *_: 1 / 0)
         assert client.request(INFER, SMALL).status == 200
         assert (
             client.request(INFER, gzip.compress(SMALL), Content_Encoding="gzip", Accept_Encoding="gzip").status == 200
@@ -160,7 +160,7 @@ def test_the_result_for_a_disconnected_client_is_dropped(
             client.send(data)
             assert held.is_there.wait(30)
         server.until(lambda: not server.listener.connections)
-        assert asides(server) == 0
+        assert offloaded(server) == 0
         held.may_go.set()
         with RawClient(server.url) as client:  # through the same threads, so that the other is over
             for _ in range(2):
@@ -176,14 +176,14 @@ def test_a_queued_job_of_a_disconnected_client_is_skipped(hold: Any, monkeypatch
     held = hold(b"request")
     monkeypatch.setattr(http_codec, "request", lambda data, *more: (parsed.append(len(data)), held(data, *more))[1])
     with serving() as server:
-        monkeypatch.setattr(server.web._kserve.threads, "_most", 1)
+        monkeypatch.setattr(server.models.offload._threads, "_most", 1)
         with RawClient(server.url) as first:
             first.send(LARGE_ONES["json"][0])
             assert held.is_there.wait(30)
             with RawClient(server.url) as second:
                 second.send(request(INFER, body(COUNT + 1)))
-                server.until(lambda: len(server.web._kserve.aside) == 2)
-            server.until(lambda: len(server.web._kserve.aside) == 1)
+                server.until(lambda: len(server.web._kserve.offloaded) == 2)
+            server.until(lambda: len(server.web._kserve.offloaded) == 1)
             held.may_go.set()
             assert first.response().status == 200
             assert first.request(INFER, body()).status == 200
@@ -269,7 +269,7 @@ def test_a_small_limit_applies_to_decompression_in_the_loop():
 
 
 def test_large_bodies_are_freed(server: Served):
-    kinds = (Aside, UnderWay, Request, Inference)
+    kinds = (Responder, Request, Inference)
     gc.collect()
     before = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
     gc.disable()

@@ -53,6 +53,13 @@ def head(
     )
 
 
+def timing(queue_ns: int, compute_ns: int, total_ns: int) -> bytes:
+    """Return the header Server-Timing in milliseconds. `total_ns` is from the request's receive stamp to now."""
+    return b"Server-Timing: queue;dur=%.6f, compute;dur=%.6f, total;dur=%.6f\r\n" % (
+        queue_ns * 1e-6, compute_ns * 1e-6, total_ns * 1e-6,
+    )  # fmt: skip
+
+
 def events_head(status: int, *, keep_alive: bool, extra: bytes = b"") -> bytes:
     """Return the status line and headers before a chunked stream of server-sent events."""
     line = b"HTTP/1.1 %d %b\r\n" % (status, _PHRASES.get(status, b"Unknown"))

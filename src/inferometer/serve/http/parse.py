@@ -4,6 +4,9 @@ A request arrived when its last bytes did. A body of known length goes into one 
 the headers is copied there, and for the rest `room` is where the socket may write directly (`filled` reports how much
 it wrote). Invalid or too many bytes result in a Problem, after which nothing more is read from the connection. An
 Upgrade is declined by continuing with HTTP/1.1, as the standard allows; the request keeps its body.
+
+Most requests on a connection have the same headers, except for X-Request-Id. `repeated` recognizes such a request by
+comparing bytes, without parsing it again.
 """
 
 from typing import Any
@@ -20,6 +23,9 @@ _KEPT = frozenset(
     )
 )  # fmt: skip
 _USUAL = Limits()
+_ID = b"x-request-id"
+_ID_CHARACTERS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-._:/"
+_LONGEST_ID = 128
 _CHUNKS_FOLLOW = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -28,13 +34,19 @@ class Request:
 
     __slots__ = ("arrived", "body", "headers", "http10", "keep_alive", "method", "path", "was_let_in")
 
-    def __init__(self) -> None:
-        self.method = b""
-        self.path = b""
+    def __init__(
+        self,
+        method: bytes = b"",
+        path: bytes = b"",
+        headers: dict[bytes, bytes] | None = None,
+        body: bytes | memoryview = b"",
+    ) -> None:
+        self.method = method
+        self.path = path
         """Without the query, and without scheme and host of an absolute URL."""
-        self.headers: dict[bytes, bytes] = {}
+        self.headers = {} if headers is None else headers
         """Lower-case names; only headers that the server uses."""
-        self.body: bytes | memoryview = b""
+        self.body = body
         self.keep_alive = True
         self.http10 = False
         self.arrived = 0
@@ -61,8 +73,25 @@ class RequestParser:
     """The parser of one connection. The methods from `on_url` on are callbacks of httptools."""
 
     __slots__ = (
-        "_buffer", "_codings", "_done", "_fed", "_head", "_in_body", "_length", "_limits", "_parser", "_pieces", "_problem",
-        "_request", "_size", "is_partial", "room", "wants_continue",
+        "_buffer",
+        "_codings",
+        "_done",
+        "_fed",
+        "_head",
+        "_in_body",
+        "_last",
+        "_last_start",
+        "_last_tail",
+        "_length",
+        "_limits",
+        "_parser",
+        "_pieces",
+        "_problem",
+        "_request",
+        "_size",
+        "is_partial",
+        "room",
+        "wants_continue",
     )  # fmt: skip
 
     def __init__(self, limits: Limits = _USUAL) -> None:
@@ -77,6 +106,8 @@ class RequestParser:
         self._problem: Problem | None = None
         self._done: list[Request | Problem] = []
         self._fed = 0  # bytes since the last headers or piece of a body
+        self._last: tuple[bytes, bytes, dict[bytes, bytes]] | None = None  # method, path and headers
+        self._last_start = self._last_tail = b""  # its headers up to the value of X-Request-Id, and the rest
         self.on_message_begin()
         self.is_partial = False
 
@@ -95,10 +126,53 @@ class RequestParser:
         if self.is_partial and self._in_body:
             self._request.was_let_in = True
 
+    def repeated(self, data: bytes) -> Request | None:
+        """Return the request if `data` is one that differs from the last one in its X-Request-Id and body only, and if
+        nothing else is expected. (`feed` returns the same, but takes longer.)"""
+        last, start = self._last, self._last_start
+        if last is None or self.is_partial or not data.startswith(start):
+            return None
+        at, (method, path, headers) = len(start), last
+        if tail := self._last_tail:
+            end = data.find(b"\r", at)
+            name = data[at:end]
+            if (
+                not data.startswith(tail, end)
+                or not 0 < len(name) <= _LONGEST_ID
+                or name.translate(None, _ID_CHARACTERS)
+            ):
+                return None
+            at = end + len(tail)
+            headers = headers.copy()
+            headers[_ID] = name
+        if len(data) - at != self._length:
+            return None
+        return Request(method, path, headers, data[at:])
+
+    def _remember(self, request: Request, data: bytes) -> None:
+        """Prepare `repeated` for requests like this one, which is all that `data` contains."""
+        head = data[: len(data) - self._length]
+        if self._codings or b"expect" in request.headers or request.http10 or not request.keep_alive:
+            return
+        lower = head.lower()
+        if not lower.endswith(b"\r\n\r\n") or b"\r\nupgrade:" in lower or lower.count(_ID) != (_ID in request.headers):
+            return
+        start, tail = head, b""
+        if name := request.headers.get(_ID):
+            before, _, tail = head.partition(b" %b\r\n" % name)
+            start, tail = before + b" ", b"\r\n" + tail
+            if not start.lower().endswith(_ID + b": "):
+                return
+        self._last = request.method, request.path, request.headers
+        self._last_start, self._last_tail = start, tail
+
     def feed(self, data: bytes | memoryview, arrived: int) -> list[Request | Problem]:
         """Return the requests that `data` completes; after a Problem, nothing more."""
+        is_new, self._last = not self.is_partial, None
         taken = self._take(data, arrived)
         done = self._handed_over()
+        if is_new and len(done) == 1 and not self.is_partial and taken == len(data) and isinstance(done[0], Request):
+            self._remember(done[0], bytes(data))
         while taken < len(data):
             data = memoryview(data)[taken:]
             taken = self._take(data, arrived)

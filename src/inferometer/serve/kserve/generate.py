@@ -22,10 +22,7 @@ NOT_ONE = (
 
 
 def request(body: bytes | memoryview, model: Model) -> InferRequestBody:
-    try:
-        tree = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused("INVALID_ARGUMENT", f"failed to parse the request JSON buffer: {error}") from None
+    tree = http_codec.parse_json(body)
     if not isinstance(tree, dict):
         raise Refused("INVALID_ARGUMENT", "expected a JSON object with the model's inputs by name")
     specs = {spec.name: spec for spec in model.facts.inputs}

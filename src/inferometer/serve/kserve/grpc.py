@@ -12,7 +12,6 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 
 from inferometer.errors import UserError
-from inferometer.serve.http.tls import context as check_tls
 from inferometer.serve.kserve.chunked import infer_chunked
 from inferometer.serve.kserve.grpc_batches import free_always
 from inferometer.serve.kserve.grpc_calls import model_infer
@@ -26,6 +25,7 @@ from inferometer.serve.kserve.stream import Stream, infer_stream
 from inferometer.serve.models.registry import Models
 from inferometer.serve.ports import bound, place
 from inferometer.serve.settings import GRPC_MOST, Limits, Settings, Tls
+from inferometer.serve.sockets.tls import context as check_tls
 
 _GOODBYE_S = 0.1
 _LONGEST_GOODBYE_S = 1.0

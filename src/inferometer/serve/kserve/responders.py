@@ -1,170 +1,222 @@
 """From an inference to its HTTP response: one class each for /infer, /generate and /generate_stream.
 
-An `UnderWay` receives the responses and the end of its inference, and writes to its connection. It ends exactly once,
-whether the client is still connected or not.
+A responder submits its inference, receives the responses and the end, and writes to its connection. It ends exactly
+once, whether the client is still connected or not. A client that disconnects cancels its inference.
+
+Large bodies are processed in a thread, so that other requests are served meanwhile. The connection stays busy, so that
+responses keep their order and the server's shutdown waits for it. If the client goes away or the server stops before
+the thread is done, its result is dropped.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-import msgspec
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inferometer.errors import UserError
 from inferometer.serve.http import answers
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
-from inferometer.serve.http.reply import reply
+from inferometer.serve.http.reply import JOINED, reply
 from inferometer.serve.kserve import backpressure, generate, http_codec
 from inferometer.serve.kserve.http_codec import InferRequestBody
-from inferometer.serve.kserve.offload import LARGE, Aside
 from inferometer.serve.models.types import HTTP_STATUS, Inference, Output, Refused
+from inferometer.serve.offload import LARGE
+from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
     from inferometer.serve.kserve.routes import Kserve
 
-_BINARY = b"application/octet-stream"
+T = TypeVar("T")
 
 
-class ResponseBody(msgspec.Struct, frozen=True):
-    """A response body with its headers."""
+class Responder:
+    """A request with its connection, and then with its inference."""
 
-    parts: list[bytes | memoryview]
-    headers: bytes
-    content_type: bytes = b"application/json"
-
-
-def _body(made: http_codec.InferReply, headers: bytes, how: str) -> ResponseBody:
-    parts: list[bytes | memoryview] = [made.head, *made.parts]
-    content_type = b"application/json"
-    if made.parts:
-        headers += b"Inference-Header-Content-Length: %d\r\n" % len(made.head)
-        content_type = _BINARY
-    if how:
-        parts = [http_codec.packed(parts, how)]
-        headers += b"Content-Encoding: %b\r\n" % how.encode()
-    return ResponseBody(parts, headers, content_type)
-
-
-class UnderWay:
-    """An inference in progress with its connection."""
-
-    __slots__ = ("_asked", "_connection", "_outputs", "_request", "_web", "inference")
+    __slots__ = ("_binary", "_connection", "_kserve", "_name", "_outputs", "_request", "_version", "inference")
 
     inference: Inference
 
-    def __init__(self, web: "Kserve", connection: Connection, request: Request, asked: InferRequestBody) -> None:
-        self._web = web
+    def __init__(self, kserve: "Kserve", connection: Connection, request: Request, name: str, version: str) -> None:
+        self._kserve = kserve
         self._connection = connection
         self._request = request
-        self._asked = asked
+        self._name, self._version = name, version
         self._outputs: list[tuple[Output, ...]] = []
+
+    def submit(self, asked: InferRequestBody, was_let_in: bool) -> None:
+        self._binary = asked.binary
+        self.inference = inference = Inference(
+            self._name,
+            asked.inputs,
+            answer=self.answer,
+            ended=self.ended,
+            arrived=self._request.arrived,
+            version=self._version,
+            id=asked.id,
+            wanted=asked.wanted,
+            parameters=asked.parameters,
+            unread=asked.unread,
+        )
+        self._connection.gone = self.gone
+        try:
+            self._kserve.models.submit(inference, was_let_in)
+        except BaseException:
+            self._connection.gone = None
+            del self.inference
+            raise
+
+    def gone(self) -> None:
+        self._kserve.models.cancel(self.inference)
 
     def answer(self, outputs: tuple[Output, ...]) -> None:
         self._outputs.append(outputs)
 
     def ended(self, refused: Refused | None) -> None:
         try:
-            self._finish(refused)
+            if self._connection.transport.closed:
+                self._connection.finish(keep_alive=False)
+            else:
+                self._finish(refused)
         except BaseException:
             self._connection.hang_up()  # otherwise the client, and the server's shutdown, would wait forever
             raise
         finally:
-            self.let_go()
-
-    def let_go(self) -> None:
-        """Break the reference cycle with the inference, so that its tensors are freed at once."""
-        del self.inference, self._outputs, self._asked
+            del self.inference, self._outputs  # break the reference cycle, so that the tensors are freed at once
 
     def _finish(self, refused: Refused | None) -> None:
-        if self._connection.closed:
-            self._connection.finish(keep_alive=False)
-            return
         if refused is not None:
-            self._web.refuse(self._connection, self._request, refused)
+            self._kserve.refuse(self._connection, self._request, refused)
             return
         try:
-            make, size = self._made()
-            if size > LARGE:
-                Aside(self._web, self._connection, self._request, self._reply).begin(make)
-            else:
-                self._reply(make())
+            self._respond()
         except Exception as why:
-            self._web.refuse_for(self._connection, self._request, why)
+            self._kserve.refuse_for(self._connection, self._request, why)
 
-    def _made(self) -> tuple[Callable[[], ResponseBody], int]:
-        """Return a function that builds the response body in any thread, and roughly how many bytes it has to convert."""
+    def _respond(self) -> None:
         raise NotImplementedError
 
-    def _reply(self, body: ResponseBody) -> None:
-        close = self._web.draining
+    def _reply(self, inference: Inference, body: http_codec.InferReply) -> None:
+        timing = answers.timing(inference.queue_ns, inference.compute_ns, now() - self._request.arrived)
         reply(
             self._connection,
             self._request,
             200,
             *body.parts,
             content_type=body.content_type,
-            extra=body.headers,
-            close=close,
+            extra=body.headers + timing,
+            close=self._kserve.draining,
         )
 
-    def _timing(self) -> bytes:
-        return http_codec.timing(self.inference.queue_ns, self.inference.compute_ns)
+    # --- in a thread ---
+
+    def offload(self, size: int, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Continue with the result of `work` on `size` bytes."""
+        if size <= LARGE:
+            then(work())
+            return
+        waiting = self._kserve.offloaded
+        waiting.add(self)
+        self._connection.gone = self._drop
+        do = partial(self._worked, then)
+        self._kserve.models.offload.run(size, lambda: work() if self in waiting else None, do)
+
+    def _worked(self, then: Callable[[Any], None], made: Any, error: BaseException | None) -> None:
+        if not self._leave():
+            return
+        if error is not None:
+            self._kserve.refuse_for(self._connection, self._request, error)
+            return
+        try:
+            then(made)
+        except Exception as why:
+            self._kserve.refuse_for(self._connection, self._request, why)
+
+    def refuse(self, why: Refused) -> None:
+        """Stop waiting for the thread, and refuse the request."""
+        if self._leave():
+            self._kserve.refuse(self._connection, self._request, why)
+
+    def _drop(self) -> None:
+        if self._leave():
+            self._connection.finish(keep_alive=False)
+
+    def _leave(self) -> bool:
+        """Stop waiting for the thread; return False if that was done already."""
+        if self not in self._kserve.offloaded:
+            return False
+        self._kserve.offloaded.discard(self)
+        self._connection.gone = None
+        return True
 
 
-class Infer(UnderWay):
+class Infer(Responder):
     """/infer: the tensors of one response."""
 
     __slots__ = ()
 
-    def _made(self) -> tuple[Callable[[], ResponseBody], int]:
-        inference, headers, binary = self.inference, self._timing(), self._asked.binary
-        model, version, id_ = inference.model, inference.version, inference.id
-        said = {"queue_ns": inference.queue_ns, "compute_ns": inference.compute_ns}
+    def _respond(self) -> None:
+        inference, request, binary = self.inference, self._request, self._binary
         outputs = self._outputs[0] if self._outputs else ()
-        how = http_codec.packing(self._request.headers.get(b"accept-encoding", b""))
+        how = http_codec.packing(request.headers.get(b"accept-encoding", b""))
+        if not how and request.keep_alive and not request.http10 and not self._kserve.draining:
+            found = http_codec.binary_answer(inference, outputs, binary)
+            if found is not None:
+                self._send(inference, *found)
+                return
+        model, version, id_ = inference.model, inference.version, inference.id
 
-        def make() -> ResponseBody:
-            made = http_codec.answer(model, version, id_, outputs, binary, said)
-            return _body(made, headers, how)
+        def make() -> http_codec.InferReply:
+            return http_codec.answer(model, version, id_, outputs, binary, how)
 
-        return make, sum(http_codec.turned(output, binary, bool(how)) for output in outputs)
+        size = sum([http_codec.turned(output, binary, bool(how)) for output in outputs])
+        self.offload(size, make, partial(self._reply, inference))
+
+    def _send(self, inference: Inference, head: bytes, json: bytes, data: list[http_codec.Data], size: int) -> None:
+        """Send a response whose head and JSON are known already: the short path of `_reply`."""
+        connection = self._connection
+        timing = answers.timing(inference.queue_ns, inference.compute_ns, now() - inference.arrived)
+        if size <= JOINED:
+            connection.write(b"".join((head, timing, b"\r\n", json, *data)))
+        else:
+            connection.write(b"".join((head, timing, b"\r\n", json)), *data)
+        connection.finish()
 
 
-class Generate(UnderWay):
+class Generate(Responder):
     """/generate: one response as JSON. A second one is an error, reported at once: the model may never end."""
 
     __slots__ = ()
 
     def answer(self, outputs: tuple[Output, ...]) -> None:
-        super().answer(outputs)
+        self._outputs.append(outputs)
         if len(self._outputs) > 1:
-            self._web.models.cancel(self.inference)
+            self._kserve.models.cancel(self.inference)
 
     def _finish(self, refused: Refused | None) -> None:
         is_too_much = len(self._outputs) > 1
         super()._finish(Refused("INVALID_ARGUMENT", generate.NOT_ONE) if is_too_much else refused)
 
-    def _made(self) -> tuple[Callable[[], ResponseBody], int]:
-        inference, headers = self.inference, self._timing()
+    def _respond(self) -> None:
+        inference = self.inference
         if len(self._outputs) != 1:
             raise Refused("INVALID_ARGUMENT", generate.NOT_ONE)
         model, version, id_, outputs = inference.model, inference.version, inference.id, self._outputs[0]
 
-        def make() -> ResponseBody:
-            return ResponseBody([generate.answer(model, version, id_, outputs)], headers)
+        def make() -> http_codec.InferReply:
+            return http_codec.InferReply([generate.answer(model, version, id_, outputs)])
 
-        return make, sum(http_codec.turned(output, False, False) for output in outputs)
+        size = sum([http_codec.turned(output, False, False) for output in outputs])
+        self.offload(size, make, partial(self._reply, inference))
 
 
-class GenerateStream(UnderWay):
+class GenerateStream(Responder):
     """/generate_stream: an event per response."""
 
     __slots__ = ("_has_begun", "_is_unread")
 
-    def __init__(self, web: "Kserve", connection: Connection, request: Request, asked: InferRequestBody) -> None:
-        super().__init__(web, connection, request, asked)
-        self._has_begun = False
-        self._is_unread = False
+    def __init__(self, kserve: "Kserve", connection: Connection, request: Request, name: str, version: str) -> None:
+        super().__init__(kserve, connection, request, name, version)
+        self._has_begun = self._is_unread = False
 
     def answer(self, outputs: tuple[Output, ...]) -> None:
         inference = self.inference
@@ -175,19 +227,15 @@ class GenerateStream(UnderWay):
         self._event(body)
         if self._connection.unsent > backpressure.GIVEN_UP:
             self._is_unread = True
-            self._web.models.cancel(inference)
+            self._kserve.models.cancel(inference)
 
     def _finish(self, refused: Refused | None) -> None:
-        keep = self._request.keep_alive and not self._web.draining
         if self._is_unread:
             refused = backpressure.not_read()
         if refused is not None:
             self._event(http_codec.error(refused.message), HTTP_STATUS[refused.code])
-        if self._has_begun:
-            self._connection.write(answers.LAST_CHUNK)
-        else:
-            self._connection.write(self._head(200) + answers.LAST_CHUNK)
-        self._connection.finish(keep)
+        self._connection.write((b"" if self._has_begun else self._head(200)) + answers.LAST_CHUNK)
+        self._connection.finish(self._request.keep_alive and not self._kserve.draining)
 
     def _event(self, body: bytes, status: int = 200) -> None:
         if self._connection.closed:
@@ -203,9 +251,3 @@ class GenerateStream(UnderWay):
         """Return the headers; of the server's times, only the queue time is known by now."""
         extra = b"Server-Timing: queue;dur=%.6f\r\n" % (self.inference.queue_ns / 1e6)
         return answers.events_head(status, keep_alive=self._request.keep_alive, extra=extra)
-
-
-def unexpected(error: BaseException) -> Refused:
-    """Describe an internal error in one line."""
-    line = f"{type(error).__name__}: {error}".splitlines()[0]
-    return Refused("INTERNAL", f"internal server error: {line:.300}")

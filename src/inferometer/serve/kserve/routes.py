@@ -1,8 +1,7 @@
 """KServe v2 with Triton's extensions over HTTP: the paths under /v2.
 
-`handle` looks up path and method. Responses come from control.py (shared with gRPC) or from an inference, whose
-response is written when it ends (responders.py). A client that disconnects cancels its inference. Errors are `{"error":
-"..."}` with the HTTP status of their code.
+`_ROUTES` has a line for each path. Responses come from control.py (shared with gRPC) or from an inference
+(responders.py). Errors are `{"error": "..."}` with the HTTP status of their code.
 """
 
 import asyncio
@@ -19,28 +18,27 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import control, generate, http_codec
-from inferometer.serve.kserve.http_codec import Data, InferRequestBody
-from inferometer.serve.kserve.offload import LARGE, THREADS, Aside
-from inferometer.serve.kserve.responders import Generate, GenerateStream, Infer, UnderWay, unexpected
+from inferometer.serve.kserve.http_codec import Data
+from inferometer.serve.kserve.responders import Generate, GenerateStream, Infer, Responder
 from inferometer.serve.models.registry import Model, Models
-from inferometer.serve.models.types import HTTP_STATUS, Inference, Refused
+from inferometer.serve.models.types import HTTP_STATUS, Refused
+from inferometer.serve.offload import LARGE
 from inferometer.serve.settings import Settings
-from inferometer.serve.threads import Threads
 
 _JSON_LENGTH = b"inference-header-content-length"
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+_KNOWN_PATHS = 1000
+"""Paths whose route is remembered."""
 
-_encode = msgspec.json.encode
+Handle = Callable[[Connection, Request], None]
 
 
-class Declined(Exception):  # noqa: N818  (an answer)
+class Declined(Exception):  # noqa: N818  (a response)
     """There is nothing at that path, whatever the models are."""
 
     def __init__(self, status: int, message: str, extra: bytes = b"") -> None:
         super().__init__(message)
-        self.status = status
-        self.message = message
-        self.extra = extra
+        self.status, self.message, self.extra = status, message, extra
 
 
 class Kserve:
@@ -49,112 +47,116 @@ class Kserve:
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models = models
         self.draining = False
+        self.offloaded: set[Responder] = set()
+        """Requests whose bodies are being processed in a thread."""
         self._limit = settings.limits.message
         self._control = settings.control
-        self.threads = Threads(asyncio.get_running_loop(), THREADS, "bodies")
-        self.aside: set[Aside] = set()
-        """Requests whose bodies are being processed in a thread."""
+        self._known: dict[bytes, tuple[str, Handle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, connection: Connection, request: Request) -> None:
         try:
-            words = request.path.split(b"/")[2:]
-            if len(words) > 2 and words[0] == b"models":
-                self._of_model(connection, request, words[1:])
-            else:
-                self._of_server(connection, request, words)
+            methods, handle = self._known.get(request.path) or self._find_route(request.path)
+            method = request.method.decode("latin-1")
+            if method not in methods.split() and not (method == "HEAD" and "GET" in methods):
+                raise Declined(405, "Method Not Allowed", b"Allow: %b\r\n" % methods.replace(" ", ", ").encode())
+            handle(connection, request)
         except Refused as refused:
             self.refuse(connection, request, refused)
         except Declined as declined:
-            self._reply(connection, request, declined.status, http_codec.error(declined.message), declined.extra)
+            self.reply(connection, request, declined.status, http_codec.error(declined.message), declined.extra)
 
-    def refuse(self, connection: Connection, request: Request, refused: Refused) -> None:
-        status = 413 if isinstance(refused, http_codec.TooLarge) else HTTP_STATUS[refused.code]
-        self._reply(connection, request, status, http_codec.error(refused.message))
+    def _find_route(self, path: bytes) -> tuple[str, Handle]:
+        """Return the methods of a path and what handles it, with the name and the version in the path."""
+        words = path.split(b"/")[2:]
+        version = b""
+        if words[:1] == [b"models"] and len(words) > 3 and words[2] == b"versions" and words[3].isdigit():
+            version = words[3]
+            del words[2:4]
+        for methods, pattern, handle in _ROUTES:
+            parts = pattern.encode().split(b"/") if pattern else []
+            if len(parts) == len(words) and all(part in (b"*", word) for part, word in zip(parts, words, strict=True)):
+                name = words[parts.index(b"*")] if b"*" in parts else b""
+                if len(self._known) >= _KNOWN_PATHS:
+                    self._known.clear()
+                self._known[path] = methods, partial(handle, self, _text(name), _text(version))
+                return self._known[path]
+        raise Declined(404, "Not Found")
 
-    def refuse_for(self, connection: Connection, request: Request, error: BaseException) -> None:
-        """Respond with the error that describes an exception."""
-        if isinstance(error, Refused):
-            self.refuse(connection, request, error)
-        elif isinstance(error, UserError):  # an invalid output
-            self.refuse(connection, request, Refused("INTERNAL", error.what))
-        else:  # keep serving
-            self.refuse(connection, request, unexpected(error))
+    # --- responses ---------------------------------------------------------------------------------------------------
 
-    def refuse_rest(self) -> int:
-        rest = list(self.aside)
-        for one in rest:
-            one.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
-        return len(rest)
-
-    def close(self) -> None:
-        self.threads.close()
-
-    def _reply(
+    def reply(
         self, connection: Connection, request: Request, status: int, body: bytes = b"", extra: bytes = b""
     ) -> None:
         reply(connection, request, status, body, extra=extra, close=self.draining)
 
-    def _say(self, connection: Connection, request: Request, tree: Any) -> None:
-        self._reply(connection, request, 200, _encode(tree))
+    def refuse(self, connection: Connection, request: Request, refused: Refused) -> None:
+        status = 413 if isinstance(refused, http_codec.TooLarge) else HTTP_STATUS[refused.code]
+        self.reply(connection, request, status, http_codec.error(refused.message))
 
-    # --- the server --------------------------------------------------------------------------------------------------
+    def refuse_for(self, connection: Connection, request: Request, error: BaseException) -> None:
+        """Respond with the error that describes an exception."""
+        if isinstance(error, UserError):  # an invalid output
+            error = Refused("INTERNAL", error.what)
+        self.refuse(connection, request, error if isinstance(error, Refused) else unexpected(error))
 
-    def _of_server(self, connection: Connection, request: Request, words: list[bytes]) -> None:
-        match words:
-            case []:
-                _only(request, b"GET")
-                self._say(connection, request, control.tree(control.server_metadata(self.models)))
-            case [b"health", b"live"]:
-                _only(request, b"GET")
-                self._reply(connection, request, 200)
-            case [b"health", b"ready"]:
-                _only(request, b"GET")
-                self._ready(connection, request, self.models.ready, "Server not ready")
-            case [b"models", b"stats"]:
-                _only(request, b"GET")
-                self._later(connection, request, control.statistics(self.models))
-            case [b"models", name] if name:
-                _only(request, b"GET")
-                self._metadata(connection, request, _text(name), "")
-            case [b"repository", b"index"]:
-                _only(request, b"POST")
-                index = control.repository_index(self.models, bool(_fields(request).get("ready", False)))
-                self._say(connection, request, control.tree(index, empty=False).get("models", []))
-            case [b"repository", b"models", name, b"load" | b"unload" as what]:
-                _only(request, b"POST")
-                self._load(connection, request, _text(name), what)
-            case [b"systemsharedmemory", *rest]:
-                self._shared_memory(connection, request, rest)
-            case [b"cudasharedmemory", *rest]:
-                self._cuda_memory(connection, request, rest)
-            case [b"logging"]:
-                self._logging(connection, request)
-            case [b"trace", b"setting"]:
-                self._trace(connection, request, "")
-            case _:
-                raise _not_found()
+    def refuse_rest(self) -> int:
+        """Refuse the requests that are in a thread. Return how many there were."""
+        rest = list(self.offloaded)
+        for one in rest:
+            one.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
+        return len(rest)
 
-    def _ready(self, connection: Connection, request: Request, is_ready: bool, why_not: str) -> None:
-        if is_ready and not self.draining:
-            self._reply(connection, request, 200)
-        else:
-            self._reply(connection, request, 400, http_codec.error(why_not))  # Triton's status for this
+    def _send(self, connection: Connection, request: Request, tree: Any) -> None:
+        self.reply(connection, request, 200, msgspec.json.encode(tree))
 
-    def _load(self, connection: Connection, request: Request, name: str, what: bytes) -> None:
-        if not self._control:
-            raise Refused("PERMISSION_DENIED", control.NO_CONTROL)
-        given = _fields(request).get("parameters") or {}
-        if not isinstance(given, dict):
-            raise Refused("INVALID_ARGUMENT", "Unable to parse 'parameters': expected an object")
-        if what == b"unload":
-            self._later(connection, request, self.models.unload(name))
-            return
+    # --- the server and its models -----------------------------------------------------------------------------------
+
+    def _server(self, _name: str, _version: str, connection: Connection, request: Request) -> None:
+        self._send(connection, request, control.tree(control.server_metadata(self.models)))
+
+    def _is_live(self, _name: str, _version: str, connection: Connection, request: Request) -> None:
+        self.reply(connection, request, 200)
+
+    def _is_ready(self, name: str, version: str, connection: Connection, request: Request) -> None:
+        if not self.draining and (self.models.is_ready(name, version) if name else self.models.ready):
+            self.reply(connection, request, 200)
+        else:  # Triton's status for this
+            why = "Model version not ready" if name else "Server not ready"
+            self.reply(connection, request, 400, http_codec.error(why))
+
+    def _metadata(self, name: str, version: str, connection: Connection, request: Request) -> None:
+        self._send(connection, request, control.tree(control.model_metadata(self.models.find(name, version))))
+
+    def _config(self, name: str, version: str, connection: Connection, request: Request) -> None:
+        self._send(connection, request, control.tree(control.model_config(self.models.find(name, version))))
+
+    def _statistics(self, name: str, version: str, connection: Connection, request: Request) -> None:
+        self._later(connection, request, control.statistics(self.models, name, version))
+
+    def _index(self, _name: str, _version: str, connection: Connection, request: Request) -> None:
+        index = control.repository_index(self.models, bool(_fields(request).get("ready", False)))
+        self._send(connection, request, control.tree(index, empty=False).get("models", []))
+
+    def _load(self, name: str, _version: str, connection: Connection, request: Request) -> None:
+        given = self._load_parameters(request)
         control.check_load(given)
         config = given.get("config", "")
         if not isinstance(config, str):
             raise Refused("INVALID_ARGUMENT", "Unable to parse 'config': expected the configuration as a JSON string")
         self._later(connection, request, self.models.load(name, config))
+
+    def _unload(self, name: str, _version: str, connection: Connection, request: Request) -> None:
+        self._load_parameters(request)
+        self._later(connection, request, self.models.unload(name))
+
+    def _load_parameters(self, request: Request) -> dict[str, Any]:
+        if not self._control:
+            raise Refused("PERMISSION_DENIED", control.NO_CONTROL)
+        given = _fields(request).get("parameters") or {}
+        if not isinstance(given, dict):
+            raise Refused("INVALID_ARGUMENT", "Unable to parse 'parameters': expected an object")
+        return given
 
     def _later(self, connection: Connection, request: Request, work: Any) -> None:
         """Respond when the work is done, with the message that it returns, if any. (`work` may be the message itself.)"""
@@ -162,187 +164,130 @@ class Kserve:
         async def run() -> None:
             try:
                 made = await work if inspect.isawaitable(work) else work
-            except Refused as refused:
-                self.refuse(connection, request, refused)
             except UserError as error:
                 self.refuse(connection, request, Refused("INTERNAL", str(error)))
             except Exception as error:  # keep serving
-                self.refuse(connection, request, unexpected(error))
+                self.refuse_for(connection, request, error)
             else:
-                self._reply(connection, request, 200, b"" if made is None else _encode(control.tree(made)))
+                self.reply(connection, request, 200, b"" if made is None else msgspec.json.encode(control.tree(made)))
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _logging(self, connection: Connection, request: Request) -> None:
-        asked = list(_fields(request)) if _either(request) == b"POST" else []
-        settings = control.tree(control.log_settings(asked))["settings"]
-        self._say(connection, request, {name: next(iter(value.values())) for name, value in settings.items()})
+    def _logging(self, _name: str, _version: str, connection: Connection, request: Request) -> None:
+        settings = control.tree(control.log_settings(_changes(request)))["settings"]
+        self._send(connection, request, {name: next(iter(value.values())) for name, value in settings.items()})
 
-    def _trace(self, connection: Connection, request: Request, model: str) -> None:
-        asked = list(_fields(request)) if _either(request) == b"POST" else []
-        settings = control.tree(control.trace_settings(self.models, model, asked))["settings"]
-        shown = {name: value["value"] for name, value in settings.items()}
-        self._say(
-            connection,
-            request,
-            {name: values if name == "trace_level" else "".join(values) for name, values in shown.items()},
-        )
+    def _trace(self, name: str, _version: str, connection: Connection, request: Request) -> None:
+        settings = control.tree(control.trace_settings(self.models, name, _changes(request)))["settings"]
+        shown = {
+            key: each["value"] if key == "trace_level" else "".join(each["value"]) for key, each in settings.items()
+        }
+        self._send(connection, request, shown)
 
     # --- shared memory -----------------------------------------------------------------------------------------------
 
-    def _shared_memory(self, connection: Connection, request: Request, words: list[bytes]) -> None:
-        match words:
-            case [b"status"] | [b"region", _, b"status"]:
-                _only(request, b"GET")
-                status = control.shared_memory_status(self.models, _text(words[1]) if len(words) > 1 else "")
-                self._say(connection, request, list(control.tree(status)["regions"].values()))
-            case [b"unregister"] | [b"region", _, b"unregister"]:
-                _only(request, b"POST")
-                name = words[1] if len(words) > 1 else b""
-                self._later(connection, request, control.change_regions(self.models, "unregister", _text(name)))
-            case [b"region", name, b"register"]:
-                _only(request, b"POST")
-                asked = _registration(request)
-                region = (_text(name), asked.key, asked.offset, asked.byte_size)
-                self._later(connection, request, control.change_regions(self.models, "register", *region))
-            case _:
-                raise _not_found()
+    def _memory_status(self, name: str, _version: str, connection: Connection, request: Request) -> None:
+        status = control.shared_memory_status(self.models, name)
+        self._send(connection, request, list(control.tree(status)["regions"].values()))
 
-    def _cuda_memory(self, connection: Connection, request: Request, words: list[bytes]) -> None:
-        match words:
-            case [b"status"] | [b"region", _, b"status"]:
-                _only(request, b"GET")
-                status = control.cuda_status(_text(words[1]) if len(words) > 1 else "")
-                self._say(connection, request, list(control.tree(status)["regions"].values()))
-            case [b"unregister"] | [b"region", _, b"unregister"]:
-                _only(request, b"POST")
-                self._reply(connection, request, 200)
-            case [b"region", name, b"register"]:
-                _only(request, b"POST")
-                raise control.refuse_cuda(_text(name))
-            case _:
-                raise _not_found()
+    def _register(self, name: str, _version: str, connection: Connection, request: Request) -> None:
+        asked = _registration(request)
+        region = (name, asked.key, asked.offset, asked.byte_size)
+        self._later(connection, request, control.change_regions(self.models, "register", *region))
 
-    # --- a model -----------------------------------------------------------------------------------------------------
+    def _unregister(self, name: str, _version: str, connection: Connection, request: Request) -> None:
+        self._later(connection, request, control.change_regions(self.models, "unregister", name))
 
-    def _of_model(self, connection: Connection, request: Request, words: list[bytes]) -> None:
-        name, version = _text(words[0]), ""
-        if len(words) > 2 and words[1] == b"versions" and words[2].isdigit():
-            version, words = _text(words[2]), words[2:]
-        match words[1:]:
-            case [b"infer"]:
-                _only(request, b"POST")
-                self._infer(connection, request, name, version)
-            case [b"generate"]:
-                _only(request, b"POST")
-                self._generate(connection, request, name, version, Generate)
-            case [b"generate_stream"]:
-                _only(request, b"POST")
-                if request.http10:
-                    raise Refused("INVALID_ARGUMENT", "streaming requires HTTP/1.1")
-                self._generate(connection, request, name, version, GenerateStream)
-            case []:
-                _only(request, b"GET")
-                self._metadata(connection, request, name, version)
-            case [b"ready"]:
-                _only(request, b"GET")
-                self._ready(connection, request, self.models.is_ready(name, version), "Model version not ready")
-            case [b"config"]:
-                _only(request, b"GET")
-                config = control.model_config(self.models.find(name, version))
-                self._say(connection, request, control.tree(config))
-            case [b"stats"]:
-                _only(request, b"GET")
-                self._later(connection, request, control.statistics(self.models, name, version))
-            case [b"trace", b"setting"]:
-                self._trace(connection, request, name)
-            case _:
-                raise _not_found()
+    def _cuda_status(self, name: str, _version: str, connection: Connection, request: Request) -> None:
+        self._send(connection, request, list(control.tree(control.cuda_status(name))["regions"].values()))
 
-    def _metadata(self, connection: Connection, request: Request, name: str, version: str) -> None:
-        self._say(connection, request, control.tree(control.model_metadata(self.models.find(name, version))))
+    def _register_cuda(self, name: str, _version: str, _connection: Connection, _request: Request) -> None:
+        raise control.refuse_cuda(name)
 
     # --- inference ---------------------------------------------------------------------------------------------------
 
-    def _infer(self, connection: Connection, request: Request, name: str, version: str) -> None:
+    def _infer(self, name: str, version: str, connection: Connection, request: Request) -> None:
         model = self._find(request, name, version)
         if model.decoupled:
             raise Refused("UNIMPLEMENTED", _DECOUPLED)
         json_length, find, facts = request.headers.get(_JSON_LENGTH, b""), self.models.regions.find, model.facts
+        responder = Infer(self, connection, request, name, version)
+        body = request.body
+        if b"content-encoding" not in request.headers and http_codec.json_length(json_length, len(body)) <= LARGE:
+            responder.submit(http_codec.request(body, json_length, name, find, facts), request.was_let_in)
+        else:
+            self._read(responder, request, lambda body: http_codec.request(body, json_length, name, find, facts))
 
-        def parse(body: Data) -> InferRequestBody:
-            return http_codec.request(body, json_length, name, find, facts)
-
-        self._read(
-            connection, request, json_length, parse, partial(self._submit, connection, request, name, version, Infer)
-        )
-
-    def _generate(
-        self, connection: Connection, request: Request, name: str, version: str, kind: type[Generate | GenerateStream]
-    ) -> None:
+    def _generate(self, name: str, version: str, connection: Connection, request: Request) -> None:
         model = self._find(request, name, version)
-        submit = partial(self._submit, connection, request, name, version, kind)
-        self._read(connection, request, b"", lambda body: generate.request(body, model), submit)
+        responder = Generate(self, connection, request, name, version)
+        self._read(responder, request, lambda body: generate.request(body, model))
+
+    def _generate_stream(self, name: str, version: str, connection: Connection, request: Request) -> None:
+        if request.http10:
+            raise Refused("INVALID_ARGUMENT", "streaming requires HTTP/1.1")
+        model = self._find(request, name, version)
+        responder = GenerateStream(self, connection, request, name, version)
+        self._read(responder, request, lambda body: generate.request(body, model))
 
     def _read(
-        self,
-        connection: Connection,
-        request: Request,
-        json_length: bytes,
-        parse: Callable[[Data], InferRequestBody],
-        submit: Callable[[InferRequestBody, bool], None],
+        self, responder: Responder, request: Request, parse: Callable[[Data], http_codec.InferRequestBody]
     ) -> None:
         """Submit the inference in the body. A large body is decompressed and parsed in a thread."""
         encoding, limit = request.headers.get(b"content-encoding", b""), self._limit
-        body = _small(request.body, encoding, json_length, limit)
+        body = _small(request.body, encoding, limit)
         if body is not None:
-            submit(parse(body), request.was_let_in)
+            responder.submit(parse(body), request.was_let_in)
             return
-        self.models.check_room(len(self.aside))
-        aside = Aside(self, connection, request, lambda asked: submit(asked, True))
-        aside.begin(lambda: parse(http_codec.unpacked(request.body, encoding, limit)))
+        self.models.check_room(len(self.offloaded))
+        responder.offload(
+            LARGE + 1,
+            lambda: parse(http_codec.unpacked(request.body, encoding, limit)),
+            lambda asked: responder.submit(asked, True),
+        )
 
     def _find(self, request: Request, name: str, version: str) -> Model:
         if self.draining and not request.was_let_in:
             raise Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
         return self.models.find(name, version)
 
-    def _submit(
-        self,
-        connection: Connection,
-        request: Request,
-        name: str,
-        version: str,
-        kind: type[UnderWay],
-        asked: InferRequestBody,
-        was_let_in: bool,
-    ) -> None:
-        under_way = kind(self, connection, request, asked)
-        inference = Inference(
-            name,
-            asked.inputs,
-            answer=under_way.answer,
-            ended=under_way.ended,
-            arrived=request.arrived,
-            version=version,
-            id=asked.id,
-            wanted=asked.wanted,
-            parameters=asked.parameters,
-            unread=asked.unread,
-        )
-        under_way.inference = inference
-        connection.gone = partial(self.models.cancel, inference)
-        try:
-            self.models.submit(inference, was_let_in)
-        except BaseException:
-            connection.gone = None
-            under_way.let_go()
-            raise
+
+_ROUTES: tuple[tuple[str, str, Callable[[Kserve, str, str, Connection, Request], None]], ...] = (
+    ("POST", "models/*/infer", Kserve._infer),
+    ("POST", "models/*/generate", Kserve._generate),
+    ("POST", "models/*/generate_stream", Kserve._generate_stream),
+    ("GET", "", Kserve._server),
+    ("GET", "health/live", Kserve._is_live),
+    ("GET", "health/ready", Kserve._is_ready),
+    ("GET", "models/stats", Kserve._statistics),
+    ("GET", "models/*", Kserve._metadata),
+    ("GET", "models/*/ready", Kserve._is_ready),
+    ("GET", "models/*/config", Kserve._config),
+    ("GET", "models/*/stats", Kserve._statistics),
+    ("GET POST", "models/*/trace/setting", Kserve._trace),
+    ("GET POST", "trace/setting", Kserve._trace),
+    ("GET POST", "logging", Kserve._logging),
+    ("POST", "repository/index", Kserve._index),
+    ("POST", "repository/models/*/load", Kserve._load),
+    ("POST", "repository/models/*/unload", Kserve._unload),
+    ("GET", "systemsharedmemory/status", Kserve._memory_status),
+    ("GET", "systemsharedmemory/region/*/status", Kserve._memory_status),
+    ("POST", "systemsharedmemory/region/*/register", Kserve._register),
+    ("POST", "systemsharedmemory/unregister", Kserve._unregister),
+    ("POST", "systemsharedmemory/region/*/unregister", Kserve._unregister),
+    ("GET", "cudasharedmemory/status", Kserve._cuda_status),
+    ("GET", "cudasharedmemory/region/*/status", Kserve._cuda_status),
+    ("POST", "cudasharedmemory/region/*/register", Kserve._register_cuda),
+    ("POST", "cudasharedmemory/unregister", Kserve._is_live),
+    ("POST", "cudasharedmemory/region/*/unregister", Kserve._is_live),
+)
+"""Methods, path below /v2, and what handles it with the name at * (and with the version behind a model's name). Nothing
+can be registered in CUDA memory, so there is nothing to unregister."""
 
 
-# --- paths, methods, bodies ------------------------------------------------------------------------------------------
+# --- bodies ----------------------------------------------------------------------------------------------------------
 
 
 class _Registration(msgspec.Struct):
@@ -362,25 +307,25 @@ def _registration(request: Request) -> _Registration:
         raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {error}") from None
 
 
+def _changes(request: Request) -> list[str]:
+    """Return the settings that the client wants to change."""
+    return list(_fields(request)) if request.method == b"POST" else []
+
+
 def _fields(request: Request) -> dict[str, Any]:
     """Return the body of a control request: a JSON object, or empty."""
     if not len(request.body):
         return {}
-    try:
-        tree = msgspec.json.decode(request.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused("INVALID_ARGUMENT", f"failed to parse the request JSON buffer: {error}") from None
+    tree = http_codec.parse_json(request.body)
     if not isinstance(tree, dict):
         raise Refused("INVALID_ARGUMENT", "expected a JSON object")
     return tree
 
 
-def _small(body: Data, encoding: bytes, json_length: bytes, limit: int) -> Data | None:
-    """Return the decompressed body, or None if it or its JSON is large enough to block other requests."""
-    if not encoding:
-        return body if http_codec.json_length(json_length, len(body)) <= LARGE else None
-    if len(body) > LARGE:
-        return None
+def _small(body: Data, encoding: bytes, limit: int) -> Data | None:
+    """Return the decompressed body, or None if it is large enough to block other requests."""
+    if len(body) > LARGE or not encoding:
+        return body if len(body) <= LARGE else None
     try:
         plain = http_codec.unpacked(body, encoding, min(LARGE, limit))
     except http_codec.TooLarge:
@@ -392,16 +337,7 @@ def _text(word: bytes) -> str:
     return (unquote_to_bytes(word) if b"%" in word else word).decode("utf-8", "replace")
 
 
-def _only(request: Request, method: bytes) -> None:
-    if request.method != method and not (method == b"GET" and request.method == b"HEAD"):
-        raise Declined(405, "Method Not Allowed", b"Allow: %b\r\n" % method)
-
-
-def _either(request: Request) -> bytes:
-    if request.method not in (b"GET", b"POST"):
-        raise Declined(405, "Method Not Allowed", b"Allow: GET, POST\r\n")
-    return request.method
-
-
-def _not_found() -> Declined:
-    return Declined(404, "Not Found")
+def unexpected(error: BaseException) -> Refused:
+    """Describe an internal error in one line."""
+    line = f"{type(error).__name__}: {error}".splitlines()[0]
+    return Refused("INTERNAL", f"internal server error: {line:.300}")

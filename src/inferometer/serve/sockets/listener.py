@@ -8,12 +8,13 @@ import asyncio
 import errno
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any
 
-from inferometer.serve.http.connection import Connection, Handler
-from inferometer.serve.http.tls import TlsConnection
 from inferometer.serve.ports import place
 from inferometer.serve.settings import Limits
+from inferometer.serve.sockets.tls import TlsTransport
+from inferometer.serve.sockets.transport import Protocol, Transport
 from inferometer.timing import clock
 from inferometer.timing.clock import now
 
@@ -25,21 +26,21 @@ _SWEEP_S = 5.0
 
 
 class Listener:
-    """The listening socket and all its connections."""
+    """The listening socket and all its connections; `make_protocol` is called for each of them."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
-        handler: Handler,
+        make_protocol: Callable[[Transport], Protocol],
         limits: Limits | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.loop = loop
-        self.handler = handler
+        self.make_protocol = make_protocol
         self.limits = limits or Limits()
         self.tls = tls
-        self.connections: set[Connection] = set()
+        self.transports: set[Transport] = set()
         self.wall_offset = clock.wall_offset()
         self._primed = clock.prime()
         self._sock = sock
@@ -52,15 +53,20 @@ class Listener:
         self._sweep_again()
 
     @property
+    def connections(self) -> list[Any]:
+        """The protocols of all connections."""
+        return [transport.protocol for transport in self.transports]
+
+    @property
     def in_flight(self) -> int:
         """Number of connections with a request in progress, an unsent response, or an admitted request that is still
         arriving."""
-        return sum(connection.in_flight for connection in self.connections)
+        return sum(transport.protocol.in_flight for transport in self.transports)
 
     @property
     def leaving(self) -> int:
         """Number of connections whose last response is sent and whose client has not closed yet."""
-        return sum(connection.is_leaving for connection in self.connections)
+        return sum(transport.is_leaving for transport in self.transports)
 
     def let_in(self) -> None:
         """Admit the requests whose headers have arrived: new requests are refused from now on."""
@@ -68,8 +74,8 @@ class Listener:
             connection.let_in()
 
     def refuse_partial(self, why: str) -> int:
-        """Refuse requests that are still arriving with a 503 and `why`. Return how many there were."""
-        return sum(connection.refuse_partial(why) for connection in list(self.connections))
+        """Refuse requests that are still arriving, with the reason. Return how many there were."""
+        return sum(connection.refuse_partial(why) for connection in self.connections)
 
     def stop_accepting(self) -> None:
         """Accept no new connections beyond those already in the backlog; existing ones continue."""
@@ -86,19 +92,20 @@ class Listener:
             self._sweeper.cancel()
         if self._primed is not None:
             self._primed.close()
-        for connection in list(self.connections):
-            connection.close()
+        for transport in list(self.transports):
+            transport.close()
 
-    def serve(self, sock: socket.socket, peer: str = "") -> Connection:
+    def serve(self, sock: socket.socket, peer: str = "") -> Transport:
         """Serve the requests that arrive over `sock`."""
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._primed is not None:
             clock.enable_stamps(sock)
-        connection = Connection(self, sock, peer) if self.tls is None else TlsConnection(self, sock, peer, self.tls)
-        self.connections.add(connection)
-        return connection
+        transport = Transport(self, sock, peer) if self.tls is None else TlsTransport(self, sock, peer, self.tls)
+        transport.protocol = self.make_protocol(transport)
+        self.transports.add(transport)
+        return transport
 
     def _acceptable(self) -> None:
         self._accept(_AT_A_TIME)
@@ -130,8 +137,8 @@ class Listener:
     def sweep(self, at: int) -> None:
         """Give up on clients that are late as of `at`: one pass over all connections instead of a timer for each."""
         late = at - min(self._idle, self._stalled)
-        for connection in [one for one in self.connections if one.moved < late]:
-            connection.give_up_if_late(self._idle, self._stalled, at)
+        for transport in [one for one in self.transports if one.moved < late]:
+            transport.give_up_if_late(self._idle, self._stalled, at)
 
     def _sweep_again(self) -> None:
         shortest = min(self._idle, self._stalled)

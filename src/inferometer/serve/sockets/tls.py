@@ -1,7 +1,7 @@
 """TLS for the server, with ssl.MemoryBIO, so that the bytes and their timestamps still come from recvmsg.
 
-After the handshake, everything works as without TLS. Responses are encrypted piece by piece as the kernel accepts them,
-so that a large one is never in memory twice.
+After the handshake, everything works as without TLS. What is written is encrypted piece by piece as the kernel accepts it,
+so that a large response is never in memory twice.
 """
 
 import contextlib
@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferometer.errors import UserError
-from inferometer.serve.http.connection import Connection, Data
 from inferometer.serve.settings import Tls
+from inferometer.serve.sockets.transport import READ, Data, Transport
 from inferometer.timing.clock import CMSG_SPACE, now
 
 if TYPE_CHECKING:
-    from inferometer.serve.http.listener import Listener
+    from inferometer.serve.sockets.listener import Listener
 
-_READ = 64 * 1024
 _ENCRYPTED = 256 * 1024
-"""Response bytes encrypted at a time."""
+"""Bytes encrypted at a time."""
 
 
-def context(tls: Tls) -> ssl.SSLContext:
-    """Create the SSL context from PEM files; raises UserError naming the invalid file."""
+def context(tls: Tls, alpn: str = "http/1.1") -> ssl.SSLContext:
+    """Create the SSL context from PEM files; raises UserError naming the invalid file. `alpn` is the protocol that is
+    negotiated: "http/1.1", or "h2" for gRPC."""
     made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.set_alpn_protocols(["http/1.1"])
+    made.set_alpn_protocols([alpn])
     for path in (tls.cert, tls.key, tls.client_ca):
         if path:
             _readable(path)
@@ -78,8 +78,8 @@ def _wrong_pair(tls: Tls, error: ssl.SSLError) -> UserError:
     )
 
 
-class TlsConnection(Connection):
-    """A client connection over TLS."""
+class TlsTransport(Transport):
+    """A client's socket with TLS."""
 
     __slots__ = ("_incoming", "_is_ready", "_outgoing", "_plain", "_tls")
 
@@ -95,21 +95,18 @@ class TlsConnection(Connection):
 
     def _readable(self) -> None:
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(_READ, CMSG_SPACE)
+            data, ancillary, _, _ = self._sock.recvmsg(READ, CMSG_SPACE)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self.close()
             return
         if not data:
-            self._sent_all()
-            return
-        if self._closing:
-            return
-        arrived = self._arrived(ancillary)
-        self._incoming.write(data)
-        if self._is_ready or self._shake_hands():
-            self._decrypt(arrived)
+            self._end()
+        elif not self._is_leaving:
+            self._incoming.write(data)
+            if self._is_ready or self._shake_hands():
+                self._decrypt(self._arrived(ancillary))
 
     def _shake_hands(self) -> bool:
         try:
@@ -119,33 +116,35 @@ class TlsConnection(Connection):
             return False
         except ssl.SSLError:
             self._flush()  # send the TLS alert with the reason
-            self._closing = True
-            self._linger()
+            self.linger()
             return False
         self._is_ready = True
         self.moved = now()
         self._flush()
+        self.wrote = False
         return True
 
     def _decrypt(self, arrived: int) -> None:
-        """Decrypt everything that arrived; the limit for pipelining clients is in reading the socket, not here."""
+        """Decrypt everything that arrived; the limit for clients that send ahead is in reading the socket, not here."""
         try:
-            while not self._closing and not self.closed:
-                room = self._parser.room
+            while not self._is_leaving and not self.closed:
+                room = self.protocol.room
                 if room is None:
-                    data = self._tls.read(_READ)
-                    found = self._parser.feed(data, arrived) if data else None
+                    data = self._tls.read(READ)
+                    count = len(data)
                 else:
-                    count: int = self._tls.read(len(room), room)  # type: ignore[assignment]  # with a buffer it is a number
-                    found = self._parser.filled(count, arrived) if count else None
-                if found is None:
-                    self._sent_all()
+                    count = self._tls.read(len(room), room)  # type: ignore[assignment]  # with a buffer it is a number
+                if not count:
+                    self._end()
                     return
-                self._took(found)
+                if room is None:
+                    self.protocol.received(data, arrived)
+                else:
+                    self.protocol.filled(count, arrived)
         except ssl.SSLWantReadError:
             self._flush()
         except ssl.SSLZeroReturnError:  # orderly close
-            self._sent_all()
+            self._end()
         except ssl.SSLError:
             self.close()
 
@@ -153,9 +152,9 @@ class TlsConnection(Connection):
         """Whether the rest of a request or of the handshake is expected; both have to arrive in time."""
         return not self._is_ready or super()._is_awaited()
 
-    def _give_up_request(self) -> None:
+    def _late(self) -> None:
         if self._is_ready:
-            super()._give_up_request()
+            super()._late()
         else:
             self.close()
 
@@ -164,7 +163,7 @@ class TlsConnection(Connection):
     def write(self, data: Data, *more: Data) -> None:
         if self.closed or not self._is_ready:
             return
-        self._interim = None
+        self.wrote = True
         for part in (data, *more):
             if len(part):
                 self._plain.append(memoryview(part))
@@ -184,7 +183,7 @@ class TlsConnection(Connection):
                     self._tls.write(part)
                 except ssl.SSLError:
                     self._plain.clear()
-                    self._loop.call_soon(self.close)
+                    self.loop.call_soon(self.close)
                     return
                 taken += len(part)
             self._flush()
@@ -194,19 +193,16 @@ class TlsConnection(Connection):
         if data:
             super().write(data)
 
-    def _has_more(self) -> bool:
-        return bool(self._out or self._plain)
-
     def _drained(self) -> None:
         self._encrypt()
-        if not self._has_more():
+        if not self.unsent:
             super()._drained()
 
-    def _linger(self) -> None:
+    def _shut_down(self) -> None:
         with contextlib.suppress(ssl.SSLError):  # it also expects the client's close_notify
             self._tls.unwrap()
         self._flush()
-        super()._linger()
+        super()._shut_down()
 
     def close(self) -> None:
         self._plain.clear()

@@ -1,0 +1,337 @@
+"""A client's socket on the event loop, with kernel receive timestamps and one send() per write; no protocol.
+
+Large parts are received directly into a buffer of the protocol, and sent without a copy. What the kernel does not
+accept at once is sent when the socket is writable. `write` never calls back into the protocol: a connection that turns
+out to be broken is closed in the next iteration of the loop.
+
+A client that has gone and one that has only closed its sending side and waits look the same until something is sent: a
+client that has gone answers with a reset. So after end-of-file the socket is checked for a reset until it is closed.
+
+`moved` is when the client last made progress. If it is the client's turn and it does nothing for too long, the
+connection is given up; the listener checks this periodically for all connections.
+"""
+
+import contextlib
+import socket
+import struct
+import typing
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from inferometer.timing.clock import CMSG_SPACE, now, unpack_stamp
+
+if TYPE_CHECKING:
+    from inferometer.serve.sockets.listener import Listener
+
+READ = 64 * 1024
+_JOINED = 16 * 1024
+"""Pending parts up to this size are merged by copying; larger ones are kept as they are."""
+_AT_ONCE = 64
+"""Maximum parts per sendmsg()."""
+_LINGER_S = 1.0
+_RESET = struct.pack("ii", 1, 0)
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 1.0
+"""Interval between checks for a reset by a client that may be gone: short at first, then longer."""
+
+Data = bytes | bytearray | memoryview
+
+
+class Protocol(typing.Protocol):
+    """What a transport calls: one object per connection, made by the listener's `make_protocol(transport)`."""
+
+    room: memoryview | None
+    """If not None, the socket receives directly into it, and `filled` is called instead of `received`."""
+
+    def received(self, data: bytes, arrived: int) -> None:
+        """Take the bytes that the kernel received at `arrived` (monotonic ns)."""
+
+    def filled(self, count: int, arrived: int) -> None:
+        """Take the `count` bytes that were written to `room`."""
+
+    def ended(self) -> None:
+        """Note that the client has closed its sending side or has gone. Close the transport if nothing is in progress;
+        otherwise, something harmless should be sent, so that a client that has gone answers with a reset."""
+
+    def lost(self) -> None:
+        """Note that the connection is closed. Called once, in `Transport.close`."""
+
+    def drained(self) -> None:
+        """Note that the kernel has accepted everything that was written. Not called if it did so at once."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the rest of a request is expected, so that the limit for stalled clients applies; `late` is called
+        then."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in progress, so that the limit for idle clients applies; the connection is closed
+        then."""
+
+    def late(self) -> None:
+        """Give up the request that is expected."""
+
+    # --- shutting down ---
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a request is in progress, its response is not sent yet, or the rest of an admitted one is still
+        arriving."""
+
+    def let_in(self) -> None:
+        """Admit a request that has begun to arrive, since new requests are refused from now on."""
+
+    def refuse_partial(self, why: str) -> bool:
+        """Refuse a request that is still arriving. Return False if there is none."""
+
+
+class Transport:
+    """A client's socket."""
+
+    __slots__ = (
+        "_is_leaving", "_is_reading", "_listener", "_out", "_sock", "closed", "has_ended", "loop", "moved", "peer", "protocol",
+        "send", "unsent", "wrote",
+    )  # fmt: skip
+
+    protocol: Protocol
+
+    def __init__(self, listener: "Listener", sock: socket.socket, peer: str = "") -> None:
+        self.closed = False
+        self.has_ended = False
+        """Whether the client has closed its sending side."""
+        self.loop = listener.loop
+        self.moved = now()
+        """When the client last made progress. Reading what was sent counts; the protocol sets it when something expected
+        has arrived or a response is complete. (Not to the kernel's timestamp, which follows steps of the wall clock.)"""
+        self.peer = peer
+        """The client's address, for the access log."""
+        self.send = sock.send
+        self.unsent = 0
+        """Bytes that the kernel has not accepted yet."""
+        self.wrote = False
+        """Whether something was written since the protocol set this to False."""
+        self._sock = sock
+        self._listener = listener
+        self._out: deque[bytearray | memoryview] = deque()
+        self._is_leaving = False
+        self._is_reading = True
+        self.loop.add_reader(sock, self._readable)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether everything is sent, our side is closed, and the client has not closed yet."""
+        return self._is_leaving and not self.unsent and not self.closed
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        protocol = self.protocol
+        room = protocol.room
+        try:
+            if room is None:
+                data, ancillary, _, _ = self._sock.recvmsg(READ, CMSG_SPACE)
+                count = len(data)
+            else:
+                count, ancillary, _, _ = self._sock.recvmsg_into([room], CMSG_SPACE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+            return
+        if not count:
+            self._end()
+        elif self._is_leaving:
+            return  # everything has been said; further input is ignored
+        elif room is None:
+            protocol.received(data, self._arrived(ancillary))
+        else:
+            protocol.filled(count, self._arrived(ancillary))
+
+    def _arrived(self, ancillary: list[tuple[int, int, bytes]]) -> int:
+        if not ancillary:
+            return now()
+        seconds, nanoseconds = unpack_stamp(ancillary[0][2])
+        return int(seconds * 1_000_000_000 + nanoseconds - self._listener.wall_offset)
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+        self.loop.remove_reader(self._sock)
+
+    def resume_reading(self) -> None:
+        if not (self._is_reading or self.closed or self.has_ended):
+            self._is_reading = True
+            self.loop.add_reader(self._sock, self._readable)
+
+    def _end(self) -> None:
+        if self._is_leaving and not self.unsent:
+            self.close()
+            return
+        self.has_ended = True
+        self.pause_reading()
+        if not self._is_leaving:
+            self.protocol.ended()
+        self._look_for_reset(_FIRST_LOOK_S)
+
+    def _look_for_reset(self, wait: float) -> None:
+        """Check periodically, because the loop reports nothing more about a socket at end-of-file."""
+        if self.closed:
+            return
+        if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.close()
+        else:
+            self.loop.call_later(wait, self._look_for_reset, min(2 * wait, _LAST_LOOK_S))
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def write(self, data: Data, *more: Data) -> None:
+        """Send the parts in order. Large ones are kept without a copy: do not modify them afterwards."""
+        self.wrote = True
+        if more or self._out:
+            self._write_all((data, *more))
+            return
+        try:
+            sent = self.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.loop.call_soon(self.close)
+            return
+        if sent < len(data) and not self.closed:
+            self.moved = now()
+            self._keep(memoryview(data)[sent:])
+            self.loop.add_writer(self._sock, self._writable)
+
+    def _write_all(self, parts: tuple[Data, ...]) -> None:
+        if self.closed:
+            return
+        is_first = not self._out
+        if is_first:
+            self.moved = now()
+        for part in parts:
+            self._keep(memoryview(part))
+        if is_first and self._send_some() and self._out:
+            self.loop.add_writer(self._sock, self._writable)
+
+    def _keep(self, data: memoryview) -> None:
+        if not len(data):
+            return
+        self.unsent += data.nbytes
+        if data.nbytes > _JOINED:
+            self._out.append(data)
+        elif self._out and isinstance(self._out[-1], bytearray) and len(self._out[-1]) < 4 * _JOINED:
+            self._out[-1] += data
+        else:
+            self._out.append(bytearray(data))
+
+    def _send_some(self) -> bool:
+        """Send what the kernel accepts; return False if the connection is broken."""
+        try:
+            sent = self._sock.sendmsg(list(islice(self._out, _AT_ONCE)))
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            self.loop.call_soon(self.close)
+            self._out.clear()
+            return False
+        self.unsent -= sent
+        self.moved = now()
+        out = self._out
+        while sent:
+            first = out[0]
+            if len(first) > sent:
+                if isinstance(first, bytearray):
+                    del first[:sent]
+                else:
+                    out[0] = first[sent:]
+                break
+            sent -= len(first)
+            out.popleft()
+        return True
+
+    def _writable(self) -> None:
+        if not self._send_some():
+            self.loop.remove_writer(self._sock)
+        elif not self._out:
+            self.loop.remove_writer(self._sock)
+            self._drained()
+
+    def _drained(self) -> None:
+        if self._is_leaving:
+            self._shut_down()
+        else:
+            self.protocol.drained()
+
+    # --- patience ----------------------------------------------------------------------------------------------------
+
+    def give_up_if_late(self, idle: int, stalled: int, at: int) -> None:
+        """Give up if it is the client's turn and it made no progress for this many ns as of `at`. Computing is the
+        server's turn."""
+        silent = at - self.moved
+        if self.unsent:
+            if silent > stalled:
+                self._give_up_sending()
+        elif self._is_leaving:
+            return
+        elif self._is_awaited():
+            if silent > stalled and not self.has_input():
+                self._late()
+        elif self.protocol.is_idle and silent > idle and not self.has_input():
+            self.close()
+
+    def _is_awaited(self) -> bool:
+        return self.protocol.is_waiting
+
+    def _late(self) -> None:
+        self.protocol.late()
+
+    def has_input(self) -> bool:
+        """Whether data is waiting to be read: then the server is late, not the client."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:  # reading will report it
+            return True
+        return True
+
+    def _give_up_sending(self) -> None:
+        """Reset the connection of a client that does not read: the kernel can drop its copy of what was sent."""
+        moved = self.moved
+        self._writable()
+        if self.moved == moved:
+            self.reset()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def linger(self) -> None:
+        """Close our side when everything is sent, and the rest when the client does or after a second: closing with
+        unread bytes would discard what the client has not read yet. Further input is ignored."""
+        self._is_leaving = True
+        if not self.unsent:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+        self.loop.call_later(0 if self.has_ended else _LINGER_S, self.close)
+
+    def close(self) -> None:
+        """Close at once in an orderly way, even if not everything is sent."""
+        if self.closed:
+            return
+        self.closed = True
+        self.loop.remove_reader(self._sock)
+        self.loop.remove_writer(self._sock)
+        self._sock.close()
+        self._out.clear()
+        self._listener.transports.discard(self)
+        self.protocol.lost()
+        del self.protocol  # break the reference cycle
+
+    def reset(self) -> None:
+        """Close with RST, discarding unsent data."""
+        if not self.closed:
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.close()
