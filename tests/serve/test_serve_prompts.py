@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.serve.sim.openai import CompletionRequest
 from inferometer.serve.sim.prompts import Prompts, Words
 from inferometer.workload.tokenizer import load, prose, words
 
@@ -14,23 +13,19 @@ def prompts() -> Prompts:
     return Prompts()
 
 
-def prompt_of(*texts: str) -> CompletionRequest:
-    return CompletionRequest(chat=False, stream=False, usage=False, running_usage=False, n_out=1, texts=texts)
-
-
 @given(st.text(alphabet=st.sampled_from(list("ab'sS1 \n\t.-é\u00a0\u2003漢")), max_size=40) | st.text(max_size=40))
 def test_piecewise_tokenizing_matches_the_tokenizer(prompts: Prompts, text: str):
-    assert prompts.ids(prompt_of(text)) == load().encode(text)
-    assert prompts.count(prompt_of(text)) == load().count(text)
+    assert prompts.ids([text]) == load().encode(text)
+    assert prompts.count([text]) == load().count(text)
 
 
 def test_prose_is_counted_exactly(prompts: Prompts):
     text = prose()[:20_000]
-    assert prompts.ids(prompt_of(text)) == load().encode(text)
+    assert prompts.ids([text]) == load().encode(text)
 
 
 def test_several_texts_add_up(prompts: Prompts):
-    assert prompts.count(prompt_of("one two", " three")) == load().count("one two") + 1
+    assert prompts.count(["one two", " three"]) == load().count("one two") + 1
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8000))

@@ -1,7 +1,7 @@
 """The HTTP front end: routes paths to the parts of the server, checks the token, and refuses requests while draining.
 
-/v1/...    the simulator's OpenAI endpoints
-/tokenize  the simulator's tokenizer, as vLLM offers its own
+/v1/...    the OpenAI endpoints of text models
+/tokenize  their tokenizers, as vLLM offers its own
 /v2/...    KServe v2 with Triton's extensions
 /metrics   Prometheus metrics
 /health    liveness of the server
@@ -26,10 +26,12 @@ from inferometer.serve.kserve import http_codec as kserve_http
 from inferometer.serve.kserve.routes import Kserve, unexpected
 from inferometer.serve.metrics import CONTENT_TYPE
 from inferometer.serve.models.registry import Models
+from inferometer.serve.openai.frames import error_body
+from inferometer.serve.openai.requests import Refusal
+from inferometer.serve.openai.response import refusal_body
+from inferometer.serve.openai.routes import OpenAi
 from inferometer.serve.settings import Settings
-from inferometer.serve.sim import frames
-from inferometer.serve.sim.openai import Refusal
-from inferometer.serve.sim.server import Simulator, error_body, unauthorised
+from inferometer.serve.sim.server import Simulator
 
 Metrics = Callable[[], Awaitable[bytes]]
 """Returns /metrics of all processes."""
@@ -52,6 +54,7 @@ class Web:
         self._kserve = Kserve(models, settings) if models is not None else None
         self._models = models
         self._sim = sim
+        self._openai = OpenAi(models, sim, models.offload) if models is not None else None
         self._metrics = metrics
         self._token = settings.token
         self._draining = False
@@ -76,8 +79,8 @@ class Web:
                 self._refuse(connection, request, 401, why, "invalid_api_key", token.CHALLENGE)
             elif self._kserve is not None and (path.startswith(b"/v2/") or path == b"/v2"):
                 self._kserve.handle(connection, request)
-            elif self._sim is not None and (path.startswith(b"/v1/") or path == b"/tokenize"):
-                self._simulate(self._sim, connection, request)
+            elif self._openai is not None and (path.startswith(b"/v1/") or path == b"/tokenize"):
+                self._text(self._openai, connection, request)
             else:
                 self._page(connection, request)
         except Exception as error:  # keep serving
@@ -86,7 +89,7 @@ class Web:
 
     def problem(self, connection: Connection, problem: Problem) -> None:
         if self._sim is not None and self._kserve is None:
-            body = frames.error_body(problem.message, "invalid_request_error", "bad_request")
+            body = error_body(problem.message, "invalid_request_error", "bad_request")
         else:
             body = kserve_http.error(problem.message)
         connection.write(answers.response(problem.status, body, keep_alive=False))
@@ -98,12 +101,12 @@ class Web:
             given = b"Bearer " + key
         return token.why_not(self._token, given)
 
-    def _simulate(self, sim: Simulator, connection: Connection, request: Request) -> None:
+    def _text(self, openai: OpenAi, connection: Connection, request: Request) -> None:
         if self._draining and not request.was_let_in:
             why = "the server is shutting down and does not accept new requests"
             self._refuse(connection, request, 503, why, "shutting_down", close=True)
         else:
-            sim.route(connection, request)
+            openai.handle(connection, request)
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
@@ -126,8 +129,8 @@ class Web:
         tree: dict[str, object] = {"name": "inferometer", "version": __version__}
         if self._models is not None:
             tree["kserve"] = {"path": "/v2", "models": self._models.names()}
-        if self._sim is not None:
-            tree["openai"] = {"path": "/v1", "models": [self._sim.settings.model]}
+        if self._openai is not None and (names := self._openai.names()):
+            tree["openai"] = {"path": "/v1", "models": names}
         return 200, b"application/json", msgspec.json.encode(tree | {"health": "/health", "metrics": "/metrics"})
 
     def _health(self) -> tuple[int, bytes, bytes]:
@@ -156,8 +159,8 @@ class Web:
     ) -> None:
         """Send an error in the format of the protocol that the path belongs to."""
         if request.path.startswith(b"/v1") or (self._sim is not None and not request.path.startswith(b"/v2")):
-            refusal = unauthorised(message) if status == 401 else Refusal(status, message, code, headers=extra)
-            body = error_body(request, refusal)
+            kind = "authentication_error" if status == 401 else "invalid_request_error"
+            body = refusal_body(request, Refusal(status, message, code, kind))
         else:
             body = kserve_http.error(message)
         reply(connection, request, status, body, extra=extra, close=close or self._draining)

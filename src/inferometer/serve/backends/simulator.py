@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from inferometer import tensors
 from inferometer.serve.models.types import Begin, Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.serve.openai.requests import DEFAULT_TOKENS, Refusal
 from inferometer.serve.sim.jobs import Job
-from inferometer.serve.sim.openai import DEFAULT_TOKENS, CompletionRequest, Refusal
 from inferometer.serve.sim.server import Simulator
 from inferometer.tensors import Tensor
 from inferometer.timing.clock import now
@@ -53,7 +53,7 @@ class _Text(Job):
         self._finish = finish
 
     def emit(self, count: int, due: int) -> None:
-        text = self._server.words.plain(self._at + self._written, count)
+        text = self._server.words.text(self._at + self._written, count)
         self._written += count
         self._send({"text_output": _text_tensor(text)})
         if self._written == self.n_out:
@@ -67,9 +67,9 @@ def _begin(server: Simulator) -> Begin:
         emit: Callable[[Tensors], None],
         finish: Callable[[Refused | None], None],
     ) -> Callable[[], None] | None:
-        text, n_out = _asked(inputs)
+        text, n_out = _prompt(inputs)
         try:
-            n_in = server.length(CompletionRequest(False, True, False, False, n_out, texts=(text,)))
+            n_in = server.length((text,), n_out)
         except Refusal as refusal:
             raise Refused("INVALID_ARGUMENT", refusal.message) from None
         job = _Text(server, server.number(), n_in, n_out, emit, finish)
@@ -90,12 +90,12 @@ def _begin(server: Simulator) -> Begin:
     return begin
 
 
-def _asked(inputs: Tensors) -> tuple[str, int]:
+def _prompt(inputs: Tensors) -> tuple[str, int]:
     text = tensors.to_numpy(inputs["text_input"]).item().decode("utf-8", "replace")
     if not text:
         raise Refused("INVALID_ARGUMENT", "text_input must not be empty")
     if "max_tokens" not in inputs:
-        return text, DEFAULT_TOKENS[False]
+        return text, DEFAULT_TOKENS
     n_out = int(tensors.to_numpy(inputs["max_tokens"]).item())
     if n_out < 1:
         raise Refused("INVALID_ARGUMENT", f"max_tokens must be at least 1 (got {n_out})")

@@ -62,15 +62,17 @@ class FixedTiming:
             if job.gone:
                 heappop(heap)
                 continue
-            count = min(per_chunk, job.n_out - job.made)
-            job.made += count
-            if job.made < job.n_out:
-                following = job.base + job.made * job.itl
+            made = job.made + per_chunk
+            if made < job.n_out:
+                job.made = made
+                following = job.base + made * job.itl
                 heapreplace(heap, (following if plain else self._jittered(job, following, due), n, job))
+                job.emit(per_chunk, due)
             else:
+                count, job.made = job.n_out - job.made, job.n_out
                 heappop(heap)
                 self._leave(due)
-            job.emit(count, due)
+                job.emit(count, due)
         self.due = heap[0][0] if heap else NEVER
 
     def pause(self, ns: int) -> None:

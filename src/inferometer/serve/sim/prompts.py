@@ -9,11 +9,13 @@ tokenized once and cached, and a prompt is looked up piece by piece, ten times a
 are not that regular are tokenized as a whole.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 
-from inferometer.serve.sim.frames import json_bytes
-from inferometer.serve.sim.openai import CompletionRequest
 from inferometer.workload.tokenizer import Tokenizer, load, words
+
+Parts = Sequence[str | list[int]]
+"""A prompt: texts, or token ids."""
 
 _KEPT_TEXTS = 4096
 _KEPT_CHARS = 32 * 1024 * 1024
@@ -55,13 +57,12 @@ class Prompts:
         self._counts: dict[str, int] = {}
         self._chars = 0
 
-    def count(self, ask: CompletionRequest) -> int:
-        return len(ask.ids) if ask.ids else sum(map(self._count, ask.texts))
+    def count(self, parts: Parts) -> int:
+        return sum(self._count(part) if isinstance(part, str) else len(part) for part in parts)
 
-    def ids(self, ask: CompletionRequest) -> list[int]:
-        if ask.ids:
-            return list(ask.ids)
-        return [token for text in ask.texts for piece in self._pieces(text) for token in piece]
+    def ids(self, parts: Parts) -> list[int]:
+        pieces = (self._pieces(part) if isinstance(part, str) else (part,) for part in parts)
+        return [token for part in pieces for piece in part for token in piece]
 
     def _count(self, text: str) -> int:
         count = self._counts.get(text)
@@ -87,24 +88,17 @@ class Prompts:
 
 
 class Words:
-    """An endless text of one-token words, JSON-escaped; each request starts at its own position."""
+    """An endless text of one-token words, none of which needs escaping in JSON; each request starts at its own position."""
 
     def __init__(self) -> None:
-        self._words = [json_bytes(" " + word)[1:-1] for word in words()]
-        self._twice = self._words * 2
-        self._plain = [(" " + word).encode() for word in words()]
-        self.count = len(self._words)
-
-    def plain(self, at: int, count: int) -> bytes:
-        """The same without escaping."""
-        words = (self._plain[(at + i) % self.count] for i in range(count))
-        return b"".join(words)
+        self.words = [(" " + word).encode() for word in words()]
+        """One word per position; after the last comes the first."""
+        self.count = len(self.words)
+        self._twice = self.words * 2
 
     def text(self, at: int, count: int) -> bytes:
         """Return `count` words from position `at` on."""
         at %= self.count
-        if count == 1:
-            return self._words[at]
         if count <= self.count:
             return b"".join(self._twice[at : at + count])
         rounds, rest = divmod(count, self.count)

@@ -1,0 +1,37 @@
+"""Cuts a text that arrives in pieces before the first of its stop texts."""
+
+
+class StopTexts:
+    """Holds back the end of the text as long as it may be the start of a stop text."""
+
+    __slots__ = ("_held", "_longest", "_stops", "stopped")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+        self.stopped = False
+        """Whether a stop text was found: what follows it is dropped."""
+
+    def feed(self, piece: str) -> str:
+        """Return what is certain to precede any stop text."""
+        if not self._stops:
+            return piece
+        text = self._held + piece
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found or self.stopped:
+            self.stopped, self._held = True, ""
+            return text[: min(found)] if found else ""
+        keep = next(
+            (size for size in range(min(self._longest - 1, len(text)), 0, -1) if self._may_start(text[-size:])), 0
+        )
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def rest(self) -> str:
+        """Return what was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held
+
+    def _may_start(self, end: str) -> bool:
+        return any(stop.startswith(end) for stop in self._stops)

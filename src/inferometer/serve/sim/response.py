@@ -1,0 +1,233 @@
+"""One response of the simulator: tokens from the timing model become the text of a response of the OpenAI endpoints.
+
+The common case (a stream without a fault) is `emit`: a word, and one send() by the Stream. Faults in the middle of a
+response are in FaultyResponse: half of the tokens, and at least one, have been written then. The last content and
+everything after it go out in one send().
+"""
+
+from typing import TYPE_CHECKING
+
+from inferometer.serve.http import answers
+from inferometer.serve.openai.frames import embeddings_body, error_body
+from inferometer.serve.openai.requests import Refusal, TextRequest
+from inferometer.serve.openai.response import Stream, Whole
+from inferometer.serve.sim import vectors
+from inferometer.serve.sim.faults import Fault
+from inferometer.serve.sim.jobs import NEVER, Job
+from inferometer.serve.sim.shaping import Slow, Split
+from inferometer.serve.sim.truth import Row
+from inferometer.timing.clock import now
+
+if TYPE_CHECKING:
+    from inferometer.serve.sim.server import Simulator
+
+IN_THE_MIDDLE = frozenset(("abort", "cut", "truncate", "error_frame", "garbage", "stall"))
+FAILED = Refusal(500, "injected fault: request failed", "injected", "server_error")
+
+
+class SimResponse(Job):
+    """One response in progress."""
+
+    __slots__ = ("_at", "_done", "_server", "_text", "_words", "asked", "ended", "fault", "out")
+
+    def __init__(
+        self,
+        server: "Simulator",
+        out: Stream | Whole,
+        asked: TextRequest,
+        n_out: int,
+        keys: tuple[int, ...],
+        fault: Fault | None,
+    ) -> None:
+        super().__init__(out.n, out.n_in, n_out, out.request.arrived, keys)
+        self.asked = asked
+        self.out = out
+        self.fault = fault
+        self.ended = False
+        self._server = server
+        self._words = server.words.words
+        self._at = out.n * 7  # its position in the words
+        self._text = out.text
+        self._done = 0
+        kind = fault.kind if fault is not None else ""
+        if kind == "close":
+            out.promise, out.keep_alive = out.keep_alive, False
+        elif fault is not None and kind in ("slow", "split"):
+            split = kind == "split"
+            shaped = Split(out.connection, fault.arg) if split else Slow(out.connection, server.clockwork, fault.arg)
+            out.write, out.finish = shaped.write, shaped.finish
+
+    def begin(self) -> None:
+        """Start the response once it is admitted or queued: a stream's headers are sent at once."""
+        self.out.connection.gone = self.client_gone
+        self.out.begin()
+
+    def emit(self, count: int, due: int) -> None:
+        if self.made == self.n_out:
+            self._complete(count)
+        elif count == 1:
+            at, words = self._at, self._words
+            self._at = at + 1
+            self._text(words[at % len(words)], 1)
+        else:
+            self._text(self._next(count), count)
+
+    def client_gone(self) -> None:
+        """Stop, because the connection was lost or the server is being stopped."""
+        if not self.ended:
+            self._drop_from_model()
+            self.out.finish(self.out.keep_alive)
+            self._end(aborted=True)
+
+    def _next(self, count: int) -> bytes:
+        at = self._at
+        self._at = at + count
+        return self._server.words.text(at, count)
+
+    def _complete(self, count: int = 0) -> None:
+        """Send the last `count` tokens and everything after them."""
+        out = self.out
+        out.started, out.cached = self.started, self.cached
+        if self.asked.api == "embedding" and isinstance(out, Whole):
+            out.send(self._body())
+        else:
+            out.end("length", self._next(count) if count else b"", count)
+        self._end()
+
+    def _body(self) -> bytes:
+        """Return the body of a non-streamed response."""
+        asked, out = self.asked, self.out
+        if asked.api == "embedding":
+            made = [vectors.vector(part, asked.dimensions) for part in asked.parts]
+            return embeddings_body(self._server.name, made, asked.packed, self.n_in)
+        assert isinstance(out, Whole)
+        return out.body("length")
+
+    def _drop_from_model(self) -> None:
+        if self.made < self.n_out and not self.gone:
+            self._server.timing.drop(self, now())
+            self._server.clockwork.changed()
+
+    def _end(self, aborted: bool = False) -> None:
+        self.ended = True
+        stamps = self.out.stamps
+        self._done = stamps[-1] if stamps and not aborted else now()
+        self._server.ended(self, aborted)
+
+    def row(self, aborted: bool) -> Row:
+        """Return its row of the truth log."""
+        stamps, name = self.out.stamps, self.out.request.headers.get(b"x-request-id")
+        return Row(
+            id=name.decode("latin-1") if name is not None else None,
+            n=self.n,
+            arrived=self.arrived,
+            first=stamps[0] if stamps else None,
+            last=stamps[-1] if stamps else None,
+            done=self._done,
+            n_in=self.n_in,
+            n_out=self.out.written,
+            cached=self.cached,
+            chunks=stamps.tolist(),
+            fault=self.fault.kind if self.fault is not None else None,
+            aborted=aborted,
+        )
+
+
+class FaultyResponse(SimResponse):
+    """One response in progress, with a fault in the middle."""
+
+    __slots__ = ("_held", "_trip")
+
+    def begin(self) -> None:
+        self._trip = max(self.n_out // 2, 1)
+        self._held: list[int] | None = None
+        super().begin()
+
+    def emit(self, count: int, due: int) -> None:
+        if self.ended:
+            return
+        if self._held is not None:
+            self._held.append(count)
+        elif isinstance(self.out, Stream):
+            self._send(count)
+        else:
+            if self.asked.api != "embedding":
+                self._text(self._next(count), count)
+            if self.made == self.n_out:
+                self._strike_whole(self.out)
+
+    def _send(self, count: int) -> None:
+        """Send one content chunk and what follows it: the fault, or the end."""
+        written = self.out.written + count
+        if written >= self._trip:
+            self._text(self._next(count), count)
+            self._trip = NEVER
+            self._strike()
+        elif written == self.n_out:
+            self._complete(count)
+        else:
+            self._text(self._next(count), count)
+
+    def _strike(self) -> None:
+        """Carry out the fault halfway through a stream."""
+        assert self.fault is not None
+        kind, out = self.fault.kind, self.out
+        if kind == "stall":
+            self._hold(self.fault.arg)
+        elif kind == "garbage":
+            out.write(answers.chunk(b'data: {"id":"garbage","choices":[{"index":0,\n\n'))
+            self._end_if_complete()
+        elif kind == "truncate":
+            out.write(answers.LAST_CHUNK)
+            self._break_off(out.keep_alive)
+        elif kind == "error_frame":
+            out.fail(FAILED)
+            self._break_off(None)
+        else:
+            self._break_off(keep_alive=False, reset=kind == "abort")
+
+    def _strike_whole(self, out: Whole) -> None:
+        """Carry out the fault in a non-streamed response."""
+        assert self.fault is not None
+        kind, body = self.fault.kind, self._body()
+        out.started, out.cached = self.started, self.cached
+        if kind == "stall":
+            self._hold(self.fault.arg)
+        elif kind in ("abort", "cut"):
+            out.stamps.append(now())
+            out.write(answers.response(200, body)[: -len(body) // 2])
+            self._break_off(keep_alive=False, reset=kind == "abort")
+        else:
+            failed = error_body(FAILED.message, FAILED.kind, FAILED.code)
+            out.send(failed if kind == "error_frame" else body[: len(body) // 2])
+            self._end()
+
+    def _hold(self, ns: int) -> None:
+        """Send nothing for this long."""
+        self._held = []
+        self._server.clockwork.at(now() + ns, self._resume)
+
+    def _resume(self) -> None:
+        if self.ended:
+            return
+        held, self._held = self._held or [], None
+        for count in held:
+            self._send(count)
+        self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        """Send what was held back when a fault struck with the last content."""
+        if not self.ended and (self.out.written == self.n_out or self.asked.api == "embedding"):
+            self._complete()
+
+    def _break_off(self, keep_alive: bool | None, reset: bool = False) -> None:
+        """End halfway; None: the response is already finished. The timing model is told in the next iteration of the
+        loop, since it may be our caller."""
+        loop = self._server.loop
+        loop.call_soon(self._drop_from_model)
+        if reset:
+            self.out.connection.gone = None
+            loop.call_soon(self.out.connection.reset)
+        elif keep_alive is not None:
+            self.out.finish(keep_alive)
+        self._end(aborted=True)
