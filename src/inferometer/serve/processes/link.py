@@ -23,7 +23,7 @@ from inferometer.errors import UserError
 from inferometer.serve.models.types import Refused, reason
 
 Handlers = dict[str, Callable[..., Any]]
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
 _ERRORS: dict[str, Callable[[Any, str], Exception]] = {"Refused": Refused, "UserError": UserError}
 
 
@@ -49,7 +49,7 @@ class Link(asyncio.Protocol):
         """Send a message without a result; it is dropped if the connection has ended."""
         if self._transport is not None:
             data = self._encode((number, name, arguments))
-            self._transport.write(_LENGTH.pack(len(data)) + data)
+            self._transport.write(LENGTH.pack(len(data)) + data)
 
     async def call(self, name: str, *arguments: Any) -> Any:
         """Return the result of the other process; raises its Refused or UserError, and Refused if it ends."""
@@ -79,7 +79,7 @@ class Link(asyncio.Protocol):
         if self._rest:
             data = self._rest + data
         at, end = 0, len(data)
-        while end - at >= 4 and end - at - 4 >= (size := _LENGTH.unpack_from(data, at)[0]):
+        while end - at >= 4 and end - at - 4 >= (size := LENGTH.unpack_from(data, at)[0]):
             self._take(*msgspec.msgpack.decode(memoryview(data)[at + 4 : at + 4 + size]))
             at += 4 + size
         self._rest = data[at:]

@@ -16,6 +16,7 @@ from inferometer.serve.models.types import Inference, Loaded, Refused, Tensors
 from inferometer.serve.offload import Offload
 from inferometer.serve.processes.link import connect
 from inferometer.serve.processes.segments import Segments
+from inferometer.serve.processes.text import RemoteText
 
 Emit = Callable[[Tensors], None]
 Finish = Callable[[Refused | None], None]
@@ -33,14 +34,14 @@ class Remote:
 
     async def connect(self, address: str) -> Any:
         """Return the model's configuration, version, platform and labels."""
-        self._link = await connect(address, {"part": self._part, "done": self._done})
-        self._segments = Segments(self._link)
-        return await self._link.call("describe")
+        self.link = await connect(address, {"part": self._part, "done": self._done})
+        self._segments = Segments(self.link)
+        return await self.link.call("describe")
 
     def when_lost(self, then: Callable[[str], None]) -> None:
         """Call `then` with the reason if the process ends before `close`."""
         self._then = then
-        self._link.lost.add_done_callback(lambda _: self._lost())
+        self.link.lost.add_done_callback(lambda _: self._lost())
 
     def forward(self, inference: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
         number = next(self._numbers)
@@ -53,7 +54,7 @@ class Remote:
 
     def close(self) -> None:
         self._then = lambda why: None
-        self._link.close()
+        self.link.close()
 
     def _send(self, number: int, packed: Any, error: BaseException | None) -> None:
         if number not in self._running:  # cancelled meanwhile
@@ -63,13 +64,13 @@ class Remote:
         else:
             one = self._running[number][0]
             wanted = [each.name for each in one.wanted]
-            self._link.tell(
+            self.link.tell(
                 "infer", number, one.id, *packed, wanted, dict(one.parameters), one.arrived, one.deadline
             )  # fmt: skip
 
     def _cancel(self, number: int) -> None:
         if self._running.pop(number, None) is not None:
-            self._link.tell("cancel", number)
+            self.link.tell("cancel", number)
 
     def _part(self, number: int, queue_ns: int, compute_ns: int, segment: int, packed: list[Any]) -> None:
         """Pass a response on."""
@@ -94,9 +95,11 @@ class Remote:
 async def bring_up(address: str, name: str, models: Models) -> Model:
     """Return the model whose process listens at `address`."""
     remote = Remote(name, models.offload)
-    encoded, version, platform, labels = await remote.connect(address)
+    encoded, version, platform, labels, facts = await remote.connect(address)
     labels = {output: tuple(names) for output, names in labels.items()}
     loaded = Loaded(forward=remote.forward, labels=labels, close=remote.close)
+    if facts:
+        loaded.text = RemoteText(address, remote.link, *facts)
     model = Model(models, name, version, ModelConfig.FromString(encoded), platform=platform, loaded=[loaded])
     remote.when_lost(partial(models.lose, model))
     return model

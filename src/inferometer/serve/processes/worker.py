@@ -6,6 +6,7 @@ from typing import Any
 
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Output, Refused, Wanted, reason
+from inferometer.serve.processes import text
 from inferometer.serve.processes.link import Link
 from inferometer.serve.processes.segments import Segments
 
@@ -18,6 +19,7 @@ class Worker:
 
     def __init__(self, models: Models, name: str, idle: asyncio.Event) -> None:
         self._models, self._name, self._idle = models, name, idle
+        self._text = models.find(name).text
         self._front_ends: set[Link] = set()
 
     def accept(self) -> Link:
@@ -25,12 +27,15 @@ class Worker:
         requests: dict[int, Inference] = {}
         link = Link({"describe": self._describe, "cancel": partial(self._cancel, requests)}, self._front_ends.add)
         link.handlers["infer"] = partial(self._infer, link, Segments(link), requests)
+        if self._text is not None:
+            link.handlers |= text.serve(self._text, link)
         link.lost.add_done_callback(lambda _: self._gone(link, requests))
         return link
 
     def _describe(self) -> tuple[Any, ...]:
         model = self._models.find(self._name)
-        return model.config.SerializeToString(), model.version, model.platform, model.labels
+        of_text = self._text and [getattr(self._text, name) for name in text.FACTS]
+        return model.config.SerializeToString(), model.version, model.platform, model.labels, of_text
 
     def _infer(
         self,
