@@ -23,7 +23,7 @@ from otlp_receiver import RECEIVERS, Received, http_receiver
 from inferometer.conduct import measuring
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.publish import otlp
+from inferometer.publish import otlp, otlp_transport
 from inferometer.records import MISSING, Run
 
 pytestmark = pytest.mark.otlp
@@ -446,3 +446,10 @@ def test_a_missing_extra_is_an_error_that_names_it(tmp_path: Path, monkeypatch: 
     with scripted(polite) as url, pytest.raises(UserError) as raised:
         exported(tmp_path, url, "http://127.0.0.1:4318")
     assert raised.value.remedy == "pip install 'inferometer[otlp]'"
+
+
+def test_grpc_without_grpcio_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(UserError, match="needs grpcio") as raised:
+        otlp_transport.connect("grpc://127.0.0.1:4317", {})
+    assert "pip install 'inferometer[otlp]'" in raised.value.remedy

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from raw_client import RawClient, request
 
-from inferometer.cli.serve import _banner, command
+from inferometer.cli.serve import command
 from inferometer.errors import UserError
 from inferometer.serve import app
 from inferometer.serve.settings import Limits, Settings, check
@@ -191,17 +191,6 @@ def test_an_unknown_model_name_lists_the_built_in_models():
     )
     assert result.returncode != 0
     assert "one of classifier, identity, sim" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("size", "shown"), [("2147483647B", ""), ("2GiB", "messages below 2 GiB"), ("5GiB", "messages below 2 GiB")]
-)
-def test_the_banner_says_if_grpc_accepts_less_than_the_limit(settings_of, size: str, shown: str):
-    settings = settings_of("identity", "--max-message", size)
-    text = _banner(settings, app.Listening("http://127.0.0.1:1", "grpc://127.0.0.1:2"))
-    assert ("messages" in text, shown in text) == (bool(shown), True)
-    without = _banner(settings, app.Listening("http://127.0.0.1:1"))
-    assert "messages" not in without
 
 
 @pytest.mark.parametrize("option", ["--max-header", "--max-streams", "--max-requests"])

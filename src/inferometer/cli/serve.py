@@ -8,7 +8,7 @@ import click
 
 from inferometer.errors import UserError
 from inferometer.serve import threads
-from inferometer.serve.settings import GRPC_MOST, LAST_PORT, Limits, Settings, Tls, check
+from inferometer.serve.settings import LAST_PORT, Limits, Settings, Tls, check
 from inferometer.serve.sim.faults import KINDS, WHENS
 from inferometer.serve.sim.settings import Batch, Fixed, Sim, describe
 from inferometer.units import parse_bytes, parse_seconds
@@ -23,9 +23,6 @@ _ONLY_BATCH = (
 )  # fmt: skip
 _ONLY_SIMULATOR = ("lora", "seed", "tokens_per_chunk", "max_queue", "max_len", "truth", "faults", "allow_fault_header")
 _SIM = "sim"
-_CHUNKED_FACTOR = 4
-"""Maximum size of a request sent in chunks, as a multiple of --max-message."""
-_GRPC_LIMIT = " (messages below 2 GiB, gRPC's own limit; InferChunked accepts larger tensors)"
 
 
 def _parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -232,8 +229,7 @@ def command(
         tls=_tls(options),
         token=_token(options["token_env"]),
         limits=Limits(
-            message=(message := Limits().message if options["max_message"] is None else options["max_message"]),
-            chunked=_CHUNKED_FACTOR * message,
+            message=Limits().message if options["max_message"] is None else options["max_message"],
             head=options["max_header"],
             streams=options["max_streams"],
             requests=options["max_requests"],
@@ -316,7 +312,7 @@ def _banner(settings: Settings, listening: "Listening") -> str:
     models = ", ".join(listening.models) or "none"
     lines = [f"Listening on {listening.http} (model{'s' if ', ' in models else ''} {models})"]
     if listening.grpc:
-        lines.append(f"  gRPC    {listening.grpc}{_GRPC_LIMIT if settings.limits.message > GRPC_MOST else ''}")
+        lines.append(f"  gRPC    {listening.grpc}")
     if listening.metrics:
         lines.append(f"  metrics {listening.metrics}")
     if settings.sim:

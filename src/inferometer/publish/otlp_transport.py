@@ -143,7 +143,14 @@ class _Grpc:
 
     def __init__(self, target: Target, headers: dict[str, str]) -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core would print errors to the terminal
-        import grpc  # type: ignore[import-untyped]  # noqa: PLC0415 - it reads that variable, and takes long to import
+        try:
+            import grpc  # type: ignore[import-untyped] # noqa: PLC0415 - an extra, which reads that variable
+        except ModuleNotFoundError:
+            raise UserError(
+                "sending to OpenTelemetry over gRPC needs grpcio, which is not installed",
+                "pip install 'inferometer[otlp]', or send over HTTP (http://HOST:4318)",
+                "export.otlp.url",
+            ) from None
 
         host = f"[{target.host}]" if ":" in target.host else target.host
         options = [

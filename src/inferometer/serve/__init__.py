@@ -1,7 +1,7 @@
 """The reference server: several protocols in front of several model backends.
 
 http/       HTTP/1.1 on raw sockets, with the kernel's receive timestamps
-kserve/     the KServe v2 protocol with Triton's extensions over HTTP and gRPC (grpcio), health checks, reflection
+kserve/     the KServe v2 protocol with Triton's extensions over HTTP and gRPC
 models/     between protocols and backends: the repository, queues and batches, instances, statistics, shared memory
 backends/   what computes: identity, python, torch (and the classifier), onnxruntime, transformers, sim
 sim/        a simulator with OpenAI endpoints and known timing, which logs the ground truth

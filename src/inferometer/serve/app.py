@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import os
 import resource
 import signal
 import socket
@@ -34,7 +33,7 @@ from inferometer.serve.web import Web
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
-    from inferometer.serve.kserve.grpc import GrpcServer
+    from inferometer.serve.kserve.grpc import KserveGrpc
 
 _ANNOUNCED_S = 0.1
 """Time between reporting not ready and refusing the first request, so that load balancers notice first."""
@@ -144,11 +143,10 @@ def _page(models: Models, simulator: Simulator | None) -> Callable[[], bytes]:
     return lambda: metrics.page(models, started) + (b"" if simulator is None else simulator.metrics())
 
 
-async def _grpc(settings: Settings, models: Models, held: contextlib.AsyncExitStack) -> "GrpcServer | None":
+async def _grpc(settings: Settings, models: Models, held: contextlib.AsyncExitStack) -> "KserveGrpc | None":
     if settings.grpc is None:
         return None
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # otherwise clients could make gRPC write to our standard error
-    from inferometer.serve.kserve import grpc  # noqa: PLC0415  (heavy: not for a simulator over HTTP)
+    from inferometer.serve.kserve import grpc  # noqa: PLC0415  (protobuf: not for a simulator over HTTP)
 
     server = await grpc.start(models, settings)
     held.push_async_callback(server.stop, 0)
@@ -164,7 +162,7 @@ async def _drain(
     models: Models,
     web: Web,
     listeners: list[Listener],
-    grpc: "GrpcServer | None",
+    grpc: "KserveGrpc | None",
 ) -> None:
     if grpc is not None:
         grpc.health.set_serving(False)
@@ -198,7 +196,7 @@ async def _refuse_rest(
         await asyncio.sleep(_LOOK_S)
 
 
-async def _finish(seconds: float, at_once: asyncio.Event, listeners: list[Listener], grpc: "GrpcServer | None") -> None:
+async def _finish(seconds: float, at_once: asyncio.Event, listeners: list[Listener], grpc: "KserveGrpc | None") -> None:
     """Finish the requests in progress, as far as the time allows. (gRPC gets longer, to send errors to the rest.)"""
     leaving = asyncio.gather(_quiet(listeners), *([grpc.stop(seconds + 1)] if grpc else []))
     forced = asyncio.ensure_future(at_once.wait())
@@ -230,7 +228,7 @@ def _on_signals(stop: asyncio.Event, at_once: asyncio.Event) -> None:
 
 
 def _listening(
-    settings: Settings, sockets: list[socket.socket], grpc: "GrpcServer | None", models: Models
+    settings: Settings, sockets: list[socket.socket], grpc: "KserveGrpc | None", models: Models
 ) -> Listening:
     scheme, channel = ("https", "grpcs") if settings.tls else ("http", "grpc")
     places = [ports.place(*sock.getsockname()[:2]) for sock in sockets]

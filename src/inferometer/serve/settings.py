@@ -12,7 +12,7 @@ from inferometer.serve.sim.settings import Sim
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LAST_PORT = 65_535
 GRPC_MOST = 2**31 - 1
-"""gRPC's own maximum for sizes and counts, whatever the limits say."""
+"""Maximum of protobuf for the size of a message, and of HTTP/2 for counts, whatever the limits say."""
 
 _HELP = "run `inferometer serve --help` for the accepted values"
 
@@ -31,9 +31,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     message: int = GIB + 64 * KIB
     """Maximum size of a request body (HTTP) or message (gRPC): a tensor of 1 GiB plus its description. Responses are
-    not limited. gRPC's own limit is GRPC_MOST."""
-    chunked: int = 4 * GIB
-    """Maximum size of the tensors of a request that is sent in chunks (gRPC's InferChunked)."""
+    not limited. Over gRPC, GRPC_MOST is the limit if it is smaller."""
     head: int = 64 * KIB
     """Maximum size of HTTP headers or gRPC metadata."""
     streams: int = 10_000

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import grpc
 
 from inferometer.serve.kserve import messages
-from inferometer.serve.kserve.grpc import GrpcServer, start
+from inferometer.serve.kserve.grpc import KserveGrpc, start
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings
 from inferometer.tensors import DATATYPES
@@ -93,7 +93,7 @@ def write_repository(folder: Path) -> None:
 class Served:
     """The server, and its loop to run functions in."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, models: Models, server: GrpcServer) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, models: Models, server: KserveGrpc) -> None:
         self.loop, self.models, self.server = loop, models, server
         self.grpc_address = f"127.0.0.1:{server.port}"
 

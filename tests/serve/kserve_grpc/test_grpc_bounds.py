@@ -1,50 +1,55 @@
 """Bounds on what a client can make the server keep in memory, tested with calls that the test controls step by step."""
 
 import asyncio
-import os
+import struct
 import tempfile
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from grpc_peer import PATIENCE_S, a_request, write_repository
 
-from inferometer.serve.kserve import messages
-from inferometer.serve.kserve.chunked import infer_chunked
+from inferometer.serve.grpc.messages import Inbox
 from inferometer.serve.kserve.stream import Stream
 from inferometer.serve.models.registry import Models
+from inferometer.serve.models.types import NEVER, Refused
 from inferometer.timing.loop import run
-
-Chunk = messages.Chunk
 
 
 class Call:
-    """A grpc.aio.ServicerContext with a client that sends these messages and reads every response."""
+    """A call with a client that sends these messages and reads every response."""
 
-    def __init__(self, sent: Iterator[bytes], left: float | None = None) -> None:
-        self._sent, self._left = sent, left
-        self.reads = 0
-        self.responses: list[bytes] = []
+    arrived, deadline = 0, NEVER
+    is_over = False
+    unsent = 0
 
-    async def read(self) -> Any:
-        await asyncio.sleep(0)
-        self.reads += 1
-        return next(self._sent, grpc.aio.EOF)
+    def __init__(self, sent: list[bytes]) -> None:
+        self._sent = iter(sent)
+        self.pauses = self.reads = 0
+        self.responses: list[Any] = []
+        self.trailers = b""
 
-    async def write(self, message: bytes) -> None:
-        self.responses.append(message)
+    def read(self) -> None:
+        while not self.pauses and not self.is_over:
+            message = next(self._sent, None)
+            if message is None:
+                self.on_ended(self)
+                return
+            self.reads += 1
+            self.on_message(self, message)
 
-    def time_remaining(self) -> float | None:
-        return self._left
+    def pause(self) -> None:
+        self.pauses += 1
 
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
+    def resume(self) -> None:
+        self.pauses -= 1
 
-    def set_trailing_metadata(self, metadata: Any) -> None:
-        pass
+    def send(self, *parts: Any) -> None:
+        self.responses.append(parts)
+
+    def finish(self, trailers: bytes) -> None:
+        self.trailers, self.is_over = trailers, True
 
 
 def serving(test: Callable[[Models], Awaitable[None]]) -> None:
@@ -69,65 +74,62 @@ def test_responses_held_for_an_earlier_one_are_bounded(size: int, most: int) -> 
     async def test(models: Models) -> None:
         quick = bytes(a_request(values=bytes(size)).SerializeToString())
         slow = bytes(a_request("slow").SerializeToString())
-        call = Call(iter([slow, *[quick] * (most + 10)]))
-        stream = Stream(models, call)
-        running = asyncio.create_task(stream.run())
-        for _ in range(4 * most + 100):
-            await asyncio.sleep(0)
+        call = Call([slow, *[quick] * (most + 10)])
+        stream = Stream(models, call, lambda _: None)  # type: ignore[arg-type]
+        call.read()
         assert 10 < call.reads <= most
         for pending in list(stream._pending):  # the slow one is over: all go on
             models.cancel(pending.inference)
-        await running
-        assert call.reads == most + 12
+        call.read()
+        assert call.trailers
+        assert call.reads == most + 11
         assert len(call.responses) == most + 11
 
     serving(test)
 
 
-def pieces(sizes: list[int], *data: bytes) -> Iterator[bytes]:
-    head = Chunk()
-    request = a_request(values=bytes(sum(sizes)))
-    del request.raw_input_contents[:]
-    head.head.request.CopyFrom(request)
-    head.head.sizes.extend(sizes)
-    yield head.SerializeToString()
-    for one in data:
-        yield Chunk(data=one).SerializeToString()
+# --- messages --------------------------------------------------------------------------------------------------------
 
 
-def test_the_deadline_counts_from_the_last_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, spent = time.monotonic_ns, [100 * 10**9]
-
-    def sent() -> Iterator[bytes]:
-        yield from pieces([4], bytes(4))
-        spent[0] = 0  # the pieces took 100 s
-
-    async def test(models: Models) -> None:
-        monkeypatch.setattr(time, "monotonic_ns", lambda: real() - spent[0])
-        call = Call(sent(), left=20.0)
-        await infer_chunked(models, 1 << 20, set(), call)
-        assert len(call.responses) == 2
-
-    serving(test)
+def framed(message: bytes, is_compressed: int = 0) -> bytes:
+    return struct.pack(">BL", is_compressed, len(message)) + message
 
 
-def test_announced_chunks_take_no_memory() -> None:
+@pytest.mark.parametrize("step", [1, 3, 1000, 70_000, 1 << 20])
+def test_messages_are_assembled_however_they_are_split(step: int) -> None:
+    sent = [b"", b"a", bytes(300), b"b" * 70_000, b"", b"c" * 100_000, b"d"]
+    data = b"".join(map(framed, sent))
+    inbox, received = Inbox(1 << 20), []
+    for at in range(0, len(data), step):
+        inbox.put(data[at : at + step])
+        while (found := inbox.next()) is not None:
+            received.append(bytes(found[1]))
+    assert received == sent
+    assert inbox.is_empty
+
+
+def test_a_large_message_that_is_only_announced_takes_no_memory() -> None:
     def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-    async def test(models: Models) -> None:
-        before, grown = resident(), []
+    before = resident()
+    inbox = Inbox(1 << 30)
+    inbox.put(struct.pack(">BL", 0, 500_000_000) + bytes(100))
+    assert inbox.next() is None
+    assert not inbox.is_empty
+    assert resident() - before < 50_000_000
 
-        def sent() -> Iterator[bytes]:
-            yield next(announced)
-            grown.append(resident() - before)
 
-        announced = pieces([4])
-        head = Chunk.FromString(next(announced))
-        head.head.sizes[0] = 500_000_000
-        announced = iter([head.SerializeToString()])
-        with pytest.raises(Exception, match="announced 500000000 bytes of raw contents, but 0 arrived"):
-            await infer_chunked(models, 1 << 30, set(), Call(sent()))
-        assert grown[0] < 50_000_000
-
-    serving(test)
+@pytest.mark.parametrize(
+    ("prefix", "code", "words"),
+    [
+        ((0, 101), "RESOURCE_EXHAUSTED", "has 101 bytes; the server accepts at most 100"),
+        ((2, 1), "INTERNAL", "not with 0 or 1"),
+    ],
+)
+def test_invalid_prefixes_are_refused(prefix: tuple[int, int], code: str, words: str) -> None:
+    inbox = Inbox(100)
+    inbox.put(struct.pack(">BL", *prefix))
+    with pytest.raises(Refused, match=words) as refused:
+        inbox.next()
+    assert refused.value.code == code

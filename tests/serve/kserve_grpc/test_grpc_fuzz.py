@@ -14,11 +14,7 @@ from inferometer.tensors import DATATYPES
 from inferometer.wire import protobuf
 
 PATHS = sorted(
-    {
-        f"/{name}"
-        for set_of in ("inferometer", "health", "reflection_v1alpha")
-        for name in protobuf.bundled(set_of).methods
-    }
+    {f"/{name}" for set_of in ("kserve", "health", "reflection_v1alpha") for name in protobuf.bundled(set_of).methods}
 )
 FUZZED = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -117,14 +113,3 @@ def test_infer_requests_in_a_stream(channel: grpc.Channel, sent: list[Any]) -> N
     )
     if all(one.model_name != "many" for one in sent):
         assert len(responses) == len(sent)
-
-
-@FUZZED
-@given(one=infer_requests(), sent=st.lists(st.binary(max_size=30), max_size=3), claimed=st.lists(st.integers(0, 30)))
-def test_chunks(channel: grpc.Channel, one: Any, sent: list[bytes], claimed: list[int]) -> None:
-    head = messages.Chunk()
-    head.head.request.CopyFrom(one)
-    head.head.sizes.extend(claimed)
-    chunks = [head, *(messages.Chunk(data=data) for data in sent)]
-    send(channel, f"/{messages.OWN_SERVICE}/InferChunked", [chunk.SerializeToString() for chunk in chunks])
-    send(channel, f"/{messages.OWN_SERVICE}/InferStream", [one.SerializeToString()])

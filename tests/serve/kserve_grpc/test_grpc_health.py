@@ -31,7 +31,7 @@ def a_check(service: str) -> Any:
 # --- health ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService", "inferometer.Inference", "identity", "many"])
+@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService", "identity", "many"])
 def test_server_services_and_models_are_serving(channel: grpc.Channel, service: str) -> None:
     assert health_pb2_grpc.HealthStub(channel).Check(a_check(service)).status == SERVING
 
@@ -91,7 +91,6 @@ SERVICES = {
     "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",
     "inference.GRPCInferenceService",
-    "inferometer.Inference",
 }
 
 
@@ -102,7 +101,7 @@ def test_grpcios_client_finds_all_services_and_their_messages(channel: grpc.Chan
     for name in SERVICES:
         service = pool.FindServiceByName(name)
         assert [method.input_type.full_name for method in service.methods]
-    method = pool.FindServiceByName("inferometer.Inference").methods_by_name["InferStream"]
+    method = pool.FindServiceByName("inference.GRPCInferenceService").methods_by_name["ModelInfer"]
     assert method.input_type.full_name == "inference.ModelInferRequest"
 
 

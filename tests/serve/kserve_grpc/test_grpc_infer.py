@@ -1,6 +1,7 @@
 """Inference over gRPC with real models: unary calls, streams, deadlines, cancellation, errors."""
 
 import asyncio
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -223,13 +224,13 @@ def test_an_unknown_method_is_unimplemented(served: Served) -> None:
 # --- timing, compression, limits -------------------------------------------------------------------------------------
 
 
-def test_queue_and_compute_time_are_in_parameters_and_trailers(stub: Stub) -> None:
+def test_queue_compute_and_total_time_are_in_the_trailers(stub: Stub) -> None:
     response, call = stub.ModelInfer.with_call(a_request("late"))
-    trailers = dict(call.trailing_metadata())
-    timing = server_timing.parse(trailers["server-timing"].encode())
-    assert timing is not None
-    assert timing.queue == response.parameters["queue_ns"].int64_param
-    assert timing.compute == response.parameters["compute_ns"].int64_param >= 40_000_000
+    assert not response.parameters
+    text = dict(call.trailing_metadata())["server-timing"]
+    times = {name: float(value) for name, value in re.findall(r"(\w+);dur=([0-9.]+)", text)}
+    assert list(times) == ["queue", "compute", "total"]
+    assert 40 <= times["compute"] <= times["queue"] + times["compute"] < times["total"] < 1000 * PATIENCE_S
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
@@ -386,13 +387,10 @@ def test_clients_that_vanish_during_a_response_leave_nothing_behind(
 @pytest.mark.parametrize("model", ["late", "many"])
 def test_a_streams_trailer_has_the_total_times_of_its_requests(stub: Stub, model: str) -> None:
     call = stub.ModelStreamInfer(iter([a_request(model), a_request(model)]))
-    responses = [one.infer_response for one in call]
+    assert len(list(call)) == 2 * (3 if model == "many" else 1)
     timing = server_timing.parse(dict(call.trailing_metadata())["server-timing"].encode())
     assert timing is not None
-    assert timing.compute >= max(one.parameters["compute_ns"].int64_param for one in responses)
-    if model == "late":
-        sums = [sum(one.parameters[name].int64_param for one in responses) for name in ("queue_ns", "compute_ns")]
-        assert [timing.queue, timing.compute] == pytest.approx(sums, abs=2)
+    assert timing.compute >= (2 * 40_000_000 if model == "late" else 2 * 1_000_000)
 
 
 def test_a_stream_without_requests_ends_with_ok(stub: Stub) -> None:
@@ -424,7 +422,7 @@ def test_many_concurrent_streams_on_one_connection(served: Served) -> None:
 
 
 def test_a_burst_of_calls_to_a_busy_server_is_served(served: Served, stub: Stub) -> None:
-    """By default, gRPC would cancel some of more than a thousand pending calls."""
+    """More calls than a server would process in one turn of its loop."""
     free = threading.Event()
     served.loop.call_soon_threadsafe(free.wait, PATIENCE_S)
     try:

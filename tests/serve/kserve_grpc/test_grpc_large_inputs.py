@@ -1,7 +1,9 @@
 """Inputs that take long to parse are handled in a thread: other calls are served meanwhile."""
 
 import threading
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,13 @@ import pytest
 from grpc_peer import PATIENCE_S, Served, Stub, a_request, failure
 from waiting import until
 
-from inferometer.serve.kserve import grpc_codec, messages
+from inferometer.serve.kserve import messages
 from inferometer.serve.models import checks
+from inferometer.serve.models.shared_memory import RegionSlice
+from inferometer.serve.offload import LARGE
 from inferometer.tensors import from_numpy
 
-COUNT = grpc_codec.LARGE
+COUNT = LARGE
 WORDS = [b"", b"a", b"bcd", b""] * (COUNT // 4)
 
 
@@ -102,3 +106,45 @@ def test_a_wrong_number_of_many_strings_is_refused(stub: Stub, kind: str, count:
         "INVALID_ARGUMENT",
         True,
     ), message
+
+
+@pytest.fixture
+def region(served: Served) -> Iterator[str]:
+    key = f"inferometer-test-{uuid.uuid4().hex}"
+    path = Path("/dev/shm", key)
+    path.write_bytes(bytes(4096))
+
+    async def register() -> None:
+        served.models.regions.register(key, key, 0, 4096)
+
+    async def unregister() -> None:
+        served.models.regions.unregister(key)
+
+    try:
+        served.run(register)
+        yield key
+        served.run(unregister)
+    finally:
+        path.unlink()
+
+
+def test_regions_are_read_only_for_inputs_of_the_model(
+    stub: Stub, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    read = RegionSlice.read
+
+    def noted(region_slice: RegionSlice) -> bytes:
+        reads.append(region_slice.byte_size)
+        return read(region_slice)
+
+    monkeypatch.setattr(RegionSlice, "read", noted)
+    request = messages.ModelInferRequest(model_name="all_types")
+    for name in ("IN_UINT8", *(f"i{i}" for i in range(100))):
+        one = request.inputs.add(name=name, datatype="UINT8", shape=[4096])
+        one.parameters["shared_memory_region"].string_param = region
+        one.parameters["shared_memory_byte_size"].int64_param = 4096
+    code, message = failure(lambda: stub.ModelInfer(request))
+    assert (code, "but got 101 inputs" in message, reads) == ("INVALID_ARGUMENT", True, [])
+    del request.inputs[1:]
+    assert (list(stub.ModelInfer(request).raw_output_contents), reads) == ([bytes(4096)], [4096])

@@ -1,6 +1,5 @@
 """--max-requests, --max-streams and --max-header over gRPC, and what they do not apply to."""
 
-import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,19 +18,6 @@ from inferometer.serve.settings import Limits
 OK, RESOURCE_EXHAUSTED = 0, 8
 CHECK = "/grpc.health.v1.Health/Check"
 FULL = "the server has 2 requests in progress"
-
-
-def own(channel: grpc.Channel) -> Stub:
-    return Stub(channel, messages.OWN_SERVICE)
-
-
-def a_head(size: int = 4) -> Any:
-    """Return the head of a chunked request: a row for `identity`, without its bytes."""
-    made = messages.Chunk()
-    made.head.request.CopyFrom(a_request(values=bytes(size)))
-    del made.head.request.raw_input_contents[:]
-    made.head.sizes.append(size)
-    return made
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -64,13 +50,8 @@ def test_all_kinds_of_inference_are_limited_and_metadata_calls_are_not(two: Serv
     in_flight = [stub.ModelInfer.future(a_request("slow")) for _ in range(2)]
     until(lambda: two.in_flight() == 2)
     options: dict[str, Any] = {"timeout": PATIENCE_S}
-    for call in (
-        lambda: stub.ModelInfer(a_request(), **options),
-        lambda: list(own(channel).InferStream(a_request(), **options)),
-        lambda: list(own(channel).InferChunked(iter([a_head(), messages.Chunk(data=bytes(4))]), **options)),
-    ):
-        code, words = failure(call)
-        assert (code, FULL in words) == ("RESOURCE_EXHAUSTED", True), words
+    code, words = failure(lambda: stub.ModelInfer(a_request(), **options))
+    assert (code, FULL in words) == ("RESOURCE_EXHAUSTED", True), words
     (response,) = stub.ModelStreamInfer(iter([a_request()]), **options)
     assert FULL in response.error_message
     assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), **options).status == 1
@@ -79,28 +60,8 @@ def test_all_kinds_of_inference_are_limited_and_metadata_calls_are_not(two: Serv
     assert not any(call.done() for call in in_flight)
 
 
-def test_chunked_requests_count_from_their_heads(two: Served, channel: grpc.Channel) -> None:
-    """Announced tensors, which may be large, are allocated from then on."""
-
-    async def receiving() -> int:
-        return len(two.server._receiving)
-
-    sent: list[queue.Queue[Any]] = [queue.Queue() for _ in range(2)]
-    calls = [own(channel).InferChunked(iter(one.get, None), timeout=2 * PATIENCE_S) for one in sent]
-    for one in sent:
-        one.put(a_head())
-    until(lambda: two.run(receiving) == 2)
-    code, words = failure(lambda: list(own(channel).InferChunked(iter([a_head()]), timeout=PATIENCE_S)))
-    assert (code, FULL in words) == ("RESOURCE_EXHAUSTED", True), words
-    for one, call in zip(sent, calls, strict=True):
-        one.put(messages.Chunk(data=bytes(4)))
-        one.put(None)
-        assert [piece.WhichOneof("piece") for piece in call] == ["head", "data"]
-    assert two.run(receiving) == 0
-
-
 def test_pending_calls_may_exceed_the_request_limit(two: Served, channel: grpc.Channel) -> None:
-    """Calls that arrive while the server is busy wait in gRPC, which does not refuse them by itself."""
+    """Calls that arrive while the server is busy wait in the socket."""
     check = health_pb2_grpc.HealthStub(channel).Check
     check(health_pb2.HealthCheckRequest())
     busy, go_on = threading.Event(), threading.Event()
@@ -148,8 +109,7 @@ def test_calls_beyond_the_limit_of_a_connection_wait(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [4 << 10, 24 << 10])
 def test_metadata_up_to_the_limit_is_accepted_and_more_is_refused(limit: int) -> None:
-    """HTTP/2 counts 32 additional bytes per entry; the other entries are about 300 bytes. gRPC's own limits differ and
-    are soft: beyond them, it refuses some calls at random."""
+    """HTTP/2 counts 32 additional bytes per entry; the other entries are about 300 bytes."""
     with serving(limits=Limits(head=limit)) as one, RawGrpc(one.grpc_address) as raw:
         for _ in range(2):
             assert raw.request(CHECK, ("padding", "x" * (limit - 500))) == OK

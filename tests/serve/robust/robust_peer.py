@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 from inferometer.serve.kserve import messages
-from inferometer.serve.kserve.messages import Chunk, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
+from inferometer.serve.kserve.messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 MIB = 1 << 20
 PATIENCE_S = 30
@@ -32,7 +32,6 @@ FILES_LEFT_OVER = 500
 
 MODEL_INFER = f"/{messages.KSERVE_SERVICE}/ModelInfer"
 STREAM_INFER = f"/{messages.KSERVE_SERVICE}/ModelStreamInfer"
-INFER_CHUNKED = f"/{messages.OWN_SERVICE}/InferChunked"
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -343,29 +342,7 @@ def large_over_grpc(server: Child, size: int) -> None:
     assert response[-size:] == data
 
 
-def large_in_chunks(server: Child, size: int) -> None:
-    def sent() -> Iterator[bytes]:
-        head = Chunk()
-        head.head.request.model_name = "identity"
-        head.head.request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, size // 4])
-        head.head.sizes.append(size)
-        yield head.SerializeToString()
-        piece = Chunk(data=_TRUTH).SerializeToString()
-        for _ in range(size // PIECE):
-            yield piece
-
-    with dialled(server.grpc_address) as channel:
-        received = 0
-        for message in channel.stream_stream(INFER_CHUNKED)(sent(), timeout=120):
-            chunk = Chunk.FromString(message)
-            if chunk.WhichOneof("piece") == "data":
-                first = received % PIECE
-                assert chunk.data == (_TRUTH + _TRUTH)[first : first + len(chunk.data)]
-                received += len(chunk.data)
-        assert received == size
-
-
-LARGE = {"HTTP": large_over_http, "gRPC": large_over_grpc, "gRPC in chunks": large_in_chunks}
+LARGE = {"HTTP": large_over_http, "gRPC": large_over_grpc}
 
 # --- many ------------------------------------------------------------------------------------------------------------
 

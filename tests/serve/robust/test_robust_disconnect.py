@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 from robust_peer import (
-    INFER_CHUNKED,
     MODEL_INFER,
     PATIENCE_S,
     PORTS,
@@ -28,7 +27,7 @@ from robust_peer import (
 )
 from waiting import until
 
-from inferometer.serve.kserve.messages import Chunk, ModelInferRequest
+from inferometer.serve.kserve.messages import ModelInferRequest
 
 DELAY_S, ROWS = 60, 1000
 PER_ROW = f'parameters {{ key: "per_row" value {{ string_value: "{DELAY_S * 1000 // ROWS}ms" }} }}'
@@ -89,17 +88,7 @@ def cancelled_stream(server: Child, stack: contextlib.ExitStack) -> Callable[[],
     return channel.stream_stream(STREAM_INFER)(iter([a_long_request().SerializeToString()])).cancel
 
 
-def cancelled_chunks(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
-    channel = stack.enter_context(dialled(server.grpc_address))
-    head = Chunk()
-    head.head.request.CopyFrom(a_long_request())
-    head.head.request.ClearField("raw_input_contents")
-    head.head.sizes.append(4 * ROWS)
-    sent = [head.SerializeToString(), Chunk(data=bytes(4 * ROWS)).SerializeToString()]
-    return channel.stream_stream(INFER_CHUNKED)(iter(sent)).cancel
-
-
-LEAVING = [closed_http, closed_channel, cancelled_call, cancelled_stream, cancelled_chunks]
+LEAVING = [closed_http, closed_channel, cancelled_call, cancelled_stream]
 
 
 def executing(server: Child) -> bool:

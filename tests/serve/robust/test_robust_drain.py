@@ -46,9 +46,9 @@ NO_CONNECTION = ("failed to connect", "GOAWAY", "Connection refused")
 """grpcio's messages for a call that never reached a server."""
 UNHURRIED = """
 from inferometer.serve import app
-from inferometer.serve.kserve import grpc
+from inferometer.serve.grpc import server
 
-app._ANNOUNCED_S, app._GOODBYE_NS, grpc._GOODBYE_S = 1.0, 500_000_000, 0.3
+app._ANNOUNCED_S, app._GOODBYE_NS, server._GOODBYE_S = 1.0, 500_000_000, 0.3
 """
 """Watchers are notified first because the server delays its first refusal, and requests that cross its announcement get
 responses because it delays closing: here for longer than a thread of this test may be blocked on a busy machine."""

@@ -1,8 +1,6 @@
 """Large tensors: the server's memory is bounded by a multiple of their size, and is freed.
 
-The multiples: over HTTP and in chunks, a tensor is in memory once. gRPC holds a message in its own slices, in the bytes
-made of them and in the response; grpcio's own echo server needs three times the size, and ours may need five. `python
--m bench soak` does the same with 1 GiB.
+A tensor is in memory once. `python -m bench soak` does the same with 1 GiB.
 """
 
 import contextlib
@@ -32,11 +30,11 @@ from robust_peer import (
 )
 from waiting import until
 
-from inferometer.serve.kserve.messages import OWN_SERVICE, ModelStreamInferResponse
+from inferometer.serve.kserve.messages import ModelStreamInferResponse
 
 pytestmark = pytest.mark.slow
 SIZE = 48 * MIB
-TIMES = {"HTTP": 1.1, "gRPC": 5.0, "gRPC in chunks": 1.5}
+TIMES = {"HTTP": 1.1, "gRPC": 1.1}
 BESIDES = 24 * MIB
 """Allowance for buffers, sockets and the allocator."""
 
@@ -57,7 +55,7 @@ def test_a_large_tensor_needs_a_bounded_multiple_of_its_size(server: Child, way:
     assert server.errors() == ""
 
 
-@pytest.mark.parametrize("way", ["HTTP", "gRPC in chunks"])
+@pytest.mark.parametrize("way", LARGE)
 def test_repeated_large_tensors_need_no_more_memory_than_one(server: Child, way: str) -> None:
     """Nothing is left behind for the garbage collector."""
     LARGE[way](server, SIZE // 4)
@@ -79,7 +77,7 @@ def test_requests_of_a_stream_are_freed(server: Child) -> None:
             assert not ModelStreamInferResponse.FromString(data).error_message
             count -= 1
     assert not count
-    # Up to 64 MiB of responses wait, and gRPC reads ahead; all requests and responses would be 64 times the size.
+    # Up to 64 MiB of responses wait; all requests and responses would be 64 times the size.
     assert server.peak() - before <= 24 * size + BESIDES
 
 
@@ -122,9 +120,9 @@ def test_refused_requests_are_freed(tmp_path: Path) -> None:
                 assert client.request(infer_head("identity", size, [1, 7]) + bytes(size))[0] == 400
                 for model in ("failing", "nope"):
                     message = a_request(model, bytes(size)).SerializeToString()
-                    for path in (MODEL_INFER, f"/{OWN_SERVICE}/InferStream", STREAM_INFER):
+                    for path in (MODEL_INFER, STREAM_INFER):
                         with contextlib.suppress(grpc.RpcError):
                             list(channel.stream_stream(path)(iter([message]), timeout=PATIENCE_S))
-        # The server received 80 x size. (The last response is sent before all of it is freed.)
+        # The server received 64 x size. (The last response is sent before all of it is freed.)
         until(lambda: server.memory() - before <= 8 * size + BESIDES, "the memory is freed")
         assert server.errors() == ""

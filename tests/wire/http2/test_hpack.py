@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.wire.http2 import huffman
-from inferometer.wire.http2.fields import HeaderReader, validate
+from inferometer.wire.http2.fields import HeaderReader, validate_response
 from inferometer.wire.http2.hpack import NO_TABLE, STATIC, HpackDecoder, HpackError, encode
 
 LIMIT = 1 << 20
@@ -145,7 +145,7 @@ def test_blocks_encoded_by_the_library_decode_here(
 
 @given(LISTS)
 def test_cached_blocks_give_the_same_headers(fields: list[tuple[bytes, bytes]]) -> None:
-    encoder, reader, decoder = hpack.Encoder(), HeaderReader(LIMIT), HpackDecoder()
+    encoder, reader, decoder = hpack.Encoder(), HeaderReader(LIMIT, "the server", validate_response), HpackDecoder()
     for _ in range(4):
         for some in (fields, fields[:2], fields[2:]):
             block = encoder.encode(some)
@@ -155,7 +155,7 @@ def test_cached_blocks_give_the_same_headers(fields: list[tuple[bytes, bytes]]) 
 
 
 def test_known_block_is_looked_up_until_the_table_changes() -> None:
-    reader = HeaderReader(LIMIT)
+    reader = HeaderReader(LIMIT, "the server", validate_response)
     reader.read(b"\x40\x01a\x01b")
     assert not reader.known
     assert reader.read(b"\xbe").headers == ((b"a", b"b"),)
@@ -169,7 +169,7 @@ def test_known_block_is_looked_up_until_the_table_changes() -> None:
 
 
 def test_cache_of_blocks_is_bounded() -> None:
-    reader = HeaderReader(LIMIT)
+    reader = HeaderReader(LIMIT, "the server", validate_response)
     for number in range(2000):
         reader.read(encode([(b"x", b"%d" % number)]))
     reader.read(encode([(b"x", b"y" * 5000)]))
@@ -374,7 +374,7 @@ def test_list_beyond_the_limit_is_none_and_the_table_is_still_updated() -> None:
     ],
 )
 def test_malformed_fields_are_detected(fields: list[tuple[bytes, bytes]], status: int, expected: str) -> None:
-    block = validate(tuple(fields))
+    block = validate_response(tuple(fields))
     assert block.status == status
     assert expected in block.fault
     assert bool(block.fault) == bool(expected)

@@ -4,14 +4,13 @@ from typing import Any
 
 from inferometer.wire import protobuf
 
-SCHEMA = protobuf.bundled("inferometer")
-"""inferometer.proto with its imports: kserve.proto and model_config.proto."""
+SCHEMA = protobuf.bundled("kserve")
+"""kserve.proto with its import, model_config.proto."""
 
 Message = Any
 """An instance of a class that exists only at run time."""
 
 KSERVE_SERVICE = "inference.GRPCInferenceService"
-OWN_SERVICE = "inferometer.Inference"
 
 
 def _class(name: str) -> type[Any]:
@@ -42,5 +41,3 @@ CudaSharedMemoryStatusResponse = _class("inference.CudaSharedMemoryStatusRespons
 CudaSharedMemoryUnregisterResponse = _class("inference.CudaSharedMemoryUnregisterResponse")
 TraceSettingResponse = _class("inference.TraceSettingResponse")
 LogSettingsResponse = _class("inference.LogSettingsResponse")
-
-Chunk = _class("inferometer.Chunk")

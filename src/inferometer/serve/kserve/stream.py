@@ -1,286 +1,222 @@
-"""Inference over gRPC streams: ModelStreamInfer (many requests and their responses) and InferStream (one request).
+"""ModelStreamInfer: many requests and their responses on one stream.
 
 As in Triton, responses of ordinary models are sent in the order of their requests, those of decoupled models as soon as
-they are available, and an error is a message of its own, after which the stream continues. The amount of unsent data is
-bounded: the server stops reading from a client that does not read its responses.
+they are available, and an error is a message of its own, after which the stream continues. What waits is bounded: the
+server stops reading from a stream with too many requests in progress, or too many responses that wait for their turn.
 """
 
-import asyncio
-import time
 from collections import deque
+from collections.abc import Callable
 
-import grpc  # type: ignore[import-untyped]
-
+from inferometer.serve.grpc import status
+from inferometer.serve.grpc.call import Call
 from inferometer.serve.kserve import backpressure, grpc_codec
-from inferometer.serve.kserve.grpc_calls import anew, deadline, inference, is_decoupled, let_go, prepare, say_times
-from inferometer.serve.kserve.handlers import Context, refusal, shown
+from inferometer.serve.kserve.grpc_codec import Data, Raw
 from inferometer.serve.kserve.messages import Message, ModelInferResponse, ModelStreamInferResponse
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Output, Refused
+from inferometer.serve.offload import LARGE
+from inferometer.timing.clock import now
 
 _MAX_PENDING = 1024
-_MAX_WAITING = 64 << 20
-"""Requests in progress, and bytes of unsent responses, from which on the stream is not read."""
+_MAX_HELD = 64 << 20
+"""Requests in progress, and bytes of responses that wait for those of earlier requests, from which on the stream is not
+read."""
 
 
-def _stopping() -> Refused:
-    return Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
+class ModelStreamInfer:
+    """The method, and all of its streams."""
 
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._streams: set[Stream] = set()
 
-class Outbox:
-    """Messages to be sent to a client."""
+    def __call__(self, call: Call) -> None:
+        self._streams.add(Stream(self._models, call, self._streams.discard))
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._waiting: deque[bytes] = deque()
-        self._bytes = 0
-        self._changed = asyncio.Event()
-        self._is_complete = False
-        self.has_overflown = False
-
-    def put(self, message: bytes) -> None:
-        if self.has_overflown:
-            return
-        self._waiting.append(message)
-        self._bytes += len(message)
-        self._changed.set()
-        if self._bytes > backpressure.GIVEN_UP and len(self._waiting) > 1:
-            self._waiting.clear()
-            self.has_overflown = True
-
-    def complete(self) -> None:
-        """Note that no more messages will be added."""
-        self._is_complete = True
-        self._changed.set()
-
-    @property
-    def has_room(self) -> bool:
-        return self._bytes <= _MAX_WAITING
-
-    async def send(self, sent: asyncio.Event | None = None) -> None:
-        """Write until all messages are written; `sent` is set after each one."""
-        while True:
-            while self._waiting:
-                message = self._waiting.popleft()
-                await self._context.write(message)
-                self._bytes -= len(message)
-                del message
-                if sent is not None:
-                    sent.set()
-            if self._is_complete:
-                return
-            self._changed.clear()
-            await self._changed.wait()
-
-
-# --- one request -----------------------------------------------------------------------------------------------------
-
-
-async def infer_stream(models: Models, context: Context) -> None:
-    data = await context.read()
-    if data is grpc.aio.EOF:
-        raise Refused("INVALID_ARGUMENT", "the call contains no request")
-    now = time.monotonic_ns()
-    request, raw, typed = grpc_codec.parse(data)
-    outbox, end = Outbox(context), _End()
-
-    def answer(outputs: tuple[Output, ...]) -> None:
-        made = grpc_codec.head(one.model, one.version, one.id, outputs, (one.queue_ns, one.compute_ns))
-        outbox.put(grpc_codec.joined(made, outputs))
-        if outbox.has_overflown:
-            end.refused = backpressure.not_read()
-            models.cancel(one)
-
-    def ended(refused: Refused | None) -> None:
-        end.refused = end.refused or refused
-        outbox.complete()
-
-    one = inference(
-        models, request, raw, typed, answer=answer, ended=ended, deadline=deadline(context, now), arrived=now
-    )
-    del request, raw, typed, data
-    try:
-        await prepare(context)
-        models.submit(one)
-        await outbox.send()
-        say_times(context, one.queue_ns, one.compute_ns)
-    finally:
-        models.cancel(one)
-        let_go(one)
-    if end.refused is not None:
-        raise anew(end.refused)
-
-
-class _End:
-    refused: Refused | None = None
-
-
-# --- many requests ---------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Accept no more requests; the streams end when those in progress have their responses."""
+        for stream in list(self._streams):
+            stream.end(Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests"))
 
 
 class _Request:
     """One request of a stream."""
 
-    __slots__ = ("decoupled", "empty_final", "id", "inference", "model", "over", "ready")
+    __slots__ = ("arrived", "empty_final", "id", "inference", "is_decoupled", "is_over", "model", "ready")
 
-    def __init__(self, request: Message) -> None:
-        self.id, self.model = request.id, request.model_name
-        self.decoupled = self.empty_final = self.over = False
+    def __init__(self, id: str, arrived: int) -> None:
+        self.id, self.arrived, self.model = id, arrived, ""
+        self.is_decoupled = self.empty_final = self.is_over = False
         self.inference: Inference | None = None
-        self.ready: list[bytes] = []
+        self.ready: list[tuple[Data, ...]] = []
         """Responses that wait for their turn."""
 
 
 class Stream:
     """One call of ModelStreamInfer."""
 
-    def __init__(self, models: Models, context: Context) -> None:
-        self._models, self._context = models, context
-        self._outbox = Outbox(context)
+    def __init__(self, models: Models, call: Call, over: Callable[["Stream"], None]) -> None:
+        self._models, self._call, self._over = models, call, over
         self._in_order: deque[_Request] = deque()
         """Requests whose responses are not sent yet, except those to decoupled models."""
         self._held = 0
         """Bytes of responses that wait for those of an earlier request."""
         self._pending: set[_Request] = set()
-        self._moved = asyncio.Event()
-        """Set when a request ended or a message was sent."""
-        self._reader: asyncio.Task[None] | None = None
-        self._is_read = False
+        self._is_full = self._is_read = False
         self._refused: Refused | None = None
-        self._queue_ns = self._compute_ns = 0
-        """Queue time of all requests together; each response has its own."""
+        self._times = [0, 0, 0]
+        """Queue, compute and total time of all requests together."""
+        call.on_message, call.on_ended, call.on_cancelled = self._message, self._all_read, self._cancel
 
-    async def run(self) -> None:
-        await prepare(self._context)
-        self._reader = asyncio.ensure_future(self._read())
+    def end(self, refused: Refused) -> None:
+        """Accept no more requests, and refuse the call when those in progress have their responses."""
+        if not self._is_read:
+            self._refused = refused
+            self._call.on_message = lambda *_: None
+            self._all_read(self._call)
+
+    def _all_read(self, call: Call) -> None:
+        self._is_read = True
+        self._complete()
+
+    def _cancel(self) -> None:
+        self._over(self)
+        for request in list(self._pending):
+            if request.inference is not None:
+                self._models.cancel(request.inference)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _message(self, call: Call, data: Data) -> None:
         try:
-            await self._outbox.send(self._moved)
-            say_times(self._context, self._queue_ns, self._compute_ns)
-        finally:
-            self._reader.cancel()
-            for request in list(self._pending):
-                if request.inference is not None:
-                    self._models.cancel(request.inference)
-        if self._refused is not None:
-            raise anew(self._refused)
-
-    def end_input(self) -> None:
-        """Accept no more requests; the stream ends when those in progress have their responses."""
-        if self._reader is not None and not self._is_read:
-            self._refused = self._refused or _stopping()
-            self._reader.cancel()
-
-    async def _read(self) -> None:
-        try:
-            while (data := await self._context.read()) is not grpc.aio.EOF:
-                self._take(data)
-                del data
-                while not self._has_room():
-                    self._moved.clear()
-                    await self._moved.wait()
-        except Exception as error:  # refused requests do not end a stream, so this is the connection
-            self._refused = refusal(error)
-        finally:
-            self._is_read = True
-            self._complete()
-
-    def _has_room(self) -> bool:
-        under_way = max(len(self._pending), len(self._in_order))
-        return under_way < _MAX_PENDING and self._held <= _MAX_WAITING and self._outbox.has_room
-
-    def _take(self, data: bytes) -> None:
-        now = time.monotonic_ns()
-        try:
-            request, raw, typed = grpc_codec.parse(data)
+            message, raw = grpc_codec.cut(data)
         except Refused as refused:
-            self._outbox.put(_error(refused.message, ModelInferResponse()))
+            call.send(_error(refused.message, ModelInferResponse()))
             return
-        one = _Request(request)
-        self._pending.add(one)
+        if len(message) <= LARGE:
+            try:
+                self._submit(*self._decode(message, raw))
+            except Refused as refused:
+                call.send(_error(refused.message, ModelInferResponse()))
+            self._check_room()
+            return
+        call.pause()  # until it is submitted, so that requests keep their order
+        self._models.offload.run(len(message), lambda: self._decode(message, raw), self._decoded)
+
+    def _decode(self, message: Data, raw: Raw) -> tuple[str, Inference | Refused]:
+        request = grpc_codec.parse(message)
         try:
-            one.decoupled = is_decoupled(self._models, request)
-            made = one.inference = inference(
-                self._models,
-                request,
-                raw,
-                typed,
-                answer=lambda outputs: self._answer(one, outputs),
-                ended=lambda refused: self._ended(one, refused),
-                deadline=deadline(self._context, now),
-                arrived=now,
-            )
-            one.empty_final = one.decoupled and bool(made.parameters.get(grpc_codec.EMPTY_FINAL, False))
-            if not one.decoupled:
-                self._in_order.append(one)
-            self._models.submit(made)
+            return request.id, grpc_codec.decode(self._models, request, raw, True)
         except Exception as error:
-            if not one.decoupled and (not self._in_order or self._in_order[-1] is not one):
-                self._in_order.append(one)
-            one.ready.append(_error(refusal(error).message, ModelInferResponse(id=one.id)))
-            self._over(one)
+            return request.id, status.refusal(error)
+
+    def _decoded(self, decoded: tuple[str, Inference | Refused] | None, error: BaseException | None) -> None:
+        if self._call.is_over:
+            return
+        if decoded is None:
+            self._call.send(_error(status.refusal(error or MemoryError()).message, ModelInferResponse()))
+        else:
+            self._submit(*decoded)
+            self._check_room()
+        self._call.resume()
+
+    def _submit(self, id: str, one: Inference | Refused) -> None:
+        request = _Request(id, self._call.arrived)
+        self._pending.add(request)
+        try:
+            if isinstance(one, Refused):
+                raise one
+            request.inference, request.model = one, one.model
+            request.is_decoupled = self._models.find(one.model, one.version).decoupled
+            request.empty_final = request.is_decoupled and bool(one.parameters.get(grpc_codec.EMPTY_FINAL, False))
+            if not request.is_decoupled:
+                self._in_order.append(request)
+            one.answer = lambda outputs: self._answer(request, outputs)
+            one.ended = lambda refused: self._ended(request, refused)
+            one.arrived, one.deadline = request.arrived, self._call.deadline
+            self._models.submit(one)
+        except Exception as error:
+            if not request.is_decoupled and (not self._in_order or self._in_order[-1] is not request):
+                self._in_order.append(request)
+            request.ready.append((_error(status.refusal(error).message, ModelInferResponse(id=request.id)),))
+            self._done(request)
+
+    def _check_room(self) -> None:
+        in_progress = max(len(self._pending), len(self._in_order))
+        is_full = in_progress >= _MAX_PENDING or self._held > _MAX_HELD
+        if is_full != self._is_full and not self._call.is_over:
+            self._is_full = is_full
+            (self._call.pause if is_full else self._call.resume)()
+
+    # --- responses ---------------------------------------------------------------------------------------------------
 
     def _answer(self, request: _Request, outputs: tuple[Output, ...]) -> None:
         one = request.inference
         assert one is not None
-        times = one.queue_ns, one.compute_ns
-        made = grpc_codec.head(one.model, one.version, one.id, outputs, times, final=not request.decoupled)
-        message = grpc_codec.in_stream(made, outputs)
-        if not request.decoupled:
-            request.ready.append(message)
+        parts = grpc_codec.in_stream(grpc_codec.response(one, outputs, final=not request.is_decoupled))
+        if not request.is_decoupled:
+            request.ready.append(parts)
             return
-        self._outbox.put(message)
-        if self._outbox.has_overflown:
-            self._refused = backpressure.not_read()
-            self.end_input()
-            self._models.cancel(one)
+        self._call.send(*parts)
+        if self._call.unsent > backpressure.GIVEN_UP:
+            self._call.abort(backpressure.not_read())
 
     def _ended(self, request: _Request, refused: Refused | None) -> None:
         one = request.inference
         if one is not None and one.started >= 0:
-            self._queue_ns += one.queue_ns
-            self._compute_ns += one.finished - one.started if request.decoupled else one.compute_ns
+            self._times[0] += one.queue_ns
+            self._times[1] += one.finished - one.started if request.is_decoupled else one.compute_ns
         if refused is not None:
-            request.ready.append(_error(refused.message, _empty(request, final=not request.decoupled)))
+            message = _error(refused.message, _empty(request, final=not request.is_decoupled))
+            request.ready.append((message,))
         if request.empty_final:
-            request.ready.append(grpc_codec.in_stream(_empty(request, final=True), ()))
-        self._over(request)
+            message = ModelStreamInferResponse(infer_response=_empty(request, final=True)).SerializeToString()
+            request.ready.append((message,))
+        self._done(request)
 
-    def _over(self, request: _Request) -> None:
+    def _done(self, request: _Request) -> None:
         """Send the last messages of a request, or hold them until the requests before it are done."""
-        request.over = True
+        request.is_over = True
         request.inference = None  # break the reference cycle, so that its tensors are freed at once
         self._pending.discard(request)
-        if request.decoupled:
+        if request.is_decoupled:
             self._send(request)
         else:
             self._held += _size(request)
-        while self._in_order and self._in_order[0].over:
+        while self._in_order and self._in_order[0].is_over:
             first = self._in_order.popleft()
             self._held -= _size(first)
             self._send(first)
-        self._moved.set()
+        self._check_room()
         self._complete()
 
     def _send(self, request: _Request) -> None:
-        for message in request.ready:
-            self._outbox.put(message)
+        for parts in request.ready:
+            self._call.send(*parts)
+        self._times[2] += now() - request.arrived
 
     def _complete(self) -> None:
-        if self._is_read and not self._pending:
-            self._outbox.complete()
+        if self._is_read and not self._pending and not self._call.is_over:
+            self._over(self)
+            if self._refused is not None:
+                self._call.finish(status.trailers(self._refused), self._refused.code)
+            else:
+                self._call.finish(status.timed(*self._times))
 
 
 def _size(request: _Request) -> int:
-    return sum(map(len, request.ready))
+    return sum(len(part) for parts in request.ready for part in parts)
 
 
 def _empty(request: _Request, final: bool) -> Message:
-    made = ModelInferResponse(model_name=request.model, id=request.id)
-    made.parameters[grpc_codec.FINAL].bool_param = final
-    return made
+    empty = ModelInferResponse(model_name=request.model, id=request.id)
+    empty.parameters[grpc_codec.FINAL].bool_param = final
+    return empty
 
 
-def _error(message: str, answer: Message) -> bytes:
-    made = ModelStreamInferResponse(error_message=shown(message), infer_response=answer)
-    data: bytes = made.SerializeToString()
+def _error(message: str, response: Message) -> bytes:
+    data: bytes = ModelStreamInferResponse(
+        error_message=status.shown(message), infer_response=response
+    ).SerializeToString()
     return data

@@ -1,13 +1,16 @@
-"""HTTP/2, client side (RFC 9113, RFC 7541): bytes in, events out; requests in, bytes out.
+"""HTTP/2 (RFC 9113, RFC 7541), client and server side: bytes in, events out; requests or responses in, bytes out.
 
-`client.Http2Client` is one connection. `hpack.encode` makes the header block of a request once, before the run. A block does
-not refer to the state of any connection, so it serves any number of requests on any connection.
+`client.Http2Client` and `server.Http2Server` are one connection each. `hpack.encode` makes the header block of a request or
+response once, ahead of time. A block does not refer to the state of any connection, so it serves any number of requests on
+any connection.
 
-    client.py     the connection: turns received bytes into events
+    client.py     the client's connection: what received frames mean, as events
+    server.py     the server's connection, with its protection against floods
+    connection.py what both share: received bytes to frames
     outbox.py     bytes to send: order of frames, flow-control windows, fairness between streams
     control.py    handlers for the frames that are neither HEADERS nor DATA
     fast_path.py  responses that arrive in one piece and have the same layout as an earlier one
-    fields.py     validation of response headers, cached by header block
+    fields.py     validation of headers, cached by header block
     hpack.py      header blocks <-> lists of fields
     huffman.py    HPACK's string code
     frames.py     numbers, names and layouts of frames
@@ -15,10 +18,24 @@ not refer to the state of any connection, so it serves any number of requests on
 """
 
 from inferometer.wire.http2.client import Http2Client
-from inferometer.wire.http2.events import Data, Event, GoAway, Headers, Http2Error, Reset
+from inferometer.wire.http2.events import (
+    Data,
+    Event,
+    Fields,
+    GoAway,
+    Headers,
+    HeadersTooLarge,
+    Http2Error,
+    RequestData,
+    RequestHeaders,
+    RequestTrailers,
+    Reset,
+    ServerEvent,
+)
 from inferometer.wire.http2.fast_path import Layout
 from inferometer.wire.http2.frames import CANCEL, NO_ERROR, REFUSED_STREAM, code_name
 from inferometer.wire.http2.hpack import encode
+from inferometer.wire.http2.server import Http2Server
 
 __all__ = [
     "CANCEL",
@@ -26,12 +43,19 @@ __all__ = [
     "REFUSED_STREAM",
     "Data",
     "Event",
+    "Fields",
     "GoAway",
     "Headers",
+    "HeadersTooLarge",
     "Http2Client",
     "Http2Error",
+    "Http2Server",
     "Layout",
+    "RequestData",
+    "RequestHeaders",
+    "RequestTrailers",
     "Reset",
+    "ServerEvent",
     "code_name",
     "encode",
 ]

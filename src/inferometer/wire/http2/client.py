@@ -18,76 +18,42 @@ Rules:
 
 from inferometer.wire.failures import bounded, is_tls
 from inferometer.wire.http2 import control, frames
+from inferometer.wire.http2.connection import ANY, Connection
 from inferometer.wire.http2.events import Data, Event, Headers, Http2Error
 from inferometer.wire.http2.fast_path import Layout, Layouts
-from inferometer.wire.http2.fields import HeaderReader
+from inferometer.wire.http2.fields import HeaderReader, validate_response
 from inferometer.wire.http2.frames import (
     CANCEL,
-    CONTINUATION,
     DATA,
-    END_HEADERS,
     END_STREAM,
     FLOW_CONTROL_ERROR,
-    FRAME_SIZE_ERROR,
-    HEAD,
     HEADERS,
     MAX_NUMBER,
-    MIN_MAX_FRAME,
     PADDED,
-    PRIORITIZED,
     PROTOCOL_ERROR,
     SETTINGS,
     kind_name,
-    unpack_head,
 )
-from inferometer.wire.http2.hpack import HpackError
 from inferometer.wire.http2.outbox import Outbox, OutgoingStream
 
-_ANY = -1
-_HEADERS_FORM = END_HEADERS | PADDED | PRIORITIZED
 _MAX_STATUS_LINE = 300
-_MAX_CONTINUATIONS = 64
-_BLOCK_FACTOR = 4
-"""A header block may be this many times as large as the limit on header lists; a larger block is not even decoded."""
 
 
-class Http2Client:
+class Http2Client(Connection):
     """The state of one connection. See the module's docstring for how to drive it."""
 
-    __slots__ = (
-        *("_block", "_block_flags", "_data_flags", "_data_left", "_data_padding", "_data_stream", "_error"),
-        *("_expected", "_expected_stream", "_half", "_kept", "_kept_size", "_known", "_layouts", "_max_frame"),
-        *("_max_list", "_needed", "_reader", "_received", "_streams", "_window", "outbox", "settings_received"),
-    )
+    __slots__ = ("_half", "_layouts", "_received", "_window")
 
     def __init__(self, window: int = MAX_NUMBER, max_frame: int = 1 << 20, max_header_list: int = 64 << 10) -> None:
         """`window`: bytes that the server may send before our next update, per stream and on the whole connection."""
         if not frames.DEFAULT_WINDOW <= window <= MAX_NUMBER:
             raise ValueError(f"window must be between 65535 and 2147483647 bytes (got {window})")
-        if not MIN_MAX_FRAME <= max_frame <= frames.MAX_MAX_FRAME:
-            raise ValueError(f"max_frame must be between 16384 and 16777215 bytes (got {max_frame})")
-        self.settings_received = False
-        self.outbox = Outbox()
-        """The bytes to send. Callers on the hot path use its `is_closing`, `max_streams`, `request` and `take` directly."""
-        self._streams = self.outbox.streams
-        self._reader = HeaderReader(max_header_list)
-        self._known = self._reader.known
+        reader = HeaderReader(max_header_list, "the server", validate_response)
+        super().__init__(Outbox("the server"), reader, control.CLIENT_HANDLERS, max_frame)
         self._layouts = Layouts()
-        self._max_list = max_header_list
-        self._max_frame = max_frame
         self._window = window
         self._half = window // 2
         self._received = 0  # bytes of DATA for which the connection's window was not yet topped up
-        self._error: Http2Error | None = None
-        self._expected = SETTINGS  # the only kind of frame that may come next, or _ANY
-        self._expected_stream = 0  # and the stream that it must belong to
-        self._kept: list[bytes] = []  # the beginning of an incomplete frame other than DATA
-        self._kept_size = 0
-        self._needed = 0  # number of bytes that must be there before it is parsed again
-        self._data_stream = self._data_flags = 0  # the DATA frame that is being received,
-        self._data_left = self._data_padding = 0  # the bytes of it still to come, and how many of them are padding
-        self._block: list[bytes] = []  # a header block that still lacks a CONTINUATION
-        self._block_flags = 0
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -122,10 +88,6 @@ class Http2Client:
         return self.outbox.take(limit)
 
     @property
-    def open_streams(self) -> int:
-        return len(self._streams)
-
-    @property
     def max_streams(self) -> int:
         """Number of streams that the server allows to be open; a very large number while it has set no limit."""
         return self.outbox.max_streams
@@ -141,11 +103,6 @@ class Http2Client:
         return self.outbox.blocked
 
     # --- received bytes ----------------------------------------------------------------------------------------------
-
-    @property
-    def mid_frame(self) -> bool:
-        """Whether the bytes received so far end inside a frame or a header block."""
-        return bool(self._kept or self._data_left or self._block)
 
     def eof(self) -> None:
         """Handle the server's close; raises Http2Error if it happened in the middle of a frame."""
@@ -165,7 +122,7 @@ class Http2Client:
         Returns None for any other data, which must then go to `feed`.
         """
         layout = self._layouts.by_size.get(len(data))
-        if layout is None or self._kept or self._data_left or self._expected != _ANY:
+        if layout is None or self._kept or self._data_left or self._expected != ANY:
             return None
         start, number, middle, number_2, body, end, number_3, block = layout.unpack(data)
         if (
@@ -194,90 +151,20 @@ class Http2Client:
         events: list[Event] = []
         try:
             if self._kept:
-                self._kept.append(data)
-                self._kept_size += len(data)
-                if self._kept_size < self._needed:
-                    return events
-                data = b"".join(self._kept)
-                self._kept.clear()
+                data = self._join(data)
             self._frames(data, events)
             if len(events) == 3:
                 self._layouts.learn(data, events, self._known)
         except Http2Error as error:
             self._layouts.by_size.clear()
-            error.events = events
-            self._error = error
-            self.outbox.fail(error.code, error.message)
+            self._break(error, events)
             raise
         return events
 
-    def _frames(self, data: bytes, events: list[Event]) -> None:
-        at = self._data_part(data, 0, events) if self._data_left else 0
-        size = len(data)
-        while size - at >= HEAD:
-            word, flags, number = unpack_head(data, at)
-            number &= MAX_NUMBER
-            kind = word & 0xFF
-            length = word >> 8
-            start = at + HEAD
-            stop = start + length
-            if (self._expected != _ANY or length > self._max_frame) and not self._is_allowed(
-                kind, length, number, data
-            ):
-                self._keep(data, size + 1)
-                return
-            if kind == DATA:
-                if flags & PADDED and length and start == size:
-                    break  # the length of the padding has not arrived yet
-                at = self._on_data(flags, number, length, data, start, events)
-            elif stop > size:
-                self._keep(data[at:], HEAD + length)
-                return
-            else:
-                if kind == HEADERS and flags & _HEADERS_FORM == END_HEADERS:
-                    self._on_block(number, data[start:stop], flags & END_STREAM, events)
-                else:
-                    self._on_frame(kind, flags, number, data[start:stop], events)
-                at = stop
-        if at < size:
-            self._keep(data[at:], HEAD)
-
-    def _on_frame(self, kind: int, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        if kind == HEADERS:
-            self._on_headers(flags, number, payload, events)
-        elif kind == CONTINUATION:
-            self._on_continuation(flags, number, payload, events)
-        elif kind == SETTINGS:
-            self._on_settings(flags, number, payload)
-        elif kind in control.HANDLERS:  # frames of unknown types must be ignored
-            control.HANDLERS[kind](self.outbox, flags, number, payload, events)
-
-    def _keep(self, rest: bytes, needed: int) -> None:
-        self._kept.append(rest)
-        self._kept_size = len(rest)
-        self._needed = needed
-
-    def _is_allowed(self, kind: int, length: int, number: int, data: bytes) -> bool:
-        """Raise if the frame violates the protocol.
-
-        Returns False if this is not HTTP/2 but an HTTP/1.1 status line that must arrive completely to be reported.
-        """
-        if self._expected == SETTINGS and kind != SETTINGS:
-            if data[:5] == b"HTTP/" and b"\n" not in data and len(data) < _MAX_STATUS_LINE:
-                return False
-            raise _not_http2(data, kind)
-        if length > self._max_frame:
-            raise Http2Error(
-                FRAME_SIZE_ERROR,
-                f"the server sent a frame ({kind_name(kind)}) of {length} bytes, but at most {self._max_frame} are allowed",
-            )
-        if self._expected == CONTINUATION and (kind != CONTINUATION or number != self._expected_stream):
-            raise Http2Error(
-                PROTOCOL_ERROR,
-                f"the server sent {kind_name(kind)} on stream {number} "
-                f"inside the headers of stream {self._expected_stream}",
-            )
-        return True
+    def _check_first(self, kind: int, data: bytes) -> bool:
+        if data[:5] == b"HTTP/" and b"\n" not in data and len(data) < _MAX_STATUS_LINE:
+            return False  # the status line must arrive completely to be reported
+        raise _not_http2(data, kind)
 
     # --- DATA ---
 
@@ -325,79 +212,23 @@ class Http2Client:
         stream.received = 0
         return stream
 
-    def _data_head(self, flags: int, number: int, length: int, data: bytes, start: int, events: list[Event]) -> int:
-        """Start on a DATA frame that is padded or has not arrived completely."""
-        padding = 0
-        if flags & PADDED:
-            padding = _padding(DATA, length, data[start] if length else 0)
-            length -= 1
-            start += 1
-        self._data_stream, self._data_flags, self._data_left, self._data_padding = number, flags, length, padding
-        return self._data_part(data, start, events)
-
-    def _data_part(self, data: bytes, at: int, events: list[Event]) -> int:
-        """Pass on the received part of the current DATA frame; report END_STREAM once the frame is complete."""
-        available = min(len(data) - at, self._data_left)
-        body = min(available, max(self._data_left - self._data_padding, 0))
-        self._data_left -= available
-        end = not self._data_left and self._data_flags & END_STREAM == END_STREAM
-        stream = self._streams.get(self._data_stream)
-        if stream is not None and (body or end):
-            events.append(Data(self._data_stream, data[at : at + body], end))
+    def _on_data_part(self, number: int, data: bytes, start: int, stop: int, end: bool, events: list[Event]) -> None:
+        stream = self._streams.get(number)
+        if stream is not None:
+            events.append(Data(number, data[start:stop], end))
             if end:
                 self.outbox.finish(stream)
-        return at + available
 
     # --- headers ---
 
-    def _on_headers(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        start, stop = 0, len(payload)
-        if flags & PADDED:
-            stop -= _padding(HEADERS, stop, payload[0] if payload else 0)
-            start = 1
-        if flags & PRIORITIZED:
-            start += 5
-            if start > stop:
-                raise Http2Error(FRAME_SIZE_ERROR, "the server sent HEADERS too short for their priority field")
-        if flags & END_HEADERS:
-            self._on_block(number, payload[start:stop], flags & END_STREAM, events)
-        else:
-            if number not in self._streams:
-                control.check_was_open(self.outbox, HEADERS, number)
-            self._block.append(payload[start:stop])
-            self._block_flags = flags
-            self._expected, self._expected_stream = CONTINUATION, number
-
-    def _on_continuation(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        if self._expected != CONTINUATION:
-            raise Http2Error(
-                PROTOCOL_ERROR, f"the server sent CONTINUATION on stream {number} without HEADERS before it"
-            )
-        self._block.append(payload)
-        size = sum(map(len, self._block))
-        if len(self._block) > _MAX_CONTINUATIONS or size > self._max_list * _BLOCK_FACTOR:
-            raise Http2Error(
-                frames.ENHANCE_YOUR_CALM,
-                f"the server's headers are too long: {size} bytes in {len(self._block)} frames so far",
-            )
-        if flags & END_HEADERS:
-            self._expected = _ANY
-            raw = b"".join(self._block)
-            self._block.clear()
-            self._on_block(number, raw, self._block_flags & END_STREAM, events)
+    def _check_id(self, number: int) -> None:
+        control.check_was_open(self.outbox, HEADERS, number)
 
     def _on_block(self, number: int, raw: bytes, end: int, events: list[Event]) -> None:
         block = self._known.get(raw)
         if block is None:
-            if len(raw) > self._max_list * _BLOCK_FACTOR:
-                raise Http2Error(frames.ENHANCE_YOUR_CALM, f"the server sent a header block of {len(raw)} bytes")
             self._layouts.by_size.clear()
-            try:
-                block = self._reader.read(raw)
-            except HpackError as error:
-                raise Http2Error(
-                    frames.COMPRESSION_ERROR, f"the server sent headers that cannot be decoded: {error}"
-                ) from None
+            block = self._read_block(raw)
         stream = self._streams.get(number)
         if stream is None:
             control.check_was_open(self.outbox, HEADERS, number)
@@ -418,24 +249,6 @@ class Http2Client:
         elif not block.status or end or block.status == 101:
             what = "headers without a :status" if not block.status else f"status {block.status} as a final response"
             control.fail_stream(self.outbox, stream, PROTOCOL_ERROR, "the server sent " + what, events)
-
-    # --- SETTINGS ---
-
-    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
-        is_ack = control.on_settings(self.outbox, flags, number, payload)
-        if is_ack and not self.settings_received:
-            raise Http2Error(PROTOCOL_ERROR, "the server acknowledged our SETTINGS before it sent its own")
-        self.settings_received = True
-        if self._expected == SETTINGS:
-            self._expected = _ANY
-
-
-def _padding(kind: int, length: int, padding: int) -> int:
-    if not length:
-        raise Http2Error(FRAME_SIZE_ERROR, f"the server sent an empty {kind_name(kind)} that is flagged as padded")
-    if padding >= length:
-        raise Http2Error(PROTOCOL_ERROR, f"the server sent {kind_name(kind)} with more padding than the frame can hold")
-    return padding
 
 
 def _not_http2(data: bytes, kind: int = SETTINGS) -> Http2Error:

@@ -1,4 +1,6 @@
-"""Events of an HTTP/2 connection, and Http2Error for violations of the protocol by the server."""
+"""Events of an HTTP/2 connection, and Http2Error for violations of the protocol by the peer."""
+
+from typing import Any
 
 import msgspec
 
@@ -22,7 +24,7 @@ class Data(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reset(msgspec.Struct, frozen=True, gc=False):
-    """The stream ended before its response was complete: the server reset it or violated the protocol on it."""
+    """The stream ended before its response was complete: the peer reset it or violated the protocol on it."""
 
     stream: int
     code: int
@@ -45,6 +47,44 @@ class GoAway(msgspec.Struct, frozen=True, gc=False):
 Event = Headers | Data | Reset | GoAway
 
 
+class RequestHeaders(msgspec.Struct, gc=False):
+    """A new request. If its complete body arrived in the same read, `end` is set and `data` has the body."""
+
+    stream: int
+    headers: Fields
+    """Equal header lists are usually the same object, so that what was derived from one can be looked up."""
+    end: bool
+    data: bytes | memoryview = b""
+
+
+class HeadersTooLarge(msgspec.Struct, frozen=True, gc=False):
+    """A request whose header list is larger than the limit. The stream is open: respond to it, or reset it."""
+
+    stream: int
+    message: str
+
+
+class RequestData(msgspec.Struct, frozen=True, gc=False):
+    """A piece of a request body, without padding. A frame that arrives in several reads yields several pieces.
+
+    A large piece is a view of the bytes passed to `feed`.
+    """
+
+    stream: int
+    data: bytes | memoryview
+    end: bool
+
+
+class RequestTrailers(msgspec.Struct, frozen=True, gc=False):
+    """The trailers of a request, which end it."""
+
+    stream: int
+    headers: Fields
+
+
+ServerEvent = RequestHeaders | HeadersTooLarge | RequestData | RequestTrailers | Reset | GoAway
+
+
 class Http2Error(Exception):
     """A connection error, with a message that describes the violation. The connection cannot be used any more."""
 
@@ -52,5 +92,5 @@ class Http2Error(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
-        self.events: list[Event] = []
+        self.events: list[Any] = []
         """The events that the same bytes contained before the error."""

@@ -1,10 +1,11 @@
-"""Validation of the header fields of responses, cached by header block.
+"""Validation of the header fields of requests and responses, cached by header block.
 
-Servers send the same few blocks again and again: as long as the dynamic table does not change, a repeated block costs one
+Peers send the same few blocks again and again: as long as the dynamic table does not change, a repeated block costs one
 look-up. The checks are those that RFC 9113 requires, with one exception: spaces around a value are accepted.
 """
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
@@ -25,7 +26,7 @@ _MAX_KNOWN_BYTES = 1024
 class Block(msgspec.Struct, frozen=True, gc=False):
     headers: Fields
     status: int
-    """The :status; 0 if there is none, as in trailers."""
+    """The :status of a response, 1 for a request; 0 if there are no pseudo-headers, as in trailers."""
     fault: str = ""
     """Why the headers are not acceptable; empty if they are."""
     code: int = NO_ERROR
@@ -34,33 +35,35 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 class HeaderReader:
     """Reads the header blocks of one connection, in the order of their arrival."""
 
-    __slots__ = ("_decoder", "_limit", "known")
+    __slots__ = ("_decoder", "_peer", "_validate", "known", "limit")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, peer: str, validate: Callable[[Fields], "Block"]) -> None:
+        """`limit`: maximum size of a header list. `peer`: the sender, for messages."""
         self._decoder = HpackDecoder()
-        self._limit = limit
+        self._peer = peer
+        self._validate = validate
+        self.limit = limit
         self.known: dict[bytes, Block] = {}
         """Blocks that need no second `read`. Emptied when the dynamic table changes."""
 
     def read(self, raw: bytes) -> Block:
         """Decode and validate a block; raises HpackError."""
         changes = self._decoder.changes
-        headers = self._decoder.decode(raw, self._limit)
-        block = too_large(self._limit) if headers is None else validate(headers)
+        headers = self._decoder.decode(raw, self.limit)
+        block = self._too_large() if headers is None else self._validate(headers)
         if self._decoder.changes != changes or len(self.known) >= _MAX_KNOWN:
             self.known.clear()
         if self._decoder.changes == changes and len(raw) <= _MAX_KNOWN_BYTES:
             self.known[raw] = block
         return block
 
-
-def too_large(limit: int) -> Block:
-    return Block((), 0, f"the server's headers are larger than {limit} bytes", ENHANCE_YOUR_CALM)
+    def _too_large(self) -> "Block":
+        return Block((), 0, f"{self._peer}'s headers are larger than {self.limit} bytes", ENHANCE_YOUR_CALM)
 
 
 @lru_cache(_MAX_KNOWN)
-def validate(headers: Fields) -> Block:
-    """Check the fields of a block.
+def validate_response(headers: Fields) -> Block:
+    """Check the fields of a response's block.
 
     Equal fields give the same object, whichever connection they arrived on, so that callers can compare by identity.
     """
@@ -73,7 +76,7 @@ def validate(headers: Fields) -> Block:
                 status = int(value)
         else:
             seen_regular = True
-            fault = fault or _fault(name, value)
+            fault = fault or _fault(name, value, "response")
     return (
         Block(headers, status, f"the server's headers are malformed: {fault}", PROTOCOL_ERROR)
         if fault
@@ -81,11 +84,53 @@ def validate(headers: Fields) -> Block:
     )
 
 
-def _fault(name: bytes, value: bytes) -> str:
+def _fault(name: bytes, value: bytes, kind: str) -> str:
     if name[:1] == b":":
-        return f"{name[:40]!r} is not allowed in a response"
+        return f"{name[:40]!r} is not allowed in a {kind}"
     if not _NAME.fullmatch(name):
         return f"the name {name[:40]!r} is not valid"
     if name in _CONNECTION_HEADERS:
         return f"{name!r} belongs to HTTP/1.1"
     return f"the value of {name[:40]!r} contains a line break or a zero byte" if _BAD_VALUE.search(value) else ""
+
+
+@lru_cache(_MAX_KNOWN)
+def validate_request(headers: Fields) -> Block:
+    """Check the fields of a request's block, which has all pseudo-headers of a request or, if it has trailers, none."""
+    pseudo: dict[bytes, bytes] = {}
+    fault, seen_regular = "", False
+    for name, value in headers:
+        if name in _REQUEST_PSEUDO:
+            if seen_regular or name in pseudo:
+                fault = fault or f"{name!r} is sent twice or follows another header"
+            pseudo[name] = value
+            fault = fault or (f"the value of {name!r} is not valid" if _BAD_VALUE.search(value) else "")
+        else:
+            seen_regular = True
+            fault = fault or _fault(name, value, "request")
+            if name == b"te" and value.lower() != b"trailers":
+                fault = fault or f"te is {value[:40]!r}, but only 'trailers' is allowed"
+    if pseudo:
+        fault = fault or _target_fault(pseudo)
+    return (
+        Block(headers, 1 if pseudo else 0, f"the client's headers are malformed: {fault}", PROTOCOL_ERROR)
+        if fault
+        else Block(headers, 1 if pseudo else 0)
+    )
+
+
+_REQUEST_PSEUDO = {b":method", b":scheme", b":path", b":authority"}
+
+
+def _target_fault(pseudo: dict[bytes, bytes]) -> str:
+    """Describe what is wrong with a request's pseudo-headers as a whole."""
+    method, path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
+    if not method:
+        return "there is no :method"
+    if method == b"CONNECT":
+        return "" if len(pseudo) == 2 and b":authority" in pseudo else "CONNECT takes :authority and nothing else"
+    if not pseudo.get(b":scheme"):
+        return "there is no :scheme"
+    if path[:1] != b"/" and not (method == b"OPTIONS" and path == b"*"):
+        return f":path is {path[:40]!r}, but must start with '/'" if path else "there is no :path"
+    return ""

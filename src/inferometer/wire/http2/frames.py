@@ -100,9 +100,9 @@ def rst_stream(stream: int, code: int) -> bytes:
     return frame(RST_STREAM, 0, stream, _NUMBER.pack(code))
 
 
-def goaway(code: int, debug: bytes) -> bytes:
-    """Encode a GOAWAY. Its last stream id is always 0, because the server opens no streams while push is disabled."""
-    return frame(GOAWAY, 0, 0, _NUMBER.pack(0) + _NUMBER.pack(code) + debug)
+def goaway(code: int, debug: bytes, last: int = 0) -> bytes:
+    """Encode a GOAWAY. A client's last stream id is 0, because the server opens no streams while push is disabled."""
+    return frame(GOAWAY, 0, 0, _NUMBER.pack(last) + _NUMBER.pack(code) + debug)
 
 
 SETTINGS_ACK = frame(SETTINGS, ACK, 0)

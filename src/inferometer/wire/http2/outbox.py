@@ -1,4 +1,4 @@
-"""The bytes to send: the open streams, the server's flow-control windows, and the order of frames.
+"""The bytes to send: the open streams, the peer's flow-control windows, and the order of frames. Client and server share it.
 
 There are three queues, emptied in this order:
 
@@ -7,24 +7,25 @@ There are three queues, emptied in this order:
               before it is reset, and frames made under the old settings precede the acknowledgement of the new ones
     ready     streams with bodies that are large or had to wait; they take turns, one frame each, as far as the windows allow
 
-A body in `ready` is copied only once, into the bytes that `take` returns.
+A body in `ready` is copied only once, into the bytes that `take` returns, and not at all by `take_parts`.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from inferometer.wire.http2 import frames
 from inferometer.wire.http2.events import Http2Error
-from inferometer.wire.http2.frames import DATA, DEFAULT_TABLE, DEFAULT_WINDOW, MAX_NUMBER, MIN_MAX_FRAME, head
+from inferometer.wire.http2.frames import DEFAULT_TABLE, DEFAULT_WINDOW, MAX_NUMBER, MIN_MAX_FRAME, head
 from inferometer.wire.http2.hpack import NO_TABLE
 
 _TURN = 64 << 10
-"""Maximum number of bytes per turn of a stream while others wait, even if the server allows larger frames."""
+"""Maximum number of bytes per turn of a stream while others wait, even if the peer allows larger frames."""
 _SLIVER = 1 << 10
 """Remaining room in a take that is too small to be worth another frame."""
 _MAX_REPLIES = 10_000
-"""Maximum number of replies waiting to be sent. A server that demands more without reading any is misbehaving."""
+"""Maximum number of replies waiting to be sent. A peer that demands more without reading any is misbehaving."""
 
 
 class OutgoingStream(msgspec.Struct, gc=False):
@@ -32,30 +33,51 @@ class OutgoingStream(msgspec.Struct, gc=False):
 
     number: int
     window: int
-    """Bytes of body that the server still accepts; negative after it lowered INITIAL_WINDOW_SIZE."""
+    """Bytes of body that the peer still accepts; negative after it lowered INITIAL_WINDOW_SIZE."""
     is_ended: bool
-    """Whether the end of the request body was passed in (part of the body may still be in the queue)."""
+    """Whether the end of what we send was passed in (part of the body may still be in the queue)."""
     queue: deque[memoryview] | None = None
     """Parts of the body that wait to be sent; none of them is empty."""
     has_headers: bool = False
-    """Whether the headers of the response have arrived."""
+    """Client: whether the headers of the response have arrived. Server: whether those of the response were passed in."""
     received: int = 0
-    """Bytes of the response for which our window was not yet topped up."""
+    """Bytes of DATA received for which our window was not yet topped up."""
+    consumed: int = 0
+    """Server: how many of these the application has consumed."""
+    is_received: bool = False
+    """Server: whether the request has arrived completely."""
+    trailers: bytes = b""
+    """Server: the block that ends the response after the queue."""
 
 
 class Outbox:
     """The queues of one connection and the state that decides what may be sent."""
 
     __slots__ = (
-        *("_has_table", "_ordered", "_ordered_size", "_prefix", "_ready", "_urgent", "_window"),
-        *("blocked", "initial_window", "is_closing", "max_frame", "max_streams", "next", "streams"),
+        *(
+            "_has_table",
+            "_is_server",
+            "_ordered",
+            "_ordered_size",
+            "_prefix",
+            "_ready",
+            "_urgent",
+            "_window",
+            "blocked",
+        ),
+        *("initial_window", "is_closing", "max_frame", "max_streams", "next", "peer", "released", "sent", "streams"),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str, is_server: bool = False) -> None:
+        """`peer`: the other side, for messages."""
+        self.peer = peer
+        self._is_server = is_server
         self.streams: dict[int, OutgoingStream] = {}
-        self.next = 1
+        self.next = 1  # the id of the stream that the client opens next
         self.is_closing = False
         self.blocked = 0
+        self.released = 0  # server: bytes of DATA that were consumed, and for which the window was not yet topped up
+        self.sent = 0  # server: number of DATA frames
         self.max_streams = MAX_NUMBER
         self.max_frame = MIN_MAX_FRAME
         self.initial_window = DEFAULT_WINDOW
@@ -64,7 +86,7 @@ class Outbox:
         self._ordered: deque[bytes] = deque()
         self._ordered_size = 0
         self._ready: OrderedDict[int, OutgoingStream] = OrderedDict()
-        self._has_table = True  # the server assumes that our encoder has a dynamic table of the default size
+        self._has_table = True  # the peer assumes that our encoder has a dynamic table of the default size
         self._prefix = b""  # bytes that the next header block must start with
 
     # --- requests ---
@@ -101,7 +123,76 @@ class Outbox:
             stream.is_ended = end
         return number
 
-    def send(self, number: int, body: bytes, end: bool) -> None:
+    # --- responses ---
+
+    def accept(self, number: int, is_received: bool) -> OutgoingStream:
+        """Open the stream of a request that has arrived."""
+        self.next = number + 2
+        stream = OutgoingStream(number, self.initial_window, False, is_received=is_received)
+        self.streams[number] = stream
+        return stream
+
+    def respond(self, number: int, block: bytes, body: Sequence[bytes | memoryview], trailers: bytes) -> None:
+        """Queue a complete response. Does nothing if the stream has closed in the meantime."""
+        stream = self.streams.get(number)
+        if stream is None:
+            return
+        size = sum(map(len, body))
+        if (
+            size <= MIN_MAX_FRAME
+            and size <= self._window
+            and size <= stream.window
+            and stream.is_received
+            and not self._ready
+            and not self._prefix
+            and not stream.has_headers
+            and len(block) <= MIN_MAX_FRAME >= len(trailers)
+        ):
+            start, end = head(len(block) << 8 | 1, 4, number), head(len(trailers) << 8 | 1, 5, number)
+            piece = b"".join((start, block, head(size << 8, 0, number), *body, end, trailers))
+            self._window -= size
+            self._ordered.append(piece)
+            self._ordered_size += len(piece)
+            self.released += stream.received - stream.consumed
+            del self.streams[number]
+            return
+        self.headers(number, block, False)
+        for part in body:
+            self._send_body(stream, part, False)
+        self.headers(number, trailers, True)
+
+    def headers(self, number: int, block: bytes, end: bool) -> None:
+        """Queue the headers of a response or, after them, its trailers. Does nothing if the stream has closed."""
+        stream = self.streams.get(number)
+        if stream is None:
+            return
+        if stream.is_ended:
+            raise RuntimeError(f"the response of stream {number} has already ended")
+        if stream.has_headers and not end:
+            raise RuntimeError(f"trailers must end the response of stream {number}")
+        stream.has_headers = True
+        stream.is_ended = end
+        if stream.queue:
+            stream.trailers = block
+            return
+        self.put(self._headers(number, block, end))
+        if end:
+            self._close(stream, self.put)
+
+    def _headers(self, number: int, block: bytes, end: bool) -> bytes:
+        block, self._prefix = self._prefix + block, b""
+        return frames.headers(number, block, end)
+
+    def _close(self, stream: OutgoingStream, put: Callable[[bytes], None]) -> None:
+        """Close a stream whose response is complete. A client that is still sending its request is told to stop."""
+        del self.streams[stream.number]
+        self.released += stream.received - stream.consumed
+        if not stream.is_received:
+            put(frames.rst_stream(stream.number, frames.NO_ERROR))
+
+    # --- bodies ---
+
+    def send(self, number: int, body: bytes | memoryview, end: bool) -> None:
         stream = self.streams.get(number)
         if stream is not None:
             if stream.is_ended:
@@ -110,22 +201,22 @@ class Outbox:
         elif not 0 < number < self.next or not number & 1:
             raise RuntimeError(f"stream {number} was never opened")
 
-    def _send_body(self, stream: OutgoingStream, body: bytes, end: bool) -> None:
+    def _send_body(self, stream: OutgoingStream, body: bytes | memoryview, end: bool) -> None:
         size = len(body)
         stream.is_ended = end
-        if stream.queue:
+        fits = size <= MIN_MAX_FRAME and size <= self._window and size <= stream.window and not self._ready
+        if stream.queue or (size and not fits):
             self._enqueue(stream, body)
-        elif not size:
-            if end:
-                self.put(head(DATA, frames.END_STREAM, stream.number))
-        elif size <= MIN_MAX_FRAME and size <= self._window and size <= stream.window and not self._ready:
-            self._window -= size
-            stream.window -= size
-            self.put(head(size << 8, end, stream.number) + body)
-        else:
-            self._enqueue(stream, body)
+            return
+        self._window -= size
+        stream.window -= size
+        self.sent += 1
+        if size or end:
+            self.put(b"".join((head(size << 8, end, stream.number), body)))
+        if end and self._is_server:
+            self._close(stream, self.put)
 
-    def _enqueue(self, stream: OutgoingStream, body: bytes) -> None:
+    def _enqueue(self, stream: OutgoingStream, body: bytes | memoryview) -> None:
         if body:
             if stream.queue is None:
                 stream.queue = deque()
@@ -145,13 +236,13 @@ class Outbox:
     def put_urgent(self, piece: bytes) -> None:
         """Append to the urgent queue, which is sent first."""
         if len(self._urgent) >= _MAX_REPLIES:
-            raise _flood()
+            raise self._flood()
         self._urgent.append(piece)
 
     def acknowledge(self) -> None:
         """Acknowledge SETTINGS that were applied."""
         if len(self._ordered) >= _MAX_REPLIES and self._ordered.count(frames.SETTINGS_ACK) >= _MAX_REPLIES:
-            raise _flood()
+            raise self._flood()
         self.put(frames.SETTINGS_ACK)
 
     # --- the end of a stream ---
@@ -169,6 +260,7 @@ class Outbox:
 
     def drop(self, stream: OutgoingStream) -> None:
         del self.streams[stream.number]
+        self.released += stream.received - stream.consumed
         if stream.queue:
             self.blocked -= sum(map(len, stream.queue))
             self._ready.pop(stream.number, None)
@@ -179,16 +271,26 @@ class Outbox:
         self._ordered.clear()
         self._ready.clear()
         self._ordered_size = self.blocked = 0
-        self._urgent.append(frames.goaway(code, message.encode()[:256]))
+        self._urgent.append(frames.goaway(code, message.encode()[:256], self.last))
 
-    # --- what the server allows ---
+    @property
+    def max_push(self) -> int:
+        """The largest allowed value of the peer's ENABLE_PUSH: only clients may enable it."""
+        return 1 if self._is_server else 0
+
+    @property
+    def last(self) -> int:
+        """The id of the last stream that the peer has opened; servers open none."""
+        return max(self.next - 2, 0) if self._is_server else 0
+
+    # --- what the peer allows ---
 
     def widen(self, increment: int) -> None:
         """Enlarge the connection's window."""
         self._window += increment
         if self._window > MAX_NUMBER:
             raise Http2Error(
-                frames.FLOW_CONTROL_ERROR, "the server enlarged the connection's window beyond 2^31-1 bytes"
+                frames.FLOW_CONTROL_ERROR, f"{self.peer} enlarged the connection's window beyond 2^31-1 bytes"
             )
 
     def widen_stream(self, stream: OutgoingStream, increment: int) -> bool:
@@ -220,14 +322,21 @@ class Outbox:
     # --- sending ---
 
     @property
+    def backlog(self) -> int:
+        """Bytes that can be sent now, without those of `ready`."""
+        return self._ordered_size + sum(map(len, self._urgent))
+
+    @property
     def has_more(self) -> bool:
         """Whether `take` may return bytes (streams in `ready` may still be blocked by the connection's window)."""
         return bool(self._ordered or self._urgent or self._ready)
 
     def take(self, limit: int) -> bytes:
+        """Return the next bytes to send, at most about `limit`; b"" if there is nothing to send now."""
         ordered = self._ordered
         if self._ready or self._urgent or self._ordered_size > limit:
-            return self._take(limit)
+            small, bodies = self._take(limit)
+            return b"".join((*small, *bodies))
         if not ordered:
             return b""
         data = ordered[0] if len(ordered) == 1 else b"".join(ordered)
@@ -235,22 +344,30 @@ class Outbox:
         self._ordered_size = 0
         return data
 
-    def _take(self, limit: int) -> bytes:
-        pieces: list[bytes | memoryview] = [*self._urgent]
+    def take_parts(self, limit: int) -> list[bytes | memoryview]:
+        """Return the next bytes to send as parts, the large ones without a copy; an empty list if there is nothing to send."""
+        if self._ready or self._urgent or self._ordered_size > limit:
+            small, bodies = self._take(limit)
+            return [b"".join(small), *bodies] if small else bodies
+        data = self.take(limit)
+        return [data] if data else []
+
+    def _take(self, limit: int) -> tuple[list[bytes], list[bytes | memoryview]]:
+        small, bodies = [*self._urgent], list[bytes | memoryview]()
         self._urgent.clear()
-        room = limit - sum(map(len, pieces))
-        while self._ordered and (room > 0 or not pieces):
+        room = limit - sum(map(len, small))
+        while self._ordered and (room > 0 or not small):
             piece = self._ordered.popleft()
-            pieces.append(piece)
+            small.append(piece)
             room -= len(piece)
             self._ordered_size -= len(piece)
         if not self._ordered:
-            self._take_bodies(pieces, room)
-        return b"".join(pieces)
+            self._take_bodies(bodies, room, bool(small))
+        return small, bodies
 
-    def _take_bodies(self, pieces: list[bytes | memoryview], room: int) -> None:
+    def _take_bodies(self, pieces: list[bytes | memoryview], room: int, has_other: bool) -> None:
         ready = self._ready
-        while ready and self._window > 0 and (room > _SLIVER or not pieces):
+        while ready and self._window > 0 and (room > _SLIVER or not (pieces or has_other)):
             number, stream = ready.popitem(last=False)
             assert stream.queue
             size = min(max(room, 1), self._window, stream.window, self.max_frame)
@@ -264,15 +381,20 @@ class Outbox:
                 stream.queue[0] = piece[size:]
                 piece = piece[:size]
             end = stream.is_ended and not stream.queue
-            pieces += (head(size << 8, end, number), piece)
+            pieces += (head(size << 8, end and not stream.trailers, number), piece)
             room -= size
             self._window -= size
             self.blocked -= size
+            self.sent += 1
             stream.window -= size
             self._mark_ready(stream)
+            if end and self._is_server:
+                if stream.trailers:
+                    pieces.append(self._headers(number, stream.trailers, True))
+                self._close(stream, pieces.append)
 
-
-def _flood() -> Http2Error:
-    return Http2Error(
-        frames.ENHANCE_YOUR_CALM, f"the server demanded more than {_MAX_REPLIES} replies without reading any of them"
-    )
+    def _flood(self) -> Http2Error:
+        return Http2Error(
+            frames.ENHANCE_YOUR_CALM,
+            f"{self.peer} demanded more than {_MAX_REPLIES} replies without reading any of them",
+        )

@@ -39,7 +39,7 @@ def load(
 
 @functools.cache
 def bundled(name: str) -> Schema:
-    """Load a schema that Inferometer includes: kserve, inferometer, reflection, reflection_v1alpha or health."""
+    """Load a schema that Inferometer includes: kserve, reflection, reflection_v1alpha or health."""
     path = BUNDLED / f"{name}.binpb"
     if not path.is_file():
         raise UserError(f"{path} is missing: the build creates it, and this copy was not built", "run pip install -e .")

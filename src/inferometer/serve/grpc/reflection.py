@@ -4,16 +4,18 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message import DecodeError
 
-from inferometer.serve.kserve.handlers import Context, Service
+from inferometer.serve.grpc.call import Call
+from inferometer.serve.grpc.request import Data
+from inferometer.serve.grpc.server import Service
+from inferometer.serve.grpc.status import CODES
 from inferometer.serve.models.types import Refused
 from inferometer.wire import protobuf
 
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-_SETS = ("inferometer", "health", "reflection", "reflection_v1alpha")
+_SETS = ("kserve", "health", "reflection", "reflection_v1alpha")
 
 _SCHEMA = protobuf.bundled("reflection")
 _Request = _SCHEMA.message("grpc.reflection.v1.ServerReflectionRequest")
@@ -21,7 +23,7 @@ _Response = _SCHEMA.message("grpc.reflection.v1.ServerReflectionResponse")
 
 
 class Reflection:
-    """Answers reflection requests from the server's own descriptors."""
+    """Responds to reflection requests from the server's own descriptors."""
 
     def __init__(self, services: Sequence[str]) -> None:
         self._services = sorted({*services, *SERVICES})
@@ -36,17 +38,19 @@ class Reflection:
                     self._pool.AddSerializedFile(file.SerializeToString())
 
     def services(self) -> list[Service]:
-        return [Service(name, streaming={"ServerReflectionInfo": self._converse}) for name in SERVICES]
+        return [Service(name, streaming={"ServerReflectionInfo": self._begin}) for name in SERVICES]
 
-    async def _converse(self, context: Context) -> None:
-        while (data := await context.read()) is not grpc.aio.EOF:
-            try:
-                request = _Request.FromString(data)
-            except DecodeError:
-                raise Refused("INTERNAL", "the message is not a valid ServerReflectionRequest") from None
-            await context.write(self.answer(request).SerializeToString())
+    def _begin(self, call: Call) -> None:
+        call.on_message, call.on_ended = self._message, Call.finish
 
-    def answer(self, request: Any) -> Any:
+    def _message(self, call: Call, data: Data) -> None:
+        try:
+            request = _Request.FromString(data)
+        except DecodeError:
+            raise Refused("INTERNAL", "the message is not a valid ServerReflectionRequest") from None
+        call.send(self.respond(request).SerializeToString())
+
+    def respond(self, request: Any) -> Any:
         made = _Response(valid_host=request.host, original_request=request)
         kind = request.WhichOneof("message_request")
         if kind == "list_services":
@@ -62,11 +66,11 @@ class Reflection:
             if self._is_message(name):
                 made.all_extension_numbers_response.base_type_name = name
             else:
-                _error(made, grpc.StatusCode.NOT_FOUND, f"unknown message {name!r}")
+                _error(made, "NOT_FOUND", f"unknown message {name!r}")
         elif kind == "file_containing_extension":
-            _error(made, grpc.StatusCode.NOT_FOUND, "extensions are not supported")
+            _error(made, "NOT_FOUND", "extensions are not supported")
         else:
-            _error(made, grpc.StatusCode.INVALID_ARGUMENT, "the request is empty")
+            _error(made, "INVALID_ARGUMENT", "the request is empty")
         return made
 
     def _file_of(self, symbol: str) -> str:
@@ -89,7 +93,7 @@ class Reflection:
     def _describe(self, made: Any, name: str, what: str) -> None:
         """Return the file, followed by its imports."""
         if name not in self._files:
-            _error(made, grpc.StatusCode.NOT_FOUND, f"unknown {what}")
+            _error(made, "NOT_FOUND", f"unknown {what}")
             return
         wanted = [name]
         for file in wanted:
@@ -98,6 +102,6 @@ class Reflection:
             made.file_descriptor_response.file_descriptor_proto.append(self._files[file].SerializeToString())
 
 
-def _error(made: Any, code: grpc.StatusCode, message: str) -> None:
-    made.error_response.error_code = code.value[0]
+def _error(made: Any, code: str, message: str) -> None:
+    made.error_response.error_code = CODES[code]
     made.error_response.error_message = message

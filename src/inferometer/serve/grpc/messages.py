@@ -1,0 +1,80 @@
+"""Assembles the messages of a call from the pieces of DATA that arrive.
+
+A message has a prefix of five bytes: whether it is compressed, and its size. Small messages are collected in one
+bytearray; a large one is copied once, into a buffer of its announced size.
+"""
+
+from struct import Struct
+
+from inferometer.serve.grpc.compression import too_large
+from inferometer.serve.memory import untouched
+from inferometer.serve.models.types import Refused
+
+Data = bytes | memoryview
+
+PREFIX = Struct(">BL")
+_LARGE = 64 * 1024
+
+
+class Inbox:
+    """The incomplete messages of a call. Messages are taken one at a time, so that a call can stop taking them."""
+
+    __slots__ = ("_data", "_filled", "_is_compressed", "_large", "_limit", "is_ended")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data = bytearray()
+        self._large: memoryview | None = None
+        self._filled = 0
+        self._is_compressed = 0
+        self.is_ended = False
+        """Whether the client has sent everything."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._data and self._large is None
+
+    def put(self, data: Data) -> None:
+        if self._large is not None and self._filled < len(self._large):
+            data = memoryview(data)
+            count = min(len(data), len(self._large) - self._filled)
+            self._large[self._filled : self._filled + count] = data[:count]
+            self._filled += count
+            data = data[count:]
+        self._data += data
+
+    def next(self) -> tuple[int, Data] | None:
+        """Return the next message and whether it is compressed, or None; raises Refused if it is too large."""
+        if self._large is None and not self._begin():
+            return self._small()
+        assert self._large is not None
+        if self._filled < len(self._large):
+            return None
+        message, self._large = self._large, None
+        return self._is_compressed, message
+
+    def _begin(self) -> bool:
+        """Allocate a buffer if a large message has begun, and is not complete yet."""
+        if len(self._data) < PREFIX.size:
+            return False
+        self._is_compressed, size = PREFIX.unpack_from(self._data)
+        if self._is_compressed > 1:
+            raise Refused("INTERNAL", f"the prefix of a message starts with {self._is_compressed}, not with 0 or 1")
+        if size > self._limit:
+            raise too_large(size, self._limit)
+        if size <= _LARGE or len(self._data) >= PREFIX.size + size:
+            return False
+        rest, self._data = memoryview(self._data)[PREFIX.size :], bytearray()
+        self._large, self._filled = untouched(size), len(rest)
+        self._large[: len(rest)] = rest
+        return True
+
+    def _small(self) -> tuple[int, Data] | None:
+        if len(self._data) < PREFIX.size:
+            return None
+        end = PREFIX.size + PREFIX.unpack_from(self._data)[1]
+        if len(self._data) < end:
+            return None
+        message = bytes(memoryview(self._data)[PREFIX.size : end])
+        del self._data[:end]
+        return self._is_compressed, message

@@ -1,0 +1,109 @@
+"""The gRPC server: the methods of all services by path, access control, the access log, and the end.
+
+The end has an order: clients are told to go away, calls that were on their way by then still arrive, the calls in progress
+finish, and the rest is refused with UNAVAILABLE.
+"""
+
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+import msgspec
+
+from inferometer.serve.grpc.call import Call
+from inferometer.serve.grpc.connection import Connection
+from inferometer.serve.grpc.deadlines import Deadlines
+from inferometer.serve.grpc.request import CallHeads, Method, Streaming, Unary
+from inferometer.serve.models.types import Refused
+from inferometer.serve.offload import Offload
+from inferometer.serve.settings import Limits, Settings
+from inferometer.serve.sockets import tls
+from inferometer.serve.sockets.listener import Listener
+from inferometer.timing.clock import now
+
+_GOODBYE_S = 0.1
+"""Time for the calls that were on their way when the end was announced."""
+_LOOK_S = 0.01
+
+
+class Service(msgspec.Struct, frozen=True):
+    """A service's methods by name. Those in `open` require no token. `close` is called when the server stops: the
+    service then ends calls that would not end by themselves."""
+
+    name: str
+    unary: Mapping[str, Unary] = {}
+    streaming: Mapping[str, Streaming] = {}
+    open: frozenset[str] = frozenset()
+    close: Callable[[], None] = lambda: None
+
+
+class GrpcServer:
+    """A gRPC server on a bound socket; it listens from the start."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        services: Iterable[Service],
+        settings: Settings,
+        offload: Offload,
+    ) -> None:
+        self.limits: Limits = settings.limits
+        self.offload = offload
+        self.is_logged = settings.access_log
+        self._is_closed = False
+        self.deadlines = Deadlines(loop)
+        self._services = list(services)
+        self.heads = CallHeads(_methods(self._services), settings.token)
+        context = tls.context(settings.tls, "h2") if settings.tls else None
+        self.port: int = sock.getsockname()[1]
+        self._listener = Listener(loop, sock, lambda transport: Connection(self, transport), self.limits, context)
+
+    @property
+    def _connections(self) -> list[Connection]:
+        return self._listener.connections
+
+    def log(self, call: Call, code: str) -> None:
+        """Write a line of the access log."""
+        if self.is_logged:
+            spent = (now() - call.began) / 1e6
+            when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
+            sys.stderr.write(
+                f"{when}Z {call.connection.peer or '-'} GRPC {quote(call.head.path)} {code} {spent:.3f} ms\n"
+            )
+
+    async def stop(self, grace: float) -> None:
+        """Accept no new calls, let those in progress end for `grace` seconds, then refuse them."""
+        end = time.monotonic() + grace
+        self._listener.stop_accepting()
+        for connection in self._connections:
+            connection.drain()
+        for service in self._services:
+            service.close()
+        await asyncio.sleep(min(_GOODBYE_S, grace))
+        while time.monotonic() < end and any(connection.in_flight for connection in self._connections):
+            await asyncio.sleep(_LOOK_S)
+        refused = 0
+        for connection in self._connections:
+            for call in list(connection.calls.values()):
+                call.abort(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
+                refused += 1
+            connection.leave()
+        if refused:
+            await asyncio.sleep(_LOOK_S)
+        if not self._is_closed:
+            self._is_closed = True
+            self._listener.close()
+            self.deadlines.close()
+
+
+def _methods(services: Iterable[Service]) -> dict[bytes, Method]:
+    return {
+        f"/{service.name}/{name}".encode(): Method(start, name in service.unary, name in service.open)  # type: ignore[arg-type]
+        for service in services
+        for name, start in (*service.unary.items(), *service.streaming.items())
+    }

@@ -1,0 +1,53 @@
+"""The status of a call: codes, messages of one line, and the trailers that carry both."""
+
+from urllib.parse import quote
+
+from inferometer.errors import UserError
+from inferometer.serve.models.types import Refused
+from inferometer.wire.http2 import hpack
+
+CODES = {
+    name: code
+    for code, name in enumerate(
+        (
+            *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
+            *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE"),
+            *("UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
+        )
+    )
+}
+_MAX_DETAILS = 1000
+"""Maximum length of a status message: it is sent in the trailers, which clients limit to a few kB."""
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+OK = hpack.encode([(b"grpc-status", b"0")])
+_TIMING = b"\x00\x0dserver-timing%c%b"  # a literal field without indexing; its value is shorter than 127 bytes
+
+
+def timed(queue_ns: int, compute_ns: int, total_ns: int) -> bytes:
+    """Return the trailers of a successful call, with the server's own times."""
+    value = b"queue;dur=%.6f, compute;dur=%.6f, total;dur=%.6f" % (queue_ns / 1e6, compute_ns / 1e6, total_ns / 1e6)
+    return OK + _TIMING % (len(value), value)
+
+
+def trailers(refused: Refused) -> bytes:
+    message = quote(shown(refused.message), safe=_PRINTABLE).encode()
+    code = CODES.get(refused.code, CODES["UNKNOWN"])
+    return hpack.encode([(b"grpc-status", b"%d" % code), (b"grpc-message", message)])
+
+
+def refusal(error: BaseException) -> Refused:
+    """Convert an exception to the error that the client receives."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, UserError):
+        return Refused("INVALID_ARGUMENT", str(error))
+    if isinstance(error, MemoryError):
+        return Refused("RESOURCE_EXHAUSTED", "the server does not have enough memory for this request")
+    return Refused("INTERNAL", f"{type(error).__name__}: {error}")
+
+
+def shown(message: str) -> str:
+    """Return one line of bounded length that can be sent."""
+    line = " ".join(message.split()).encode("utf-8", "replace").decode()
+    return line if len(line) <= _MAX_DETAILS else line[: _MAX_DETAILS - 3] + "..."
