@@ -19,8 +19,8 @@ class Histogram:
         self._sum = 0
 
     def observe(self, ns: int) -> None:
-        self._counts[bisect_left(self._bounds_ns, ns)] += 1
         self._sum += ns
+        self._counts[bisect_left(self._bounds_ns, ns)] += 1
 
     def observe_gaps(self, stamps: "array[int]") -> None:
         gaps = np.diff(np.frombuffer(stamps, np.int64))

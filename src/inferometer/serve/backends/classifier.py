@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import io
 import warnings
-from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -72,13 +71,8 @@ def labels() -> tuple[str, ...]:
 
 
 def _complete(config: Any, classes: int) -> None:
-    configured.declare(
-        config.input,
-        [
-            TensorSpec(IMAGE, "BYTES", (1,), optional=True),
-            TensorSpec(PIXELS, "FP32", (3, SIZE, SIZE), optional=True),
-        ],
-    )
+    image, pixels = TensorSpec(IMAGE, "BYTES", (1,), True), TensorSpec(PIXELS, "FP32", (3, SIZE, SIZE), True)
+    configured.declare(config.input, [image, pixels])
     for one in config.input:
         if one.name == PIXELS:
             one.format = one.DESCRIPTOR.fields_by_name["format"].enum_type.values_by_name["FORMAT_NCHW"].number
@@ -151,29 +145,20 @@ def decoded(data: bytes) -> NDArray[np.uint8]:
     image = pillow()
     try:
         opened = image.open(io.BytesIO(data), formats=_FORMATS)
+        if opened.width * opened.height > MOST_PIXELS:
+            size = f"{opened.width}×{opened.height}"
+            raise _refused(f"the image is too large, {size}; the maximum is {MOST_PIXELS} pixels")
+        return _upright(opened)
     except image.UnidentifiedImageError:
-        raise Refused(
-            "INVALID_ARGUMENT", f"input '{IMAGE}': the {len(data)} bytes are not a {' or '.join(_FORMATS)} image"
-        ) from None
-    except Exception as error:
-        raise _broken(error) from None
-    if opened.width * opened.height > MOST_PIXELS:
-        raise Refused(
-            "INVALID_ARGUMENT",
-            f"input '{IMAGE}': the image is too large, {opened.width}×{opened.height}; the maximum is {MOST_PIXELS} pixels",
-        )
-    return _or_broken(lambda: _upright(opened))
-
-
-def _or_broken(decode: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    try:
-        return decode()
+        raise _refused(f"the {len(data)} bytes are not a {' or '.join(_FORMATS)} image") from None
+    except Refused:
+        raise
     except Exception as error:  # decoders raise all kinds of exceptions for damaged files
-        raise _broken(error) from None
+        raise _refused(f"the image is damaged: {configured.one_line(error)}") from None
 
 
-def _broken(error: Exception) -> Refused:
-    return Refused("INVALID_ARGUMENT", f"input '{IMAGE}': the image is damaged: {configured.one_line(error)}")
+def _refused(what: str) -> Refused:
+    return Refused("INVALID_ARGUMENT", f"input '{IMAGE}': {what}")
 
 
 def _upright(opened: Any) -> NDArray[np.uint8]:

@@ -70,58 +70,51 @@ def complete(loading: Loading, found_inputs: Sequence[TensorSpec], found_outputs
     max_batch_size becomes the parameter `default_max_batch_size` (4; 0: no batching), with dynamic batching.
     """
     config, everything = loading.config, (*found_inputs, *found_outputs)
-    is_open = all(spec.shape[:1] == (-1,) for spec in everything)
-    if not config.max_batch_size and not config.input and not config.output and everything and is_open:
-        config.max_batch_size = whole(loading, "default_max_batch_size", BATCH)
+    fixed = next((spec for spec in everything if spec.shape[:1] != (-1,)), None)
+    if everything and fixed is None and not config.output:
+        batch_by_default(loading, BATCH)
+    if config.max_batch_size and fixed is not None:
+        first = f"the first dimension of {fixed.name} {shown(fixed.shape)} is fixed"
+        remedy = "set max_batch_size to 0, or export the model with a dynamic first dimension"
+        raise loading.error(f"max_batch_size is {config.max_batch_size}, but {first}", remedy)
+    for fields, found in ((config.input, found_inputs), (config.output, found_outputs)):
+        begin = 1 if config.max_batch_size else 0
+        specs = [TensorSpec(spec.name, spec.datatype, spec.shape[begin:], spec.optional) for spec in found]
+        declare(fields, specs)
+        _agree(loading, fields, specs)
+
+
+def batch_by_default(loading: Loading, rows: int) -> None:
+    """Enable dynamic batching if neither inputs nor max_batch_size are configured, up to the parameter
+    `default_max_batch_size` or `rows`."""
+    config = loading.config
+    if not config.max_batch_size and not config.input:
+        config.max_batch_size = whole(loading, "default_max_batch_size", rows)
         if config.max_batch_size and not config.WhichOneof("scheduling_choice"):
             config.dynamic_batching.SetInParent()
-    fixed = next((spec for spec in everything if spec.shape[:1] != (-1,)), None)
-    if config.max_batch_size and fixed is not None:
-        raise UserError(
-            f"model {loading.name}: max_batch_size is {config.max_batch_size}, but the first dimension of {fixed.name} "
-            f"{shown(fixed.shape)} is fixed",
-            "set max_batch_size to 0, or export the model with a dynamic first dimension",
-        )
-    for fields, found in ((config.input, found_inputs), (config.output, found_outputs)):
-        unbatched = [_without_batch(spec) for spec in found] if config.max_batch_size else found
-        declare(fields, unbatched)
-        _agree(loading, fields, unbatched)
-
-
-def _without_batch(spec: TensorSpec) -> TensorSpec:
-    return TensorSpec(spec.name, spec.datatype, spec.shape[1:], spec.optional)
 
 
 def _agree(loading: Loading, fields: Any, found: Sequence[TensorSpec]) -> None:
     by_name = {spec.name: spec for spec in found}
     for one in fields:
-        spec, said = by_name.get(one.name), TensorSpec(one.name, datatype(one), tuple(one.dims))
+        spec, kind, shape = by_name.get(one.name), datatype(one), tuple(one.dims)
         if spec is None:
-            raise UserError(
-                f"model {loading.name}: the configuration has {one.name}, the model file only {', '.join(by_name)}",
-                "use the name in the model file",
-            )
-        same = len(said.shape) == len(spec.shape)
-        if (
-            said.datatype != spec.datatype
-            or not same
-            or any(-1 not in pair and pair[0] != pair[1] for pair in zip(said.shape, spec.shape, strict=True))
-        ):
-            raise UserError(
-                f"model {loading.name}: the configuration says that {one.name} is {said.datatype} {shown(said.shape)}, "
-                f"the model file {spec.datatype} {shown(spec.shape)}",
-                "correct data_type and dims (without the batch dimension if max_batch_size is not 0)",
-            )
+            what = f"the configuration has {one.name}, the model file only {', '.join(by_name)}"
+            raise loading.error(what, "use the name in the model file")
+        pairs = list(zip(shape, spec.shape, strict=False))
+        is_same_shape = len(shape) == len(spec.shape) and all(-1 in pair or pair[0] == pair[1] for pair in pairs)
+        if kind != spec.datatype or not is_same_shape:
+            found_here = f"{kind} {shown(shape)}, the model file {spec.datatype} {shown(spec.shape)}"
+            remedy = "correct data_type and dims (without the batch dimension if max_batch_size is not 0)"
+            raise loading.error(f"the configuration says that {one.name} is {found_here}", remedy)
 
 
 def require(loading: Loading) -> None:
     """Raise UserError unless inputs and outputs are known."""
     for kind, fields in (("input", loading.config.input), ("output", loading.config.output)):
         if not fields:
-            raise UserError(
-                f"model {loading.name}: the {kind}s are not configured",
-                f"list them in a config.pbtxt (or, in a model.py, in CONFIG): {kind} [{{ name, data_type, dims }}]",
-            )
+            remedy = f"list them in a config.pbtxt (or, in a model.py, in CONFIG): {kind} [{{ name, data_type, dims }}]"
+            raise loading.error(f"the {kind}s are not configured", remedy)
 
 
 def expect(loading: Loading, inputs: set[str], outputs: set[str]) -> None:
@@ -129,10 +122,8 @@ def expect(loading: Loading, inputs: set[str], outputs: set[str]) -> None:
     for kind, known, fields in (("input", inputs, loading.config.input), ("output", outputs, loading.config.output)):
         other = sorted({one.name for one in fields} - known)
         if other:
-            raise UserError(
-                f"model {loading.name}: the configuration has the {kind} {other[0]}; this model's are {', '.join(sorted(known))}",
-                "correct or remove it",
-            )
+            what = f"the configuration has the {kind} {other[0]}; this model's are {', '.join(sorted(known))}"
+            raise loading.error(what, "correct or remove it")
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------
@@ -142,16 +133,14 @@ def whole(loading: Loading, name: str, default: int) -> int:
     """Return a parameter that is a whole number of at least 0."""
     text = loading.parameter(name, str(default)).strip()
     if not re.fullmatch(r"\d{1,9}", text):
-        raise UserError(
-            f"model {loading.name}: parameter {name} must be a whole number of at least 0 (got {text!r:.60})"
-        )
+        raise loading.error(f"parameter {name} must be a whole number of at least 0 (got {text!r:.60})")
     return int(text)
 
 
 def is_on(loading: Loading, name: str, default: bool = False) -> bool:
     text = loading.parameter(name, "1" if default else "0").strip().lower()
     if text not in ("1", "0", "true", "false"):
-        raise UserError(f"model {loading.name}: parameter {name} must be 1 or 0 (got {text!r:.60})")
+        raise loading.error(f"parameter {name} must be 1 or 0 (got {text!r:.60})")
     return text in ("1", "true")
 
 
@@ -185,7 +174,7 @@ def model_file(loading: Loading, *names: str) -> Path:
     folder = loading.folder
     found = [folder / name for name in names if (folder / name).is_file()] if folder is not None else []
     if not found:
-        raise UserError(f"model {loading.name}: there is no {' or '.join(names)} in {folder}", "add the file")
+        raise loading.error(f"there is no {' or '.join(names)} in {folder}", "add the file")
     return found[0]
 
 
@@ -196,9 +185,8 @@ def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], T]) ->
     except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            f"model {loading.name}: {path.name} failed to load: {type(error).__name__}: {one_line(error)}", remedy
-        ) from None
+        what = f"{path.name} failed to load: {type(error).__name__}: {one_line(error)}"
+        raise loading.error(what, remedy) from None
 
 
 def one_line(error: BaseException) -> str:
@@ -211,17 +199,15 @@ def python_file(loading: Loading, path: Path) -> ModuleType:
     name = f"_inferometer_model_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UserError(f"model {loading.name}: {path.name} is not a Python file", "its name must end in .py")
+        raise loading.error(f"{path.name} is not a Python file", "its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UserError(
-            f"model {loading.name}: {path.name} failed to load: {type(error).__name__}: {one_line(error)}{_line(error, path)}",
-            "fix the file",
-        ) from None
+        what = f"{path.name} failed to load: {type(error).__name__}: {one_line(error)}{_line(error, path)}"
+        raise loading.error(what, "fix the file") from None
     _add_config(loading, module, path)
     return module
 
@@ -249,22 +235,12 @@ def _add_config(loading: Loading, module: ModuleType, path: Path) -> None:
     try:
         made = protobuf.parse(kind, protobuf.encode(kind, with_texts(said) if isinstance(said, dict) else said))
     except UserError as error:
-        raise UserError(f"model {loading.name}: CONFIG in {path.name}: {error.what}", error.remedy) from None
+        raise loading.error(f"CONFIG in {path.name}: {error.what}", error.remedy) from None
     known = {field.name for field, _ in loading.config.ListFields()}
     scheduled = loading.config.WhichOneof("scheduling_choice") is not None
-    for field, value in made.ListFields():
-        if field.name == "parameters":
-            for name in value:
-                if name not in loading.config.parameters:
-                    loading.config.parameters[name].CopyFrom(value[name])
-        elif field.name not in known and not (scheduled and field.containing_oneof is not None):
-            _copy(loading.config, made, field.name)
-
-
-def _copy(into: Any, source: Any, name: str) -> None:
-    part = type(source)()
-    part.CopyFrom(source)
-    for field, _ in source.ListFields():
-        if field.name != name:
-            part.ClearField(field.name)
-    into.MergeFrom(part)
+    for name in [name for name in made.parameters if name in loading.config.parameters]:
+        del made.parameters[name]
+    for field, _ in made.ListFields():
+        if field.name in known - {"parameters"} or (scheduled and field.containing_oneof is not None):
+            made.ClearField(field.name)
+    loading.config.MergeFrom(made)

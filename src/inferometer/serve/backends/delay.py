@@ -13,50 +13,42 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from inferometer.errors import UserError
+from inferometer.serve.backends import configured
 from inferometer.serve.backends.identity import pairs, passed_on
 from inferometer.serve.models.alarms import Alarms
-from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.serve.models.types import Emit, Finish, Loaded, Loading, Parameters, Tensors
 from inferometer.timing.clock import now
 from inferometer.units import NS, parse_seconds
 
 
 def load(loading: Loading) -> Loaded:
-    return _Delay(loading).loaded()
+    model = _Delay(loading)
+    return Loaded(begin=model.begin, slots=configured.whole(loading, "slots", 1), close=model.close)
 
 
 class _Delay:
     def __init__(self, loading: Loading) -> None:
         self._renamed = pairs(loading)
         self._delay, self._per_row, self._jitter = (_ns(loading, name) for name in ("delay", "per_row", "jitter"))
-        self._slots, self._answers = _whole(loading, "slots", 1), _whole(loading, "answers", 1)
+        self._answers = configured.whole(loading, "answers", 1)
         self._batched: bool = loading.config.max_batch_size > 0
         self._random = random.Random(loading.instance)
         self._alarms: Alarms | None = None
 
-    def loaded(self) -> Loaded:
-        return Loaded(begin=self._begin, slots=self._slots, close=self._close)
-
-    def _begin(
-        self,
-        inputs: Tensors,
-        parameters: Parameters,
-        emit: Callable[[Tensors], None],
-        finish: Callable[[Refused | None], None],
-    ) -> Callable[[], None]:
+    def begin(self, inputs: Tensors, parameters: Parameters, emit: Emit, finish: Finish) -> Callable[[], None]:
         begin = now()
         if self._alarms is None:
             self._alarms = Alarms(asyncio.get_running_loop())
         answering = _Answering(self._alarms, emit, finish, passed_on(inputs, self._renamed))
         answering.start(begin, self._time(inputs), self._answers)
-        return answering.cancel
+        return answering.end
 
     def _time(self, inputs: Tensors) -> int:
         rows = next((tensor.shape[0] for tensor in inputs.values()), 1) if self._batched else 1
         jitter = int(self._random.random() * self._jitter) if self._jitter else 0
         return self._delay + rows * self._per_row + jitter
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._alarms is not None:
             self._alarms.close()
 
@@ -67,24 +59,15 @@ class _Answering:
 
     __slots__ = ("_alarms", "_due", "_emit", "_finish", "_left", "_outputs", "_step")
 
-    def __init__(
-        self,
-        alarms: Alarms,
-        emit: Callable[[Tensors], None],
-        finish: Callable[[Refused | None], None],
-        outputs: Tensors,
-    ) -> None:
+    def __init__(self, alarms: Alarms, emit: Emit, finish: Finish, outputs: Tensors) -> None:
         self._alarms, self._emit, self._outputs = alarms, emit, outputs
-        self._finish: Callable[[Refused | None], None] | None = finish
+        self._finish: Finish | None = finish
         """None once it has ended."""
         self._due = self._step = self._left = 0
 
     def start(self, begin: int, step: int, answers: int) -> None:
         self._due, self._step, self._left = begin + step, step, answers
         self._alarms.at(self._due, self._next)
-
-    def cancel(self) -> None:
-        self._end()
 
     def _next(self) -> None:
         if self._finish is None:
@@ -93,34 +76,21 @@ class _Answering:
             self._left -= 1
             self._emit(self._outputs)
         if not self._left:
-            self._end()
+            self.end()
         else:
             self._due += self._step
             self._alarms.at(self._due, self._next)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End it now; also cancels it."""
         finish, self._finish = self._finish, None
-        self._outputs, self._emit = (
-            {},
-            _ignore,
-        )  # the alarm references this until it is due, which should not keep tensors alive
         if finish is not None:
+            del self._outputs, self._emit  # the alarm references this until it is due, and must not keep tensors alive
             finish(None)
-
-
-def _ignore(_: Tensors) -> None:
-    pass
 
 
 def _ns(loading: Loading, name: str) -> int:
     try:
         return round(parse_seconds(loading.parameter(name, "0s")) * NS)
     except ValueError as error:
-        raise UserError(f"model {loading.name}: parameter {name}: {error}") from None
-
-
-def _whole(loading: Loading, name: str, default: int) -> int:
-    text = loading.parameter(name, str(default))
-    if not text.isdecimal():
-        raise UserError(f"model {loading.name}: parameter {name} must be a whole number (got {text!r})")
-    return int(text)
+        raise loading.error(f"parameter {name}: {error}") from None

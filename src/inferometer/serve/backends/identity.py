@@ -1,6 +1,5 @@
 """The identity backend: output i is input i. The bytes are passed through, so that only the server is measured."""
 
-from inferometer.errors import UserError
 from inferometer.serve.models.types import Loaded, Loading, Tensors
 from inferometer.tensors import Tensor
 
@@ -18,18 +17,16 @@ def pairs(loading: Loading) -> dict[str, str]:
     if not config.output:
         for i, each in enumerate(config.input):
             config.output.add(name=f"OUTPUT{i}", data_type=each.data_type, dims=each.dims)
-    if [(each.data_type, list(each.dims)) for each in config.input] != [
-        (each.data_type, list(each.dims)) for each in config.output
-    ]:
-        raise UserError(
-            f"model {loading.name}: the outputs do not match the inputs",
-            "configure one output per input, with the same data_type and dims",
-        )
+    inputs, outputs = ([(one.data_type, [*one.dims]) for one in fields] for fields in (config.input, config.output))
+    if inputs != outputs:
+        remedy = "configure one output per input, with the same data_type and dims"
+        raise loading.error("the outputs do not match the inputs", remedy)
     return {given.name: made.name for given, made in zip(config.input, config.output, strict=True)}
 
 
 def passed_on(inputs: Tensors, renamed: dict[str, str]) -> Tensors:
-    return {
-        (name := renamed[tensor.name]): Tensor(name, tensor.datatype, tensor.shape, tensor.data)
-        for tensor in inputs.values()
-    }
+    outputs: Tensors = {}
+    for tensor in inputs.values():
+        name = renamed[tensor.name]
+        outputs[name] = Tensor(name, tensor.datatype, tensor.shape, tensor.data)
+    return outputs

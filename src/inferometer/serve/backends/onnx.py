@@ -12,31 +12,19 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from inferometer import tensors
-from inferometer.errors import UserError
 from inferometer.serve.backends import configured
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
 from inferometer.tensors import Tensor, TensorSpec, to_numpy
 
 _TYPES = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(bfloat16)": "BF16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(string)": "BYTES",
-}
+    "tensor(bool)": "BOOL", "tensor(string)": "BYTES",
+    "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32", "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32", "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16", "tensor(bfloat16)": "BF16", "tensor(float)": "FP32", "tensor(double)": "FP64",
+}  # fmt: skip
 _BFLOAT16 = 16  # ONNX's number
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _SILENT = 4  # errors are raised
@@ -46,33 +34,24 @@ _REASON = 120
 _EXTRA = "onnx"
 
 
-class _Session(msgspec.Struct):
-    """The part of ONNX Runtime's session that requests use."""
-
-    runtime: Any
-    session: Any
-    outputs: tuple[str, ...]
-    has_bfloat16: bool
-
-
 def load(loading: Loading) -> Loaded:
     runtime = configured.package("onnxruntime", _EXTRA)
     path = configured.model_file(loading, "model.onnx")
-    made = _session(loading, runtime, path)
-    found = [_spec(loading, one) for one in made.get_inputs()], [_spec(loading, one) for one in made.get_outputs()]
-    configured.complete(loading, *found)
-    names = tuple(spec.name for spec in configured.outputs(loading.config))
-    has_bfloat16 = any(spec.datatype == "BF16" for part in found for spec in part)
-    asked = _Session(runtime, made, names, has_bfloat16)
-    datatypes = {spec.name: spec.datatype for spec in found[1]}
+    session = _session(loading, runtime, path)
+    inputs, outputs = ([_spec(loading, one) for one in part] for part in (session.get_inputs(), session.get_outputs()))
+    configured.complete(loading, inputs, outputs)
+    datatypes, value = {spec.name: spec.datatype for spec in outputs}, runtime.OrtValue
+    wanted = {spec.name: datatypes[spec.name] for spec in configured.outputs(loading.config)}
+    has_bfloat16 = any(spec.datatype == "BF16" for spec in (*inputs, *outputs))
+    # What ONNX Runtime raises for a bad request rather than a bad model.
+    refusal = configured.package("onnxruntime.capi.onnxruntime_pybind11_state", _EXTRA).InvalidArgument
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:
         try:
-            return (_run_values if asked.has_bfloat16 else _run_arrays)(asked, inputs, datatypes)
-        except refusals as error:
+            return _run_values(value, session, inputs, wanted) if has_bfloat16 else _run_arrays(session, inputs, wanted)
+        except refusal as error:
             raise Refused("INVALID_ARGUMENT", f"model '{loading.name}': {configured.one_line(error)}") from None
 
-    refusals = _refusals(runtime)
     return Loaded(run=run)
 
 
@@ -82,17 +61,12 @@ def _session(loading: Loading, runtime: Any, path: Path) -> Any:
         made, why = _on_gpu(loading, runtime, path, gpu)
         if made is not None:
             return made
-    made = configured.attempt(  # report errors of the file itself first
-        loading,
-        path,
-        "export it again; onnx.checker.check_model shows details",
-        lambda: _made(loading, runtime, path, [_CPU]),
-    )
+    remedy = "export it again; onnx.checker.check_model shows details"
+    # Report errors of the file itself first.
+    made = configured.attempt(loading, path, remedy, lambda: _made(loading, runtime, path, [_CPU]))
     if why and loading.device != "auto":
-        raise UserError(
-            f"model {loading.name}: ONNX Runtime cannot use the device {loading.device}: {why}",
-            "check nvidia-smi and the CUDA and cuDNN versions that onnxruntime-gpu needs, or use --device cpu",
-        )
+        remedy = "check nvidia-smi and the CUDA and cuDNN versions that onnxruntime-gpu needs, or use --device cpu"
+        raise loading.error(f"ONNX Runtime cannot use the device {loading.device}: {why}", remedy)
     return made
 
 
@@ -101,12 +75,10 @@ def _gpu(loading: Loading, runtime: Any) -> int | None:
     known, device = runtime.get_available_providers(), loading.device
     kind, _, number = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (number and not number.isdecimal()):
-        raise UserError(f"model {loading.name}: unknown device {device!r:.60}", "use cpu, cuda or cuda:N")
+        raise loading.error(f"unknown device {device!r:.60}", "use cpu, cuda or cuda:N")
     if kind == "cuda" and _CUDA not in known:
-        raise UserError(
-            f"model {loading.name}: device {device} was requested, but this ONNX Runtime supports only {', '.join(known)}",
-            "pip install onnxruntime-gpu, or use --device cpu",
-        )
+        what = f"device {device} was requested, but this ONNX Runtime supports only {', '.join(known)}"
+        raise loading.error(what, "pip install onnxruntime-gpu, or use --device cpu")
     return None if kind == "cpu" or _CUDA not in known else int(number or 0)
 
 
@@ -133,43 +105,27 @@ def _made(loading: Loading, runtime: Any, path: Path, providers: list[Any]) -> A
 def _spec(loading: Loading, one: Any) -> TensorSpec:
     datatype = _TYPES.get(one.type)
     if datatype is None:
-        raise UserError(
-            f"model {loading.name}: {one.name} has the ONNX type {one.type}, which the KServe protocol does not support",
-            f"supported types: {', '.join(_TYPES.values())}",
-        )
+        what = f"{one.name} has the ONNX type {one.type}, which the KServe protocol does not support"
+        raise loading.error(what, f"supported types: {', '.join(_TYPES.values())}")
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in one.shape)
     return TensorSpec(one.name, datatype, shape)
-
-
-def _refusals(runtime: Any) -> tuple[type[Exception], ...]:
-    """Return the exceptions that ONNX Runtime raises for a bad request rather than a bad model."""
-    state = configured.package("onnxruntime.capi.onnxruntime_pybind11_state", _EXTRA)
-    return (state.InvalidArgument,)
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _run_arrays(asked: _Session, inputs: Tensors, datatypes: dict[str, str]) -> Tensors:
-    feeds = {name: _array(tensor) for name, tensor in inputs.items()}
-    made = asked.session.run(list(asked.outputs), feeds)
-    return {
-        name: _tensor(name, datatypes[name], np.asarray(array)) for name, array in zip(asked.outputs, made, strict=True)
-    }
+def _run_arrays(session: Any, inputs: Tensors, wanted: dict[str, str]) -> Tensors:
+    """`wanted`: the datatypes of the outputs, by name."""
+    made = session.run(list(wanted), {name: _array(tensor) for name, tensor in inputs.items()})
+    pairs = zip(wanted.items(), made, strict=True)
+    return {name: _tensor(name, datatype, np.asarray(array)) for (name, datatype), array in pairs}
 
 
 def _array(tensor: Tensor) -> Any:
     if tensor.datatype == "BYTES":
-        return _texts(tensor)
+        return np.array([*configured.texts(tensor.name, tensor), None], object)[:-1].reshape(tensor.shape)
     array = to_numpy(tensor)
     return array if array.flags.aligned else array.copy()
-
-
-def _texts(tensor: Tensor) -> Any:
-    texts = configured.texts(tensor.name, tensor)
-    made = np.empty(len(texts), dtype=object)
-    made[:] = texts
-    return made.reshape(tensor.shape)
 
 
 def _tensor(name: str, datatype: str, array: Any) -> Tensor:
@@ -179,9 +135,8 @@ def _tensor(name: str, datatype: str, array: Any) -> Tensor:
     return Tensor(name, datatype, tuple(array.shape), flat.view(np.uint8).data)
 
 
-def _run_values(asked: _Session, inputs: Tensors, datatypes: dict[str, str]) -> Tensors:
+def _run_values(value: Any, session: Any, inputs: Tensors, wanted: dict[str, str]) -> Tensors:
     """Run with ONNX Runtime's own values, because numpy has no bfloat16."""
-    value = asked.runtime.OrtValue
     kept = []  # the values reference the arrays' memory
     feeds = {}
     for name, tensor in inputs.items():
@@ -192,8 +147,8 @@ def _run_values(asked: _Session, inputs: Tensors, datatypes: dict[str, str]) -> 
             array = _array(tensor)
             feeds[name] = value.ortvalue_from_numpy(array)
         kept.append(array)
-    made = asked.session.run_with_ort_values(list(asked.outputs), feeds)
-    return {name: _from_value(name, datatypes[name], one) for name, one in zip(asked.outputs, made, strict=True)}
+    made = session.run_with_ort_values(list(wanted), feeds)
+    return {name: _from_value(name, datatype, one) for (name, datatype), one in zip(wanted.items(), made, strict=True)}
 
 
 def _from_value(name: str, datatype: str, value: Any) -> Tensor:

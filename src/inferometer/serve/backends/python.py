@@ -53,18 +53,13 @@ def _function(loading: Loading, module: ModuleType, path: Path) -> Infer:
         folder = loading.folder if loading.folder is not None else path.parent
         infer = configured.attempt(loading, path, "fix load()", lambda: prepare(folder, loading.device))
         if not callable(infer):
-            raise UserError(
-                f"model {loading.name}: load() in {path.name} returned {type(infer).__name__}, not a function",
-                "return a function infer(inputs, parameters)",
-            )
+            what = f"load() in {path.name} returned {type(infer).__name__}, not a function"
+            raise loading.error(what, "return a function infer(inputs, parameters)")
     if not callable(infer):
-        of_triton = " (TritonPythonModel works only in Triton's own Python backend)" * hasattr(
-            module, "TritonPythonModel"
-        )
-        raise UserError(
-            f"model {loading.name}: {path.name} has no function infer{of_triton}",
-            "define infer(inputs, parameters) that returns a dict of arrays",
-        )
+        is_triton = hasattr(module, "TritonPythonModel")
+        note = " (TritonPythonModel works only in Triton's own Python backend)" if is_triton else ""
+        remedy = "define infer(inputs, parameters) that returns a dict of arrays"
+        raise loading.error(f"{path.name} has no function infer{note}", remedy)
     found: Infer = infer
     return found
 
@@ -72,9 +67,8 @@ def _function(loading: Loading, module: ModuleType, path: Path) -> Infer:
 def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterator[Tensors]:
     """Yield the responses of a decoupled model; closing this closes the model's generator."""
     if not isinstance(answers, Iterator):
-        raise Refused(
-            "INTERNAL", f"model '{name}' is decoupled, but infer returned {type(answers).__name__}, not a generator"
-        )
+        what = f"model '{name}' is decoupled, but infer returned {type(answers).__name__}, not a generator"
+        raise Refused("INTERNAL", what)
     try:
         for answer in answers:
             yield _tensors(name, answer, outputs)
@@ -94,8 +88,6 @@ def _tensors(name: str, answer: Any, outputs: Mapping[str, TensorSpec]) -> Tenso
         try:
             found[key] = from_numpy(key, array, outputs[key].datatype)
         except UserError as error:
-            raise Refused(
-                "INTERNAL",
-                f"model '{name}': output '{key}' is {outputs[key].datatype}, but infer returned {array.dtype}: {error.what}",
-            ) from None
+            what = f"output '{key}' is {outputs[key].datatype}, but infer returned {array.dtype}: {error.what}"
+            raise Refused("INTERNAL", f"model '{name}': {what}") from None
     return found

@@ -8,7 +8,7 @@ be compared.
 from collections.abc import Callable
 
 from inferometer import tensors
-from inferometer.serve.models.types import Begin, Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.serve.models.types import Begin, Emit, Finish, Loaded, Loading, Parameters, Refused, Tensors
 from inferometer.serve.openai.requests import DEFAULT_TOKENS, Refusal
 from inferometer.serve.sim.jobs import Job
 from inferometer.serve.sim.server import Simulator
@@ -36,15 +36,7 @@ class _Text(Job):
 
     __slots__ = ("_at", "_finish", "_send", "_server", "_written")
 
-    def __init__(
-        self,
-        server: Simulator,
-        n: int,
-        n_in: int,
-        n_out: int,
-        send: Callable[[Tensors], None],
-        finish: Callable[[Refused | None], None],
-    ) -> None:
+    def __init__(self, server: Simulator, n: int, n_in: int, n_out: int, send: Emit, finish: Finish) -> None:
         super().__init__(n, n_in, n_out, now())
         self._server = server
         self._at = n * 7
@@ -61,12 +53,7 @@ class _Text(Job):
 
 
 def _begin(server: Simulator) -> Begin:
-    def begin(
-        inputs: Tensors,
-        parameters: Parameters,
-        emit: Callable[[Tensors], None],
-        finish: Callable[[Refused | None], None],
-    ) -> Callable[[], None] | None:
+    def begin(inputs: Tensors, parameters: Parameters, emit: Emit, finish: Finish) -> Callable[[], None] | None:
         text, n_out = _prompt(inputs)
         try:
             n_in = server.length((text,), n_out)

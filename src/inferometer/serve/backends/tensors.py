@@ -10,33 +10,22 @@ from typing import Any
 import numpy as np
 
 from inferometer import tensors
-from inferometer.errors import UserError
 from inferometer.serve.backends import configured
 from inferometer.serve.models.types import Loading
 from inferometer.tensors import Tensor
 
 DTYPES = {
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "UINT16": "uint16",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "INT8": "int8",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "FP16": "float16",
-    "BF16": "bfloat16",
-    "FP32": "float32",
-    "FP64": "float64",
-}
+    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
+    "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
+    "FP16": "float16", "BF16": "bfloat16", "FP32": "float32", "FP64": "float64",
+}  # fmt: skip
 """PyTorch's type names; it has no type for BYTES."""
 
 _UNSIGNED = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 _DATATYPES = {f"torch.{dtype}": datatype for datatype, dtype in DTYPES.items()}
 _told = threading.local()
 _own: list[int] = []
-"""Return the number of threads that PyTorch chose by default."""
+"""The number of threads that PyTorch chose by default."""
 
 
 def pytorch(extra: str = "torch") -> Any:
@@ -58,12 +47,10 @@ def device_of(loading: Loading, torch: Any) -> Any:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise UserError(f"model {loading.name}: unknown device {name!r:.60}", "use cpu, cuda or cuda:N")
+        raise loading.error(f"unknown device {name!r:.60}", "use cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise UserError(
-            f"model {loading.name}: device {name} was requested, but PyTorch sees {count} GPUs", "use --device cpu"
-        )
+        raise loading.error(f"device {name} was requested, but PyTorch sees {count} GPUs", "use --device cpu")
     return device
 
 

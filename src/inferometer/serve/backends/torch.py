@@ -24,7 +24,6 @@ from typing import Any
 
 import msgspec
 
-from inferometer.errors import UserError
 from inferometer.serve.backends import configured, pt2
 from inferometer.serve.backends.tensors import (
     DTYPES,
@@ -66,7 +65,10 @@ def load(loading: Loading) -> Loaded:
     module = _read(loading, torch, path, device)
     configured.require(loading)
     inputs, outputs = configured.inputs(loading.config), configured.outputs(loading.config)
-    _check_types(loading, (*inputs, *outputs))
+    for spec in (*inputs, *outputs):
+        if spec.datatype not in DTYPES:
+            what = f"{spec.name} is {spec.datatype}, which PyTorch does not support"
+            raise loading.error(what, f"supported types: {', '.join(DTYPES)}")
     arranged = _arrangement(loading, module, inputs)
 
     def run(given: Tensors, parameters: Parameters) -> Tensors:
@@ -74,11 +76,8 @@ def load(loading: Loading) -> Loaded:
         with torch.inference_mode():
             made = {name: to_torch(torch, tensor, device, module.writes) for name, tensor in given.items()}
             positional, keywords = arranged(made)
-            answer = _called(module, positional, keywords)
-            return {
-                spec.name: from_torch(torch, spec.name, one)
-                for spec, one in zip(outputs, _outputs(torch, loading.name, answer, outputs), strict=True)
-            }
+            found = _outputs(torch, loading.name, _called(module, positional, keywords), outputs)
+            return {spec.name: from_torch(torch, spec.name, one) for spec, one in zip(outputs, found, strict=True)}
 
     return Loaded(run=run, close=module.close)
 
@@ -92,7 +91,7 @@ def _read(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
     exported = path.suffix == ".pt2"
     remedy = "save it with torch.export.save" if exported else "save it with torch.jit.save; pickles are not loaded"
     if not zipfile.is_zipfile(path):
-        raise UserError(f"model {loading.name}: {path.name} is not a PyTorch file, or is damaged", remedy)
+        raise loading.error(f"{path.name} is not a PyTorch file, or is damaged", remedy)
     read = _exported if exported else _script
     with _quiet():
         return configured.attempt(loading, path, remedy, lambda: read(loading, torch, path, device))
@@ -115,10 +114,8 @@ def _script(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
     module = torch.jit.load(str(path), map_location=device).eval()
     names = tuple(one.name for one in module.forward.schema.arguments[1:])
     if not loading.config.input:
-        raise UserError(
-            f"model {loading.name}: a TorchScript file does not contain the shapes and types of {', '.join(names)}",
-            "list input and output in a config.pbtxt, or export the model as .pt2",
-        )
+        what = f"a TorchScript file does not contain the shapes and types of {', '.join(names)}"
+        raise loading.error(what, "list input and output in a config.pbtxt, or export the model as .pt2")
     return _Module(module, names, writes=_IN_PLACE.search(str(module.inlined_graph)) is not None)
 
 
@@ -129,35 +126,19 @@ def _exported(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
         program = configured.package("torch.export.passes", "torch").move_to_device_pass(program, device)
     signature, spec = program.graph_signature, program.call_spec.in_spec
     names = tuple(map(str, signature.user_inputs))
-    if spec.num_leaves != sum(part.num_children for part in _parts(spec)):
-        raise UserError(
-            f"model {loading.name}: {path.name} takes lists or dicts of tensors", "export it with plain arguments"
-        )
-    positional, keywords = _parts(spec)
+    positional, keywords = spec.children()
+    if spec.num_leaves != positional.num_children + keywords.num_children:
+        raise loading.error(f"{path.name} takes lists or dicts of tensors", "export it with plain arguments")
     by_name = names[: positional.num_children] + tuple(map(str, keywords.context or ()))
     facts = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    outputs = _output_names(program, len(signature.user_outputs))
+    outputs = zip(_output_names(program, len(signature.user_outputs)), signature.user_outputs, strict=True)
     configured.complete(
         loading,
         [_spec(loading, name, facts.get(node)) for name, node in zip(by_name, names, strict=True)],
-        [
-            _spec(loading, name, facts.get(str(node)))
-            for name, node in zip(outputs, signature.user_outputs, strict=True)
-        ],
+        [_spec(loading, name, facts.get(str(node))) for name, node in outputs],
     )
-    return _Module(
-        program.module(),
-        by_name,
-        keywords=frozenset(by_name[positional.num_children :]),
-        by_name=False,
-        writes=bool(signature.user_inputs_to_mutate),
-    )
-
-
-def _parts(spec: Any) -> tuple[Any, Any]:
-    """Return positional and keyword arguments of an exported program."""
-    positional, keywords = spec.children()
-    return positional, keywords
+    by_keyword, writes = frozenset(by_name[positional.num_children :]), bool(signature.user_inputs_to_mutate)
+    return _Module(program.module(), by_name, keywords=by_keyword, by_name=False, writes=writes)
 
 
 def _output_names(program: Any, count: int) -> list[str]:
@@ -170,9 +151,7 @@ def _output_names(program: Any, count: int) -> list[str]:
 
 def _spec(loading: Loading, name: str, value: Any) -> TensorSpec:
     if not hasattr(value, "dtype"):
-        raise UserError(
-            f"model {loading.name}: {name} of the exported program is not a tensor", "export it with tensors only"
-        )
+        raise loading.error(f"{name} of the exported program is not a tensor", "export it with tensors only")
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
     return TensorSpec(name, datatype_of(value), shape)
 
@@ -181,14 +160,10 @@ def _from_python(loading: Loading, torch: Any, path: Path, device: Any) -> _Modu
     source = configured.python_file(loading, path)
     build = getattr(source, "model", None)
     if not callable(build):
-        raise UserError(
-            f"model {loading.name}: {path.name} has no function model", "define model() that returns a module"
-        )
+        raise loading.error(f"{path.name} has no function model", "define model() that returns a module")
     module = configured.attempt(loading, path, "fix model()", build)
     if not isinstance(module, torch.nn.Module):
-        raise UserError(
-            f"model {loading.name}: model() in {path.name} returned {type(module).__name__}, not a torch.nn.Module"
-        )
+        raise loading.error(f"model() in {path.name} returned {type(module).__name__}, not a torch.nn.Module")
     weights = loading.parameter("weights")
     if weights:
         _add_weights(loading, torch, module, path.parent, weights)
@@ -206,9 +181,7 @@ def _from_python(loading: Loading, torch: Any, path: Path, device: Any) -> _Modu
 def _add_weights(loading: Loading, torch: Any, module: Any, folder: Path, name: str) -> None:
     path = folder / name
     if Path(name).name != name or path.resolve().parent != folder.resolve():
-        raise UserError(
-            f"model {loading.name}: the weights file {name!r:.60} is not in the model's folder", "add the file"
-        )
+        raise loading.error(f"the weights file {name!r:.60} is not in the model's folder", "add the file")
 
     def read() -> None:
         if path.suffix == ".safetensors":
@@ -220,15 +193,6 @@ def _add_weights(loading: Loading, torch: Any, module: Any, folder: Path, name: 
     configured.attempt(loading, path, "save the state_dict() of the same module", read)
 
 
-def _check_types(loading: Loading, specs: Sequence[TensorSpec]) -> None:
-    for spec in specs:
-        if spec.datatype not in DTYPES:
-            raise UserError(
-                f"model {loading.name}: {spec.name} is {spec.datatype}, which PyTorch does not support",
-                f"supported types: {', '.join(DTYPES)}",
-            )
-
-
 # --- arguments and answers -------------------------------------------------------------------------------------------
 
 Arranged = Callable[[dict[str, Any]], tuple[list[Any], dict[str, Any]]]
@@ -238,10 +202,8 @@ def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]
     """Return how named inputs are passed as arguments."""
     names, taken = [spec.name for spec in inputs], module.arguments
     if taken is not None and len(names) > len(taken):
-        raise UserError(
-            f"model {loading.name}: the configuration lists {len(names)} inputs, but forward takes {len(taken)}: {', '.join(taken)}",
-            "list one input per argument",
-        )
+        what = f"the configuration lists {len(names)} inputs, but forward takes {len(taken)}: {', '.join(taken)}"
+        raise loading.error(what, "list one input per argument")
     numbers = [_NUMBERED.fullmatch(name) for name in names]
     if taken is not None and set(names) <= set(taken):
         order = {name: name for name in taken if name in names}
@@ -260,12 +222,10 @@ def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]
         count = sum(given)
         if not all(given[:count]):
             missing = by_position[given.index(False)]
-            raise Refused(
-                "INVALID_ARGUMENT", f"model '{loading.name}' requires input '{missing}' when a later input is given"
-            )
-        return [made[name] for name in by_position[:count]], {
-            argument: made[name] for name, argument in by_keyword.items() if name in made
-        }
+            what = f"model '{loading.name}' requires input '{missing}' when a later input is given"
+            raise Refused("INVALID_ARGUMENT", what)
+        keywords = {argument: made[name] for name, argument in by_keyword.items() if name in made}
+        return [made[name] for name in by_position[:count]], keywords
 
     return arranged
 
@@ -292,16 +252,12 @@ def _outputs(torch: Any, name: str, answer: Any, outputs: Sequence[TensorSpec]) 
     else:
         found = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(found) < len(outputs):
-        raise Refused(
-            "INTERNAL", f"model '{name}' returned {len(found)} outputs, but the configuration lists {len(outputs)}"
-        )
+        what = f"model '{name}' returned {len(found)} outputs, but the configuration lists {len(outputs)}"
+        raise Refused("INTERNAL", what)
     for spec, one in zip(outputs, found, strict=False):
         if not isinstance(one, torch.Tensor):
             raise Refused("INTERNAL", f"model '{name}': output '{spec.name}' is {type(one).__name__}, not a tensor")
         if datatype_of(one) != spec.datatype:
-            raise Refused(
-                "INTERNAL",
-                f"model '{name}': output '{spec.name}' is {datatype_of(one)} {shown(tuple(one.shape))}, "
-                f"the configuration says {spec.datatype}",
-            )
+            what = f"model '{name}': output '{spec.name}' is {datatype_of(one)} {shown(tuple(one.shape))}"
+            raise Refused("INTERNAL", f"{what}, the configuration says {spec.datatype}")
     return found[: len(outputs)]

@@ -41,8 +41,8 @@ class Taken(NamedTuple):
     required: frozenset[str]
     is_keyed: bool
     """Whether requests may be joined, so that `Inference.key` is needed."""
-    known: dict[Any, tuple[int, tuple[int, ...], Any]]
-    """For valid names, datatypes and shapes: the rows, the size of each input in bytes (-1 for strings), and the key."""
+    known: dict[Any, tuple[int, Any]]
+    """The rows and the key for valid names, datatypes, shapes and sizes."""
 
 
 def taken(model: str, max_batch: int, facts: ModelSignature, is_keyed: bool) -> Taken:
@@ -53,15 +53,13 @@ def taken(model: str, max_batch: int, facts: ModelSignature, is_keyed: bool) -> 
 
 def check(inference: Inference, model: Taken) -> bool:
     """Set `rows` and `key`, or raise Refused. Return False if `read` has to check the inputs, too."""
-    inputs = inference.inputs
-    signature = tuple([(name, tensor.datatype, tensor.shape) for name, tensor in inputs.items()])
-    known, is_whole = model.known.get(signature), True
-    if known is None or inference.unread or not _have_sizes(inputs, known[1]):
+    inputs, is_whole = inference.inputs, True
+    signature = tuple([(name, one.datatype, one.shape, len(one.data)) for name, one in inputs.items()])
+    known = model.known.get(signature)
+    if known is None or inference.unread:
         is_whole = _check_inputs(inference, model)
-        sizes = tuple(math.prod(one.shape) * DATATYPES[one.datatype].size or -1 for one in inputs.values())
-        shapes = tuple(sorted([(name, tensor.shape[1:]) for name, tensor in inputs.items()]))
-        known = inference.rows, sizes, shapes
-        if is_whole and -1 not in sizes:
+        known = inference.rows, tuple(sorted([(name, tensor.shape[1:]) for name, tensor in inputs.items()]))
+        if is_whole and all(tensor.datatype != "BYTES" for tensor in inputs.values()):
             if len(model.known) >= _MOST:
                 model.known.clear()
             model.known[signature] = known
@@ -70,15 +68,8 @@ def check(inference: Inference, model: Taken) -> bool:
         _check_outputs(inference, model)
     if model.is_keyed:
         words = [pair for pair in inference.parameters.items() if pair[0] not in NOT_FOR_THE_MODEL]
-        inference.key = known[2], tuple(sorted(words))
+        inference.key = known[1], tuple(sorted(words))
     return is_whole
-
-
-def _have_sizes(inputs: Tensors, sizes: tuple[int, ...]) -> bool:
-    for tensor, size in zip(inputs.values(), sizes, strict=True):  # noqa: SIM110  (a generator costs more)
-        if len(tensor.data) != size:
-            return False
-    return True
 
 
 def work(inference: Inference) -> int:

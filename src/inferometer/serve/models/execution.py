@@ -10,15 +10,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from inferometer.serve.models.responses import Responses, Share, join
-from inferometer.serve.models.types import Compute, Inference, Loaded, Output, Refused, Tensors, reason
-from inferometer.serve.offload import LARGE, Offload
+from inferometer.serve.models.responses import Share, join
+from inferometer.serve.models.types import Compute, Inference, Loaded, Refused, Tensors, reason
+from inferometer.serve.offload import LARGE
 from inferometer.serve.threads import Threads
 from inferometer.timing.clock import now
+
+if TYPE_CHECKING:
+    from inferometer.serve.models.model import Model
 
 _AHEAD = 256
 """Responses that a model may be ahead of the loop."""
@@ -38,22 +41,6 @@ class Instance(msgspec.Struct, eq=False):
             self.loaded.close()
 
 
-class ExecutingModel(Protocol):
-    """The part of the model that an execution uses."""
-
-    decoupled: bool
-    responses: Responses
-    offload: Offload
-
-    def tell(self, call: Callable[..., None], *words: object) -> None:
-        """Call a function in the loop, from any thread."""
-
-    def answered(self, inference: Inference, outputs: tuple[Output, ...]) -> None: ...
-    def succeeded(self, inference: Inference, compute: Compute) -> None: ...
-    def failed(self, inference: Inference, why: Refused) -> None: ...
-    def executed(self, execution: "Execution", compute: Compute | None) -> None: ...
-
-
 class Execution:
     """One batch on one instance, from its start to the end of its last request."""
 
@@ -62,7 +49,7 @@ class Execution:
         "batch", "instance", "owner",
     )  # fmt: skip
 
-    def __init__(self, owner: ExecutingModel, instance: Instance, batch: list[Inference]) -> None:
+    def __init__(self, owner: "Model", instance: Instance, batch: list[Inference]) -> None:
         self.owner, self.instance, self.batch = owner, instance, batch
         self._cancel: Callable[[], None] | None = None
         self._is_over = self._answered = False

@@ -80,7 +80,7 @@ class Responses:
 
     def _check(self, outputs: Tensors, rows: int) -> None:
         """Check that each output is as configured and, if the model supports batches, has the batch's rows."""
-        shapes = (rows, *[(name, tensor.shape) for name, tensor in outputs.items()])
+        shapes = tuple([(rows, name, tensor.shape) for name, tensor in outputs.items()])
         if shapes in self._valid:
             return
         for name, spec in self._specs.items():

@@ -31,18 +31,10 @@ Code = Literal[
 """Names of gRPC's status codes; grpc.StatusCode[code] is the number."""
 
 HTTP_STATUS: dict[Code, int] = {
-    "CANCELLED": 499,
-    "INVALID_ARGUMENT": 400,
-    "DEADLINE_EXCEEDED": 504,
-    "NOT_FOUND": 404,
-    "ALREADY_EXISTS": 409,
-    "PERMISSION_DENIED": 403,
-    "RESOURCE_EXHAUSTED": 429,
-    "UNIMPLEMENTED": 501,
-    "INTERNAL": 500,
-    "UNAVAILABLE": 503,
+    "CANCELLED": 499, "INVALID_ARGUMENT": 400, "DEADLINE_EXCEEDED": 504, "NOT_FOUND": 404, "ALREADY_EXISTS": 409,
+    "PERMISSION_DENIED": 403, "RESOURCE_EXHAUSTED": 429, "UNIMPLEMENTED": 501, "INTERNAL": 500, "UNAVAILABLE": 503,
     "UNAUTHENTICATED": 401,
-}
+}  # fmt: skip
 
 
 class Refused(Exception):  # noqa: N818  (not an error of ours: an answer)
@@ -118,62 +110,44 @@ class Output(msgspec.Struct, frozen=True):
     """None if no outputs were named: all are sent."""
 
 
-class Inference:
+class Inference(msgspec.Struct, eq=False):
     """One request: created by a front end, queued, batched, and responded to. Times are monotonic ns."""
 
-    __slots__ = (
-        "answer", "arrived", "compute_ns", "deadline", "ended", "finished", "id", "inputs", "is_over", "key",
-        "memory", "model", "parameters", "place", "queue_ns", "queued", "rows", "started", "unread", "version", "wanted",
-    )  # fmt: skip
+    model: str
+    inputs: Tensors
+    answer: Callable[[tuple[Output, ...]], None]
+    """Called with the outputs of each response: once, or any number of times for decoupled models."""
+    ended: Callable[[Refused | None], None]
+    """Called once, after the last response; with the reason if it failed."""
+    arrived: int
+    version: str = ""
+    """"" for the newest; `submit` sets the one it chose."""
+    id: str = ""
+    wanted: tuple[Wanted, ...] = ()
+    parameters: Parameters = {}
+    deadline: int = NEVER
+    """The inference is not started after this time; it ends with DEADLINE_EXCEEDED."""
+    unread: Mapping[str, Unread] = {}
+    """Inputs whose data is not read yet (b"")."""
 
-    def __init__(
-        self,
-        model: str,
-        inputs: Tensors,
-        *,
-        answer: Callable[[tuple[Output, ...]], None],
-        ended: Callable[[Refused | None], None],
-        arrived: int,
-        version: str = "",
-        id: str = "",
-        wanted: tuple[Wanted, ...] = (),
-        parameters: Parameters = {},  # noqa: B006  (never written to)
-        deadline: int = NEVER,
-        unread: Mapping[str, Unread] = {},
-    ) -> None:
-        self.model = model
-        self.version = version
-        """"" for the newest; `submit` sets the one it chose."""
-        self.id = id
-        self.inputs = inputs
-        self.unread = unread
-        """Inputs whose data is not read yet (b"")."""
-        self.wanted = wanted
-        self.memory: Mapping[str, Any] = {}
-        """Where outputs in shared memory go: the regions as they were when the inference was submitted."""
-        self.parameters = parameters
-        self.arrived = arrived
-        self.deadline = deadline
-        """The inference is not started after this time; it ends with DEADLINE_EXCEEDED."""
-        self.answer = answer
-        """Called with the outputs of each response: once, or any number of times for decoupled models."""
-        self.ended = ended
-        """Called once, after the last response; with the reason if it failed."""
-        self.rows = 1
-        """Size of the batch dimension; 1 for models without one."""
-        self.is_over = False
-        self.started = -1
-        """When an instance took it; -1 while it is queued."""
-        self.finished = -1
-        self.queue_ns = 0
-        self.compute_ns = 0
-        """Both are set when the first response is sent."""
-        self.queued = -1
-        """When it was accepted."""
-        self.key: Any = None
-        """Requests with equal keys may share a batch."""
-        self.place: Any = None
-        """What currently holds it: a model's queue, then an execution."""
+    # Set by the models:
+    memory: Mapping[str, Any] = {}
+    """Where outputs in shared memory go: the regions as they were when the inference was submitted."""
+    rows: int = 1
+    """Size of the batch dimension; 1 for models without one."""
+    key: Any = None
+    """Requests with equal keys may share a batch."""
+    place: Any = None
+    """What currently holds it: a model's queue, then an execution."""
+    is_over: bool = False
+    queued: int = -1
+    """When it was accepted."""
+    started: int = -1
+    """When an instance took it; -1 while it is queued."""
+    finished: int = -1
+    queue_ns: int = 0
+    compute_ns: int = 0
+    """Both are set when the first response is sent."""
 
 
 # --- backends --------------------------------------------------------------------------------------------------------
@@ -198,15 +172,17 @@ class Loading(msgspec.Struct, frozen=True):
         found = self.config.parameters
         return str(found[name].string_value) if name in found else default
 
+    def error(self, what: str, remedy: str = "") -> UserError:
+        """Return the error about this model."""
+        return UserError(f"model {self.name}: {what}", remedy)
 
-Begin = Callable[
-    [Tensors, Parameters, Callable[[Tensors], None], Callable[[Refused | None], None]], Callable[[], None] | None
-]
+
+Emit = Callable[[Tensors], None]
+Finish = Callable[[Refused | None], None]
+Begin = Callable[[Tensors, Parameters, Emit, Finish], Callable[[], None] | None]
 """begin(inputs, parameters, emit, finish): runs in the loop's thread and never blocks. It calls `emit` for each
 response and `finish` once, now or later, and may return a function that cancels it."""
-
-
-Forward = Callable[[Inference, Callable[[Tensors], None], Callable[[Refused | None], None]], Callable[[], None] | None]
+Forward = Callable[[Inference, Emit, Finish], Callable[[], None] | None]
 """forward(inference, emit, finish): like `Begin`, but with the request itself."""
 
 
