@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from raw_client import request
 
 from inferometer.serve.http.parse import Problem, Request, RequestParser
@@ -312,3 +314,55 @@ def test_a_body_after_an_upgrade_is_awaited(body: str):
     assert isinstance(found, Request)
     assert (found.path, found.arrived, found.was_let_in) == (b"/v2", 1, True)
     assert not (parser.is_partial or parser.wants_continue)
+
+
+# --- requests like the last one --------------------------------------------------------------------------------------
+
+HEADS = (
+    b"POST /a HTTP/1.1\r\nX-Request-Id: %b\r\nContent-Type: x\r\nContent-Length: %d\r\n\r\n%b",
+    b"POST /a?q HTTP/1.1\r\nContent-Length: %d\r\nx-request-id: %b\r\n\r\n%b",
+    b"POST /a HTTP/1.1\r\nX-Request-Id:%b \r\nContent-Length: %d\r\n\r\n%b",
+    b"POST /a HTTP/1.1\r\nX-Request-Id: %b\r\nX-Request-Id: a\r\nContent-Length: %d\r\n\r\n%b",
+    b"POST /a HTTP/1.1\r\nX-Request-Id: %b\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n%b",
+    b"POST /a HTTP/1.1\r\nX-Request-Id: %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b",
+    b"POST /a HTTP/1.1\r\nX-Request-Id: %b\r\nConnection: upgrade\r\nUpgrade: x\r\nContent-Length: %d\r\n\r\n%b",
+    b"POST /a HTTP/1.0\r\nX-Request-Id: %b\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n%b",
+    b"POST /%b HTTP/1.1\r\nX-Request-Id: a\r\nContent-Length: %d\r\n\r\n%b",
+)
+IDS = st.sampled_from([b"a", b"b-1", b"a" * 200, b"a b", b"a\tb", b"\xe9", b"a\rb", b"a\nb", b"a\0b", b"", b'"'])
+PIECES = st.tuples(
+    st.sampled_from(HEADS), IDS, st.integers(0, 4), st.sampled_from([b"", b"x", b"\r\n\r\n", b"yy", b"\r\n" * 3])
+)
+
+
+def shape(one: Request | Problem) -> tuple[object, ...]:
+    if isinstance(one, Problem):
+        return one.status, one.message
+    return one.method, one.path, one.headers, bytes(one.body), one.keep_alive, one.http10, one.was_let_in
+
+
+@given(st.lists(PIECES, max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_requests_like_the_last_one_are_parsed_alike(pieces: list[tuple[bytes, bytes, int, bytes]]):
+    """Recognizing a request by comparing bytes gives what parsing it gives, whatever else is sent."""
+    slow, quick = RequestParser(), RequestParser()
+    for head, name, length, body in pieces:
+        first, second = (length, name) if head.index(b"%d") < head.index(b"%b") else (name, length)
+        data = head % (first, second, body)
+        expected = [shape(one) for one in slow.feed(data, 1)]
+        repeated = None if quick.is_partial else quick.repeated(data)
+        found = quick.feed(data, 1) if repeated is None else [repeated]
+        assert [shape(one) for one in found] == expected
+
+
+def test_a_repeated_request_is_recognized():
+    parser = RequestParser()
+    for head in HEADS[:2]:
+        for name in (b"one", b"two-2"):
+            first, second = (3, name) if head.index(b"%d") < head.index(b"%b") else (name, 3)
+            data = head % (first, second, b"abc")
+            found = parser.repeated(data)
+            assert (found is not None) is (name == b"two-2")
+            assert found is None or (found.headers[b"x-request-id"], found.body) == (name, b"abc")
+            if found is None:
+                parser.feed(data, 1)

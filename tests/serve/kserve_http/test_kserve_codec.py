@@ -33,6 +33,11 @@ def raw(datatype: str, count: int) -> "st.SearchStrategy[bytes]":
     return st.binary(min_size=size, max_size=size)
 
 
+def parse(body: bytes | memoryview, header: bytes, *more: Any) -> http_codec.InferRequestBody:
+    """Parse a body with this value of Inference-Header-Content-Length."""
+    return http_codec.request(body, http_codec.json_length(header, len(body)), *more)
+
+
 @st.composite
 def tensors(draw: Any, name: str, datatype: str) -> Tensor:
     shape = draw(SHAPES)
@@ -75,7 +80,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 def test_binary_requests_of_our_client_round_trip(made: tuple[list[Tensor], InferOptions]):
     given_tensors, options = made
     headers, body = client.encode(given_tensors, options)
-    parsed = http_codec.request(memoryview(body), headers[client.JSON_LENGTH].encode(), "m", no_memory)
+    parsed = parse(memoryview(body), headers[client.JSON_LENGTH].encode(), "m", no_memory)
     assert list(parsed.inputs) == [tensor.name for tensor in given_tensors]
     assert all(same(parsed.inputs[tensor.name], tensor) for tensor in given_tensors)
     assert (parsed.id, parsed.parameters) == (options.id, options.parameters)
@@ -92,7 +97,7 @@ def test_json_round_trips_every_datatype(datatype: str, data: st.DataObject):
     values = data.draw(st.lists(VALUES[datatype], min_size=count, max_size=count))
     tensor = from_json("x", datatype, shape, values)
     _, body = client.encode([tensor], InferOptions(binary=False))
-    parsed = http_codec.request(body, b"", "m", no_memory)
+    parsed = parse(body, b"", "m", no_memory)
     assert same(parsed.inputs["x"], tensor)
     assert not parsed.binary
     made = http_codec.answer("m", "1", "", [Output(tensor)])
@@ -134,7 +139,7 @@ def test_binary_tensors_are_not_copied():
     tensor = Tensor("x", "FP32", (2,), bytes(8))
     headers, body = client.encode([tensor], InferOptions())
     view = memoryview(bytearray(body))
-    found = http_codec.request(view, headers[client.JSON_LENGTH].encode(), "m", no_memory).inputs["x"].data
+    found = parse(view, headers[client.JSON_LENGTH].encode(), "m", no_memory).inputs["x"].data
     assert isinstance(found, memoryview)
     assert found.obj is view.obj
     (part,) = http_codec.answer("m", "1", "", [Output(Tensor("y", "FP32", (2,), found))], True).parts[1:]
@@ -143,7 +148,7 @@ def test_binary_tensors_are_not_copied():
 
 def test_nested_lists_nan_and_infinity_round_trip():
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,2],"data":[[NaN,1],[-Infinity,2.5]]}]}'
-    found = http_codec.request(body, b"", "m", no_memory).inputs["x"]
+    found = parse(body, b"", "m", no_memory).inputs["x"]
     made = http_codec.answer("m", "1", "", [Output(found)])
     assert b'"data":[NaN,1.0,-Infinity,2.5]' in made.parts[0]
 
@@ -168,7 +173,7 @@ def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
 
     options = InferOptions(shm_inputs={"x": ShmRef("r", 8, 4)}, shm_outputs={"y": ShmRef("s", 8, 2)})
     headers, body = client.encode([Tensor("x", "FP32", (2,), bytes(8))], options)
-    parsed = http_codec.request(body, headers[client.JSON_LENGTH].encode(), "m", find)
+    parsed = parse(body, headers[client.JSON_LENGTH].encode(), "m", find)
     assert (parsed.inputs["x"].data, parsed.unread["x"].size) == (b"", 8)
     assert parsed.unread["x"].read() == bytes(range(4, 12))
     (wanted,) = parsed.wanted
@@ -179,17 +184,17 @@ def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
 
 def test_the_shape_of_a_raw_request_follows_from_its_size():
     facts = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), ())
-    parsed = http_codec.request(bytes(12), b"0", "m", no_memory, facts)
+    parsed = parse(bytes(12), b"0", "m", no_memory, facts)
     assert (parsed.inputs["x"].shape, parsed.binary) == ((1, 3), True)
     text = ModelSignature((TensorSpec("x", "BYTES", (-1, 1)),), ())
-    assert http_codec.request(b"hi", b"0", "m", no_memory, text).inputs["x"].data == b"\2\0\0\0hi"
+    assert parse(b"hi", b"0", "m", no_memory, text).inputs["x"].data == b"\2\0\0\0hi"
     for wrong in (
         ModelSignature((), ()),
         ModelSignature(facts.inputs * 2, ()),
         ModelSignature((TensorSpec("x", "FP32", (-1, 2)),), ()),
     ):
         with pytest.raises(Refused):
-            http_codec.request(bytes(12), b"0", "m", no_memory, wrong)
+            parse(bytes(12), b"0", "m", no_memory, wrong)
 
 
 # --- what is wrong -----------------------------------------------------------------------------------------------------
@@ -241,7 +246,7 @@ BINARY = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_
 def test_invalid_requests_are_explained(tree: Any, behind: bytes, words: str):
     head = json.dumps(tree).encode()
     with pytest.raises(Refused) as caught:
-        http_codec.request(head + behind, str(len(head)).encode() if behind else b"", "m", no_memory)
+        parse(head + behind, str(len(head)).encode() if behind else b"", "m", no_memory)
     assert caught.value.code == "INVALID_ARGUMENT"
     assert words in caught.value.message
 
@@ -249,7 +254,7 @@ def test_invalid_requests_are_explained(tree: Any, behind: bytes, words: str):
 @pytest.mark.parametrize("header", [b"x", b"-1", b"3", b"99999999999999999999", b"1.0", "²".encode("latin-1")])
 def test_an_invalid_json_length_is_refused(header: bytes):
     with pytest.raises(Refused):
-        http_codec.request(b"{}", header, "m", no_memory)
+        parse(b"{}", header, "m", no_memory)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
@@ -266,7 +271,7 @@ def test_bytes_that_are_not_utf8_are_not_sent_as_json():
 @given(st.binary(max_size=200), st.sampled_from([b"", b"0", b"5", b"200"]))
 def test_random_bodies_are_parsed_or_refused(body: bytes, header: bytes):
     try:
-        http_codec.request(body, header, "m", no_memory)
+        parse(body, header, "m", no_memory)
     except Refused as refused:
         assert refused.message
 
@@ -339,9 +344,7 @@ LISTS = st.recursive(st.lists(NUMBERS), lambda inner: st.lists(inner | NUMBERS),
 def read(datatype: str, shape: tuple[int, ...], data: bytes) -> Tensor | str:
     body = b'{"inputs":[{"name":"x","datatype":"%b","shape":%b,"data":%b}]}'
     try:
-        return http_codec.request(
-            body % (datatype.encode(), json.dumps(shape).encode(), data), b"", "m", no_memory
-        ).inputs["x"]
+        return parse(body % (datatype.encode(), json.dumps(shape).encode(), data), b"", "m", no_memory).inputs["x"]
     except Refused as why:
         return why.message
 
@@ -402,19 +405,34 @@ def test_numbers_beyond_fp64_do_not_become_infinity(datatype: str, value: str) -
     count = value.count(",") + 1
     body = f'{{"inputs":[{{"name":"x","datatype":"{datatype}","shape":[{count}],"data":[{value}]}}]}}'
     with pytest.raises(Refused, match=r"0 does not fit into (FP64|INT32)|a number does not fit into FP"):
-        http_codec.request(body.encode(), b"", "m", no_memory)
+        parse(body.encode(), b"", "m", no_memory)
 
 
 def test_numbers_beyond_fp64_are_found_in_long_arrays() -> None:
     long = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[40000],"data":[%b1e400]}]}' % (b"0.25," * 39_999)
     with pytest.raises(Refused, match="1e400 does not fit into FP64"):
-        http_codec.request(long, b"", "m", no_memory)
+        parse(long, b"", "m", no_memory)
     mixed = b'{"inputs":[{"name":"x","datatype":"FP64","shape":[2],"data":[Infinity,1e400]}]}'
     with pytest.raises(Refused, match="1e400 does not fit into FP64"):
-        http_codec.request(mixed, b"", "m", no_memory)
+        parse(mixed, b"", "m", no_memory)
 
 
 def test_a_parameter_beyond_fp64_is_refused() -> None:
     body = b'{"inputs":[],"parameters":{"p":1e400}}'
     with pytest.raises(Refused, match="Number out of range"):
-        http_codec.request(body, b"", "m", no_memory)
+        parse(body, b"", "m", no_memory)
+
+
+def test_known_requests_do_not_share_their_data():
+    """A JSON that was parsed before is not parsed again, but its tensors are those of the new body."""
+    head = json.dumps({"inputs": [BINARY | {"name": name} for name in "xy"], "parameters": {"a": 1}}).encode()
+    length = str(len(head)).encode()
+    for value in range(3):
+        data = bytes([value]) * 8 + bytes([value + 10]) * 8
+        found = parse(head + data, length, "m", no_memory)
+        assert {name: bytes(tensor.data) for name, tensor in found.inputs.items()} == {"x": data[:8], "y": data[8:]}
+        assert found.parameters == {"a": 1}
+        found.parameters["a"] = 2  # by a model
+    for wrong in (data[1:], data + b"x"):
+        with pytest.raises(Refused, match="unexpected"):
+            parse(head + wrong, length, "m", no_memory)

@@ -46,21 +46,8 @@ class Connection:
     """One client connection: reads requests, sends responses, and notices when the client is gone."""
 
     __slots__ = (
-        "_busy",
-        "_closing",
-        "_finished",
-        "_handler",
-        "_in_head",
-        "_limits",
-        "_line",
-        "_loop",
-        "_parser",
-        "_request",
-        "between",
-        "gone",
-        "room",
-        "transport",
-        "write",
+        "_busy", "_closing", "_finished", "_handler", "_in_head", "_limits", "_line", "_loop", "_parser", "_request",
+        "between", "gone", "room", "transport", "write",
     )  # fmt: skip
 
     def __init__(self, transport: Transport, handler: Handler, limits: Limits) -> None:

@@ -73,25 +73,8 @@ class RequestParser:
     """The parser of one connection. The methods from `on_url` on are callbacks of httptools."""
 
     __slots__ = (
-        "_buffer",
-        "_codings",
-        "_done",
-        "_fed",
-        "_head",
-        "_in_body",
-        "_last",
-        "_last_start",
-        "_last_tail",
-        "_length",
-        "_limits",
-        "_parser",
-        "_pieces",
-        "_problem",
-        "_request",
-        "_size",
-        "is_partial",
-        "room",
-        "wants_continue",
+        "_buffer", "_codings", "_done", "_fed", "_head", "_in_body", "_last", "_last_start", "_last_tail", "_length",
+        "_limits", "_parser", "_pieces", "_problem", "_request", "_size", "is_partial", "room", "wants_continue",
     )  # fmt: skip
 
     def __init__(self, limits: Limits = _USUAL) -> None:
@@ -137,8 +120,8 @@ class RequestParser:
             end = data.find(b"\r", at)
             name = data[at:end]
             if (
-                not data.startswith(tail, end)
-                or not 0 < len(name) <= _LONGEST_ID
+                not (name and data.startswith(tail, end))
+                or end - at > _LONGEST_ID
                 or name.translate(None, _ID_CHARACTERS)
             ):
                 return None
@@ -150,12 +133,16 @@ class RequestParser:
         return Request(method, path, headers, data[at:])
 
     def _remember(self, request: Request, data: bytes) -> None:
-        """Prepare `repeated` for requests like this one, which is all that `data` contains."""
-        head = data[: len(data) - self._length]
+        """Prepare `repeated` for requests like this one, if that is all that `data` contains."""
+        end = len(data) - self._length
+        head, lower = data[:end], data[:end].lower()
         if self._codings or b"expect" in request.headers or request.http10 or not request.keep_alive:
             return
-        lower = head.lower()
-        if not lower.endswith(b"\r\n\r\n") or b"\r\nupgrade:" in lower or lower.count(_ID) != (_ID in request.headers):
+        if (
+            lower.find(b"\r\n\r\n") != end - 4
+            or b"\r\nupgrade:" in lower
+            or lower.count(_ID) != (_ID in request.headers)
+        ):
             return
         start, tail = head, b""
         if name := request.headers.get(_ID):

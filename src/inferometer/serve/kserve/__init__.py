@@ -6,7 +6,6 @@ routes         HTTP: the paths under /v2
 http_codec     HTTP: bodies of infer requests and responses
 generate       HTTP: bodies of generate requests and responses
 responders     HTTP: from an inference to its response
-offload        HTTP: large bodies, processed in a thread
 backpressure   the limit for responses that a client does not read
 grpc           gRPC: all services on one port
 grpc_infer     gRPC: ModelInfer

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from inferometer.serve.kserve import http_codec
-from inferometer.serve.kserve.http_codec import InferRequestBody
+from inferometer.serve.kserve.http_codec import InferRequestBody, invalid
 from inferometer.serve.models.registry import Model
-from inferometer.serve.models.types import Output, Refused, Tensors
+from inferometer.serve.models.types import Output, Tensors
 from inferometer.tensors import Tensor, TensorSpec
 
 NOT_ONE = (
@@ -24,7 +24,7 @@ NOT_ONE = (
 def request(body: bytes | memoryview, model: Model) -> InferRequestBody:
     tree = http_codec.parse_json(body)
     if not isinstance(tree, dict):
-        raise Refused("INVALID_ARGUMENT", "expected a JSON object with the model's inputs by name")
+        raise invalid("expected a JSON object with the model's inputs by name")
     specs = {spec.name: spec for spec in model.facts.inputs}
     has_batch = model.config.max_batch_size > 0
     inputs: Tensors = {}
@@ -37,7 +37,7 @@ def request(body: bytes | memoryview, model: Model) -> InferRequestBody:
             _sort(name, value, specs, has_batch, inputs, others)
     id_ = tree.get("id", "") if "id" not in specs else ""
     if not isinstance(id_, str | int):
-        raise Refused("INVALID_ARGUMENT", f"Unable to parse 'id': expected a text, got {id_!r:.60}")
+        raise invalid(f"Unable to parse 'id': expected a text, got {id_!r:.60}")
     return InferRequestBody(inputs, str(id_), parameters=http_codec.parameters(others))
 
 
@@ -47,7 +47,7 @@ def _sort(
     if name not in specs:
         others[name] = value
     elif name in inputs:
-        raise Refused("INVALID_ARGUMENT", f"[request id: <id_unknown>] input '{name}' already exists in request")
+        raise invalid(f"[request id: <id_unknown>] input '{name}' already exists in request")
     else:
         inputs[name] = _tensor(specs[name], value, has_batch)
 
@@ -79,10 +79,9 @@ def _shape(spec: TensorSpec, count: int, has_batch: bool) -> tuple[int, ...]:
     if free:
         dims[free[-1]] = count // fixed if fixed else 0
     if math.prod(dims) != count:
-        raise Refused(
-            "INVALID_ARGUMENT",
+        raise invalid(
             f"The schema can not convert input '{spec.name}' to tensor with proper shape: expected "
-            f"{list(spec.shape)}, got {count} values",
+            f"{list(spec.shape)}, got {count} values"
         )
     return (1, *dims) if has_batch else tuple(dims)
 

@@ -107,39 +107,39 @@ _PIECE_OUT = 4096
 _FLATTENED = bytes.maketrans(b"[]", b"  ")
 _encode = msgspec.json.encode
 
+
+def invalid(message: str) -> Refused:
+    return Refused("INVALID_ARGUMENT", message)
+
+
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def request(body: Data, header: bytes, model: str, find: Find, facts: ModelSignature | None = None) -> InferRequestBody:
-    """Parse a request body. `header` is the value of Inference-Header-Content-Length, "" if missing."""
-    end = json_length(header, len(body))
+def request(body: Data, end: int, model: str, find: Find, facts: ModelSignature | None = None) -> InferRequestBody:
+    """Parse a request body, whose JSON ends at `end` (see `json_length`)."""
     if not end:
         return _raw(body, model, facts)
     text = bytes(body[:end]) if end <= _REMEMBERED else b""
     known = _known.get(text)
-    if known is not None and known.size == len(body) - end:
-        return known.asked_with(body, end)
+    if known is not None and known[0] == len(body) - end:
+        return _again(body, end, known[1], known[2])
     asked = _parsed(memoryview(body)[:end])
     inputs: Tensors = {}
     unread: dict[str, Unread] = {}
     place = end
     for given in asked.inputs:
         if given.name in inputs:
-            raise Refused(
-                "INVALID_ARGUMENT",
-                f"[request id: {asked.id or '<id_unknown>'}] input '{given.name}' already exists in request",
-            )
+            raise invalid(f"[request id: {asked.id or '<id_unknown>'}] input '{given.name}' already exists in request")
         size = _binary_size(given)
         if place + size > len(body):
             missing = place + size - len(body)
-            raise Refused(
-                "INVALID_ARGUMENT",
-                f"unexpected size for input '{given.name}', expecting {missing} additional bytes for model '{model}'",
+            raise invalid(
+                f"unexpected size for input '{given.name}', expecting {missing} additional bytes for model '{model}'"
             )
         inputs[given.name] = _tensor(given, memoryview(body)[place : place + size], find, unread)
         place += size
     if place != len(body):
-        raise Refused("INVALID_ARGUMENT", f"unexpected additional input data for model '{model}'")
+        raise invalid(f"unexpected additional input data for model '{model}'")
     made = InferRequestBody(
         inputs,
         asked.id,
@@ -149,41 +149,33 @@ def request(body: Data, header: bytes, model: str, find: Find, facts: ModelSigna
         unread,
     )
     if text and all(isinstance(given.parameters.binary_data_size, int) for given in asked.inputs):
-        _remember(text, asked.inputs, made, place - end)
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        sizes = tuple((one.name, one.datatype, one.shape, _binary_size(one)) for one in asked.inputs)
+        _known[text] = (
+            place - end,
+            sizes,
+            InferRequestBody({}, made.id, made.wanted, dict(made.parameters), made.binary),
+        )
     return made
 
 
-class _Known(msgspec.Struct, frozen=True):
-    """A JSON that was parsed before, all of whose inputs are binary."""
-
-    inputs: tuple[tuple[str, str, tuple[int, ...], int], ...]
-    """Names, datatypes, shapes, and sizes in bytes."""
-    size: int
-    """Bytes of all inputs."""
-    rest: InferRequestBody
-
-    def asked_with(self, body: Data, place: int) -> InferRequestBody:
-        """Return the request with the inputs in this body, which start at `place`. (A slice of a short body is a copy,
-        which costs less than a view.)"""
-        inputs = {}
-        for name, datatype, shape, size in self.inputs:
-            inputs[name] = Tensor(name, datatype, shape, body[place : place + size])
-            place += size
-        rest = self.rest
-        return InferRequestBody(inputs, rest.id, rest.wanted, rest.parameters, rest.binary)
-
-
-_known: dict[bytes, _Known] = {}
+_Sizes = tuple[tuple[str, str, tuple[int, ...], int], ...]
+_known: dict[bytes, tuple[int, _Sizes, InferRequestBody]] = {}
+"""JSON that was parsed before, all of whose inputs are binary: their size; their names, datatypes, shapes and sizes;
+everything else."""
 _REMEMBERED, _MOST_KNOWN = 4096, 256
 """Maximum size of a JSON that is remembered, and how many are: clients send the same again and again."""
 
 
-def _remember(text: bytes, inputs: Sequence[_Input], made: InferRequestBody, size: int) -> None:
-    if len(_known) >= _MOST_KNOWN:
-        _known.clear()
-    sizes = tuple((one.name, one.datatype, one.shape, _binary_size(one)) for one in inputs)
-    rest = InferRequestBody({}, made.id, made.wanted, made.parameters, made.binary)
-    _known[text] = _Known(sizes, size, rest)
+def _again(body: Data, place: int, sizes: _Sizes, rest: InferRequestBody) -> InferRequestBody:
+    """Return a known request with the inputs in this body, which start at `place`. (A slice of a short body is a copy,
+    which costs less than a view.)"""
+    inputs = {}
+    for name, datatype, shape, size in sizes:
+        inputs[name] = Tensor(name, datatype, shape, body[place : place + size])
+        place += size
+    return InferRequestBody(inputs, rest.id, rest.wanted, dict(rest.parameters), rest.binary)
 
 
 def parse_json(data: Data) -> Any:
@@ -191,7 +183,7 @@ def parse_json(data: Data) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused("INVALID_ARGUMENT", f"failed to parse the request JSON buffer: {error}") from None
+        raise invalid(f"failed to parse the request JSON buffer: {error}") from None
 
 
 def parameters(given: Mapping[str, Any]) -> dict[str, Parameter]:
@@ -200,24 +192,18 @@ def parameters(given: Mapping[str, Any]) -> dict[str, Parameter]:
         return {}
     for name, value in given.items():
         if not isinstance(value, bool | int | float | str):
-            raise Refused(
-                "INVALID_ARGUMENT",
-                f"parameter '{name:.60}' has invalid type. It should be either 'int', 'bool', or 'string'.",
-            )
+            raise invalid(f"parameter '{name:.60}' has invalid type. It should be either 'int', 'bool', or 'string'.")
         if name.startswith(_RESERVED):
-            raise Refused(
-                "INVALID_ARGUMENT",
-                f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage and should not be specified.",
+            raise invalid(
+                f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage and should not be specified."
             )
         if isinstance(value, int) and not -_INT64 - 1 <= value <= _INT64:
-            raise Refused("INVALID_ARGUMENT", f"parameter '{name:.60}' does not fit into 64 bits")
+            raise invalid(f"parameter '{name:.60}' does not fit into 64 bits")
     for name, kind in _KNOWN.items():
         if name in given and not (
             isinstance(given[name], kind) and (kind is bool or not isinstance(given[name], bool))
         ):
-            raise Refused(
-                "INVALID_ARGUMENT", f"Unable to parse '{name}': expected {_WORDS[kind]}, got {given[name]!r:.60}"
-            )
+            raise invalid(f"Unable to parse '{name}': expected {_WORDS[kind]}, got {given[name]!r:.60}")
     return dict(given)
 
 
@@ -236,14 +222,9 @@ def json_length(header: bytes, size: int) -> int:
     if not header:
         return size
     if not header.isdigit():
-        raise Refused(
-            "INVALID_ARGUMENT",
-            f"Inference-Header-Content-Length is {header.decode('latin-1')!r:.40}, which is not a number",
-        )
+        raise invalid(f"Inference-Header-Content-Length is {header.decode('latin-1')!r:.40}, which is not a number")
     if len(header) > 18 or int(header) > size:
-        raise Refused(
-            "INVALID_ARGUMENT", f"inference header size should be in range (0, {size}), got: {header.decode():.40}"
-        )
+        raise invalid(f"inference header size should be in range (0, {size}), got: {header.decode():.40}")
     return int(header)
 
 
@@ -251,7 +232,7 @@ def _parsed(data: memoryview) -> _InferJson:
     try:
         return _decode(data)
     except msgspec.ValidationError as error:
-        raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {error}") from None
+        raise invalid(f"Unable to parse the request: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _with_nan(data, error)
 
@@ -261,23 +242,23 @@ def _with_nan(data: memoryview, error: Exception) -> _InferJson:
     why = f"failed to parse the request JSON buffer: {error}"
     text = bytes(data)
     if b"NaN" not in text and b"Infinity" not in text:
-        raise Refused("INVALID_ARGUMENT", why)
+        raise invalid(why)
     try:
         tree = json.loads(text, parse_float=_float)
         for given in tree["inputs"]:
             if "data" in given:
                 given["data"] = msgspec.Raw(json.dumps(given["data"]).encode())
         return msgspec.convert(tree, _InferJson)
-    except msgspec.ValidationError as invalid:
-        raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {invalid}") from None
+    except msgspec.ValidationError as mismatch:
+        raise invalid(f"Unable to parse the request: {mismatch}") from None
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise Refused("INVALID_ARGUMENT", why) from None
+        raise invalid(why) from None
 
 
 def _float(text: str) -> float:
     """Refuse numbers beyond all floats: Python's json would make Infinity of them."""
     if math.isinf(value := float(text)):
-        raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {text:.40} does not fit into FP64")
+        raise invalid(f"Unable to parse the request: {text:.40} does not fit into FP64")
     return value
 
 
@@ -297,19 +278,17 @@ def _binary_size(given: _Input) -> int:
     ]
     if len(set_) != 1:
         but = "set " + " ".join(f"'{name}'" for name in set_) if set_ else "no field is set"
-        raise Refused(
-            "INVALID_ARGUMENT",
+        raise invalid(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
-            f"'shared_memory_region' in 'parameters'. But {but}",
+            f"'shared_memory_region' in 'parameters'. But {but}"
         )
     return 0
 
 
 def _tensor(given: _Input, raw: Data, find: Find, unread: dict[str, Unread]) -> Tensor:
     if given.datatype not in DATATYPES:
-        raise Refused(
-            "INVALID_ARGUMENT",
-            f"invalid datatype for input {given.name}: expected one of {', '.join(DATATYPES)}, got {given.datatype!r:.40}",
+        raise invalid(
+            f"invalid datatype for input {given.name}: expected one of {', '.join(DATATYPES)}, got {given.datatype!r:.40}"
         )
     places = given.parameters
     if isinstance(given.data, msgspec.Raw):
@@ -332,9 +311,9 @@ def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: msgspec.R
         try:
             values = json.loads(bytes(data), parse_float=_float)
         except (ValueError, RecursionError):
-            raise Refused("INVALID_ARGUMENT", f"Unable to parse 'data' of input '{name}': {error}") from None
+            raise invalid(f"Unable to parse 'data' of input '{name}': {error}") from None
     if not isinstance(values, list):
-        raise Refused("INVALID_ARGUMENT", f"Unable to parse 'data' of input '{name}': expected an array")
+        raise invalid(f"Unable to parse 'data' of input '{name}': expected an array")
     return from_values(name, datatype, shape, values)
 
 
@@ -363,9 +342,8 @@ def _from_pieces(name: str, datatype: str, shape: tuple[int, ...], text: bytes) 
 def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[Any]) -> Tensor:
     """Build a tensor from JSON values, flat or nested."""
     if datatype in _NOT_IN_JSON:
-        raise Refused(
-            "INVALID_ARGUMENT",
-            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}",
+        raise invalid(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         )
     try:
         if datatype == "BOOL" and _has_int(values):
@@ -375,7 +353,7 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[A
             return Tensor(name, datatype, shape, floats.data)
         return from_json(name, datatype, shape, values)
     except UserError as error:
-        raise Refused("INVALID_ARGUMENT", f"Unable to parse 'data': {error.what}") from None
+        raise invalid(f"Unable to parse 'data': {error.what}") from None
 
 
 def _has_int(values: list[Any]) -> bool:
@@ -394,7 +372,7 @@ def _wanted(given: _Output) -> Wanted:
     if not asked.shared_memory_region:
         return Wanted(given.name, asked.classification, None, asked.binary_data)
     if asked.classification:
-        raise Refused("INVALID_ARGUMENT", "Output can't set both 'shared_memory_region' and 'classification'")
+        raise invalid("Output can't set both 'shared_memory_region' and 'classification'")
     placed = Placed(asked.shared_memory_region, asked.shared_memory_byte_size, asked.shared_memory_offset)
     return Wanted(given.name, 0, placed, asked.binary_data)
 
@@ -404,9 +382,8 @@ def _raw(body: Data, model: str, facts: ModelSignature | None) -> InferRequestBo
     size."""
     if facts is None or len(facts.inputs) != 1:
         count = len(facts.inputs) if facts is not None else 0
-        raise Refused(
-            "INVALID_ARGUMENT",
-            f"Raw request must only have 1 input (found 1) to be deduced but got {count} inputs in '{model}' model configuration",
+        raise invalid(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {count} inputs in '{model}' model configuration"
         )
     spec = facts.inputs[0]
     if spec.datatype == "BYTES":
@@ -418,9 +395,8 @@ def _raw(body: Data, model: str, facts: ModelSignature | None) -> InferRequestBo
     if free:
         shape[free[-1]] = len(body) // known if known else 0
     if elements(shape) * DATATYPES[spec.datatype].size != len(body):
-        raise Refused(
-            "INVALID_ARGUMENT",
-            f"the {len(body)} bytes of the raw request do not match {spec.datatype} {shown(spec.shape)} of input '{spec.name}'",
+        raise invalid(
+            f"the {len(body)} bytes of the raw request do not match {spec.datatype} {shown(spec.shape)} of input '{spec.name}'"
         )
     return InferRequestBody({spec.name: Tensor(spec.name, spec.datatype, tuple(shape), memoryview(body))}, binary=True)
 
@@ -444,12 +420,12 @@ def unpacked(body: Data, encoding: bytes, limit: int) -> Data:
     try:
         plain = stream.decompress(body, limit + 1)
     except zlib.error as error:
-        raise Refused("INVALID_ARGUMENT", f"the body is not valid {how} data: {error}") from None
+        raise invalid(f"the body is not valid {how} data: {error}") from None
     if len(plain) > limit:
         raise TooLarge("RESOURCE_EXHAUSTED", f"the decompressed body is larger than {limit} bytes")
     if not stream.eof or stream.unused_data:
         where = "is truncated" if not stream.eof else "has data after its end"
-        raise Refused("INVALID_ARGUMENT", f"the {how} body {where}")
+        raise invalid(f"the {how} body {where}")
     return plain
 
 
@@ -502,10 +478,9 @@ def answer(
     data: list[Data] = []
     trees = [_output(output, binary, data) for output in outputs]
     tree: dict[str, Any] = {"id": id} if id else {}
-    json = _encode(tree | {"model_name": model, "model_version": version, "outputs": trees})
-    parts, headers = [json, *data], b""
-    if data:
-        headers = b"Inference-Header-Content-Length: %d\r\n" % len(json)
+    text = _encode(tree | {"model_name": model, "model_version": version, "outputs": trees})
+    parts: list[Data] = [text, *data]
+    headers = b"Inference-Header-Content-Length: %d\r\n" % len(text) if data else b""
     if how:
         parts, headers = [packed(parts, how)], headers + b"Content-Encoding: %b\r\n" % how.encode()
     return InferReply(parts, headers, _BINARY if data else b"application/json")
@@ -524,29 +499,22 @@ def binary_answer(
     total = 0
     for output in outputs:
         wanted, tensor = output.wanted, output.tensor
-        if not (binary if wanted is None else wanted.binary and wanted.placed is None):
-            return None
         part = tensor.data
         size = len(part)
-        if not size or (part.__class__ is memoryview and part.itemsize != 1):
+        is_binary = binary if wanted is None else wanted.binary and wanted.placed is None
+        if not (is_binary and size) or (part.__class__ is memoryview and part.itemsize != 1):
             return None
         key += (tensor.name, tensor.datatype, tensor.shape, size)
         data.append(part)
         total += size
-    named = tuple(key)
-    known = _heads.get(named)
-    if known is None:
+    if (known := _heads.get(named := tuple(key))) is None and data:
         made = answer(inference.model, inference.version, inference.id, outputs, binary)
-        if not data:
-            return None
-        json = bytes(made.parts[0])
-        head = answers.head(200, len(json) + total, content_type=_BINARY, extra=made.headers)[:-2]
-        known = head, json
-        if not inference.id:
-            if len(_heads) >= _MOST_KNOWN:
-                _heads.clear()
-            _heads[named] = known
-    return *known, data, total
+        text = bytes(made.parts[0])
+        known = answers.head(200, len(text) + total, content_type=_BINARY, extra=made.headers)[:-2], text
+        if len(_heads) >= _MOST_KNOWN:
+            _heads.clear()
+        _heads[named] = known
+    return known and (*known, data, total)
 
 
 def _output(output: Output, binary: bool, parts: list[Data]) -> dict[str, Any]:
@@ -571,20 +539,18 @@ def _output(output: Output, binary: bool, parts: list[Data]) -> dict[str, Any]:
 def to_values(tensor: Tensor) -> msgspec.Raw:
     """Return the elements as a flat JSON array."""
     if tensor.datatype in _NOT_IN_JSON:
-        raise Refused(
-            "INVALID_ARGUMENT",
+        raise invalid(
             f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for output "
-            f"'{tensor.name}'",
+            f"'{tensor.name}'"
         )
     array = to_numpy(tensor).reshape(-1)
     if tensor.datatype == "BYTES":
         try:
             return _joined(array, lambda values: _encode([raw.decode() for raw in values]))
         except UnicodeDecodeError:
-            raise Refused(
-                "INVALID_ARGUMENT",
+            raise invalid(
                 f"output '{tensor.name}' is not valid UTF-8 and cannot be sent as JSON. Please use the binary data "
-                "format",
+                "format"
             ) from None
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         # NaN, Infinity: as Triton writes them

@@ -18,7 +18,7 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import JOINED, reply
 from inferometer.serve.kserve import backpressure, generate, http_codec
-from inferometer.serve.kserve.http_codec import InferRequestBody
+from inferometer.serve.kserve.http_codec import InferRequestBody, invalid
 from inferometer.serve.models.types import HTTP_STATUS, Inference, Output, Refused
 from inferometer.serve.offload import LARGE
 from inferometer.timing.clock import now
@@ -194,12 +194,12 @@ class Generate(Responder):
 
     def _finish(self, refused: Refused | None) -> None:
         is_too_much = len(self._outputs) > 1
-        super()._finish(Refused("INVALID_ARGUMENT", generate.NOT_ONE) if is_too_much else refused)
+        super()._finish(invalid(generate.NOT_ONE) if is_too_much else refused)
 
     def _respond(self) -> None:
         inference = self.inference
         if len(self._outputs) != 1:
-            raise Refused("INVALID_ARGUMENT", generate.NOT_ONE)
+            raise invalid(generate.NOT_ONE)
         model, version, id_, outputs = inference.model, inference.version, inference.id, self._outputs[0]
 
         def make() -> http_codec.InferReply:

@@ -18,7 +18,7 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import control, generate, http_codec
-from inferometer.serve.kserve.http_codec import Data
+from inferometer.serve.kserve.http_codec import Data, invalid
 from inferometer.serve.kserve.responders import Generate, GenerateStream, Infer, Responder
 from inferometer.serve.models.registry import Model, Models
 from inferometer.serve.models.types import HTTP_STATUS, Refused
@@ -51,22 +51,21 @@ class Kserve:
         """Requests whose bodies are being processed in a thread."""
         self._limit = settings.limits.message
         self._control = settings.control
-        self._known: dict[bytes, tuple[str, Handle]] = {}
+        self._known: dict[bytes, tuple[list[bytes], Handle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, connection: Connection, request: Request) -> None:
         try:
             methods, handle = self._known.get(request.path) or self._find_route(request.path)
-            method = request.method.decode("latin-1")
-            if method not in methods.split() and not (method == "HEAD" and "GET" in methods):
-                raise Declined(405, "Method Not Allowed", b"Allow: %b\r\n" % methods.replace(" ", ", ").encode())
+            if request.method not in methods and not (request.method == b"HEAD" and b"GET" in methods):
+                raise Declined(405, "Method Not Allowed", b"Allow: %b\r\n" % b", ".join(methods))
             handle(connection, request)
         except Refused as refused:
             self.refuse(connection, request, refused)
         except Declined as declined:
             self.reply(connection, request, declined.status, http_codec.error(declined.message), declined.extra)
 
-    def _find_route(self, path: bytes) -> tuple[str, Handle]:
+    def _find_route(self, path: bytes) -> tuple[list[bytes], Handle]:
         """Return the methods of a path and what handles it, with the name and the version in the path."""
         words = path.split(b"/")[2:]
         version = b""
@@ -79,7 +78,7 @@ class Kserve:
                 name = words[parts.index(b"*")] if b"*" in parts else b""
                 if len(self._known) >= _KNOWN_PATHS:
                     self._known.clear()
-                self._known[path] = methods, partial(handle, self, _text(name), _text(version))
+                self._known[path] = methods.encode().split(), partial(handle, self, _text(name), _text(version))
                 return self._known[path]
         raise Declined(404, "Not Found")
 
@@ -143,7 +142,7 @@ class Kserve:
         control.check_load(given)
         config = given.get("config", "")
         if not isinstance(config, str):
-            raise Refused("INVALID_ARGUMENT", "Unable to parse 'config': expected the configuration as a JSON string")
+            raise invalid("Unable to parse 'config': expected the configuration as a JSON string")
         self._later(connection, request, self.models.load(name, config))
 
     def _unload(self, name: str, _version: str, connection: Connection, request: Request) -> None:
@@ -155,7 +154,7 @@ class Kserve:
             raise Refused("PERMISSION_DENIED", control.NO_CONTROL)
         given = _fields(request).get("parameters") or {}
         if not isinstance(given, dict):
-            raise Refused("INVALID_ARGUMENT", "Unable to parse 'parameters': expected an object")
+            raise invalid("Unable to parse 'parameters': expected an object")
         return given
 
     def _later(self, connection: Connection, request: Request, work: Any) -> None:
@@ -212,13 +211,20 @@ class Kserve:
         model = self._find(request, name, version)
         if model.decoupled:
             raise Refused("UNIMPLEMENTED", _DECOUPLED)
-        json_length, find, facts = request.headers.get(_JSON_LENGTH, b""), self.models.regions.find, model.facts
         responder = Infer(self, connection, request, name, version)
-        body = request.body
-        if b"content-encoding" not in request.headers and http_codec.json_length(json_length, len(body)) <= LARGE:
-            responder.submit(http_codec.request(body, json_length, name, find, facts), request.was_let_in)
+        body, headers = request.body, request.headers
+        if (
+            b"content-encoding" in headers
+            or (end := http_codec.json_length(headers.get(_JSON_LENGTH, b""), len(body))) > LARGE
+        ):
+            self._read(responder, request, partial(self._parse, name, model, headers.get(_JSON_LENGTH, b"")))
         else:
-            self._read(responder, request, lambda body: http_codec.request(body, json_length, name, find, facts))
+            asked = http_codec.request(body, end, name, self.models.regions.find, model.facts)
+            responder.submit(asked, request.was_let_in)
+
+    def _parse(self, name: str, model: Model, length: bytes, body: Data) -> http_codec.InferRequestBody:
+        end = http_codec.json_length(length, len(body))
+        return http_codec.request(body, end, name, self.models.regions.find, model.facts)
 
     def _generate(self, name: str, version: str, connection: Connection, request: Request) -> None:
         model = self._find(request, name, version)
@@ -227,7 +233,7 @@ class Kserve:
 
     def _generate_stream(self, name: str, version: str, connection: Connection, request: Request) -> None:
         if request.http10:
-            raise Refused("INVALID_ARGUMENT", "streaming requires HTTP/1.1")
+            raise invalid("streaming requires HTTP/1.1")
         model = self._find(request, name, version)
         responder = GenerateStream(self, connection, request, name, version)
         self._read(responder, request, lambda body: generate.request(body, model))
@@ -300,11 +306,11 @@ def _registration(request: Request) -> _Registration:
     fields = _fields(request)
     for name in ("key", "byte_size"):
         if name not in fields:
-            raise Refused("INVALID_ARGUMENT", f"Shared memory register request has no '{name}' field")
+            raise invalid(f"Shared memory register request has no '{name}' field")
     try:
         return msgspec.convert(fields, _Registration)
     except msgspec.ValidationError as error:
-        raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {error}") from None
+        raise invalid(f"Unable to parse the request: {error}") from None
 
 
 def _changes(request: Request) -> list[str]:
@@ -318,7 +324,7 @@ def _fields(request: Request) -> dict[str, Any]:
         return {}
     tree = http_codec.parse_json(request.body)
     if not isinstance(tree, dict):
-        raise Refused("INVALID_ARGUMENT", "expected a JSON object")
+        raise invalid("expected a JSON object")
     return tree
 
 

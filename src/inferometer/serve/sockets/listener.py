@@ -36,15 +36,12 @@ class Listener:
         limits: Limits | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.loop = loop
-        self.make_protocol = make_protocol
-        self.limits = limits or Limits()
-        self.tls = tls
+        self.loop, self.limits = loop, limits or Limits()
         self.transports: set[Transport] = set()
         self.wall_offset = clock.wall_offset()
+        self._make_protocol, self._tls = make_protocol, tls
         self._primed = clock.prime()
-        self._sock = sock
-        self._is_accepting = True
+        self._sock, self._is_accepting = sock, True
         sock.listen(_BACKLOG)
         loop.add_reader(sock, self._acceptable)
         self._resample()
@@ -102,8 +99,8 @@ class Listener:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._primed is not None:
             clock.enable_stamps(sock)
-        transport = Transport(self, sock, peer) if self.tls is None else TlsTransport(self, sock, peer, self.tls)
-        transport.protocol = self.make_protocol(transport)
+        transport = Transport(self, sock, peer) if self._tls is None else TlsTransport(self, sock, peer, self._tls)
+        transport.protocol = self._make_protocol(transport)
         self.transports.add(transport)
         return transport
 

@@ -29,9 +29,13 @@ def context(tls: Tls, alpn: str = "http/1.1") -> ssl.SSLContext:
     made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.set_alpn_protocols([alpn])
-    for path in (tls.cert, tls.key, tls.client_ca):
-        if path:
-            _readable(path)
+    for path in filter(None, (tls.cert, tls.key, tls.client_ca)):
+        try:
+            with Path(path).open("rb") as file:
+                file.read(1)
+        except OSError as error:
+            why, remedy = f"cannot read {path}: {error.strerror}", "choose a PEM file that this user may read"
+            raise UserError(why, remedy) from None
     try:
         made.load_cert_chain(tls.cert, tls.key, password=_no_password)
     except ssl.SSLError as error:
@@ -40,20 +44,10 @@ def context(tls: Tls, alpn: str = "http/1.1") -> ssl.SSLContext:
         try:
             made.load_verify_locations(tls.client_ca)
         except ssl.SSLError:
-            raise UserError(
-                f"{tls.client_ca} does not contain a CA certificate in PEM format",
-                "set --tls-client-ca to a CA's PEM file",
-            ) from None
+            why = f"{tls.client_ca} does not contain a CA certificate in PEM format"
+            raise UserError(why, "set --tls-client-ca to a CA's PEM file") from None
         made.verify_mode = ssl.CERT_REQUIRED
     return made
-
-
-def _readable(path: str) -> None:
-    try:
-        with Path(path).open("rb") as file:
-            file.read(1)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}", "choose a PEM file that this user may read") from None
 
 
 def _no_password() -> str:
@@ -62,20 +56,15 @@ def _no_password() -> str:
 
 def _wrong_pair(tls: Tls, error: ssl.SSLError) -> UserError:
     if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
-        return UserError(
-            f"the private key {tls.key} does not match the certificate {tls.cert}",
-            "choose a --tls-cert and --tls-key that belong together",
-        )
+        why = f"the private key {tls.key} does not match the certificate {tls.cert}"
+        return UserError(why, "choose a --tls-cert and --tls-key that belong together")
     try:
         ssl.create_default_context().load_verify_locations(tls.cert)
     except ssl.SSLError:
-        return UserError(
-            f"{tls.cert} is not a certificate in PEM format",
-            "choose a PEM file that starts with the server's certificate",
-        )
-    return UserError(
-        f"{tls.key} is not an unencrypted private key in PEM format", "choose a PEM file without a password"
-    )
+        why = f"{tls.cert} is not a certificate in PEM format"
+        return UserError(why, "choose a PEM file that starts with the server's certificate")
+    why = f"{tls.key} is not an unencrypted private key in PEM format"
+    return UserError(why, "choose a PEM file without a password")
 
 
 class TlsTransport(Transport):
@@ -148,14 +137,11 @@ class TlsTransport(Transport):
         except ssl.SSLError:
             self.close()
 
-    def _is_awaited(self) -> bool:
-        """Whether the rest of a request or of the handshake is expected; both have to arrive in time."""
-        return not self._is_ready or super()._is_awaited()
-
-    def _late(self) -> None:
-        if self._is_ready:
-            super()._late()
-        else:
+    def give_up_if_late(self, idle: int, stalled: int, at: int) -> None:
+        """Give up a handshake that is not complete in time, too."""
+        if self._is_ready or self._is_leaving:
+            super().give_up_if_late(idle, stalled, at)
+        elif at - self.moved > stalled and not self.has_input():
             self.close()
 
     # --- out ---------------------------------------------------------------------------------------------------------

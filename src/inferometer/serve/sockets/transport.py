@@ -61,23 +61,19 @@ class Protocol(typing.Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the rest of a request is expected, so that the limit for stalled clients applies; `late` is called
-        then."""
+        """Whether the rest of a request is expected: if it does not come within the limit, `late` is called."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is in progress, so that the limit for idle clients applies; the connection is closed
-        then."""
+        """Whether no request is in progress: if none comes within the limit, the connection is closed."""
 
     def late(self) -> None:
         """Give up the request that is expected."""
 
-    # --- shutting down ---
-
     @property
     def in_flight(self) -> bool:
-        """Whether a request is in progress, its response is not sent yet, or the rest of an admitted one is still
-        arriving."""
+        """Whether the server's shutdown has to wait: a request is in progress, its response is not sent yet, or the rest
+        of an admitted one is still arriving."""
 
     def let_in(self) -> None:
         """Admit a request that has begun to arrive, since new requests are refused from now on."""
@@ -90,8 +86,8 @@ class Transport:
     """A client's socket."""
 
     __slots__ = (
-        "_is_leaving", "_is_reading", "_listener", "_out", "_sock", "closed", "has_ended", "loop", "moved", "peer", "protocol",
-        "send", "unsent", "wrote",
+        "_is_leaving", "_is_reading", "_listener", "_out", "_sock", "closed", "has_ended", "loop", "moved", "peer",
+        "protocol", "send", "unsent", "wrote",
     )  # fmt: skip
 
     protocol: Protocol
@@ -273,17 +269,11 @@ class Transport:
                 self._give_up_sending()
         elif self._is_leaving:
             return
-        elif self._is_awaited():
+        elif self.protocol.is_waiting:
             if silent > stalled and not self.has_input():
-                self._late()
+                self.protocol.late()
         elif self.protocol.is_idle and silent > idle and not self.has_input():
             self.close()
-
-    def _is_awaited(self) -> bool:
-        return self.protocol.is_waiting
-
-    def _late(self) -> None:
-        self.protocol.late()
 
     def has_input(self) -> bool:
         """Whether data is waiting to be read: then the server is late, not the client."""
@@ -291,8 +281,8 @@ class Transport:
             self._sock.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return False
-        except OSError:  # reading will report it
-            return True
+        except OSError:
+            pass  # reading will report it
         return True
 
     def _give_up_sending(self) -> None:
