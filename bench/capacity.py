@@ -122,7 +122,9 @@ def simulate(server: Server, rate: float, count: int, seed: int, until: float = 
     rows["n_out"] = rows["n_want"] = rows["streamed_tokens"] = rows["chunk_count"] = lengths
     rows["first_tokens"], rows["counted_by"], rows["open_loop"] = 1, 1, 1
     rows["turn"] = rows["turns"] = rows["session"] = -1
-    rows["queue"] = rows["compute"] = rows["read_delay"] = rows["n_in"] = rows["cached"] = rows["reasoning"] = -1
+    rows["queue"] = rows["compute"] = rows["server_total"] = rows["rtt"] = rows["read_delay"] = rows["n_in"] = rows[
+        "cached"
+    ] = rows["reasoning"] = -1
     return rows
 
 

@@ -1,16 +1,14 @@
 """The upper limit for Python servers: they send a fixed response, without a model, a queue or any checks.
 
-`echo_server.py aio|threads|http` prints the port that it listens on and ends when its standard input is closed.
+`echo_server.py aio|http` prints the port that it listens on and ends when its standard input is closed.
 
-    aio       grpc.aio on uvloop: responds with the bytes of a ModelInferResponse
-    threads   grpcio with eight threads: the same
-    http      an asyncio.Protocol on uvloop with httptools: responds with one binary tensor
+    aio    grpc.aio on uvloop: responds with the bytes of a ModelInferResponse
+    http   an asyncio.Protocol on uvloop with httptools: responds with one binary tensor
 """
 
 import asyncio
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -21,15 +19,10 @@ from inferometer.wire import protobuf
 
 MODEL, ELEMENTS = "identity", 16
 SERVICE = "/inference.GRPCInferenceService/"
-THREADS = 8
 
 
 def main() -> None:
-    kind = sys.argv[1]
-    if kind == "threads":
-        _serve_with_threads()
-    else:
-        uvloop.run(_serve_with_aio() if kind == "aio" else _serve_http())
+    uvloop.run(_serve_with_aio() if sys.argv[1] == "aio" else _serve_http())
 
 
 def _ready(port: int) -> None:
@@ -85,10 +78,6 @@ def _coroutine(response: bytes) -> Any:
     return grpc.unary_unary_rpc_method_handler(call)
 
 
-def _function(response: bytes) -> Any:
-    return grpc.unary_unary_rpc_method_handler(lambda request, context: response)
-
-
 async def _serve_with_aio() -> None:
     server = grpc.aio.server(
         handlers=(_Handlers({path: _coroutine(response) for path, response in _responses().items()}),)
@@ -98,16 +87,6 @@ async def _serve_with_aio() -> None:
     _ready(port)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await server.stop(0)
-
-
-def _serve_with_threads() -> None:
-    handlers = _Handlers({path: _function(response) for path, response in _responses().items()})
-    server = grpc.server(ThreadPoolExecutor(THREADS), handlers=(handlers,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    _ready(port)
-    sys.stdin.read()
-    server.stop(0).wait()
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------

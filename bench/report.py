@@ -63,7 +63,7 @@ def make(folder: Path, requests: int, chunks: int, stages: int) -> None:
     rows["sent"] = rows["intended"] + rng.exponential(20_000, requests).astype(np.int64)
     rows["first_token"] = rows["sent"] + rng.normal(50e6, 5e6, requests).astype(np.int64)
     rows["first_byte"] = rows["first_token"]
-    rows["queue"] = rows["compute"] = rows["class"] = rows["replica"] = -1
+    rows["queue"] = rows["compute"] = rows["server_total"] = rows["rtt"] = rows["class"] = rows["replica"] = -1
     rows["read_delay"] = rng.exponential(100_000, requests).astype(np.int64)
     rows["chunk_start"], rows["chunk_count"] = np.arange(requests) * chunks, chunks
     rows["n_in"], rows["n_out"], rows["cached"], rows["reasoning"] = 64, chunks, -1, -1

@@ -1,20 +1,20 @@
-"""The reference server compared with the limit of Python, Triton and MLServer; the gain of batching; the cost of protocols.
+"""The reference server compared with Triton and with the limit of Python; the simulator's ceiling; the gain of batching.
 
-    python -m bench.server [--seconds 2] [--rounds 3] [--only identity,batching,protocols]
+    python -m bench.server [--seconds 2] [--rounds 3] [--only identity,tokens,batching] [--before CHECKOUT]
 
 identity    A model that returns its input (FP32 [1, 16]), over gRPC and over HTTP with binary tensors. Each server has the same
             single core for all of its threads and processes; the client, the same for all, has the other core. The echo servers
-            (echo_server.py) do only what any Python server with that library must do: they send a fixed response. Triton and
-            MLServer are included if they are installed. Triton's model runs in its python backend, a separate process that
-            batches (this build has no other backend).
+            (echo_server.py) do only what any Python server with that library must do: they send a fixed response. Triton is
+            included if it is installed. Its model runs in its python backend, a separate process that batches (this build has no
+            other backend).
+tokens      The simulator's ceiling: streamed tokens per second, of 128 streams that want more than one core can send.
 batching    The built-in classifier (PyTorch, one thread, one instance) with 32 requests in flight over HTTP, with the pixels in
             shared memory, batched and not batched. Server and model share a core.
-protocols   `inferometer compare-protocols` on the reference server.
 
 `CPU` is the CPU time of all processes of the server from the start to the end of the client, per request. `server` and
 `client` show how busy the two cores were: if the server is well below 100 %, something else was the bottleneck, and the rate is
 not the server's limit. `VALID` counts the runs with that verdict. Servers take turns in each round. A ratio is the median of the
-ratios of the rounds, and `by CPU` is the same for the CPU time per request.
+ratios of the rounds. `--before` measures the server of another checkout of this repository, too, in the same turns.
 """
 
 import argparse
@@ -25,32 +25,26 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
-from bench.common import CLIENT_CORE, HERE, RESULTS, SERVER_CORE, Line, measure, median, percentile, show
-from inferometer import compare_protocols
-from inferometer.report import protocol_comparison as protocols_report
-from inferometer.serve import background
-from inferometer.serve.settings import Settings
+from bench.common import HERE, SERVER_CORE, Line, measure, median, percentile, show
+from inferometer.serve.settings import Settings, simulator
+from inferometer.serve.sim.settings import Fixed
 
 ROOT = HERE.parent
 INSTALLED = Path(os.environ.get("INFEROMETER_REAL") or Path.home() / ".cache/inferometer/real")
-PARTS = ("identity", "batching", "protocols")
-OURS = "inferometer"
+OURS, BEFORE, TRITON, ECHO = "inferometer", "before", "triton", "httptools echo"
 IDENTITY = "identity", {"INPUT0": [1, 16]}
-IN_FLIGHT = (1, 16, 64)
-HELD = {"grpc.aio echo": 0.5}
-"""Targets with 64 requests in flight: our requests per second divided by those of an echo server."""
+IN_FLIGHT = (1, 64)
 BATCHING_GAIN = 1.5
 BATCHED_IN_FLIGHT = 32
-SIZES = (1_000, 100_000, 10_000_000)
-JSON_S = 5.0
-"""Minimum duration of a run: 10 MB as JSON take long."""
+STREAMS, TOKENS = 128, 250
 
 
 class Server(msgspec.Struct):
@@ -61,7 +55,7 @@ class Server(msgspec.Struct):
     urls: dict[str, str]
     """URLs by protocol: grpc, http."""
     model: str
-    shape: dict[str, list[int]]
+    shape: dict[str, list[int]] = {}
     """Shape of its input."""
 
 
@@ -69,10 +63,11 @@ class Result(msgspec.Struct):
     """The result of one run."""
 
     rate: float
+    """Requests per second; of the simulator, streamed tokens per second."""
     p50: float
     p99: float
     cpu: float
-    """CPU seconds of the server per request."""
+    """CPU seconds of the server per request or token."""
     client: float
     """Share of its core that the client used while it was sending, from its own check."""
     verdict: str
@@ -80,39 +75,77 @@ class Result(msgspec.Struct):
     """Names of the checks that did not pass."""
 
 
+class Bound(msgspec.Struct):
+    """What our figure divided by a peer's must be, at least or at most."""
+
+    protocol: str
+    in_flight: int
+    peer: str
+    figure: str
+    """A field of Result."""
+    limit: float
+    is_least: bool = False
+
+    @property
+    def words(self) -> str:
+        return f">= {self.limit:g}" if self.is_least else f"<= {self.limit:g}"
+
+    def holds(self, ratio: float) -> bool:
+        return ratio >= self.limit if self.is_least else ratio <= self.limit
+
+
+BOUNDS = (
+    Bound("grpc", 64, TRITON, "rate", 1.5, is_least=True),
+    Bound("http", 64, TRITON, "rate", 1.5, is_least=True),
+    Bound("http", 64, ECHO, "cpu", 3.0),
+    Bound("grpc", 1, TRITON, "p50", 1.0),
+    Bound("http", 1, TRITON, "p50", 1.0),
+)
+
+
+class Bench(msgspec.Struct):
+    """What all parts are measured with."""
+
+    folder: str
+    seconds: float
+    rounds: int
+    before: Path | None
+    """Another checkout."""
+    facts: dict[str, Any] = {}
+
+
 def main(arguments: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="duration of each run")
     parser.add_argument("--rounds", type=int, default=3, help="runs per server")
     parser.add_argument("--only", default=",".join(PARTS), help="parts to run, separated by commas")
+    parser.add_argument("--before", type=Path, help="another checkout, whose server is measured, too")
     options = parser.parse_args(arguments)
-    wanted = options.only.split(",")
     lines: list[Line] = []
-    facts: dict[str, Any] = {"seconds": options.seconds, "rounds": options.rounds}
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
-        if "identity" in wanted:
-            lines += _identity(folder, options.seconds, options.rounds, facts)
-        if "batching" in wanted:
-            lines += _batching(folder, options.seconds, options.rounds, facts)
-    if "protocols" in wanted:
-        lines += _protocols(options.seconds, facts)
-    return show("server", lines, **facts)
+        bench = Bench(folder, options.seconds, options.rounds, options.before)
+        bench.facts |= {"seconds": options.seconds, "rounds": options.rounds}
+        for name in options.only.split(","):
+            lines += PARTS[name](bench)
+    return show("server", lines, **bench.facts)
 
 
 # --- identity --------------------------------------------------------------------------------------------------------
 
 
-def _identity(folder: str, seconds: float, rounds: int, facts: dict[str, Any]) -> list[Line]:
+def _identity(bench: Bench) -> list[Line]:
     lines: list[Line] = []
+    settings = Settings(models=(IDENTITY[0],), http=0, grpc=0)
     with contextlib.ExitStack() as held:
-        servers = [held.enter_context(started) for started in (_ours(), *map(_echo, ECHOES), *_real())]
-        missing = [name for name in REAL if not _is_installed(name)]
-        lines += [Line(name, "not installed", f"tools/real_servers/install.sh {name}") for name in missing]
+        own = _own(bench, settings, *IDENTITY)
+        servers = [held.enter_context(started) for started in (*own, *map(_echo, ECHOES), *_triton())]
+        if not _is_installed(TRITON):
+            lines.append(Line(TRITON, "not installed", "tools/real_servers/install.sh triton"))
         for protocol in ("grpc", "http"):
             speaking = [server for server in servers if protocol in server.urls]
             for in_flight in IN_FLIGHT:
-                found = _in_turn(folder, speaking, protocol, in_flight, seconds, rounds)
-                facts[f"{protocol}, {in_flight} in flight"] = found
+                found = _in_turn(bench, speaking, partial(_measure, bench, protocol, in_flight))
+                bench.facts[f"{protocol}, {in_flight} in flight"] = found
                 lines += _identity_lines(protocol, in_flight, found)
     return lines
 
@@ -121,18 +154,27 @@ def _identity_lines(protocol: str, in_flight: int, found: dict[str, list[Result]
     what = f"{protocol}, {in_flight} in flight"
     lines = [Line(f"{what}: {name}", _words(runs), _cores(runs)) for name, runs in found.items()]
     for peer in (name for name in found if name != OURS):
-        ratios = [ours.rate / theirs.rate for ours, theirs in zip(found[OURS], found[peer], strict=True)]
-        cpu = median([theirs.cpu / ours.cpu for ours, theirs in zip(found[OURS], found[peer], strict=True)])
-        ratio, hold = median(ratios), HELD.get(peer) if in_flight == max(IN_FLIGHT) else None
-        held = ("", None) if hold is None else (f">= {hold:g}", ratio >= hold)
-        words = f"{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f}), by CPU {cpu:.2f}"
-        lines.append(Line(f"{what}: {OURS} / {peer}", words, *held))
+        ratios = {figure: _ratio(found, peer, figure)[0] for figure in ("rate", "cpu", "p50")}
+        words = ", ".join(f"{figure} {ratio:.2f}" for figure, ratio in ratios.items())
+        lines.append(Line(f"{what}: {OURS} / {peer}", words))
+    for bound in BOUNDS:
+        if (bound.protocol, bound.in_flight) == (protocol, in_flight) and bound.peer in found:
+            ratio, spread = _ratio(found, bound.peer, bound.figure)
+            words = f"{ratio:.2f} ({spread})"
+            lines.append(Line(f"{what}: {bound.figure} / {bound.peer}", words, bound.words, bound.holds(ratio)))
     return lines
 
 
+def _ratio(found: dict[str, list[Result]], peer: str, figure: str) -> tuple[float, str]:
+    """Our figure divided by the peer's: the median of the rounds, and their range."""
+    pairs = zip(found[OURS], found[peer], strict=True)
+    ratios = [getattr(ours, figure) / getattr(theirs, figure) for ours, theirs in pairs]
+    return median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
 def _words(runs: list[Result]) -> str:
-    rate, p99, cpu = (median([getattr(run, name) for run in runs]) for name in ("rate", "p99", "cpu"))
-    return f"{rate:7,.0f}/s  p99 {p99 * 1e3:6.2f} ms  CPU {cpu * 1e6:4.0f} us"
+    rate, p50, p99, cpu = (median([getattr(run, name) for run in runs]) for name in ("rate", "p50", "p99", "cpu"))
+    return f"{rate:7,.0f}/s  p50 {p50 * 1e3:5.2f}  p99 {p99 * 1e3:6.2f} ms  CPU {cpu * 1e6:4.1f} us"
 
 
 def _cores(runs: list[Result]) -> str:
@@ -141,38 +183,36 @@ def _cores(runs: list[Result]) -> str:
     return f"server {server:.0%} client {client:.0%} VALID {valid}/{len(runs)}"
 
 
-def _in_turn(
-    folder: str, servers: list[Server], protocol: str, in_flight: int, seconds: float, rounds: int, **more: object
-) -> dict[str, list[Result]]:
+def _in_turn(bench: Bench, servers: list[Server], run: Callable[[Server], Result]) -> dict[str, list[Result]]:
     """Measure every server once per round, starting with another one each time."""
     found: dict[str, list[Result]] = {server.name: [] for server in servers}
-    for turn in range(rounds):
+    for turn in range(bench.rounds):
         first = turn % len(servers)
         for server in (*servers[first:], *servers[:first]):
-            found[server.name].append(_measure(folder, server, protocol, in_flight, seconds, **more))
+            found[server.name].append(run(server))
     return found
 
 
-def _measure(folder: str, server: Server, protocol: str, in_flight: int, seconds: float, **more: object) -> Result:
+def _measure(bench: Bench, protocol: str, in_flight: int, server: Server, **more: object) -> Result:
+    load = ("--model", server.model, "--concurrency", str(in_flight), "--duration", f"{bench.seconds:g}s")
+    settings = {"server__api": "kserve", "data__type": "tensors", "data__shape": server.shape}
+    return _result(bench, server, protocol, "requests", load, settings | more)
+
+
+def _result(
+    bench: Bench, server: Server, protocol: str, rate: str, load: Sequence[str], settings: dict[str, object]
+) -> Result:
+    """Run the client against a server; `rate` is the kind of throughput that counts."""
     before = _cpu(server.pid)
-    found = measure(
-        folder,
-        server.urls[protocol],
-        *("--model", server.model, "--concurrency", str(in_flight), "--duration", f"{seconds:g}s"),
-        server__api="kserve",
-        data__type="tensors",
-        data__shape=server.shape,
-        **more,
-    )
+    found = measure(bench.folder, server.urls[protocol], *load, **settings)
     spent = _cpu(server.pid) - before
-    summary = found.summary
+    summary, rows = found.summary, found.run.records.rows
     assert summary["counts"]["failed"] == 0, (server.name, summary["counts"])
     e2e, failed = summary["metrics"]["e2e_service"], [c["name"] for c in summary["checks"] if c["status"] != "pass"]
     p50, p99 = (percentile(e2e, name) for name in ("p50", "p99"))
-    requests = len(found.run.records.rows)
-    rate = summary["throughput"]["requests"] or 0.0
+    count = len(rows) if rate == "requests" else int(rows["n_out"].sum())
     client = next((check["value"] for check in summary["checks"] if check["name"] == "cpu"), None) or 0.0
-    return Result(rate, p50, p99, spent / requests, client, summary["verdict"], failed)
+    return Result(summary["throughput"][rate] or 0.0, p50, p99, spent / count, client, summary["verdict"], failed)
 
 
 def _cpu(pid: int) -> float:
@@ -186,6 +226,28 @@ def _cpu(pid: int) -> float:
     return total
 
 
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def _tokens(bench: Bench) -> list[Line]:
+    settings = simulator(timing=Fixed(ttft=0.001, itl=0.0002))
+    load = ("--model", "sim", "--concurrency", str(STREAMS), "--duration", f"{bench.seconds:g}s", "--prompt", "hello")
+    more = {"server__api": "completions", "data__output": TOKENS}
+    with contextlib.ExitStack() as held:
+        servers = [held.enter_context(started) for started in _own(bench, settings, "sim")]
+        found = _in_turn(bench, servers, lambda server: _result(bench, server, "http", "output_tokens", load, more))
+    bench.facts["tokens"] = found
+    lines = [
+        Line(f"simulator: {name}", f"{median([run.rate for run in runs]):,.0f} tokens/s", _cores(runs))
+        for name, runs in found.items()
+    ]
+    if BEFORE in found:
+        by_cpu = median([old.cpu / new.cpu for new, old in zip(found[OURS], found[BEFORE], strict=True)])
+        ratio, spread = _ratio(found, BEFORE, "rate")
+        lines.append(Line(f"simulator: {OURS} / {BEFORE}", f"{ratio:.2f} ({spread}), by CPU {by_cpu:.2f}"))
+    return lines
+
+
 # --- batching --------------------------------------------------------------------------------------------------------
 
 BATCHED = {
@@ -195,50 +257,45 @@ BATCHED = {
 }
 
 
-def _batching(folder: str, seconds: float, rounds: int, facts: dict[str, Any]) -> list[Line]:
+def _batching(bench: Bench) -> list[Line]:
     if importlib.util.find_spec("torch") is None:
         return [Line("batching", "skipped: torch is not installed", "pip install 'inferometer[torch]'")]
     shape = {"pixels": [1, 3, 224, 224]}
     with contextlib.ExitStack() as held:
-        servers = [held.enter_context(_ours(name, "classifier", shape, config)) for name, config in BATCHED.items()]
-        found = _in_turn(folder, servers, "http", BATCHED_IN_FLIGHT, seconds, rounds, server__shared_memory=True)
-    facts["batching"] = found
+        servers = [
+            held.enter_context(
+                _started(name, Settings(models=("classifier",), config=config, http=0), "classifier", shape)
+            )
+            for name, config in BATCHED.items()
+        ]
+        run = partial(_measure, bench, "http", BATCHED_IN_FLIGHT, server__shared_memory=True)
+        found = _in_turn(bench, servers, run)
+    bench.facts["batching"] = found
     plain = found["not batched"]
     lines = [Line(f"classifier: {name}", _words(runs), _cores(runs)) for name, runs in found.items()]
     for name in ("batched, no delay", "batched, 2 ms"):
         gains = [on.rate / off.rate for on, off in zip(found[name], plain, strict=True)]
         gain = median(gains)
         held_gain = (f">= {BATCHING_GAIN:g}", gain >= BATCHING_GAIN) if name == "batched, no delay" else ("", None)
-        lines.append(
-            Line(f"classifier: {name} / not", f"{gain:.2f} ({min(gains):.2f} to {max(gains):.2f})", *held_gain)
-        )
+        words = f"{gain:.2f} ({min(gains):.2f} to {max(gains):.2f})"
+        lines.append(Line(f"classifier: {name} / not", words, *held_gain))
     return lines
 
 
-# --- protocols -------------------------------------------------------------------------------------------------------
-
-
-def _protocols(seconds: float, facts: dict[str, Any]) -> list[Line]:
-    with _ours() as server, _on(CLIENT_CORE):
-        options = compare_protocols.ComparisonOptions(
-            http=server.urls["http"], grpc=server.urls["grpc"], sizes=SIZES, duration=max(seconds, JSON_S)
-        )
-        found = compare_protocols.compare(options)
-    table = protocols_report.render(found)
-    print(table)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "server_protocols.txt").write_text(table, encoding="utf-8")
-    facts["protocols"] = msgspec.to_builtins(found)
-    return [_protocols_line(found, size) for size in SIZES]
-
-
-def _protocols_line(found: Any, size: int) -> Line:
-    mean = {cell.protocol: cell.mean or cell.e2e.mean for cell in found.cells if cell.size == size}
-    words = "  ".join(f"{name} {value / mean['grpc']:.2f}" for name, value in mean.items())
-    return Line(f"mean time, {protocols_report.format_size(size)}, relative to gRPC unary", words)
+PARTS: dict[str, Callable[[Bench], list[Line]]] = {"identity": _identity, "tokens": _tokens, "batching": _batching}
 
 
 # --- the servers -----------------------------------------------------------------------------------------------------
+
+_SERVE = """
+import sys, msgspec
+from inferometer.serve import background
+from inferometer.serve.settings import Settings
+running = background.start(msgspec.json.decode(sys.argv[1], type=Settings))
+print(msgspec.json.encode({"http": running.url, "grpc": running.grpc, "pid": running.pid}).decode(), flush=True)
+sys.stdin.read()
+running.stop()
+"""
 
 
 @contextlib.contextmanager
@@ -252,23 +309,28 @@ def _on(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
+def _own(
+    bench: Bench, settings: Settings, model: str, shape: dict[str, list[int]] | None = None
+) -> list[contextlib.AbstractContextManager[Server]]:
+    """Our server, and that of the other checkout if there is one."""
+    each = {OURS: ROOT} | ({BEFORE: bench.before.resolve()} if bench.before is not None else {})
+    return [_started(name, settings, model, shape, root) for name, root in each.items()]
+
+
 @contextlib.contextmanager
-def _ours(
-    name: str = OURS,
-    model: str = IDENTITY[0],
-    shape: dict[str, list[int]] = IDENTITY[1],
-    config: tuple[str, ...] = (),
+def _started(
+    name: str, settings: Settings, model: str, shape: dict[str, list[int]] | None = None, root: Path = ROOT
 ) -> Iterator[Server]:
-    with _on(SERVER_CORE):
-        running = background.start(Settings(models=(model,), config=config, http=0, grpc=0))
-    try:
-        urls = {"http": running.url, "grpc": running.grpc}
-        yield Server(name, running.pid, urls, model, shape)
-    finally:
-        running.stop()
+    """The server of a checkout."""
+    environment = os.environ | {"PYTHONPATH": str(root / "src")}
+    command = (sys.executable, "-P", "-c", _SERVE, msgspec.json.encode(settings).decode())
+    with _process(*command, env=environment) as (line, _):
+        started = json.loads(line)
+        urls = {protocol: started[protocol] for protocol in ("http", "grpc") if started[protocol]}
+        yield Server(name, started["pid"], urls, model, shape or {})
 
 
-ECHOES = {"grpc.aio echo": "aio", "grpcio threads echo": "threads", "httptools echo": "http"}
+ECHOES = {"grpc.aio echo": "aio", ECHO: "http"}
 
 
 @contextlib.contextmanager
@@ -280,22 +342,16 @@ def _echo(name: str) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def _installed(name: str, model: str, shape: dict[str, list[int]]) -> Iterator[Server]:
+def _installed(name: str) -> Iterator[Server]:
     """A real server from tools/real_servers."""
     script, models = ROOT / f"tools/real_servers/{name}/serve.py", ROOT / f"tests/real/{name}_models"
-    with _process(INSTALLED / name / "bin/python", script, "--models", models, model) as (line, _):
+    with _process(INSTALLED / name / "bin/python", script, "--models", models, IDENTITY[0]) as (line, _):
         started = json.loads(line)
-        urls = {protocol: started[protocol] for protocol in REAL[name]}
-        yield Server(name, started["pid"], urls, model, shape)
+        yield Server(name, started["pid"], {protocol: started[protocol] for protocol in ("grpc", "http")}, *IDENTITY)
 
 
-REAL = {"triton": ("grpc", "http"), "mlserver": ("grpc",)}
-"""The protocols that are measured: MLServer responds to a binary tensor over HTTP with 500."""
-
-
-def _real() -> list[contextlib.AbstractContextManager[Server]]:
-    models = {"triton": IDENTITY, "mlserver": ("echo", {"x": [4, 4]})}
-    return [_installed(name, *of) for name, of in models.items() if _is_installed(name)]
+def _triton() -> list[contextlib.AbstractContextManager[Server]]:
+    return [_installed(TRITON)] if _is_installed(TRITON) else []
 
 
 def _is_installed(name: str) -> bool:
@@ -303,13 +359,12 @@ def _is_installed(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _process(*command: object) -> Iterator[tuple[str, int]]:
+def _process(*command: object, env: Mapping[str, str] | None = None) -> Iterator[tuple[str, int]]:
     """A process on the server's core that prints one line when it is ready, and ends when its standard input is closed."""
     with tempfile.TemporaryFile("w+") as log:
         with _on(SERVER_CORE):
-            process = subprocess.Popen(
-                [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
+            words, pipe = [str(word) for word in command], subprocess.PIPE
+            process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=log, text=True, env=env)
         with process:
             assert process.stdin is not None and process.stdout is not None
             line = process.stdout.readline()

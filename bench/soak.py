@@ -2,7 +2,7 @@
 
     python -m bench soak              the mixed load runs for 5 minutes; SOAK_MINUTES=60 for an hour
 
-Large: a tensor to the server and back over HTTP, over gRPC in one message and in chunks; the server's peak memory.
+Large: a tensor to the server and back over HTTP, and over gRPC in one message; the server's peak memory.
 Many: streams over 4 connections, and HTTP connections, all open at the same time. Each is served or refused; none may be lost.
 Mixed: HTTP, gRPC, streams, invalid requests, clients that disconnect, models that are loaded and unloaded. Memory, open files
 and threads are sampled every second; after a quarter of the time they must not grow.
@@ -32,7 +32,8 @@ from waiting import until
 
 MIB = peer.MIB
 SIZE = 1024 * MIB
-TIMES = {"HTTP": 1.1, "gRPC": 5.0, "gRPC in chunks": 1.3}
+TIMES = {"HTTP": 1.1, "gRPC": 1.3}
+"""Peak memory in sizes of the tensor, at most."""
 MANY = 10_000
 MINUTES = float(os.environ.get("SOAK_MINUTES", "5"))
 BLOCKS = 12
@@ -51,18 +52,18 @@ def main() -> int:
 
 def _large() -> list[Line]:
     lines = []
-    for protocol, send in peer.LARGE.items():
+    for protocol, limit in TIMES.items():
         with peer.child("identity", *peer.PORTS, "--max-message=1500MiB") as server:
             peer.responds(server)
             before, began = server.memory(), time.monotonic()
             server.forget_peak()
-            send(server, SIZE)
+            peer.LARGE[protocol](server, SIZE)
             took, peak = time.monotonic() - began, server.peak()
             times = (peak - before) / SIZE
             peer.responds(server)
             found = f"{peak / MIB:.0f} MiB at most, {times:.2f} x; {took:.1f} s; then {server.memory() / MIB:.0f} MiB"
-            hold = f"at most {TIMES[protocol]:g} x the tensor"
-            lines.append(Line(f"1 GiB to the server and back, {protocol}", found, hold, times <= TIMES[protocol]))
+            hold = f"at most {limit:g} x the tensor"
+            lines.append(Line(f"1 GiB to the server and back, {protocol}", found, hold, times <= limit))
     return lines
 
 
@@ -134,7 +135,6 @@ class Load:
                 ("wrong", self.wrong_requests, 1),
                 ("gone", self.gone, 1),
                 ("control", self.control, 1),
-                ("chunked", self.chunked, 1),
             )
             for _ in range(count)
         ]
@@ -179,11 +179,6 @@ class Load:
             received = sum(1 for _ in channel.stream_stream(peer.STREAM_INFER)(iter(sent), timeout=peer.PATIENCE_S))
         _hold(received == 10 + 10 * 3, f"{received} responses")
         return 20
-
-    def chunked(self) -> int:
-        peer.large_in_chunks(self.server, 4 * MIB)
-        time.sleep(0.2)
-        return 1
 
     def wrong_requests(self) -> int:
         with peer.Http(self.server.address) as client, peer.dialled(self.server.grpc_address) as channel:

@@ -6,11 +6,12 @@ other model with the data section that is given, or with random inputs, which ha
 They take turns: in each round all protocols run at one size before the next size, and each time a different protocol starts, so
 that a machine that slows down over time does not favor one of them.
 
-    mean = server + network
+    mean = server + overhead
 
     server    queue and compute time as the server reports it, per request or as averages (see analysis/breakdown.py)
-    network   the rest: transport both ways, and the handling of the protocol unless the server counts it as compute time;
-              0 if the server reports a longer time than the client measured (`excess`)
+    overhead  the rest: transport both ways, and the handling of the protocol unless the server counts it as compute time;
+              0 if the server reports a longer time than the client measured (`excess`). Reports show its two parts, protocol and network, if the server reports how long it had
+              each request
 
 Requests are encoded before t=0 and responses are not decoded into numbers, so the client's cost of JSON is in neither.
 """

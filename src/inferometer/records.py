@@ -40,6 +40,8 @@ ROW = np.dtype(
         ("read_delay", "<i8"),  # the longest time that bytes of the response waited in the socket; -1: not known
         ("queue", "<i8"),  # time that the request waited in the server, as the server reports it; -1: not reported
         ("compute", "<i8"),  # time that the server computed, as the server reports it; -1: not reported
+        ("server_total", "<i8"),  # time from receiving to responding, as the server reports it; -1: not reported
+        ("rtt", "<i8"),  # the shortest round trip on the connection so far, as the kernel measured it; -1: not known
         (
             "wasted",
             "<i8",
@@ -86,7 +88,7 @@ assert ROW_STRUCT.size == ROW.itemsize
 NAMES: tuple[str, ...] = ROW.names or ()
 TIMES = ("intended", "sent", "first_byte", "first_token", "first_content", "last_token", "done")
 UNKNOWN = (
-    *("read_delay", "queue", "compute", "session", "n_in", "n_out", "cached", "reasoning"),
+    *("read_delay", "queue", "compute", "server_total", "rtt", "session", "n_in", "n_out", "cached", "reasoning"),
     *("first_tokens", "streamed_tokens", "turn", "turns"),
 )
 """Columns in which -1 means `not known`; on disk that is null."""

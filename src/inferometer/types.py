@@ -240,10 +240,12 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class ServerTiming(msgspec.Struct, frozen=True, gc=False):
-    """Nanoseconds that the server reports for queueing and for computing; -1 if it does not report them."""
+    """Nanoseconds that the server reports; -1 if it does not report them."""
 
     queue: int
     compute: int
+    total: int = -1
+    """From receiving the request to sending the response."""
 
 
 class End(msgspec.Struct, frozen=True, gc=False):

@@ -54,7 +54,18 @@ def blank(count: int) -> np.ndarray:
     rows["id"] = np.arange(count)
     for name in ("first_byte", "first_token", "first_content", "last_token"):
         rows[name] = MISSING
-    for name in ("cached", "reasoning", "first_tokens", "streamed_tokens", "read_delay", "queue", "compute", *NAMED):
+    own = (
+        "cached",
+        "reasoning",
+        "first_tokens",
+        "streamed_tokens",
+        "read_delay",
+        "queue",
+        "compute",
+        "server_total",
+        "rtt",
+    )
+    for name in (*own, *NAMED):
         rows[name] = -1
     rows["status"], rows["counted_by"], rows["attempts"] = 200, 1, 1
     return rows

@@ -7,6 +7,7 @@ import synthetic_run as made
 from inferometer.analysis.breakdown import AVERAGES, PER_REQUEST, Breakdown, breakdown, split
 from inferometer.analysis.summary import summarise
 from inferometer.records import Run, Spent, StagePlan, StageStatistics
+from inferometer.report import console
 
 MS = made.MS
 
@@ -43,8 +44,8 @@ def found(run: Run, stage: int | None = None) -> Breakdown | None:
 
 
 def adds_up(split: Breakdown) -> bool:
-    parts = split.client + split.network + split.queue + split.compute
-    return parts == pytest.approx(split.e2e + split.excess) and min(split.network, split.excess) == 0
+    parts = split.client + split.overhead + split.queue + split.compute
+    return parts == pytest.approx(split.e2e + split.excess) and min(split.overhead, split.excess) == 0
 
 
 def test_no_breakdown_if_the_server_reports_no_times() -> None:
@@ -67,7 +68,29 @@ def test_breakdown_from_times_per_request() -> None:
     summary = summarise(run)
     assert summary.breakdown == split
     assert summary.metrics["queue"].value("max") == pytest.approx(0.00396)
-    assert summary.metrics["network"].value("max") == pytest.approx(0.005)
+    assert summary.metrics["overhead"].value("max") == pytest.approx(0.005)
+    assert split.network is None and not summary.metrics["network"].count
+
+
+def test_a_reported_total_separates_the_network_from_the_protocol() -> None:
+    rows = unary(open_loop=True)
+    rows["queue"], rows["compute"], rows["server_total"], rows["rtt"] = 2 * MS, 5 * MS, 8 * MS, MS // 2
+    summary = summarise(made.run(rows))
+    split = summary.breakdown
+    assert split is not None and adds_up(split)
+    assert (split.network, split.protocol, split.overhead, split.rtt) == pytest.approx((0.002, 0.001, 0.003, 0.0005))
+    means = [summary.metrics[name].mean for name in ("network", "protocol", "overhead", "rtt")]
+    assert means == pytest.approx([0.002, 0.001, 0.003, 0.0005])
+
+
+def test_a_total_above_the_clients_time_gives_a_negative_network_that_is_not_hidden() -> None:
+    rows = unary()
+    rows["queue"], rows["compute"], rows["server_total"] = 2 * MS, 5 * MS, 11 * MS
+    run = made.run(rows)
+    summary = summarise(run)
+    assert summary.breakdown is not None and summary.breakdown.network == pytest.approx(-0.001)
+    assert summary.metrics["network"].value("p50") == pytest.approx(-0.001)
+    assert "-1.000" in console.render(run, summary) and "a negative mean" in console.render(run, summary)
 
 
 def test_requests_without_reported_times_are_left_out() -> None:
@@ -80,7 +103,7 @@ def test_requests_without_reported_times_are_left_out() -> None:
 def test_breakdown_from_the_servers_totals() -> None:
     split = found(made.run(unary(), statistics=(sums(100),)))
     assert split is not None and split.source == AVERAGES and adds_up(split)
-    assert (split.e2e, split.client, split.network) == pytest.approx((0.010, 0, 0.0035))
+    assert (split.e2e, split.client, split.overhead) == pytest.approx((0.010, 0, 0.0035))
     assert (split.queue, split.compute) == pytest.approx((0.002, 0.0045))
     assert (split.compute_input, split.compute_infer, split.compute_output) == pytest.approx((0.001, 0.003, 0.0005))
     assert (split.requests, split.counted, split.batch, split.cache) == (100, 100, 4.0, 0.0)
@@ -103,7 +126,7 @@ def test_stages_have_their_own_breakdown_and_the_run_has_none_if_one_is_missing(
     assert first is not None and second is not None and whole is not None
     assert (first.e2e, second.e2e, whole.e2e) == pytest.approx((0.010, 0.020, 0.015))
     assert (first.queue, second.queue, whole.queue) == pytest.approx((0.002, 0.012, 0.007))
-    assert first.network == pytest.approx(second.network)
+    assert first.overhead == pytest.approx(second.overhead)
     assert [stage.breakdown for stage in summarise(run).stages] == [first, second]
     gap = made.run(rows, plan=plan, statistics=(sums(50), None))
     assert found(gap) is None and found(gap, 0) == first and found(gap, 1) is None
@@ -112,12 +135,12 @@ def test_stages_have_their_own_breakdown_and_the_run_has_none_if_one_is_missing(
 # --- what the server says beyond what the client saw ------------------------------------------------------------------
 
 
-def test_totals_above_the_clients_time_give_an_excess_and_no_network() -> None:
+def test_totals_above_the_clients_time_give_an_excess_and_no_overhead() -> None:
     """The client saw 10 ms; the totals have 2 ms of queue and 1 + 3 + 9 ms of compute."""
     longer = sums(100, compute_output=Spent(100, 100 * 9 * MS))
     split = found(made.run(unary(open_loop=True), statistics=(longer,)))
     assert split is not None and adds_up(split)
-    assert (split.e2e, split.client, split.network) == pytest.approx((0.011, 0.001, 0))
+    assert (split.e2e, split.client, split.overhead) == pytest.approx((0.011, 0.001, 0))
     assert (split.queue, split.compute, split.excess) == pytest.approx((0.002, 0.013, 0.005))
 
 
@@ -126,7 +149,7 @@ def test_times_per_request_above_the_clients_time_give_an_excess() -> None:
     rows["queue"], rows["compute"] = 4 * MS, 7 * MS
     split = found(made.run(rows))
     assert split is not None and adds_up(split) and split.source == PER_REQUEST
-    assert (split.network, split.queue, split.compute, split.excess) == pytest.approx((0, 0.004, 0.007, 0.001))
+    assert (split.overhead, split.queue, split.compute, split.excess) == pytest.approx((0, 0.004, 0.007, 0.001))
 
 
 def test_definitions_include_the_breakdown_only_if_there_is_one() -> None:

@@ -30,7 +30,7 @@ def test_times_per_request_are_queue_and_compute() -> None:
     assert (found.queue, found.compute) == (pytest.approx(0.25e-3), pytest.approx(0.5e-3))
     assert found.server == pytest.approx(0.75e-3)
     assert found.mean == pytest.approx(2.2495e-3) == found.e2e.mean
-    assert found.network == pytest.approx(found.mean - found.server)
+    assert found.overhead == pytest.approx(found.mean - found.server)
 
 
 def test_totals_are_averaged_and_strangers_are_counted() -> None:
@@ -42,7 +42,7 @@ def test_totals_are_averaged_and_strangers_are_counted() -> None:
 
 def test_no_split_if_the_server_reports_no_times() -> None:
     found = cell(measured(2.0))
-    assert (found.source, found.server, found.network, found.mean) == (None, None, None, None)
+    assert (found.source, found.server, found.overhead, found.mean) == (None, None, None, None)
     assert found.e2e.mean == pytest.approx(2.2495e-3)
 
 
@@ -113,16 +113,16 @@ def test_a_comparison_survives_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(complete), type=Comparison) == complete
 
 
-def test_server_time_above_the_clients_gives_an_excess_and_no_network() -> None:
+def test_server_time_above_the_clients_gives_an_excess_and_no_overhead() -> None:
     found = cell(measured(2.0, sums=(0.25, 2.5)))
     assert found.mean is not None and found.server is not None
-    assert (found.network, found.server) == (0, pytest.approx(2.75e-3))
+    assert (found.overhead, found.server) == (0, pytest.approx(2.75e-3))
     assert found.excess == pytest.approx(found.server - found.mean)
 
 
 def test_an_excess_in_one_round_is_offset_by_another() -> None:
     found = cell(measured(2.0, sums=(0.0, 3.0)), measured(4.0, sums=(0.0, 3.0)))
-    assert (found.network, found.excess) == (pytest.approx(0.2495e-3), 0)
+    assert (found.overhead, found.excess) == (pytest.approx(0.2495e-3), 0)
 
 
 def test_no_split_has_a_reason() -> None:

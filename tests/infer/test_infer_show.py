@@ -16,7 +16,7 @@ from inferometer.infer.result import ClassScore, InputTensor, Response, Result, 
 from inferometer.probe.kserve import ModelFacts
 from inferometer.probe.roundtrip import Instants
 from inferometer.tensors import Tensor, TensorSpec, from_numpy
-from inferometer.types import Usage
+from inferometer.types import ServerTiming, Usage
 from inferometer.wire.kserve.control import ModelConfig, ModelMetadata, ServerMetadata
 
 MS = 1_000_000
@@ -52,9 +52,19 @@ def test_the_four_parts_add_up_to_the_total() -> None:
 
 
 def test_the_rest_is_what_the_server_does_not_account_for() -> None:
-    assert time_split.rest(INSTANTS, ServerSide(2 * MS, 5 * MS, "its statistics")) == 12 * MS
-    assert time_split.rest(INSTANTS, ServerSide(-1, 5 * MS, "its server-timing")) == 14 * MS
-    assert time_split.rest(INSTANTS, ServerSide(0, 20 * MS, "its statistics")) is None
+    assert time_split.outside_model(INSTANTS, ServerSide(2 * MS, 5 * MS, "its statistics")).rest == 12 * MS
+    assert time_split.outside_model(INSTANTS, ServerSide(-1, 5 * MS, "its server-timing")).rest == 14 * MS
+    assert time_split.outside_model(INSTANTS, ServerSide(0, 20 * MS, "its statistics")).rest is None
+
+
+def test_a_total_splits_the_rest_into_protocol_and_network() -> None:
+    server = ServerSide(2 * MS, 5 * MS, "its server-timing", total=9 * MS)
+    text = show.render(result(server=server, instants=msgspec.structs.replace(INSTANTS, rtt=MS // 4)))
+    rows = dict(line.split()[:2] for line in text.splitlines() if line.startswith("   "))
+    assert (rows["protocol"], rows["network"], rows["RTT"]) == ("2.000", "10.00", "0.250") and "rest" not in rows
+    found = json.loads(export.to_json(result(server=server)))["timing"]["server"]
+    assert (found["protocol"], found["network"], found["rest"]) == (0.002, 0.01, 0.012)
+    assert time_split.from_timing(ServerTiming(1, 2, 3), is_streamed=True) == ServerSide(1, 2, "its server-timing")
 
 
 @pytest.mark.parametrize(
@@ -263,10 +273,11 @@ def test_json_has_the_outputs_and_the_split_in_seconds() -> None:
     assert tree["timing"] == {
         "connect": 0.001, "send": 0.002, "wait": 0.01, "receive": 0.007, "total": 0.02, "request": 0.019,
         "bytes_out": 2048, "bytes_in": 100, "tls": False, "stamps": "kernel",
+        "rtt": None,
     }  # fmt: skip
     with_server = json.loads(export.to_json(result(server=ServerSide(-1, 5 * MS, "its server-timing"))))
     assert with_server["timing"]["server"] == {
-        "queue": None, "compute": 0.005, "rest": 0.014, "source": "its server-timing", "requests": 1,
+        "queue": None, "compute": 0.005, "rest": 0.014, "protocol": None, "network": None, "source": "its server-timing", "requests": 1,
     }  # fmt: skip
 
 

@@ -109,7 +109,7 @@ def test_every_request_succeeds_and_is_counted(ours: Running, protocol: str) -> 
     found = breakdown(run, run.records.rows["failure"] == 0)
     assert found is not None
     assert found.source == PER_REQUEST
-    assert found.e2e == pytest.approx(found.client + found.network + found.queue + found.compute)
+    assert found.e2e == pytest.approx(found.client + found.overhead + found.queue + found.compute)
     assert found.queue == pytest.approx(counted["queue ns"] / 100 / NS, abs=2e-9)
 
 

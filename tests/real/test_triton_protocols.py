@@ -36,7 +36,7 @@ def test_all_four_protocols(triton: Triton, tmp_path: Path, model: str) -> None:
     bytes_out = {}
     for cell in found["cells"]:
         assert (cell["ok"], cell["failed"], cell["source"]) == (30, 0, "server statistics")
-        assert cell["mean"] + cell["excess"] == pytest.approx(cell["server"] + cell["network"])
+        assert cell["mean"] + cell["excess"] == pytest.approx(cell["server"] + cell["overhead"])
         assert cell["strangers"] == 0
         assert cell["server"] > 0 and cell["queue"] > 0 and cell["compute"] > 0
         assert cell["bytes_in"] > cell["size"]

@@ -98,10 +98,10 @@ def split(run: Run, stage: int | None = None) -> Breakdown:
     """Return the breakdown, whose parts have to add up."""
     found = breakdown(run, run.records.rows["failure"] == 0, stage)
     assert found is not None
-    parts = found.client + found.network + found.queue + found.compute
+    parts = found.client + found.overhead + found.queue + found.compute
     assert parts == pytest.approx(found.e2e + found.excess, rel=1e-9)
     assert found.source == AVERAGES
-    assert min(found.client, found.network, found.queue, found.compute) >= 0
+    assert min(found.client, found.overhead, found.queue, found.compute) >= 0
     assert found.compute_output is not None
     assert found.excess <= found.compute_output + 1e-4  # the response is sent before the output's time is over
     return found

@@ -101,9 +101,9 @@ def test_it_fits_and_has_no_control_characters(name: str, width: int) -> None:
     assert all(line.isprintable() and line == line.rstrip() for line in lines)
     assert all(f" {note} " in " ".join(text.split()) for note in protocol_comparison._notes(FOUND[name]()))
     heads = next(line for line in lines if "times in ms" in line)
-    assert all(head in heads for head in ("req/s", "e2e p50", "p99", "server", "network", "verdict"))
+    assert all(head in heads for head in ("req/s", "e2e p50", "p99", "server", "overhead", "verdict"))
     assert ("bytes per request" in text) == ("bytes out" in heads) == (width >= 80)
-    assert ("mean" in heads) == (width >= 99)
+    assert ("mean" in heads) == (width >= 100)
 
 
 def test_bars_fill_the_available_width() -> None:
@@ -149,9 +149,9 @@ def test_the_length_of_a_bar_is_its_time() -> None:
     lines = protocol_comparison.render(found, width=100).splitlines()
     drawn = [(line.count("█"), line.count("▒")) for line in lines if line.endswith(" ms") and "█" in line]
     longest = max(cell.mean or 0 for cell in found.cells)
-    for (server, network), cell in zip(drawn, found.cells, strict=True):
+    for (server, overhead), cell in zip(drawn, found.cells, strict=True):
         assert server == pytest.approx(56 * (cell.server or 0) / longest, abs=1)
-        assert server + network == pytest.approx(56 * (cell.mean or 0) / longest, abs=1)
+        assert server + overhead == pytest.approx(56 * (cell.mean or 0) / longest, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -166,18 +166,18 @@ def test_sizes_are_exact(size: int, text: str) -> None:
 # --- the chart -------------------------------------------------------------------------------------------------------
 
 
-def test_a_bar_is_its_server_time_and_then_its_network_time_in_milliseconds() -> None:
+def test_a_bar_is_its_server_time_and_then_its_overhead_in_milliseconds() -> None:
     first, *_ = by_request().cells
     rows = protocol_comparison.chart_rows([first])
-    assert [(row["protocol"], row["part"]) for row in rows] == [("gRPC unary", "server"), ("gRPC unary", "network")]
+    assert [(row["protocol"], row["part"]) for row in rows] == [("gRPC unary", "server"), ("gRPC unary", "overhead")]
     assert [rows[0]["start"], rows[0]["end"], rows[1]["end"]] == pytest.approx([0, 0.75, 2.2495])
     assert rows[1]["start"] == rows[0]["end"]
 
 
 def test_time_that_the_server_reports_beyond_the_mean_is_noted_and_not_drawn() -> None:
     unary, stream, *_ = beyond().cells
-    assert stream.mean is not None and stream.network == 0 == unary.network
-    assert protocol_comparison.parts(stream) == [("server", pytest.approx(stream.mean)), ("network", 0.0)]
+    assert stream.mean is not None and stream.overhead == 0 == unary.overhead
+    assert protocol_comparison.parts(stream) == [("server", pytest.approx(stream.mean)), ("overhead", 0.0)]
     text = " ".join(protocol_comparison.render(beyond(), width=100).split())
     assert "reports 0.850 ms more than the client saw: gRPC stream, 1 kB (and less in 1 other cell)" in text
     assert "more than the client saw" not in protocol_comparison.render(by_statistics(), width=100)
@@ -203,7 +203,7 @@ def test_the_svg_is_well_formed_and_complete(name: str, tmp_path: Path) -> None:
         assert f"{protocol_comparison.format_size(cell.size)} tensor" in text
     assert text.count("INVALID") == sum(cell.verdict == "INVALID" for cell in found.cells)
     assert text.count("no successful response") == sum(not cell.ok for cell in found.cells)
-    assert ("network" in text) == any(cell.source for cell in found.cells)
+    assert ("overhead" in text) == any(cell.source for cell in found.cells)
 
 
 @pytest.mark.slow

@@ -61,6 +61,16 @@ def test_samples_of_older_runs_lack_the_columns_that_were_added_later(tmp_path: 
     assert {(sample.reads, sample.unstamped, sample.spinning) for sample in samples} == {(0, 0, 0.0)}
 
 
+def test_rows_of_older_runs_have_no_value_in_columns_that_were_added_later(tmp_path: Path) -> None:
+    run, chunks = some_run()
+    store.write(tmp_path, run.manifest, run.records, made.pieces(chunks, 1 << 20))
+    path = tmp_path / "requests.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["server_total", "rtt"]), path)
+    again = store.read(tmp_path)
+    assert {*again.records.rows["server_total"].tolist(), *again.records.rows["rtt"].tolist()} == {-1}
+    assert not any(summarise(again).metrics[name].count for name in ("network", "protocol", "rtt"))
+
+
 CLASSES, REPLICAS = ("chat", "batch"), ("127.0.0.1:80", "[::1]:80", "127.0.0.1:81")
 WITH_CLASSES = {"data": {"type": "mix", "classes": [{"name": name} for name in CLASSES]}}
 FEW = {

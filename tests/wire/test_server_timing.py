@@ -1,8 +1,9 @@
-"""The queue and compute durations of Server-Timing headers."""
+"""The durations of Server-Timing headers."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from inferometer.types import End, Event, Fail, ServerTiming
 from inferometer.wire.http1 import TimedResponseDecoder
@@ -28,16 +29,31 @@ def test_queue_and_compute_in_milliseconds(value: bytes, queue: int, compute: in
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"total;dur=4", b"queue", b"queue;dur", b"queue;dur=x", b",;,;=", b"queue;dur=1e30"]
+    ("value", "total"),
+    [
+        (b"queue;dur=0.12, compute;dur=3.4, total;dur=3.71", 3_710_000),
+        (b",queue;dur=0.12, compute;dur=3.4, total;dur=3.71", 3_710_000),
+        (b"total;dur=3.71,compute;dur=3.4,queue;dur=0.12", 3_710_000),
+        (b"queue;dur=0.12, compute;dur=3.4, total;dur=x", -1),
+        (b"queue;dur=0.12, compute;dur=3.4, total;dur=1.2.3", -1),
+    ],
 )
-def test_header_without_queue_or_compute_is_ignored(value: bytes) -> None:
+def test_total_in_milliseconds(value: bytes, total: int) -> None:
+    assert parse(value) == ServerTiming(120_000, 3_400_000, total)
+    assert parse(b"total;dur=4") == ServerTiming(-1, -1, 4_000_000)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"cache;dur=4", b"queue", b"queue;dur", b"queue;dur=x", b",;,;=", b"queue;dur=1e30"]
+)
+def test_header_without_known_durations_is_ignored(value: bytes) -> None:
     assert parse(value) is None
 
 
-@given(st.binary(max_size=60) | st.text("queuecompte;=dr,. 0123456789", max_size=60).map(str.encode))
+@given(st.binary(max_size=60) | st.text("queuecomptal;=dr,. 0123456789", max_size=60).map(str.encode))
 def test_any_header_value_is_accepted(value: bytes) -> None:
     timing = parse(value)
-    assert timing is None or (timing.queue >= -1 and timing.compute >= -1 and max(timing.queue, timing.compute) >= 0)
+    assert timing is None or (min(durations := astuple(timing)) >= -1 and max(durations) >= 0)
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1e9))

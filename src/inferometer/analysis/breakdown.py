@@ -1,13 +1,14 @@
-"""Split end-to-end time into client, network, queue and compute.
+"""Split end-to-end time into client, overhead, queue and compute, and overhead into network and protocol.
 
 If the server reports its times per request (in a Server-Timing header or trailer), the parts are means over exactly the
-requests of the report, and the metrics `queue`, `compute` and `network` have distributions. If it only keeps totals (KServe's
-statistics), the parts are averages over all requests that it counted during the stage, including the warm-up and the requests
-of other clients.
+requests of the report, and the metrics of the same names have distributions. If it only keeps totals (KServe's statistics), the parts
+are averages over all requests that it counted during the stage, including the warm-up and the requests of other clients.
 
-    e2e + excess = client + network + queue + compute
+    e2e + excess = client + overhead + queue + compute
+    overhead - excess = network + protocol          if the server reports how long it had each request
 
-Excess is 0 unless the server reports more time than the client saw; then network, which is the remainder, is 0 (PARTS).
+Excess is 0 unless the server reports more time than the client saw; then overhead, which is the remainder, is 0 (PARTS). Network and
+protocol are never changed: a negative mean is shown as it is, and reports say that it is.
 
 For a decoupled model the totals say nothing: they end when the model has accepted the request, before it responds. If there is
 no breakdown, there is a reason.
@@ -28,11 +29,14 @@ AVERAGES = "server statistics"
 
 PARTS = {
     "client": "from the intended instant to the send; 0 in closed loop, where latencies count from the send",
-    "network": "the remainder, which reports call overhead: transfer in both directions and the server's protocol handling; never less than 0",
+    "overhead": "the remainder: transfer in both directions and the server's protocol handling; never less than 0",
+    "network": "outside of the server: from the send until the server received the request, and from its send until the response had arrived; null if the server does not report how long it had each request",
+    "protocol": "in the server, but neither in its queue nor in the model: waiting to be read, decoding, encoding; null likewise",
     "queue": "waiting in the server, as reported by it",
     "compute": "in the model, as reported by the server: input, inference, output and cache lookup",
     "excess": "how much more time the server reports than the client saw: its totals include work after a response was sent, "
-    "other clients' requests, and requests that this client gave up; network is then 0, and e2e + excess is the sum of the parts",
+    "other clients' requests, and requests that this client gave up; overhead is then 0, and e2e + excess is the sum of the parts",
+    "rtt": "the shortest round trip of the requests' connections, as the kernel measured it; the mean over the requests",
 }
 
 WHY_EXCESS = {
@@ -53,7 +57,7 @@ class Breakdown(msgspec.Struct, frozen=True):
     requests: int
     e2e: float
     client: float
-    network: float
+    overhead: float
     queue: float
     compute: float
     compute_input: float | None = None
@@ -66,6 +70,9 @@ class Breakdown(msgspec.Struct, frozen=True):
     """Requests that the server counted: more than `requests` if other clients used it at the same time."""
     excess: float = 0.0
     """Time by which queue and compute exceed what the client saw."""
+    network: float | None = None
+    protocol: float | None = None
+    rtt: float | None = None
 
 
 def breakdown(run: Run, ok: NDArray[np.bool_], stage: int | None = None) -> Breakdown | None:
@@ -134,8 +141,21 @@ def _counted_in(rows: Columns, statistics: tuple[StageStatistics | None, ...], s
 def _from_requests(rows: Columns) -> Breakdown:
     e2e, service = exact.mean(metrics.e2e(rows)), exact.mean(metrics.e2e_service(rows))
     queue, compute = exact.mean(rows["queue"]) / NS, exact.mean(rows["compute"]) / NS
-    network, excess = rest(service - queue - compute)
-    return Breakdown(PER_REQUEST, len(rows), e2e, e2e - service, network, queue, compute, excess=excess)
+    overhead, excess = rest(service - queue - compute)
+    total = exact.mean(rows["server_total"]) / NS if (rows["server_total"] >= 0).all() else None
+    return Breakdown(
+        PER_REQUEST,
+        len(rows),
+        e2e,
+        e2e - service,
+        overhead,
+        queue,
+        compute,
+        excess=excess,
+        network=None if total is None else service - total,
+        protocol=None if total is None else total - queue - compute,
+        rtt=_rtt(rows),
+    )
 
 
 def _from_totals(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
@@ -146,14 +166,14 @@ def _from_totals(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
         for name in ("queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
     )
     compute = before + infer + after + hit + miss
-    network, excess = rest(service - queue - compute)
+    overhead, excess = rest(service - queue - compute)
     executions = sum(one.executions for one in stages)
     return Breakdown(
         AVERAGES,
         len(rows),
         e2e,
         e2e - service,
-        network,
+        overhead,
         queue,
         compute,
         before,
@@ -163,11 +183,17 @@ def _from_totals(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
         sum(one.inferences for one in stages) / executions if executions else None,
         success,
         excess,
+        rtt=_rtt(rows),
     )
 
 
+def _rtt(rows: Columns) -> float | None:
+    known = rows["rtt"] >= 0
+    return exact.mean(rows["rtt"][known]) / NS if known.any() else None
+
+
 def rest(left: float) -> tuple[float, float]:
-    """Network and excess, from the client's time minus the server's. At least one of the two is 0."""
+    """Overhead and excess, from the client's time minus the server's. At least one of the two is 0."""
     return max(0.0, left), max(0.0, -left)
 
 

@@ -301,7 +301,7 @@ def _metric(
         verdict = "better" if is_overloaded[0] else "worse"
         sentence = text.growing(name, "A" if is_overloaded[0] else "B")
     else:
-        ratio = _rounded(b / a) if a and b and math.isfinite(a) and math.isfinite(b) else None
+        ratio = _rounded(b / a) if a and b and 0 < a < math.inf and 0 < b < math.inf else None
         sentence = text.not_compared(name, sides)
     return MetricComparison(
         ratio=ratio, ci=ci, verdict=verdict, sentence=sentence, a=a, b=b,
@@ -330,11 +330,14 @@ def _failures(found: ShareDifference, p_holm: float | None, effect: float) -> Me
 
 
 def _typical(values: Sequence[float | None]) -> float | None:
-    """The geometric mean, 0 if one is; infinite if most are, None if one is missing or only some are infinite."""
+    """The geometric mean, 0 if one is; infinite if most are, None if one is missing or only some are infinite. The arithmetic mean if
+    one is negative, as the network's time may be."""
     known = [value for value in values if value is not None]
     finite = [value for value in known if math.isfinite(value)]
     if len(known) < len(values):
         return None
+    if min(known, default=1.0) < 0:
+        return _rounded(math.fsum(known) / len(known))
     if 0 in known:
         return 0.0
     if len(finite) < len(known):

@@ -12,7 +12,7 @@ from inferometer.units import format_number
 _SHORT = {
     "ttft": "TTFT", "ttft_service": "TTFT from the send", "ttft_content": "TTFT of the content", "itl": "ITL", "tpot": "TPOT",
     "ntpot": "NTPOT", "e2e": "E2E", "e2e_service": "E2E from the send", "queue": "queue time", "compute": "compute time",
-    "network": "network time", "tps_user": "tokens/s per user",
+    "protocol": "protocol time", "network": "network time", "overhead": "overhead", "rtt": "RTT", "tps_user": "tokens/s per user",
 }  # fmt: skip
 _RATES = {
     "throughput.requests": "throughput (requests/s)",

@@ -141,8 +141,20 @@ def compute(rows: Columns) -> Column:
     return _known(rows["compute"]) / NS
 
 
-def network(rows: Columns) -> Column:
+def overhead(rows: Columns) -> Column:
     return e2e_service(rows) - queue(rows) - compute(rows)
+
+
+def protocol(rows: Columns) -> Column:
+    return _known(rows["server_total"]) / NS - queue(rows) - compute(rows)
+
+
+def network(rows: Columns) -> Column:
+    return e2e_service(rows) - _known(rows["server_total"]) / NS
+
+
+def rtt(rows: Columns) -> Column:
+    return _known(rows["rtt"]) / NS
 
 
 def tokens_per_chunk(rows: Columns) -> Column:
@@ -170,7 +182,10 @@ METRICS = {
         Metric("read_delay", "s", "the longest time that bytes of a response waited in the socket before the client read them (latencies do not include it if the kernel stamped the bytes)", read_delay),
         Metric("queue", "s", "how long a request waited in the server's queue, if the server reports it per request", queue),
         Metric("compute", "s", "how long the server spent computing a request, if it reports it per request", compute),
-        Metric("network", "s", "the remainder: e2e_service - queue - compute", network),
+        Metric("protocol", "s", "the server's time outside of its queue and the model: total - queue - compute, where total is from receiving the request to sending the response, if the server reports all three per request", protocol),
+        Metric("network", "s", "the time outside of the server: e2e_service - total, if the server reports total per request; it may be slightly negative, because server and client round and stamp on their own", network),
+        Metric("overhead", "s", "the remainder: e2e_service - queue - compute, which is network + protocol if the server reports total", overhead),
+        Metric("rtt", "s", "the shortest round trip of the request's connection up to the last sample before the send, as the kernel measured it (TCP_INFO, tcpi_min_rtt; Linux)", rtt),
         Metric("tokens_per_chunk", "tokens/chunk", "output tokens of a response / its chunks", tokens_per_chunk),
         Metric("input_tokens", "tokens", "tokens in the prompt", _count_of("n_in")),
         Metric("output_tokens", "tokens", "tokens in the response; if neither side counted them, its chunks, which is a lower bound", _count_of("n_out")),

@@ -2,11 +2,13 @@
 
 A cell is one protocol with one tensor size, measured in one run or in one run per round.
 
-    mean + excess = server + network
+    mean + excess = server + overhead
 
-server   queue and compute as the server reports them, per request or as averages (see breakdown.py)
-network  the remainder: transfer in both directions, and the server's protocol handling
-excess   0 unless the server reports more time than the client saw; then network is 0
+server    queue and compute as the server reports them, per request or as averages (see breakdown.py)
+overhead  the remainder: transfer in both directions, and the server's protocol handling
+excess    0 unless the server reports more time than the client saw; then overhead is 0
+
+If the server reports how long it had each request, overhead - excess = protocol_time + network.
 """
 
 import math
@@ -60,9 +62,13 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Requests per second."""
     e2e: Distribution
     mean: float | None = None
-    """Mean end-to-end time of the requests that `server` and `network` cover: mean + excess = server + network."""
+    """Mean end-to-end time of the requests that `server` and `overhead` cover: mean + excess = server + overhead."""
     server: float | None = None
+    overhead: float | None = None
+    protocol_time: float | None = None
+    """The server's time outside of queue and compute; null if it does not report how long it had each request."""
     network: float | None = None
+    """The time outside of the server; null likewise."""
     excess: float = 0.0
     """How much more time the server reports than the client saw: its totals include work after a response was sent."""
     queue: float | None = None
@@ -165,7 +171,7 @@ def _mean(columns: Sequence[NDArray[Any]]) -> float | None:
 
 
 def _split(summaries: Sequence[Summary]) -> dict[str, Any]:
-    """Server and network time, if all rounds know them from the same source; otherwise only the reason."""
+    """The server's time and the rest, if all rounds know them from the same source; otherwise only the reason."""
     known = [one.breakdown for one in summaries if one.breakdown is not None]
     if len(known) < len(summaries):
         return {"no_split": next(one.no_breakdown for one in summaries if one.breakdown is None)}
@@ -177,11 +183,14 @@ def _split(summaries: Sequence[Summary]) -> dict[str, Any]:
         return math.fsum(getattr(one, name) * one.requests for one in known) / requests
 
     server = mean("queue") + mean("compute")
-    network, excess = rest(mean("e2e") - server)
+    overhead, excess = rest(mean("e2e") - server)
+    is_full = all(one.network is not None for one in known)
     return {
         "mean": mean("e2e"),
         "server": server,
-        "network": network,
+        "overhead": overhead,
+        "protocol_time": mean("protocol") if is_full else None,
+        "network": mean("client") + mean("network") if is_full else None,
         "excess": excess,
         "queue": mean("queue"),
         "compute": mean("compute"),

@@ -41,7 +41,7 @@ NAMES = (
     FAILURE_RATE,
 )
 USUAL = (
-    *(f"{metric}.{statistic}" for metric in ("ttft", "itl", "tpot", "e2e", "queue", "compute")
+    *(f"{metric}.{statistic}" for metric in ("ttft", "itl", "tpot", "e2e", "queue", "compute", "protocol", "network")
       for statistic in ("mean", "p50", "p90", "p95", "p99")),
     "throughput.requests", "throughput.output_tokens", "throughput.inferences", "goodput",
 )  # fmt: skip

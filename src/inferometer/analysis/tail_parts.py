@@ -3,7 +3,8 @@
 Until the send: `client` and `connection` (open loop; in closed loop latencies count from the send). From the send to the first token, or to
 the end of a response that is not streamed, in this order:
 
-    queue, compute    as the server reports them for each request; what remains of a response that is not streamed is `network`
+    queue, compute    as the server reports them for each request; what remains of a response that is not streamed is `network`,
+                      without the `protocol` if the server reports how long it had the request
     long_prompt       input tokens that were not cached x the time per input token
     server_stall      a stall of the whole server (or of the client), as far as it makes the wait longer than usual. A long prompt
                       may stall the whole server itself, so it comes first
@@ -48,7 +49,8 @@ CAUSES = {
     "queue_or_prefill": Cause("queue or prefill at the server, which does not tell them apart", "queue or prefill", "what is left of the wait for the first token, if the server does not show whether requests waited"),
     "long_prompt": Cause("long prompts", "prompt length", "input tokens x the time per input token at low load"),
     "compute": Cause("longer computing", "compute", "computing, as the server reports it for each request"),
-    "network": Cause("network and protocol", "network", "what is left beside queue and compute, if the server reports both"),
+    "protocol": Cause("the server outside of its queue and the model", "protocol", "the time that the server had the request, as it reports it, minus queue and compute"),
+    "network": Cause("network and protocol", "network", "what is left beside queue, compute and protocol, if the server reports queue and compute"),
     "server_stall": Cause("stalls of the whole server", "server stall", "gaps that at least half of the open streams had at the same instant"),
     "preemption": Cause("preemptions", "preemption", "gaps of this stream alone, while the server counted a preemption"),
     "own_stall": Cause("stalls of single streams", "stall of this stream", "gaps of this stream alone"),
@@ -175,6 +177,7 @@ def _wait_parts(rows: Columns, end: NDArray[np.int64], stalls: Stalls, usual: No
     whole = rows["first_token"] == MISSING
     parts["compute"] = take(np.where(whole, rows["compute"], -1).astype(np.float64))
     reported = whole & (rows["queue"] >= 0) & (rows["compute"] >= 0)
+    parts["protocol"] = take(np.where(reported, rows["server_total"] - rows["queue"] - rows["compute"], 0.0))
     parts["network"] = take(np.where(reported, rest, 0.0))
     parts["long_prompt"] = take(usual.per_input * _prompt(rows))
     parts["long_output"] = take(usual.per_output * rows["n_out"])

@@ -59,7 +59,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     violations: dict[str, float] = {}
     """By objective: the share of requests that violate it, also in a probe that failed because the server was overloaded."""
     latencies: dict[str, Latency] = {}
-    """By metric: those that the endpoint has, of ttft, itl, tpot, e2e, queue, compute and network."""
+    """By metric: those that the endpoint has, of ttft, itl, tpot, e2e, queue, compute, protocol and network."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

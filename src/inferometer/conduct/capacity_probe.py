@@ -13,7 +13,7 @@ from inferometer.capacity_search.search import Trial
 from inferometer.capacity_search.sequential import Look, Sequential
 from inferometer.records import CANCELLED, LOST, MISSING, ROW, TIMES, Run, Snapshot
 
-_LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "network")
+_LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "protocol", "network")
 """Those that a probe's record has, if the endpoint has them."""
 
 

@@ -62,7 +62,7 @@ class Http1Connection:
         self.flight = flight
         self.decoder.reset()
         flight.attempts += 1
-        flight.replica = self.transport.replica
+        flight.replica, flight.rtt = self.transport.replica, self.transport.rtt
         flight.bytes_out = len(flight.data)
 
     def send(self, flight: Flight) -> None:

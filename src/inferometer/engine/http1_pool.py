@@ -37,6 +37,8 @@ class ConnectState(Protocol):
     @property
     def connect_started(self) -> int: ...
 
+    def sample_rtt(self) -> None: ...
+
 
 class Connection(Protocol):
     """What carries a request: an HTTP/1.1 or HTTP/2 connection, or the queue for one."""

@@ -105,7 +105,7 @@ class Http2Connection:
     def start(self, flight: Flight, head: bytes, response: StreamResponse) -> None:
         """Queue a request on a stream of its own; `flush` sends it, together with all others in the queue."""
         flight.attempts += 1
-        flight.replica = self.transport.replica
+        flight.replica, flight.rtt = self.transport.replica, self.transport.rtt
         flight.bytes_out = len(head) + len(flight.data) + 18
         flight.sent = now()
         if not self.calls:
@@ -126,6 +126,7 @@ class Http2Connection:
         assert response is not None
         data = response.request(flight.id, flight.data)
         flight.attempts += 1
+        flight.replica, flight.rtt = self.transport.replica, self.transport.rtt
         flight.bytes_out = len(data) + 9 + (0 if self._stream else len(head) + 9)
         flight.sent = now()
         self._reads_when_idle = self._reads if self._was_idle else -1

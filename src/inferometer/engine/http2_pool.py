@@ -287,6 +287,8 @@ class _NoTransport(msgspec.Struct, frozen=True):
     connect_started: int
     is_ready: bool = False
 
+    def sample_rtt(self) -> None: ...
+
 
 class _WaitingConnection(msgspec.Struct, frozen=True):
     """Stands in for the connection of a request that waits for one."""

@@ -23,6 +23,8 @@ class Flight(msgspec.Struct, gc=False):
     read_delay: int = -1
     queue: int = -1
     compute: int = -1
+    server_total: int = -1
+    rtt: int = -1
     wasted: int = 0
     bytes_in: int = 0
     chunk_start: int = 0
@@ -86,7 +88,7 @@ def apply_events(flight: Flight, events: Sequence[Event], at: int) -> End | Fail
         elif kind is Usage:
             flight.usage = event  # type: ignore[assignment]
         elif kind is ServerTiming:
-            flight.queue, flight.compute = event.queue, event.compute  # type: ignore[union-attr]
+            flight.queue, flight.compute, flight.server_total = event.queue, event.compute, event.total  # type: ignore[union-attr]
         else:
             return event  # type: ignore[return-value]
     return None

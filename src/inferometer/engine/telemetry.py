@@ -70,12 +70,13 @@ class Telemetry:
 
     def _peek(self) -> tuple[list[int], list[int]]:
         """Return pairs of numbers about some requests in flight: the time to first token and the latest gap; and the age and whether
-        the first token has arrived."""
+        the first token has arrived. Also sample the round-trip times of their connections."""
         pairs: list[int] = []
         ages: list[int] = []
         at = now()
         for pool in self._dispatcher.pools:
-            for _, flight in islice(pool.flights(), AGES):
+            for connection, flight in islice(pool.flights(), AGES):
+                connection.transport.sample_rtt()
                 arrivals = flight.arrivals
                 start = flight.sent if flight.user >= 0 else flight.intended
                 if start and len(ages) < 2 * AGES:

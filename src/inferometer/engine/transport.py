@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from inferometer.engine.reader import Reader
 from inferometer.open_files import RESERVED_FILES, file_limit
 from inferometer.timing.clock import enable_stamps, now
+from inferometer.timing.rtt import min_rtt
 from inferometer.types import Fail
 from inferometer.wire.failures import bounded
 
@@ -50,6 +51,7 @@ class Transport:
         "is_writing",
         "receive",
         "replica",
+        "rtt",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reader: Reader, owner: TransportOwner) -> None:
@@ -66,6 +68,7 @@ class Transport:
         self.is_writing = False  # waiting for the kernel to accept more
         self.connect_started = 0
         self.replica = -1  # the number of its address in the records
+        self.rtt = -1  # the shortest round trip so far, ns; as of when it was connected or last sampled
 
     # --- opening ---
 
@@ -101,12 +104,18 @@ class Transport:
             self._owner.broken(_open_failure(OSError(code, os.strerror(code))))
             return
         self._reader.watch(self._fd, self)
+        self.sample_rtt()
         self._established()
 
     def _established(self) -> None:
         """Notify the owner that bytes can be exchanged. TLS does its handshake first."""
         self.is_ready = True
         self._owner.established()
+
+    def sample_rtt(self) -> None:
+        """Ask the kernel for the round-trip time (under 1 us). Requests that are sent from now on have it in their rows."""
+        if self.is_open:
+            self.rtt = min_rtt(self._sock)
 
     # --- writing ---
 

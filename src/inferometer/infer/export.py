@@ -53,14 +53,15 @@ def _timing(result: Result) -> dict[str, Any]:
         "tls": instants.tls,
         "stamps": "kernel" if instants.by_kernel else "user",
     }
+    tree["rtt"] = instants.rtt / NS if instants.rtt >= 0 else None
     if isinstance(server, str):
         tree["no_server"] = server
     elif server is not None:
-        rest = time_split.rest(instants, server)
+        outside = time_split.outside_model(instants, server)
         tree["server"] = {
             "queue": server.queue / NS if server.queue >= 0 else None,
             "compute": server.compute / NS if server.compute >= 0 else None,
-            "rest": rest / NS if rest is not None else None,
+            **{name: None if ns is None else ns / NS for name, ns in msgspec.structs.asdict(outside).items()},
             "source": server.source,
             "requests": server.requests,
         }

@@ -18,6 +18,8 @@ class ServerSide(msgspec.Struct, frozen=True):
     """Where the figures come from: "its server-timing", "its statistics"."""
     requests: int = 1
     """How many requests the figures are an average of: other clients may use the server at the same time."""
+    total: int = -1
+    """From receiving the request to sending the response."""
 
 
 class InputTensor(msgspec.Struct, frozen=True):

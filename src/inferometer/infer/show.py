@@ -213,6 +213,8 @@ def _time(result: Result, style: Style, room: int) -> Iterable[str]:
     for part in parts:
         yield _row(part.name, part.length, bar(part.start, part.length, total, room), notes[part.name], style)
     yield _row("total", total, " " * room, stamps, style)
+    if instants.rtt >= 0:
+        yield _row("RTT", instants.rtt, " " * room, "shortest round trip, by the kernel", style)
     if server is None:
         return
     if isinstance(server, str):
@@ -223,9 +225,13 @@ def _time(result: Result, style: Style, room: int) -> Iterable[str]:
     yield f" {style('of that in the server', bold=True)}, {style(f'by {server.source}{average}', dim=True)}"
     for name, value in known:
         yield _row(name, value, bar(0, value, total, room), "", style)
-    rest = time_split.rest(instants, server)
-    note = "network, and what the server does not count" if rest is not None else _BEYOND
-    yield _row("rest", rest, "", note, style)
+    outside = time_split.outside_model(instants, server)
+    if outside.protocol is not None and outside.network is not None:
+        yield _row("protocol", outside.protocol, bar(0, outside.protocol, total, room), "the server besides", style)
+        yield _row("network", outside.network, bar(0, outside.network, total, room), "outside of the server", style)
+        return
+    note = "network, and what the server does not count" if outside.rest is not None else _BEYOND
+    yield _row("rest", outside.rest, "", note, style)
 
 
 _BEYOND = "none: the server counts work after its response"

@@ -57,7 +57,7 @@ class TextResponse:
             elif isinstance(event, Usage):
                 self.usage = event
             elif isinstance(event, ServerTiming):
-                self.timing = event
+                self.timing = event  # of a streamed response: as of its start
         text = self.decoder.text
         if len(text) > self._passed_on:
             self._on_text(text[self._passed_on :])
@@ -76,6 +76,7 @@ class TextResponse:
             model=endpoint.reached.model,
             version=server.version or "",
             instants=instants,
-            server=time_split.from_timing(self.timing) or (statistics.since() if statistics else None),
+            server=time_split.from_timing(self.timing, is_streamed=bool(server.stream))
+            or (statistics.since() if statistics else None),
             output=TextOutput(self.decoder.text, arrivals, self.usage),
         )

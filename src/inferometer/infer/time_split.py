@@ -101,14 +101,26 @@ def _average(changes: tuple[ModelStatistics, ...], name: str) -> int | None:
     return sum(one.ns for one in each) // count if count else None
 
 
-def from_timing(timing: ServerTiming | None) -> ServerSide | None:
-    return ServerSide(timing.queue, timing.compute, "its server-timing") if timing is not None else None
+def from_timing(timing: ServerTiming | None, is_streamed: bool = False) -> ServerSide | None:
+    """The server's account; the total in the header of a streamed response is left out, because it ends where the stream begins."""
+    if timing is None:
+        return None
+    return ServerSide(timing.queue, timing.compute, "its server-timing", total=-1 if is_streamed else timing.total)
 
 
-def rest(instants: Instants, server: ServerSide) -> int | None:
-    """The request's time minus the server's: the network, and what the server does not count.
+class OutsideModel(msgspec.Struct, frozen=True):
+    """What is left of a request's time beside the server's queue and compute, in ns; None if it is not known."""
 
-    None if the server's is longer: statistics include work after a response is sent, for decoupled models much of it.
-    """
-    left = instants.done - instants.sent - max(server.queue, 0) - max(server.compute, 0)
-    return left if left >= 0 else None
+    rest: int | None = None
+    """All of it: network + protocol. None if the server's time is longer than the request's: statistics include work after a response
+    is sent, for decoupled models much of it."""
+    protocol: int | None = None
+    """In the server, but neither in its queue nor in the model."""
+    network: int | None = None
+    """Outside of the server. Slightly negative if the two clocks disagree by more than it."""
+
+
+def outside_model(instants: Instants, server: ServerSide) -> OutsideModel:
+    took, model = instants.done - instants.sent, max(server.queue, 0) + max(server.compute, 0)
+    rest = took - model if took >= model else None
+    return OutsideModel(rest) if server.total < 0 else OutsideModel(rest, server.total - model, took - server.total)

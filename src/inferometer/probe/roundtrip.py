@@ -20,6 +20,7 @@ from inferometer.probe.connect import Peer, connect
 from inferometer.probe.kept import Opened
 from inferometer.timing import clock
 from inferometer.timing.clock import now
+from inferometer.timing.rtt import min_rtt
 from inferometer.types import Decoder, End, Event, Fail, StreamResponse
 from inferometer.units import NS, format_seconds
 from inferometer.wire.failures import is_tls, meaning, tls_reason
@@ -56,6 +57,8 @@ class Instants(msgspec.Struct):
     tls: bool = False
     cpu: int = 0
     """CPU time of this thread from `connected` to `done`, ns."""
+    rtt: int = -1
+    """Shortest round trip of the connection, as the kernel measured it; -1: not known."""
     by_kernel: bool = False
     """Arrivals are timestamped by the kernel; otherwise when they are read."""
 
@@ -182,6 +185,7 @@ class _Wire:
         found.first_byte = found.first_byte or at
         found.written = min(found.written or found.first_byte, found.first_byte)
         found.done = at
+        found.rtt = min_rtt(self._sock)
         found.cpu += time.thread_time_ns()
         return found
 

@@ -205,12 +205,14 @@ def _breakdown_is_expected(run: Run) -> bool:
 
 
 _OVERHEAD = "overhead: network and server"
+_PROTOCOL = "protocol: the server outside of them"
 
 
 def _breakdown(found: Breakdown) -> RenderableType:
-    """The parts of the mean end-to-end time. What summary.json calls network is more than that: what the server does outside of the
-    model is part of it."""
-    parts = {"client": found.client, "overhead": found.network, "queue": found.queue, "compute": found.compute}
+    """The parts of the mean end-to-end time."""
+    outside = {"network": found.network, "protocol": found.protocol}
+    known = {name: value for name, value in outside.items() if value is not None} or {"overhead": found.overhead}
+    parts = {"client": found.client, **known, "queue": found.queue, "compute": found.compute}
     inner = {
         "input": found.compute_input,
         "inference": found.compute_infer,
@@ -227,12 +229,18 @@ def _breakdown(found: Breakdown) -> RenderableType:
         batch = f"; {found.batch:.3g} inferences per execution" if found.batch else ""
         notes.append(f"compute: {', '.join(named)}{batch}")
     if found.source == PER_REQUEST:
-        notes.append(f"queue and compute: by the server, per request; {_OVERHEAD}")
+        notes.append(
+            f"queue and compute: by the server, per request; {_OVERHEAD if 'overhead' in known else _PROTOCOL}"
+        )
     else:
         notes.append(f"queue and compute: by the server, averages of all requests; {_OVERHEAD}")
         if found.counted is not None and found.counted > found.requests:
             others = found.counted - found.requests
             notes.append(f"the server counted {others:,} more requests: from other clients, or ones that failed here")
+    if found.rtt is not None:
+        notes.append(f"shortest round trip, by the kernel: {formatting.milliseconds(found.rtt)} ms")
+    if any(value < 0 for value in known.values()):
+        notes.append("a negative mean: the server's clock and the client's disagree by at least that much")
     if found.excess >= LEAST_EXCESS:
         excess = formatting.milliseconds(found.excess)
         notes.append(

@@ -16,7 +16,7 @@ from inferometer.report.compare import amount, describe_side, stages_of
 from inferometer.report.tables import interval_of
 
 _COLUMNS = ("mean", "p50", "p90", "p99")
-_LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute")
+_LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "protocol", "network")
 _RATES = {"requests": "requests/s", "output_tokens": "output tokens/s", "inferences": "inferences/s"}
 _MARKS = {"met": "✅ met", "missed": "❌ missed", "undecided": "❔ undecided"}
 _CONDITIONS = {"passes": "✅ passes", "fails": "❌ fails", "undecided": "❔ undecided"}

@@ -6,7 +6,7 @@ builds and vl-convert draws. Both come with the extra `report` and are imported 
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,13 @@ from inferometer.units import format_seconds
 
 _BESIDE_BARS = 44
 """Columns of a line that are not its bar."""
-_PARTS = {"server": ("█", "cyan"), "network": ("▒", "yellow"), "not split": ("░", "")}
+_PARTS = {
+    "server": ("█", "cyan"),
+    "protocol": ("▓", "magenta"),
+    "network": ("▒", "yellow"),
+    "overhead": ("▒", "yellow"),
+    "not split": ("░", ""),
+}
 _BYTES_NOTE = (
     "bytes per request, without TCP and TLS. HTTP: head and body. gRPC: headers and message; for responses only "
     "the messages, as their headers, trailers and frame headers (about 50 bytes) are not recorded"
@@ -86,13 +92,14 @@ def _title(found: Comparison) -> RenderableType:
 def _table(found: Comparison, width: int) -> RenderableType:
     table = bare()
     table.add_column("times in ms", min_width=12, no_wrap=True)
-    for name in ("req/s", "e2e p50", "p99", "mean", "server", "network", "bytes out", "bytes in"):
+    outside = _outside(found)
+    for name in ("req/s", "e2e p50", "p99", "mean", "server", *outside, "bytes out", "bytes in"):
         table.add_column(f"{name} ", justify="right", no_wrap=True, min_width=8)
     table.add_column("verdict", no_wrap=True)
     for index, size in enumerate(_sizes(found)):
         table.add_row(Text(format_size(size), style="bold"), end_section=False)
         for cell in _of_size(found, size):
-            table.add_row(f" {PROTOCOLS[cell.protocol].label}", *_numbers(cell), _verdict(cell))
+            table.add_row(f" {PROTOCOLS[cell.protocol].label}", *_numbers(cell, outside), _verdict(cell))
         if index < len(_sizes(found)) - 1:
             table.add_row()
     table = fitted(table, width, _OPTIONAL)
@@ -102,13 +109,27 @@ def _table(found: Comparison, width: int) -> RenderableType:
     return Group(table, *(Text(note, style="dim") for note in notes))
 
 
-def _numbers(cell: Cell) -> list[Text]:
+def _outside(found: Comparison) -> tuple[str, ...]:
+    """The parts of the time outside of the model that all cells have."""
+    split = [cell for cell in found.cells if cell.source is not None]
+    return ("protocol", "network") if split and all(cell.network is not None for cell in split) else ("overhead",)
+
+
+_OUTSIDE: dict[str, Callable[[Cell], float | None]] = {
+    "overhead": lambda cell: cell.overhead,
+    "protocol": lambda cell: cell.protocol_time,
+    "network": lambda cell: cell.network,
+}
+
+
+def _numbers(cell: Cell, outside: Sequence[str]) -> list[Text]:
     cells = [f"{formatting.number(cell.throughput)} "]
     for name in ("p50", "p99"):
         mark = MARK if name in cell.e2e.unsupported else " "
         cells.append(formatting.milliseconds(cell.e2e.value(name)) + mark)
     mean = cell.e2e.mean if cell.mean is None else cell.mean
-    cells += [f"{formatting.milliseconds(value)} " for value in (mean, cell.server, cell.network)]
+    times = (mean, cell.server, *(_OUTSIDE[name](cell) for name in outside))
+    cells += [f"{formatting.milliseconds(value)} " for value in times]
     cells += ["- " if value is None else f"{value:,.0f} " for value in (cell.bytes_out, cell.bytes_in)]
     return [Text(text) for text in cells]
 
@@ -117,12 +138,18 @@ def _verdict(cell: Cell) -> Text:
     return Text(cell.verdict, style="green" if cell.verdict == "VALID" else "bold red")
 
 
+_EXPLAINED = {
+    ("overhead",): "mean = server + overhead; overhead is the network and the server's handling of the protocol",
+    ("protocol", "network"): "mean = server + protocol + network; protocol: the server outside of queue and compute",
+}
+
+
 def _notes(found: Comparison) -> list[str]:
     """Explain the figures that these cells have."""
     notes = []
     sources = {cell.source for cell in found.cells if cell.source is not None}
     if sources:
-        notes.append("mean = server + network; network is the rest, including the server's handling of the protocol")
+        notes.append(_EXPLAINED[_outside(found)])
     if PER_REQUEST in sources:
         notes.append("server: queue and compute, as the server reported them for each request")
     if sources - {PER_REQUEST}:
@@ -148,7 +175,7 @@ def _excesses(found: Comparison) -> list[str]:
     most, more = cells[0], f" (and less in {_other_cells(len(cells) - 1)})" if len(cells) > 1 else ""
     where = f"{describe_cell(most.protocol, most.size)}{more}"
     more = f"the server reports {formatting.milliseconds(most.excess)} ms more than the client saw"
-    return [f"{more}: {where}. Network is 0 there: {WHY_EXCESS[most.source or PER_REQUEST]}"]
+    return [f"{more}: {where}. Overhead is 0 there: {WHY_EXCESS[most.source or PER_REQUEST]}"]
 
 
 def _bars(found: Comparison, room: int) -> RenderableType:
@@ -186,8 +213,14 @@ def _bar(cell: Cell, longest: float, room: int) -> Text:
 
 def parts(cell: Cell) -> list[tuple[str, float]]:
     """The parts of the mean end-to-end time, in seconds; what the server reports beyond it is not drawn."""
-    if cell.server is not None and cell.network is not None:
-        return [("server", cell.server - cell.excess), ("network", cell.network)]
+    if cell.server is not None and cell.protocol_time is not None and cell.network is not None and not cell.excess:
+        return [
+            ("server", cell.server),
+            ("protocol", max(cell.protocol_time, 0.0)),
+            ("network", max(cell.network, 0.0)),
+        ]
+    if cell.server is not None and cell.overhead is not None:
+        return [("server", cell.server - cell.excess), ("overhead", cell.overhead)]
     return [] if cell.e2e.mean is None else [("not split", cell.e2e.mean)]
 
 
@@ -223,7 +256,13 @@ def _of_size(found: Comparison, size: int) -> list[Cell]:
 # --- the chart -------------------------------------------------------------------------------------------------------
 
 FORMATS = (".svg", ".png", ".html")
-_COLORS = {"server": "#2f6f9f", "network": "#f0a44b", "not split": "#b8b8b8"}
+_COLORS = {
+    "server": "#2f6f9f",
+    "protocol": "#b2559b",
+    "network": "#f0a44b",
+    "overhead": "#f0a44b",
+    "not split": "#b8b8b8",
+}
 _INK, _FAINT, _RULE = "#222222", "#666666", "#bbbbbb"
 _WIDTH, _STEP = 560, 26
 
@@ -248,6 +287,12 @@ def draw(found: Comparison, path: str) -> None:
         raise UserError(f"{path}: {error.strerror or error}", "give a path that can be written") from None
 
 
+_IN_CHART = {
+    ("overhead",): "overhead: the rest, including the handling of the protocol",
+    ("protocol", "network"): "protocol: the rest of the server's time; network: outside of the server",
+}
+
+
 def chart(found: Comparison) -> Any:
     """Build the chart: bars of the mean end-to-end time and its parts, one panel per size, each with its own scale."""
     import altair as alt  # noqa: PLC0415  (heavy, and an extra)
@@ -261,7 +306,7 @@ def chart(found: Comparison) -> Any:
     measured = "per request" if source == {PER_REQUEST} else "averages of its statistics"
     lines = [
         f"model {found.model} on {found.server or 'an unnamed server'}: mean end-to-end time, {found.concurrency:,} in flight, {length} per bar{rounds}; each size has its own scale",
-        f"server: queue and compute ({measured}); network: the rest, including the handling of the protocol",
+        f"server: queue and compute ({measured}); {_IN_CHART[_outside(found)]}",
     ]
     is_complete = len({cell.protocol for cell in found.cells}) == len(PROTOCOLS)
     title = alt.TitleParams(

@@ -40,7 +40,7 @@ _OPTIONAL = (
 _SETTING_WIDTH = {1: 24, 2: 16}
 """Characters of a setting in the table, by the number of settings; fewer for more of them."""
 _SIGNS = {"met": "✓", "missed": "✗", "undecided": "?"}
-_IN_CSV = ("ttft", "itl", "tpot", "e2e", "queue", "compute")
+_IN_CSV = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "protocol", "network")
 _MOST_PROBLEMS = 8
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 

@@ -39,7 +39,7 @@ SCHEMA = 1
 """The newest layout of a run's folder that this version can read."""
 _ADDED = (
     *("session", "turn", "turns", "first_content", "first_tokens", "streamed_tokens"),
-    *("class", "replica", "in_counted_by", "wasted"),
+    *("class", "replica", "in_counted_by", "wasted", "server_total", "rtt"),
 )
 """Columns that older runs lack: their requests belong to no session and no class, and the rest is not known."""
 _COUNTED_BY = ("counted_by", "in_counted_by")

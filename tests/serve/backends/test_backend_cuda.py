@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_help import field, given, loading, run_model, words
+from backend_help import field, loading, run_model, words
 
 from inferometer.serve.backends import classifier, transformers
 from inferometer.serve.backends import torch as backend
-from inferometer.tensors import to_numpy
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = [
@@ -68,7 +67,7 @@ def test_the_classifier() -> None:
 
 @pytest.mark.transformers
 def test_language_models(tmp_path: Path) -> None:
-    from test_backend_transformers import bert, llama, saved, seeded  # noqa: PLC0415
+    from test_backend_transformers import bert, ids, llama, saved, seeded, written  # noqa: PLC0415
     from transformers import BertModel, LlamaForCausalLM  # noqa: PLC0415
 
     folder = saved(tmp_path / "b", seeded(BertModel, bert()))
@@ -77,10 +76,12 @@ def test_language_models(tmp_path: Path) -> None:
         np.testing.assert_allclose(one["embedding"], on_cpu["embedding"], rtol=1e-2, atol=1e-2)
     folder = saved(tmp_path / "l", seeded(LlamaForCausalLM, llama()))
     texts = []
+    requests = [{"prompt": ids(size, size), "max_tokens": 10} for size in (3, 20, 1, 33, 40)]
     for device in ("cpu", "cuda"):
-        loaded = transformers.load(loading(folder, device=device))
-        assert loaded.run is not None
-        responses: Any = loaded.run(given(text_input=words("w1 w2 w3"), max_tokens=np.array([10], "i4")), {})
-        texts.append([to_numpy(one["text_output"])[0] for one in responses])
+        loaded = transformers.load(loading(folder, device=device, parameters={"max_batch": "4"}))
+        if device == "cuda":
+            assert loaded.text._engine._decoder._graphs
+        texts.append([one.texts for one in written(loaded, *requests)])
+        loaded.close()
     assert texts[0] == texts[1]
-    assert texts[0]
+    assert all(texts[0])

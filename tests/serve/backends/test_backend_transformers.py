@@ -1,9 +1,10 @@
 """Language models with random weights, compared with transformers' own generate() and forward()."""
 
+import asyncio
 import contextlib
-import inspect
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -12,16 +13,20 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from inferometer.errors import UserError
-from inferometer.serve.backends import generation
 from inferometer.serve.backends import transformers as backend
+from inferometer.serve.backends.text import decoder
+from inferometer.serve.backends.text.pieces import Text, decoding
 from inferometer.serve.models.types import Loaded, Refused
-from inferometer.tensors import from_numpy, to_numpy
+from inferometer.serve.openai.model import Generation
+from inferometer.tensors import to_numpy
+from inferometer.timing.clock import now
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 tokenizers = pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.transformers
 
+T = TypeVar("T")
 WORDS = ["<pad>", "<unk>", "</s>", *(f"w{i}" for i in range(61))]
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10", "w60 unknown"]
 
@@ -86,37 +91,120 @@ def writer_folder(causal: Any, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def writer(writer_folder: Path) -> Loaded:
-    return backend.load(loading(writer_folder))
+def writer(writer_folder: Path) -> Iterator[Loaded]:
+    with opened(writer_folder, max_batch="4") as loaded:
+        yield loaded
+
+
+@contextlib.contextmanager
+def opened(folder: Path, **parameters: str) -> Iterator[Loaded]:
+    loaded = backend.load(loading(folder, parameters=parameters))
+    try:
+        yield loaded
+    finally:
+        loaded.close()
+
+
+class Written:
+    """A generation, with everything that was called back."""
+
+    def __init__(self, prompt: list[int], max_tokens: int = 12, temperature: float = 0.0, **more: Any) -> None:
+        self.texts: list[str] = []
+        self.count = 0
+        self.over: asyncio.Future[tuple[str, Refused | None]] = asyncio.get_running_loop().create_future()
+        self.request = Generation(
+            prompt, tokens=self._tokens, ended=lambda *end: self.over.set_result(end), max_tokens=max_tokens,
+            arrived=now(), temperature=temperature, **more,
+        )  # fmt: skip
+
+    def _tokens(self, text: str, count: int) -> None:
+        self.texts.append(text)
+        self.count += count
+
+    @property
+    def words(self) -> list[int]:
+        return [WORDS.index(word) for word in "".join(self.texts).split()]
+
+
+def written(loaded: Loaded, *requests: dict[str, Any]) -> list[Written]:
+    """Generate all texts at the same time."""
+
+    async def main() -> list[Written]:
+        made = [Written(**one) for one in requests]
+        for one in made:
+            loaded.text.generate(one.request)
+        await asyncio.wait_for(asyncio.gather(*(one.over for one in made)), 60)
+        return made
+
+    return asyncio.run(in_new_loop(loaded, main))
+
+
+async def in_new_loop(loaded: Loaded, main: Callable[[], Awaitable[T]]) -> T:
+    """A server has one loop; here every test has its own."""
+    loaded.text._engine._loop = None
+    return await main()
 
 
 def pieces(loaded: Loaded, prompt: str = "w1 w2 w3", **more: Any) -> list[str]:
-    assert loaded.run is not None
-    responses: Any = loaded.run(given(text_input=words(prompt), **more), {})
-    return [to_numpy(one["text_output"])[0].decode() for one in responses]
+    """Generate a text over KServe."""
+
+    async def main() -> list[str]:
+        made: list[str] = []
+        over: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
+        inputs = given(text_input=words(prompt), **more)
+        assert loaded.begin is not None
+        loaded.begin(inputs, {}, lambda out: made.append(to_numpy(out["text_output"])[0].decode()), over.set_result)
+        refused = await asyncio.wait_for(over, 60)
+        if refused is not None:
+            raise refused
+        return made
+
+    return asyncio.run(in_new_loop(loaded, main))
 
 
-def expected_tokens(model: Any, prompt: str, count: int, **more: Any) -> list[int]:
-    ids = word_tokenizer()(prompt, return_tensors="pt")
-    made = model.generate(
-        **{k: v for k, v in ids.items() if k != "token_type_ids"}, max_new_tokens=count, do_sample=False, **more
-    )
-    return list(made[0, ids["input_ids"].shape[1] :].tolist())
+def expected_tokens(model: Any, prompt: list[int], count: int, **more: Any) -> list[int]:
+    made = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False, **more)
+    return list(made[0, len(prompt) :].tolist())
+
+
+def ids(count: int, start: int = 3) -> list[int]:
+    return [3 + (start * 7 + i * 5) % 61 for i in range(count)]
 
 
 def number(value: float, kind: str) -> Any:
     return np.array([value], kind)
 
 
-def test_greedy_text_matches_generate_with_one_piece_per_token(causal: Any, writer: Loaded) -> None:
-    for prompt in ("w1 w2 w3", "w9", " ".join(f"w{i}" for i in range(30))):
-        tokens = expected_tokens(causal, prompt, 12)
+def test_concurrent_texts_of_different_length_match_generate(causal: Any, writer: Loaded) -> None:
+    """More texts than slots, with prompts that are read alone and together, and texts that end while others run."""
+    sizes = [(3, 12), (1, 5), (30, 20), (50, 14), (2, 1), (29, 3), (31, 8), (40, 24), (7, 30)]
+    made = written(writer, *({"prompt": ids(size, i), "max_tokens": count} for i, (size, count) in enumerate(sizes)))
+    for i, (one, (size, count)) in enumerate(zip(made, sizes, strict=True)):
+        assert one.words == expected_tokens(causal, ids(size, i), count)
+        assert (one.over.result(), one.count) == (("length", None), count)
+    assert made[0].request.queue_ns >= 0
+    assert max(one.request.queue_ns for one in made) > min(one.request.queue_ns for one in made)
+
+
+def test_long_prompts_are_read_in_chunks(tmp_path: Path) -> None:
+    model = seeded(transformers.LlamaForCausalLM, llama(max_position_embeddings=600))
+    with torch.no_grad():
+        model.lm_head.weight[:3] = 0
+    with opened(saved(tmp_path, model)) as loaded:
+        made = written(loaded, *({"prompt": ids(size, size)} for size in (300, 4, 128, 257, 129)))
+    for one, size in zip(made, (300, 4, 128, 257, 129), strict=True):
+        assert one.words == expected_tokens(model, ids(size, size), 12)
+
+
+def test_kserve_sends_one_piece_per_token(causal: Any, writer: Loaded) -> None:
+    for prompt in ("w1 w2 w3", "w9"):
+        tokens = expected_tokens(causal, word_tokenizer()(prompt)["input_ids"], 12)
         assert pieces(writer, prompt, max_tokens=number(12, "i4")) == [f" {WORDS[token]}" for token in tokens]
 
 
 def test_configuration_is_decoupled_and_lists_the_inputs(writer_folder: Path) -> None:
     options = loading(writer_folder)
-    backend.load(options)
+    backend.load(options).close()
     assert options.config.model_transaction_policy.decoupled
     assert options.config.max_batch_size == 0
     assert listed(options.config.input)[:3] == [
@@ -127,89 +215,110 @@ def test_configuration_is_decoupled_and_lists_the_inputs(writer_folder: Path) ->
 
 
 def test_max_tokens_and_the_context_length_end_generation(writer_folder: Path, writer: Loaded) -> None:
-    few = backend.load(loading(writer_folder, parameters={"max_tokens": "3"}))
-    assert len(pieces(few)) == 3
+    with opened(writer_folder, max_tokens="3") as few:
+        assert len(pieces(few)) == 3
+    assert writer.text.max_len == 64
     assert len(pieces(writer, " ".join(["w1"] * 60))) == 4
     assert len(pieces(writer, " ".join(["w1"] * 60), max_tokens=number(2, "i4"))) == 2
+    with opened(writer_folder, max_length="8") as short:
+        assert len(pieces(short)) == 5
 
 
 def test_an_end_of_text_token_ends_generation_and_is_not_sent(causal: Any, tmp_path: Path) -> None:
-    tokens = expected_tokens(causal, "w1 w2 w3", 12)
+    tokens = expected_tokens(causal, ids(3), 12)
     end = next(token for token in tokens[2:] if tokens.index(token) >= 2)
     causal.generation_config.eos_token_id = [63, end]
     try:
-        loaded = backend.load(loading(saved(tmp_path, causal)))
+        folder = saved(tmp_path, causal)
     finally:
         causal.generation_config.eos_token_id = None
-    assert pieces(loaded) == [f" {WORDS[token]}" for token in tokens[: tokens.index(end)]]
+    before = tokens[: tokens.index(end)]
+    with opened(folder) as loaded:
+        plain, ignoring, later = written(
+            loaded, *({"prompt": ids(3)} | more for more in ({}, {"ignore_eos": True}, {"min_tokens": 9}))
+        )
+    assert (plain.words, plain.count, plain.over.result()) == (before, len(before), ("stop", None))
+    assert (ignoring.words, ignoring.over.result()) == (tokens, ("length", None))
+    assert later.words[: len(before)] == before
+    assert later.count >= 9
+    assert end not in later.words[:9]
 
 
-def test_closing_ends_the_computation(writer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    real = transformers.LlamaForCausalLM.forward
+def test_a_cancelled_text_frees_its_slot_and_is_not_called_again(writer_folder: Path) -> None:
+    async def main() -> None:
+        first, second = Written(ids(3), max_tokens=60), Written(ids(4), max_tokens=2)
+        loaded.text.generate(first.request)
+        loaded.text.generate(second.request)  # waits for the only slot
+        while not first.texts:
+            await asyncio.sleep(0.001)
+        loaded.text.cancel(first.request)
+        count = first.count
+        await asyncio.wait_for(second.over, 60)
+        assert second.count == 2
+        assert (first.count, first.over.done()) == (count, False)
+        loaded.text.cancel(second.request)  # after its end: nothing happens
 
-    def counted(self: Any, *arguments: Any, **more: Any) -> Any:
-        calls.append(1)
-        return real(self, *arguments, **more)
-
-    counted.__signature__ = inspect.signature(real)  # type: ignore[attr-defined]
-    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", counted)
-    loaded = backend.load(loading(writer_folder))
-    assert loaded.run is not None
-    responses: Any = loaded.run(given(text_input=words("w1")), {})
-    next(responses)
-    next(responses)
-    responses.close()
-    assert len(calls) == 2
-    with pytest.raises(StopIteration):
-        next(responses)
+    with opened(writer_folder, max_batch="1") as loaded:
+        asyncio.run(main())
 
 
-def test_concurrent_texts_do_not_mix(writer: Loaded) -> None:
-    alone = [pieces(writer, prompt, max_tokens=number(8, "i4")) for prompt in ("w1 w2", "w7")]
-    assert writer.run is not None
-    both: list[Any] = [
-        writer.run(given(text_input=words(prompt), max_tokens=number(8, "i4")), {}) for prompt in ("w1 w2", "w7")
-    ]
-    mixed: list[list[str]] = [[], []]
-    for pair in zip(*both, strict=True):
-        for i, one in enumerate(pair):
-            mixed[i].append(to_numpy(one["text_output"])[0].decode())
-    assert mixed == alone
+def test_only_the_text_that_fails_is_refused(causal: Any, writer: Loaded) -> None:
+    """A token outside the vocabulary fails in the model; prompts that were read together are read again alone."""
+    good, bad, other = written(writer, {"prompt": ids(3)}, {"prompt": [1000, 4]}, {"prompt": ids(5)})
+    why, refused = bad.over.result()
+    assert why == "abort"
+    assert refused is not None
+    assert refused.code == "INTERNAL"
+    assert good.words == expected_tokens(causal, ids(3), 12)
+    assert other.words == expected_tokens(causal, ids(5), 12)
 
 
-def test_inference_mode_does_not_leak_out_of_the_generator(writer: Loaded) -> None:
-    assert writer.run is not None
-    responses: Any = writer.run(given(text_input=words("w1")), {})
-    next(responses)
-    assert not torch.is_inference_mode_enabled()
-    responses.close()
+def test_out_of_memory_is_an_error_of_the_running_texts_only(writer: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer.text._engine._decoder, "decode", fail)
+        (failed,) = written(writer, {"prompt": ids(3)})
+    refused = failed.over.result()[1]
+    assert refused is not None
+    assert refused.code == "RESOURCE_EXHAUSTED"
+    assert "out of memory" in refused.message
+    assert written(writer, {"prompt": ids(3)})[0].count == 12
 
 
 def test_sampling_is_reproducible_with_a_seed(writer: Loaded) -> None:
-    def drawn(seed: int, **more: Any) -> list[str]:
-        return pieces(
-            writer, temperature=number(2.0, "f4"), seed=number(seed, "i8"), max_tokens=number(20, "i4"), **more
-        )
-
-    assert drawn(1) == drawn(1)
-    assert drawn(1) != drawn(2)
-    greedy = pieces(writer, max_tokens=number(20, "i4"))
-    assert drawn(1) != greedy
-    assert drawn(1, top_p=number(1e-6, "f4")) == greedy
+    greedy, *drawn = written(
+        writer, *({"prompt": ids(3), "max_tokens": 20} | more for more in (
+            {}, *({"temperature": 2.0, "seed": seed} for seed in (1, 1, 2)),
+            {"temperature": 2.0, "seed": 1, "top_p": 1e-6}, {"temperature": 2.0, "seed": 1, "top_k": 1},
+            {"temperature": 2.0}, {"temperature": 2.0},
+        ))
+    )  # fmt: skip
+    one, same, other, only_p, only_k, *unseeded = (each.words for each in drawn)
+    assert one == same
+    assert one != other
+    assert one != greedy.words
+    assert only_p == only_k == greedy.words
+    assert unseeded[0] != unseeded[1]
 
 
 def test_sampling_follows_the_logits() -> None:
-    logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
-    generator = torch.Generator().manual_seed(0)
+    logits = torch.log(torch.tensor([[0.15, 0.5, 0.3, 0.05]])).expand(4000, 4)
+    uniform = torch.from_numpy(np.random.default_rng(0).random(4000, np.float32))
 
-    def shares(**more: Any) -> list[float]:
-        wish = generation.Wish("", 1, temperature=1.0, **more)
-        found = [generation._chosen(torch, logits, wish, generator) for _ in range(4000)]
-        return [found.count(i) / 4000 for i in range(4)]
+    def shares(temperature: float = 1, top_p: float = 1, top_k: float = 0, excluded: float = 0) -> list[float]:
+        controls = torch.tensor([[temperature, top_p, top_k, 0.0, excluded]]).repeat(4000, 1)
+        controls[:, 3] = uniform
+        made = decoder.sample(torch, logits.clone(), controls, torch.tensor([1])).tolist()
+        return [made.count(i) / 4000 for i in range(4)]
 
-    assert shares() == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
-    assert shares(top_p=0.75) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+    assert shares() == pytest.approx([0.15, 0.5, 0.3, 0.05], abs=0.03)
+    assert shares(top_p=0.75) == pytest.approx([0, 0.625, 0.375, 0], abs=0.03)
+    assert shares(top_k=2) == pytest.approx([0, 0.625, 0.375, 0], abs=0.03)
+    assert shares(temperature=0) == [0, 1, 0, 0]
+    assert shares(temperature=0, excluded=1) == [0, 0, 1, 0]
+    assert shares(excluded=1) == pytest.approx([0.3, 0, 0.6, 0.1], abs=0.03)
 
 
 def test_a_stop_text_ends_generation_and_is_not_sent(writer: Loaded) -> None:
@@ -219,27 +328,13 @@ def test_a_stop_text_ends_generation_and_is_not_sent(writer: Loaded) -> None:
     stopped = "".join(pieces(writer, max_tokens=number(12, "i4"), stop=words("never", end)))
     assert stopped == text[: text.index(end)]
     assert "".join(pieces(writer, max_tokens=number(12, "i4"), stop=words("never", ""))) == text
-
-
-@for_all(
-    st.lists(st.text("abc", max_size=4), max_size=12),
-    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
-)
-def test_stop_texts_are_found_across_pieces(cut: list[str], stop: list[str]) -> None:
-    held, out, text = generation.Held(stop), "", "".join(cut)
-    for piece in cut:
-        out += held.add(piece)
-        if held.stopped:
-            break
-    else:
-        out += held.rest()
-    if not any(one in text for one in stop):
-        assert (out, held.stopped) == (text, False)
-    else:
-        assert held.stopped
-        assert not any(one in out for one in stop)
-        assert text.startswith(out)
-        assert any(text[len(out) :].startswith(one) for one in stop)
+    ended, later = written(
+        writer, *({"prompt": word_tokenizer()("w1 w2 w3")["input_ids"], "stop": (end,)} | more for more in (
+            {}, {"min_tokens": 12},
+        ))
+    )  # fmt: skip
+    assert ("".join(ended.texts), ended.over.result()[0]) == (stopped, "stop")
+    assert later.count == 12
 
 
 @for_all(st.text(max_size=20), st.text(max_size=30))
@@ -247,7 +342,7 @@ def test_pieces_are_whole_characters_that_add_up_to_the_text(prompt: str, text: 
     tokenizer = BYTES
     with contextlib.suppress(UnicodeEncodeError):
         before, tokens = tokenizer(prompt)["input_ids"], tokenizer(text)["input_ids"]
-        growing = generation.Text(tokenizer, before)
+        growing = Text(decoding(tokenizer), before)
         made = [growing.add(token) for token in tokens]
         assert "".join(made) + growing.rest() == text
         if "\ufffd" not in text:
@@ -265,13 +360,13 @@ def test_leading_spaces_of_words_are_kept() -> None:
     made.decoder = tokenizers.decoders.Metaspace()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
     assert tokenizer.decode([1]) == "b"
-    growing = generation.Text(tokenizer, [0])
+    growing = Text(decoding(tokenizer), [0])
     assert [growing.add(token) for token in (1, 2, 0, 0)] == [" b", "c", " a", " a"]
 
 
 def test_invalid_utf8_is_sent_at_the_end() -> None:
     wrong = BYTES.convert_tokens_to_ids(["Ģ"])  # 0x80: only ever the middle of a character
-    growing = generation.Text(BYTES, [])
+    growing = Text(decoding(BYTES), [])
     made = [growing.add(wrong[0]) for _ in range(20)]
     assert ("".join(made) + growing.rest()) == "\ufffd" * 20
     assert any(made)
@@ -297,11 +392,59 @@ def test_invalid_parameters_are_refused(writer: Loaded, inputs: dict[str, Any], 
 
 
 def test_an_invalid_prompt_is_refused(writer: Loaded) -> None:
-    assert writer.run is not None
-    with pytest.raises(Refused, match="input 'text_input': an element is not valid UTF-8"):
-        writer.run(given(text_input=words(b"\xff")), {})
-    with pytest.raises(Refused, match="expected one text"):
-        writer.run(given(text_input=words("a", "b")), {})
+    assert writer.begin is not None
+    for prompt, what in ((words(b"\xff"), "an element is not valid UTF-8"), (words("a", "b"), "expected one text")):
+        with pytest.raises(Refused, match=f"input 'text_input': {what}"):
+            writer.begin(given(text_input=prompt), {}, print, print)
+
+
+def test_models_that_cannot_be_batched_are_computed_one_text_after_the_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = {name: getattr(llama(), name) for name in (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings", "eos_token_id", "bos_token_id", "pad_token_id",
+    )}  # fmt: skip
+    config = transformers.MistralConfig(**sizes, sliding_window=8, initializer_range=1.0)
+    model = seeded(transformers.MistralForCausalLM, config)
+    with torch.no_grad():
+        model.lm_head.weight[:3] = 0
+    with opened(saved(tmp_path, model)) as loaded:
+        made = written(loaded, *({"prompt": ids(size, size)} for size in (3, 20, 9)))
+    assert "generated one after the other: it has a DynamicSlidingWindowLayer of 8 tokens" in caplog.text
+    for one, size in zip(made, (3, 20, 9), strict=True):
+        assert one.words == expected_tokens(model, ids(size, size), 12)
+
+
+def test_other_architectures_match_generate(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(
+        vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=64, eos_token_id=None, bos_token_id=None,
+        initializer_range=1.0,
+    )  # fmt: skip
+    model = seeded(transformers.GPT2LMHeadModel, config)
+    tokens = [expected_tokens(model, ids(size, size), 8, pad_token_id=0) for size in (3, 20)]
+    with opened(saved(tmp_path, model)) as loaded:
+        made = written(loaded, *({"prompt": ids(size, size), "max_tokens": 8} for size in (3, 20)))
+    assert ["".join(one.texts).split() for one in made] == [
+        word_tokenizer().decode(some, skip_special_tokens=True).split() for some in tokens
+    ]
+
+
+def test_chats_use_the_tokenizers_template(writer: Loaded, writer_folder: Path) -> None:
+    messages = [{"role": "user", "content": "w1 w2"}]
+    with pytest.raises(Refused, match="model m has no chat template"):
+        writer.text.encode_chat(messages)
+    tokenizer = writer.text._tokenizer
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('only users') }}{% endif %}"
+        "w9 {{ m.content }} {% endfor %}{% if add_generation_prompt %}w8{% endif %}"
+    )
+    try:
+        assert writer.text.encode_chat(messages) == writer.text.encode("w9 w1 w2 w8")
+        with pytest.raises(Refused, match="the chat template: TemplateError: only users"):
+            writer.text.encode_chat([{"role": "system", "content": "w1"}])
+    finally:
+        tokenizer.chat_template = None
 
 
 # --- embeddings ------------------------------------------------------------------------------------------------------
@@ -374,6 +517,31 @@ def test_a_decoder_embeds_if_so_configured(writer_folder: Path, causal: Any) -> 
     )
 
 
+def test_embeddings_of_tokens_are_computed_in_a_thread(encoder_folder: Path) -> None:
+    loaded = backend.load(loading(encoder_folder))
+    assert (loaded.text.can_embed, loaded.text.can_generate, loaded.text.max_len) == (True, False, 8)
+    truth = run_model(loaded, text=batch(*TEXTS))["embedding"]
+
+    async def main() -> None:
+        calls = []
+        for texts in (TEXTS[:1], TEXTS[1:]):
+            made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            loaded.text.embed(
+                [loaded.text.encode(text) for text in texts], lambda *end, made=made: made.set_result(end)
+            )
+            calls.append(made)
+        (first, _), (others, refused) = await asyncio.wait_for(asyncio.gather(*calls), 60)
+        assert refused is None
+        np.testing.assert_allclose([*first, *others], truth, rtol=1e-3, atol=1e-5)
+
+    asyncio.run(main())
+    with pytest.raises(Refused, match="an input has 9 tokens; the maximum is 8"):
+        loaded.text.embed([ids(9)], print)
+    with pytest.raises(Refused, match="does not generate"):
+        loaded.text.generate(None)
+    loaded.close()
+
+
 # --- classification --------------------------------------------------------------------------------------------------
 
 LABELS = {0: "bad", 1: "so so", 2: "good"}
@@ -443,9 +611,9 @@ def test_weights_without_the_tasks_layers_are_refused(encoder_folder: Path) -> N
 def test_invalid_tasks_dtypes_and_configurations_are_named(writer_folder: Path, encoder_folder: Path) -> None:
     assert "unknown task 'sing'" in refused(writer_folder, parameters={"task": "sing"})
     assert "unknown dtype 'int4'" in refused(writer_folder, parameters={"dtype": "int4"})
-    assert "max_batch_size is 8, but text is generated for one request at a time" in refused(
-        writer_folder, max_batch_size=8
-    )
+    assert "max_batch_size is 8, but requests for text are not joined" in refused(writer_folder, max_batch_size=8)
+    for name, value in (("max_batch", "x"), ("kv_memory", "2"), ("max_length", "-1")):
+        assert f"parameter {name} must be" in refused(writer_folder, parameters={name: value})
     wrong = refused(writer_folder, input=[field("prompt", "STRING", 1)])
     assert "the configuration has the input prompt" in wrong
     assert "the configuration has the output vector" in refused(encoder_folder, output=[field("vector", "FP32", 16)])
@@ -501,11 +669,3 @@ def test_missing_transformers_names_the_extra(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UserError, match="transformers is not installed") as caught:
         backend.load(loading(tmp_path))
     assert caught.value.remedy == "pip install 'inferometer[transformers]'"
-
-
-def test_responses_are_bytes_tensors_of_one_element(writer: Loaded) -> None:
-    assert writer.run is not None
-    responses: Any = writer.run({"text_input": from_numpy("text_input", words("w1"))}, {})
-    first = next(responses)["text_output"]
-    responses.close()
-    assert (first.name, first.datatype, first.shape) == ("text_output", "BYTES", (1,))

@@ -50,7 +50,7 @@ def failures(summary: Summary) -> Section:
 
 
 def breakdown(summary: Summary, stages: list[Part]) -> Section:
-    """Client, network, queue and compute, for servers that report their own times."""
+    """Client, network, protocol, queue and compute, for servers that report their own times."""
     own = [(stage.name, stage.breakdown) for stage in summary.stages] or [("", summary.breakdown)]
     blocks: list[Block] = []
     for name, found in own:
@@ -64,10 +64,13 @@ def breakdown(summary: Summary, stages: list[Part]) -> Section:
 
 
 def _stack(found: Breakdown) -> Block:
+    """The parts as a bar; those that are 0 or, by the error of the clocks, negative are left out."""
+    outside = [("network", found.network, 0), ("protocol", found.protocol, 3)]
+    known = [(name, value, colour) for name, value, colour in outside if value is not None]
     parts = (
         ("queue", found.queue, 1),
         ("compute", found.compute, 2),
-        ("network", found.network, 0),
+        *(known or [("overhead", found.overhead, 0)]),
         ("client", found.client, 7),
     )
     return page.stack(

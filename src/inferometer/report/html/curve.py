@@ -13,7 +13,7 @@ from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.html import page
 from inferometer.report.html.page import Block, Section
-from inferometer.report.html.parts import TITLES, Part, is_token_run, latencies, limits
+from inferometer.report.html.parts import SERVER_PARTS, TITLES, Part, is_token_run, latencies, limits
 
 _PERCENTILES = ("p50", "p90", "p99")
 
@@ -27,7 +27,7 @@ def load_curve(run: Run, summary: Summary, stages: list[Part]) -> Section:
         rates["output_tokens"] = "output tokens/s"
     elif any(stage.throughput.inferences is not None for stage in stages):
         rates["inferences"] = "inferences/s"
-    names = [name for name in latencies(stages) if name not in ("queue", "compute", "network")]
+    names = [name for name in latencies(stages) if name not in SERVER_PARTS]
     panes: dict[str, Sequence[Block]] = {
         f"{name}|{rate}": [_curve(summary, stages, name, rate, label)]
         for name in names

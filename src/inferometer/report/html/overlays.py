@@ -12,7 +12,7 @@ from inferometer.report.html.latency import Line, cdf, pooled
 from inferometer.report.html.page import Block
 from inferometer.report.html.parts import TITLES
 
-SHOWN = ("ttft", "itl", "e2e", "queue", "compute")
+SHOWN = ("ttft", "itl", "e2e", "queue", "compute", "protocol", "network")
 """Latencies whose distributions are drawn."""
 _MOST_COLUMNS = 4
 """With more runs, the table of differences has a row per value instead of a column per run."""

@@ -23,9 +23,12 @@ TITLES = {
     "e2e": "E2E",
     "queue": "queue",
     "compute": "compute",
+    "protocol": "protocol",
     "network": "network",
 }
 """Metrics that have a chart, in this order."""
+SERVER_PARTS = ("queue", "compute", "protocol", "network")
+"""Those that are parts of the end-to-end time."""
 
 
 class Part(NamedTuple):

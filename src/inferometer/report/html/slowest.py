@@ -28,6 +28,7 @@ _KEYS = {
     "stall": f"gap of over {_STALL:g} times the median",
     "queue": "queue",
     "compute": "compute",
+    "protocol": "the server outside of both",
     "other": "network and the rest",
 }
 
@@ -87,14 +88,7 @@ def _line(
         stalls = np.flatnonzero(gaps > _STALL * np.median(gaps)) if len(gaps) > 2 else gaps[:0]
         parts += [(int(offsets[at]), int(offsets[at + 1]), "stall") for at in stalls[:_CHUNKS].tolist()]
     elif row["queue"] >= 0 and row["compute"] >= 0:
-        queue, compute = int(row["queue"]), int(row["compute"])
-        half = max((done - sent - queue - compute) // 2, 0)
-        parts += [
-            (sent, sent + half, "other"),
-            (sent + half, sent + half + queue, "queue"),
-            (sent + half + queue, sent + half + queue + compute, "compute"),
-            (sent + half + queue + compute, done, "other"),
-        ]
+        parts += _server_parts(row, sent, done)
     else:
         parts.append((sent, done, "other"))
     kept = _kept(offsets)
@@ -105,6 +99,19 @@ def _line(
         "tokens": [_units(at, length) for at in offsets[kept].tolist()],
         "numbers": (kept + 1).tolist(),
     }
+
+
+def _server_parts(row: np.void, sent: int, done: int) -> list[tuple[int, int, str]]:
+    """Queue and compute in the middle. What is before and after them is not known, so that half of it is drawn on each side."""
+    queue, compute, total = (int(row[name]) for name in ("queue", "compute", "server_total"))
+    protocol = max(total - queue - compute, 0) // 2 if total >= 0 else 0
+    other = max((done - sent - queue - compute) // 2 - protocol, 0)
+    lengths = [(other, "other"), (protocol, "protocol"), (queue, "queue"), (compute, "compute"), (protocol, "protocol")]
+    parts, at = [], sent
+    for length, style in lengths:
+        parts.append((at, at + length, style))
+        at += length
+    return [*parts, (at, done, "other")]
 
 
 def _kept(offsets: NDArray[np.int64]) -> NDArray[np.int64]:

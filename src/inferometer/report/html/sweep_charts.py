@@ -342,7 +342,7 @@ def outcome(results: Sequence[SloResult]) -> str:
 
 def points_table(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     """Every measured level."""
-    names = [name for name in latency_names(sweep) if name != "network"]
+    names = [name for name in latency_names(sweep) if name not in ("protocol", "network")]
     columns = curve.figure_columns(names)
     shown = {key: title for key, title in curve.RATES.items() if key != "output_tokens" or rates.main == key}
     if rates.main == "inferences":

@@ -13,7 +13,7 @@ from inferometer.records import MISSING, Run
 from inferometer.report.html import page
 from inferometer.report.html.gap_histogram import GapHistogram, TimeBins, value_at
 from inferometer.report.html.page import Block, Section
-from inferometer.report.html.parts import TITLES, Part, is_token_run, limits
+from inferometer.report.html.parts import SERVER_PARTS, TITLES, Part, is_token_run, limits
 from inferometer.report.html.server_series import Curve, gauge_curves, machine_curves
 from inferometer.units import NS
 
@@ -195,12 +195,12 @@ def in_flight(run: Run, times: TimeBins) -> tuple[Floats, Floats, Floats]:
 
 
 def _latencies(run: Run, summary: Summary, axis: _Axis, times: TimeBins, gaps: GapHistogram) -> list[Block]:
-    """TTFT and ITL of streamed responses; E2E, queue and compute of others. Requests are placed at their start."""
+    """TTFT and ITL of streamed responses; E2E and its parts of others. Requests are placed at their start."""
     rows = run.records.rows
     good = (rows["failure"] == 0) & (rows["sent"] != MISSING)
     own = rows[good]
     at = times.index(start(own))
-    known = {name: compute(own) for name in ("ttft", "e2e", "queue", "compute") if (compute := METRICS[name].values)}
+    known = {name: compute(own) for name in ("ttft", "e2e", *SERVER_PARTS) if (compute := METRICS[name].values)}
     charts = []
     is_streamed = bool(np.isfinite(known["ttft"]).any())
     for name in ("ttft",) if is_streamed else ("e2e",):
@@ -209,16 +209,16 @@ def _latencies(run: Run, summary: Summary, axis: _Axis, times: TimeBins, gaps: G
     if is_streamed and gaps.by_time.any():
         values = [[value_at(row, level) for row in gaps.by_time] for level in (500, 990, 1000)]
         charts.append(_percentiles(summary, axis, "itl", values, ("p50", "p99", "max"), gaps.times))
-    parts = [(name, known[name]) for name in ("queue", "compute") if np.isfinite(known[name]).any()]
+    parts = [(name, known[name]) for name in SERVER_PARTS if np.isfinite(known[name]).any()]
     if parts:
         series = [
             _series(f"{name}, mean", _means(at, values, times.count), colour=colour)
-            for (name, values), colour in zip(parts, (1, 2), strict=False)
+            for (name, values), colour in zip(parts, (1, 2, 3, 0), strict=False)
         ]
         charts.append(
             _chart(
                 axis,
-                "Queue and compute.",
+                "Queue, compute and the rest." if len(parts) > 2 else "Queue and compute.",
                 "As the server reports them: a growing queue means saturation.",
                 series,
                 "ms",

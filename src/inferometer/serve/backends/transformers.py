@@ -2,25 +2,37 @@
 
 The task is set by the parameter `task`, or else derived from the architecture in config.json:
 
-    generate   text_input BYTES [1] -> text_output BYTES [1], decoupled: a piece of text per response (generation.py)
+    generate   text_input BYTES [1] -> text_output BYTES [1], decoupled: a piece of text per response (text/)
     embed      text BYTES [1]       -> embedding FP32 [D]: mean over the text's tokens; `normalize`=1: scaled to length 1
     classify   text BYTES [1]       -> scores FP32 [N], labels from id2label: softmax; sigmoid for multi-label models; the
                                        value itself if there is only one
 
+Generation is batched continuously (text/): up to `max_batch` texts get a token per step (64 on CPUs, 128 on GPUs, fewer
+if `kv_memory`, the share of the free memory for their keys and values, holds fewer: 0.5). Models that cannot be batched
+so, for example with sliding windows, are computed one text after the other; a message at loading gives the reason.
+
 Parameters: `dtype` (float32, bfloat16, float16; default: as stored on GPUs, float32 on CPUs), `threads`, `max_length`
-(longer texts are truncated; default: the model's own), `default_max_batch_size` (32). Code that comes with a model is
-never run, and weights are read from safetensors only. Models are downloaded from the Hugging Face Hub only if the
-parameters `hub`=1 and `model`=OWNER/NAME are set.
+(of a text with its response; longer texts to embed or classify are truncated; default: the model's own), `warmup`=0 (do
+not warm up), `default_max_batch_size` (32; embed, classify). Code that comes with a model is never run, and weights are
+read from safetensors only. Models are downloaded from the Hugging Face Hub only if the parameters `hub`=1 and
+`model`=OWNER/NAME are set.
 """
 
+import functools
+import logging
+import os
 import re
 from collections.abc import Callable, Collection
 from typing import Any
 
 from inferometer.errors import UserError
-from inferometer.serve.backends import configured, generation
-from inferometer.serve.backends.generation import Language
+from inferometer.serve.backends import configured
 from inferometer.serve.backends.tensors import device_of, pytorch, use_threads
+from inferometer.serve.backends.text import kserve
+from inferometer.serve.backends.text.decoder import SeparateDecoder, SlotDecoder, Unfit, check
+from inferometer.serve.backends.text.engine import Engine
+from inferometer.serve.backends.text.language import Language, TextModel
+from inferometer.serve.backends.text.pieces import decoding
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Tensors
 from inferometer.tensors import TensorSpec, from_numpy
 
@@ -38,9 +50,15 @@ TASKS = {
 TEXT = "text"
 _EXTRA = "transformers"
 _BATCH = 32
+_TOKENS = 128
+_LENGTH = 4096
+"""Maximum length of texts if neither the model nor the configuration sets one."""
+_READ_CPU, _READ_GPU = 128, 2048
+"""Tokens of prompts that are read between two steps: running texts wait for them."""
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CLASSES = {GENERATE: "AutoModelForCausalLM", EMBED: "AutoModel", CLASSIFY: "AutoModelForSequenceClassification"}
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
+_log = logging.getLogger("inferometer.serve")
 _UNBOUNDED = 1_000_000  # tokenizers without a maximum length report 10^30
 
 
@@ -58,9 +76,9 @@ def load(loading: Loading) -> Loaded:
     _check_whole(loading, where, report["missing_keys"])
     tokenizer = _read(loading, where, lambda: hugging.AutoTokenizer.from_pretrained(where, **options))
     threads, longest = configured.whole(loading, "threads", 0), _longest(loading, config, tokenizer)
-    language = Language(torch, device, model.eval().to(device), tokenizer, longest, threads)
+    language = Language(torch, hugging, device, model.eval().to(device), tokenizer, longest, threads)
     if task == GENERATE:
-        return generation.loaded(loading, language)
+        return _generation(loading, language)
     _let_pad(language)
     return (_embedding if task == EMBED else _classification)(loading, language)
 
@@ -146,6 +164,89 @@ def _longest(loading: Loading, config: Any, tokenizer: Any) -> int | None:
     return min((limit for limit in limits if limit and limit < _UNBOUNDED), default=None)
 
 
+# --- generation ------------------------------------------------------------------------------------------------------
+
+
+def _generation(loading: Loading, language: Language) -> Loaded:
+    config = loading.config
+    if config.max_batch_size:
+        raise UserError(
+            f"model {loading.name}: max_batch_size is {config.max_batch_size}, but requests for text are not joined",
+            "set it to 0; the parameter max_batch sets how many texts are generated at the same time",
+        )
+    config.model_transaction_policy.decoupled = True
+    configured.declare(config.input, kserve.INPUTS)
+    configured.declare(config.output, [TensorSpec(kserve.PIECE, "BYTES", (1,))])
+    configured.expect(loading, {spec.name for spec in kserve.INPUTS}, {kserve.PIECE})
+    most, is_gpu, ends = (
+        configured.whole(loading, "max_tokens", _TOKENS),
+        language.device.type == "cuda",
+        _ends(language),
+    )
+    budget = _READ_GPU if is_gpu else _READ_CPU
+    prepare = functools.partial(_decoder, loading, language, ends, budget)
+    engine = Engine(prepare, language.torch.inference_mode, decoding(language.tokenizer), ends, is_gpu, budget)
+    text = TextModel(loading.name, language, engine, None)
+    return Loaded(begin=kserve.begin(text, most), slots=0, text=text, close=text.close)
+
+
+def _ends(language: Language) -> frozenset[int]:
+    """Return the tokens that end a text."""
+    generation = getattr(language.model, "generation_config", None)
+    found = getattr(generation, "eos_token_id", None)
+    if found is None:
+        found = language.model.config.eos_token_id
+    if found is None:
+        found = language.tokenizer.eos_token_id
+    return frozenset(found if isinstance(found, list | tuple) else () if found is None else (found,))
+
+
+def _decoder(loading: Loading, language: Language, ends: frozenset[int], budget: int) -> tuple[Any, int]:
+    """Return the decoder, warmed up, and the maximum length of a text; called in the engine's thread."""
+    torch, device, length = language.torch, language.device, language.longest or _LENGTH
+    use_threads(torch, language.threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)  # graphs are captured on the thread's current device
+    given = (torch, language.hugging, language.model, device, ends)
+    decoder: Any = SlotDecoder(*given)
+    try:
+        size = decoder.bytes_per_token(language.hugging, length) * length
+        slots = min(_slots(loading, device), max(1, int(_memory(loading, torch, device) / size)))
+        decoder.allocate(slots, length)
+        check(torch, language.model, device, decoder)
+    except torch.OutOfMemoryError:
+        raise UserError(
+            f"model {loading.name}: {slots} texts of {length} tokens ({slots * size >> 20} MiB) do not fit into memory",
+            "lower the parameters max_batch, max_length or kv_memory",
+        ) from None
+    except Exception as error:
+        why = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {configured.one_line(error)}"
+        _log.warning("model %s: texts are generated one after the other: %s", loading.name, why)
+        decoder.restore()
+        decoder = SeparateDecoder(*given, _slots(loading, device))
+    if configured.is_on(loading, "warmup", True):
+        decoder.warm_up(_log, budget)
+    return decoder, length
+
+
+def _slots(loading: Loading, device: Any) -> int:
+    return max(1, configured.whole(loading, "max_batch", 128 if device.type == "cuda" else 64))
+
+
+def _memory(loading: Loading, torch: Any, device: Any) -> float:
+    """Return how many bytes keys and values may take."""
+    text = loading.parameter("kv_memory", "0.5")
+    if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text):
+        raise UserError(f"model {loading.name}: parameter kv_memory must be in (0, 1] (got {text!r:.60})")
+    is_gpu = device.type == "cuda"
+    free = (
+        torch.cuda.mem_get_info(device.index or 0)[0]
+        if is_gpu
+        else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
+    return float(text) * float(free)
+
+
 # --- texts in batches ------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +302,16 @@ def _embedding(loading: Loading, language: Language) -> Loaded:
         mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
         return language.torch.nn.functional.normalize(mean, dim=-1) if unit else mean
 
-    return _runner(language, "embedding", compute)
+    def vectors(inputs: list[list[int]]) -> Any:
+        use_threads(language.torch, language.threads)
+        with language.torch.inference_mode():
+            tokens = language.tokenizer.pad({"input_ids": inputs}, return_tensors="pt").to(language.device)
+            return list(compute(tokens).cpu().numpy())
+
+    loaded = _runner(language, "embedding", compute)
+    loaded.text = TextModel(loading.name, language, None, vectors)
+    loaded.close = loaded.text.close
+    return loaded
 
 
 def _classification(loading: Loading, language: Language) -> Loaded:

@@ -1,0 +1,313 @@
+"""Schedules the texts of a model: which prompts are read and which texts get a token in each step.
+
+One thread computes. Each step adds a token to every running text and then reads a bounded number of prompt tokens, so
+that new requests start soon and running ones do not stall. What a step produced is passed to the event loop in one
+call; on GPUs the tokens of one step are turned into text while the next one is computed. Requests beyond the slots wait.
+"""
+
+import asyncio
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from inferometer.serve.backends.text.pieces import Text
+from inferometer.serve.models.types import Refused, reason
+from inferometer.serve.openai.model import FinishReason, Generation
+from inferometer.serve.openai.stops import StopTexts
+from inferometer.timing.clock import now
+
+_BELOW_ONE = 1 - 2**-23
+_PATIENCE = 10.0
+_SIMILAR = 32
+"""Difference in length of prompts that are read together; the shorter ones are padded."""
+
+
+class _Row:
+    """A text in progress."""
+
+    __slots__ = ("filled", "is_over", "left", "limit", "made", "prompt", "random", "request", "slot", "stops", "text")
+
+    def __init__(self, request: Generation, limit: int, text: Text) -> None:
+        self.request, self.prompt, self.text, self.stops = request, request.prompt, text, StopTexts(request.stop)
+        self.slot = -1
+        self.filled = 0
+        """Positions in the cache."""
+        self.left = self.limit = limit
+        """Tokens that are not computed yet."""
+        self.made = 0
+        """Tokens that were sent."""
+        self.is_over = False
+        self.random = random.Random(request.seed) if request.temperature else None
+
+    @property
+    def is_running(self) -> bool:
+        return self.filled >= len(self.prompt)
+
+    @property
+    def excludes_end(self) -> bool:
+        return self.limit - self.left < self.request.min_tokens
+
+
+_Made = tuple[list[_Row], Any]
+"""Texts, and a tensor with the next token of each."""
+_Event = tuple[_Row, str, int, FinishReason | None, Refused | None]
+
+
+class Engine:
+    """The queue, the slots and the thread of a model."""
+
+    def __init__(
+        self,
+        prepare: Callable[[], tuple[Any, int]],
+        context: Callable[[], Any],
+        decode: Callable[[Sequence[int]], str],
+        ends: frozenset[int],
+        overlaps: bool,
+        budget: int,
+    ) -> None:
+        """Start the thread, which calls `prepare` for the decoder and the length of its slots; raises what it raises."""
+        self._context, self._decode, self._ends, self._overlaps, self._budget = context, decode, ends, overlaps, budget
+        self._changed = threading.Condition()
+        self._waiting: deque[_Row] = deque()
+        self._pending: list[tuple[_Row, int]] = []
+        """Tokens that were computed and not processed yet."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+        ready: Future[tuple[Any, int]] = Future()
+        self._thread = threading.Thread(target=self._work, args=(prepare, ready), name="text engine", daemon=True)
+        self._thread.start()
+        self._decoder, self.length = ready.result()
+
+    # --- in the event loop ---
+
+    def generate(self, request: Generation) -> None:
+        """Accept a request; raises Refused if its prompt is empty or too long."""
+        size = len(request.prompt)
+        if not size:
+            raise Refused("INVALID_ARGUMENT", "the text has no tokens")
+        if size >= self.length:
+            raise Refused(
+                "INVALID_ARGUMENT",
+                f"the text has {size} tokens; the maximum, including the response, is {self.length}",
+            )
+        self._loop = self._loop or asyncio.get_running_loop()
+        row = _Row(request, min(request.max_tokens, self.length - size), Text(self._decode, request.prompt))
+        request.state = row
+        with self._changed:
+            self._waiting.append(row)
+            self._changed.notify()
+
+    def cancel(self, request: Generation) -> None:
+        """Forget a request: it is not called any more, and its slot is free at the next step."""
+        row, request.state = request.state, None
+        if isinstance(row, _Row):
+            row.is_over = True
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join(_PATIENCE)  # a thread inside PyTorch must not outlive the interpreter
+
+    def _send(self, events: list[_Event]) -> None:
+        for row, text, count, why, refused in events:
+            request = row.request
+            if request.state is not row:
+                continue  # cancelled meanwhile
+            if count or text:
+                request.tokens(text, count)
+            if why and request.state is row:
+                request.state = None
+                request.ended(why, refused)
+
+    # --- in the thread ---
+
+    def _work(self, prepare: Callable[[], tuple[Any, int]], ready: "Future[tuple[Any, int]]") -> None:
+        with self._context():
+            try:
+                decoder, length = prepare()
+            except BaseException as error:
+                ready.set_exception(error)
+                return
+            rows: list[_Row | None] = [None] * decoder.slots
+            self._decoder = decoder
+            ready.set_result((decoder, length))
+            while True:
+                with self._changed:
+                    while not (self._waiting or self._pending or any(rows) or self._is_closed):
+                        self._changed.wait()
+                if self._is_closed:
+                    return
+                self._step(rows)
+
+    def _step(self, rows: list[_Row | None]) -> None:
+        for slot, row in enumerate(rows):
+            if row is not None and row.is_over:
+                self._release(rows, slot)
+        self._compact(rows)
+        if self._overlaps:
+            made: list[_Made] = []
+            self._add_tokens(rows, made)
+            self._process(self._pending)  # while the device computes
+            self._read_prompts(rows, made)
+            self._pending = self._fetched(rows, made)
+        else:
+            for compute in (self._read_prompts, self._add_tokens):
+                made = []
+                compute(rows, made)
+                self._process(self._fetched(rows, made))
+
+    def _fetched(self, rows: list[_Row | None], made: list[_Made]) -> list[tuple[_Row, int]]:
+        try:
+            return [(row, token) for group, tokens in made for row, token in zip(group, tokens.tolist(), strict=True)]
+        except Exception as error:  # GPUs report errors when results are fetched
+            self._fail(rows, [row for group, _ in made for row in group], error)
+            return []
+
+    def _compact(self, rows: list[_Row | None]) -> None:
+        """Keep running texts in the first slots, since a step computes all up to the last one."""
+        running = [row for row in rows if row is not None]
+        for row in reversed(running):
+            free = rows.index(None) if None in rows else len(rows)
+            if free > row.slot or not row.is_running:
+                return
+            self._decoder.move(row.slot, free, row.filled)
+            rows[free], rows[row.slot], row.slot = row, None, free
+
+    def _add_tokens(self, rows: list[_Row | None], made: list[_Made]) -> None:
+        """Compute the next token of every running text."""
+        running = [row for row in rows if row is not None and row.is_running]
+        if not running:
+            return
+        positions = [-1] * (running[-1].slot + 1)
+        for row in running:
+            positions[row.slot] = row.filled
+        try:
+            tokens = self._decoder.decode(positions, _controls(rows[: len(positions)]))
+        except Exception as error:
+            self._fail(rows, running, error)
+            return
+        made.append((running, tokens if len(running) == len(positions) else tokens[[row.slot for row in running]]))
+        for row in running:
+            row.filled += 1
+            self._computed(rows, row)
+
+    def _read_prompts(self, rows: list[_Row | None], made: list[_Made]) -> None:
+        group = self._next_prompts(rows)
+        try:
+            self._read(rows, made, group)
+        except Exception as error:
+            if len(group) == 1:
+                self._fail(rows, group, error)
+            for row in group if len(group) > 1 else ():  # find the one that fails
+                try:
+                    self._read(rows, made, [row])
+                except Exception as alone:
+                    self._fail(rows, [row], alone)
+
+    def _next_prompts(self, rows: list[_Row | None]) -> list[_Row]:
+        """Return the texts whose prompts are read in this step: one that was begun, or new ones of similar length."""
+        begun = [row for row in rows if row is not None and not row.is_running]
+        if begun:
+            return begun[:1]
+        group: list[_Row] = []
+        with self._changed:
+            while self._waiting and None in rows:
+                row = self._waiting[0]
+                longest = max(len(row.prompt), *(len(one.prompt) for one in group), 0)
+                spread = longest - min(len(row.prompt), *(len(one.prompt) for one in group), longest)
+                if group and (longest * (len(group) + 1) > self._budget or spread > _SIMILAR):
+                    break
+                self._waiting.popleft()
+                if not row.is_over:
+                    row.slot = rows.index(None)
+                    rows[row.slot] = row
+                    row.request.started = now()
+                    row.request.queue_ns = row.request.started - row.request.arrived
+                    group.append(row)
+        return group
+
+    def _read(self, rows: list[_Row | None], made: list[_Made], group: list[_Row]) -> None:
+        """Compute a chunk of one prompt, or several short ones; the last chunk gives the first token."""
+        if not group:
+            return
+        start, end = group[0].filled, group[0].filled + self._budget
+        chunks = [row.prompt[start:end] for row in group]
+        is_last = all(end >= len(row.prompt) for row in group)
+        tokens = self._decoder.prefill(
+            [row.slot for row in group], chunks, start, _controls(group) if is_last else None
+        )
+        if is_last:
+            made.append((group, tokens))
+        for row in group:
+            row.filled = min(end, len(row.prompt))
+            if is_last:
+                self._computed(rows, row)
+
+    def _computed(self, rows: list[_Row | None], row: _Row) -> None:
+        """Count a computed token; the last one frees the slot."""
+        row.left -= 1
+        if not row.left:
+            self._release(rows, row.slot)
+
+    def _release(self, rows: list[_Row | None], slot: int) -> None:
+        rows[slot] = None
+        self._decoder.release(slot)
+
+    def _process(self, made: list[tuple[_Row, int]]) -> None:
+        """Turn tokens into text, end what is complete, and pass it to the event loop."""
+        events: list[_Event] = []
+        for row, token in made:
+            if row.is_over:
+                continue
+            request, stops = row.request, row.stops
+            is_end = token in self._ends and not request.ignore_eos
+            row.made += not is_end
+            is_last = is_end or row.made == row.limit
+            text = "" if is_end else row.text.add(token)
+            if is_last:
+                text += row.text.rest()
+            if row.made >= request.min_tokens:
+                text = stops.feed(text)
+            if is_last and not stops.stopped:
+                text += stops.rest()
+            why: FinishReason | None = "stop" if is_end or stops.stopped else "length" if is_last else None
+            row.is_over = why is not None
+            events.append((row, text, int(not is_end), why, None))
+        self._pass(events)
+
+    def _pass(self, events: list[_Event]) -> None:
+        if events and self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._send, events)
+            except RuntimeError:  # the loop is closed
+                self._is_closed = True
+
+    def _fail(self, rows: list[_Row | None], group: list[_Row], error: Exception) -> None:
+        """End texts with the reason; the others are not affected."""
+        refused = reason(error)
+        if type(error).__name__ == "OutOfMemoryError":
+            refused = Refused("RESOURCE_EXHAUSTED", f"out of memory for this text: {refused.message:.200}")
+        for row in group:
+            if row.slot >= 0 and rows[row.slot] is row:
+                self._release(rows, row.slot)
+        self._pass([(row, "", 0, "abort", refused) for row in group if not row.is_over])
+        for row in group:
+            row.is_over = True
+
+
+def _controls(rows: Sequence[_Row | None]) -> Any:
+    """Return what `sample` needs to know about each row; None if all are simply greedy."""
+    if not any(row is not None and (row.random is not None or row.excludes_end) for row in rows):
+        return None
+    made = np.zeros((len(rows), 5), np.float32)
+    for i, row in enumerate(rows):
+        if row is not None:
+            request, uniform = row.request, min(row.random.random(), _BELOW_ONE) if row.random is not None else 0
+            made[i] = request.temperature, request.top_p, max(0, request.top_k), uniform, row.excludes_end
+    return made

@@ -1,0 +1,96 @@
+"""A language model behind the OpenAI endpoints: its tokenizer with the engine, or with an encoder for embeddings."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from inferometer.serve.backends.text.engine import Engine
+from inferometer.serve.models.types import Refused, reason
+from inferometer.serve.openai.model import Generation, Vectors
+from inferometer.serve.threads import Threads
+
+_BATCH = 32
+
+
+class Language(msgspec.Struct):
+    """A model, its tokenizer, and the maximum length of a text."""
+
+    torch: Any
+    hugging: Any
+    device: Any
+    model: Any
+    tokenizer: Any
+    longest: int | None
+    threads: int
+
+
+class TextModel:
+    """Generates texts with an engine, or computes embeddings with `vectors`; see serve.openai.model.TextModel."""
+
+    def __init__(
+        self, name: str, language: Language, engine: Engine | None, vectors: Callable[..., Any] | None
+    ) -> None:
+        self.name, self._tokenizer, self._engine, self._vectors = name, language.tokenizer, engine, vectors
+        self.max_len = engine.length if engine is not None else language.longest or 1 << 30
+        self.can_generate, self.can_embed = engine is not None, vectors is not None
+        self._thread: Threads | None = None
+        self._pending: deque[tuple[list[list[int]], Vectors]] = deque()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text)["input_ids"])
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise Refused("INVALID_ARGUMENT", f"model {self.name} has no chat template; use /v1/completions")
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # whatever a template raises about messages that it does not accept
+            raise Refused("INVALID_ARGUMENT", f"the chat template: {reason(error).message:.300}") from None
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def generate(self, request: Generation) -> None:
+        if self._engine is None:
+            raise Refused("INVALID_ARGUMENT", f"model {self.name} does not generate text")
+        self._engine.generate(request)
+
+    def cancel(self, request: Generation) -> None:
+        if self._engine is not None:
+            self._engine.cancel(request)
+
+    def embed(self, inputs: list[list[int]], then: Vectors) -> None:
+        """Compute vectors in a thread, together with what other requests added while it was busy."""
+        if self._vectors is None:
+            raise Refused("INVALID_ARGUMENT", f"model {self.name} does not compute embeddings")
+        longest = max(map(len, inputs), default=0)
+        if longest > self.max_len:
+            raise Refused("INVALID_ARGUMENT", f"an input has {longest} tokens; the maximum is {self.max_len}")
+        self._thread = self._thread or Threads(asyncio.get_running_loop(), 1, f"{self.name} embeddings")
+        self._pending.append((inputs, then))
+        self._thread.do(self._embed_pending, self._embedded)
+
+    def _embed_pending(self) -> list[tuple[Vectors, list[Any] | None, Refused | None]]:
+        taken: list[tuple[list[list[int]], Vectors]] = []
+        while self._pending and sum(len(inputs) for inputs, _ in taken) < _BATCH:
+            taken.append(self._pending.popleft())
+        try:
+            rows = self._computed([one for inputs, _ in taken for one in inputs])
+        except Exception as error:
+            return [(then, None, reason(error)) for _, then in taken]
+        return [(then, [rows.pop(0) for _ in inputs], None) for inputs, then in taken]
+
+    def _computed(self, inputs: list[list[int]]) -> list[Any]:
+        assert self._vectors is not None
+        return [row for at in range(0, len(inputs), _BATCH) for row in self._vectors(inputs[at : at + _BATCH])]
+
+    def _embedded(self, made: Any, error: BaseException | None) -> None:
+        for then, vectors, refused in made or ():
+            then(vectors, refused)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        if self._thread is not None:
+            self._thread.close()
