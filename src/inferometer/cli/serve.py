@@ -310,7 +310,10 @@ def _token(name: str | None) -> str | None:
 
 def _banner(settings: Settings, listening: "Listening") -> str:
     models = ", ".join(listening.models) or "none"
-    lines = [f"Listening on {listening.http} (model{'s' if ', ' in models else ''} {models})"]
+    shared = f"; {settings.processes} processes" if settings.processes > 1 else ""
+    if shared and settings.sim and (isinstance(settings.sim.timing, Batch) or settings.sim.timing.max_batch):
+        shared += ", each with a simulated engine of its own, like data-parallel replicas"
+    lines = [f"Listening on {listening.http} (model{'s' if ', ' in models else ''} {models}{shared})"]
     if listening.grpc:
         lines.append(f"  gRPC    {listening.grpc}")
     if listening.metrics:

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from inferometer.errors import UserError
 
@@ -13,6 +13,17 @@ def bound(host: str, port: int, option: str = "--port", shared: bool = False) ->
     `option` is the command-line option that sets the port. Several `shared` sockets can listen on the same port."""
     with explained(host, port, option):
         return _bind(host, port, shared)
+
+
+def bound_all(
+    host: str, numbers: Mapping[str, int | None], held: contextlib.ExitStack | contextlib.AsyncExitStack, shared: bool
+) -> dict[str, socket.socket]:
+    """Return a bound socket for each port that is not None, by the name of its option; `held` closes them."""
+    return {
+        name: held.enter_context(bound(host, port, f"--{name}", shared))
+        for name, port in numbers.items()
+        if port is not None
+    }
 
 
 @contextlib.contextmanager

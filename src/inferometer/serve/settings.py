@@ -80,6 +80,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drain: float = 0
     """Seconds to wait for requests in progress when the server is stopped."""
 
+    @property
+    def ports(self) -> dict[str, int | None]:
+        """The ports by the names of their options."""
+        return {"http": self.http, "grpc": self.grpc, "metrics": self.metrics}
+
 
 def simulator(**fields: Any) -> Settings:
     """Return settings for the simulator alone, over HTTP on any free port; `fields` are fields of Sim."""
@@ -88,7 +93,7 @@ def simulator(**fields: Any) -> Settings:
 
 def check(settings: Settings) -> None:
     """Raise UserError for invalid settings."""
-    _check_ports({"--http": settings.http, "--grpc": settings.grpc, "--metrics": settings.metrics})
+    _check_ports({f"--{name}": port for name, port in settings.ports.items()})
     for option, limit in (
         ("--processes", settings.processes),
         ("--max-message", settings.limits.message),

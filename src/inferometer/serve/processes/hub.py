@@ -176,13 +176,10 @@ class Hub:
 
 def _shares(settings: Settings, held: contextlib.ExitStack) -> Settings:
     """Return the settings of a front end. The ports stay reserved, but not listening, until `held` ends."""
-    numbers: dict[str, Any] = {}
-    for name in ("http", "grpc", "metrics"):
-        if (port := getattr(settings, name)) is not None:
-            if port:  # a shared socket would not notice that another server listens
-                ports.bound(settings.host, port, f"--{name}").close()
-            sock = held.enter_context(ports.bound(settings.host, port, f"--{name}", shared=True))
-            numbers[name] = sock.getsockname()[1]
+    with contextlib.ExitStack() as tried:  # a shared socket would not notice that another server listens
+        ports.bound_all(settings.host, settings.ports, tried, shared=False)
+    sockets = ports.bound_all(settings.host, settings.ports, held, shared=True)
+    numbers: dict[str, Any] = {name: sock.getsockname()[1] for name, sock in sockets.items()}
     share = math.ceil(settings.limits.requests / settings.processes)
     return msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, requests=share), **numbers)
 
