@@ -108,7 +108,7 @@ WHEN:
 )
 @click.option(
     "--processes", type=int, default=1, show_default=True,
-    help="Processes that listen on the same ports, as one server. Models that compute get a process of their own.",
+    help="Front-end processes that share the ports; torch, ONNX and transformers models get their own.",
 )  # fmt: skip
 @click.option(
     "--config",

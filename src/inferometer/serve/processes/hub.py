@@ -43,8 +43,10 @@ class Hub:
         self._models: dict[str, Link] = {}
         """The current process of each model."""
         self._addresses: dict[str, asyncio.Future[str]] = {}
+        """Where the processes of models listen, by the number of the load request and the name."""
         self._processes: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}
         self._stopped: set[asyncio.subprocess.Process] = set()
+        """Processes whose end is no news."""
         self._serial = 0
 
     async def call(self, name: str, *arguments: Any) -> Any:
@@ -62,9 +64,9 @@ class Hub:
             calls.append(called(self.handlers[operation], arguments))
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
-            if isinstance(result, BaseException):
+            if isinstance(result, BaseException) and not (operation in _COUNTED and _is_ended(result)):
                 raise result
-        return list(results)
+        return [result for result in results if not isinstance(result, BaseException)]
 
     # --- processes ---
 
@@ -80,13 +82,13 @@ class Hub:
             address: str = await link.call("model", *arguments)
         except Refused as refused:
             raise UserError(f"the process of model {name} ended while it loaded: {refused.message}") from None
-        finally:
-            self._addresses = {key: found for key, found in self._addresses.items() if not found.done()}
         self._models[name] = link
         link.lost.add_done_callback(lambda _: self._models.pop(name) if self._models.get(name) is link else None)
         return address
 
     async def _spawn(self, name: str, handlers: Handlers) -> tuple[Link, asyncio.subprocess.Process]:
+        if not hasattr(os, "memfd_create"):
+            raise UserError(f"{name} cannot be started: several processes need Linux", "serve with one process")
         if self._server is None:
             self._counter = os.memfd_create("requests")
             self._server, self._address = await listen(lambda: Link({}, self._connected))
@@ -104,6 +106,8 @@ class Hub:
 
     async def _watch(self, process: asyncio.subprocess.Process, name: str) -> None:
         status = await process.wait()
+        del self._processes[process]
+        self._links.pop(process.pid, None)
         if status and process not in self._stopped:
             how = f"signal {-status}" if status < 0 else f"status {status}"
             print(f"{name} (pid {process.pid}) ended with {how}", file=sys.stderr, flush=True)
@@ -163,12 +167,12 @@ class Hub:
         for future in self._links.values():
             if future.done():
                 future.result().close()
-        if self._processes:
-            await asyncio.wait(self._processes.values(), timeout=_GRACE_S)
-        for process, ended in self._processes.items():
-            if not ended.done():
+        processes = dict(self._processes)
+        if processes:
+            _, late = await asyncio.wait(processes.values(), timeout=_GRACE_S)
+            for process in [process for process, ended in processes.items() if ended in late]:
                 process.kill()
-                await ended
+                await processes[process]
         if self._server is not None:
             self._server.close()
             os.close(self._counter)
@@ -194,6 +198,10 @@ def _failure(names: list[str], runs: Sequence[asyncio.Future[Any]], is_stopped: 
             if not is_stopped:
                 return UserError(f"{name} ended unexpectedly, so the server stopped", "see above, and start it again")
     return None
+
+
+def _is_ended(error: BaseException) -> bool:
+    return isinstance(error, Refused) and error.code == "UNAVAILABLE"
 
 
 async def _times(call: Callable[[], Any], count: int) -> Any:
