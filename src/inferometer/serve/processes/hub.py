@@ -169,7 +169,7 @@ class Hub:
                 future.result().close()
         processes = dict(self._processes)
         if processes:
-            _, late = await asyncio.wait(processes.values(), timeout=_GRACE_S)
+            late = (await asyncio.wait(processes.values(), timeout=_GRACE_S))[1]
             for process in [process for process, ended in processes.items() if ended in late]:
                 process.kill()
                 await processes[process]
