@@ -52,8 +52,8 @@ def show(name: str, lines: list[Line], **facts: object) -> int:
     return int(any(line.ok is False for line in lines))
 
 
-def pinned(core: int, *command: object) -> list[str]:
-    """The command, restricted to this core."""
+def pinned(core: int | str, *command: object) -> list[str]:
+    """The command, restricted to this core (or to several, such as 2-5)."""
     return ["taskset", "-c", str(core), *map(str, command)]
 
 
@@ -120,13 +120,13 @@ class Measured(msgspec.Struct):
     """Seconds from the last response to the end of the process: records, metrics and report."""
 
 
-def measure(folder: str, url: str, *options: str, **settings: object) -> Measured:
-    """Run `inferometer run URL` on the client's core. A setting `load__rate=500` becomes `--set load.rate=500`."""
+def measure(folder: str, url: str, *options: str, cores: int | str = CLIENT_CORE, **settings: object) -> Measured:
+    """Run `inferometer run URL` on the client's core or cores. A setting `load__rate=500` becomes `--set load.rate=500`."""
     json_path = Path(folder) / "summary.json"
     sets = [f"--set={key.replace('__', '.')}={json.dumps(value)}" for key, value in settings.items()]
     inferometer = Path(sys.executable).with_name("inferometer")
     command = pinned(
-        CLIENT_CORE,
+        cores,
         inferometer,
         "run",
         url,

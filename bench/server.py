@@ -1,6 +1,6 @@
 """The reference server compared with Triton and with the limit of Python; the simulator's ceiling; the gain of batching.
 
-    python -m bench.server [--seconds 2] [--rounds 3] [--only identity,tokens,batching] [--before CHECKOUT]
+    python -m bench.server [--seconds 2] [--rounds 3] [--only identity,tokens,batching,processes] [--before CHECKOUT]
 
 identity    A model that returns its input (FP32 [1, 16]), over gRPC and over HTTP with binary tensors. Each server has the same
             single core for all of its threads and processes; the client, the same for all, has the other core. The echo servers
@@ -10,6 +10,8 @@ identity    A model that returns its input (FP32 [1, 16]), over gRPC and over HT
 tokens      The simulator's ceiling: streamed tokens per second, of 128 streams that want more than one core can send.
 batching    The built-in classifier (PyTorch, one thread, one instance) with 32 requests in flight over HTTP, with the pixels in
             shared memory, batched and not batched. Server and model share a core.
+processes   identity on two cores with `--processes 2` compared with one process on one of them, 128 connections, the client on
+            all other cores: at least 4 cores in all.
 
 `CPU` is the CPU time of all processes of the server from the start to the end of the client, per request. `server` and
 `client` show how busy the two cores were: if the server is well below 100 %, something else was the bottleneck, and the rate is
@@ -33,7 +35,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from bench.common import HERE, SERVER_CORE, Line, measure, median, percentile, show
+from bench.common import CORES, HERE, SERVER_CORE, Line, measure, median, percentile, show
 from inferometer.serve.settings import Settings, simulator
 from inferometer.serve.sim.settings import Fixed
 
@@ -45,6 +47,8 @@ IN_FLIGHT = (1, 64)
 BATCHING_GAIN = 1.5
 BATCHED_IN_FLIGHT = 32
 STREAMS, TOKENS = 128, 250
+PROCESSES_GAIN = 1.7
+PROCESSES_IN_FLIGHT = 128
 
 
 class Server(msgspec.Struct):
@@ -135,9 +139,8 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 def _identity(bench: Bench) -> list[Line]:
     lines: list[Line] = []
-    settings = Settings(models=(IDENTITY[0],), http=0, grpc=0)
     with contextlib.ExitStack() as held:
-        own = _own(bench, settings, *IDENTITY)
+        own = _own(bench, _identity_settings(), *IDENTITY)
         servers = [held.enter_context(started) for started in (*own, *map(_echo, ECHOES), *_triton())]
         if not _is_installed(TRITON):
             lines.append(Line(TRITON, "not installed", "tools/real_servers/install.sh triton"))
@@ -282,7 +285,42 @@ def _batching(bench: Bench) -> list[Line]:
     return lines
 
 
-PARTS: dict[str, Callable[[Bench], list[Line]]] = {"identity": _identity, "tokens": _tokens, "batching": _batching}
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+def _processes(bench: Bench) -> list[Line]:
+    if len(CORES) < 4:
+        return [Line("processes", f"skipped: {len(CORES)} cores", "needs 4: two for the server, two for the client")]
+    names = {"one process": (1, CORES[:1]), "two processes": (2, CORES[:2])}
+    client = {"cores": ",".join(map(str, CORES[2:])), "client__processes": min(len(CORES) - 2, 6)}
+    lines: list[Line] = []
+    with contextlib.ExitStack() as held:
+        servers = [
+            held.enter_context(_started(name, _identity_settings(count), *IDENTITY, cores=cores))
+            for name, (count, cores) in names.items()
+        ]
+        for protocol in (
+            "grpc",
+            "http",
+        ):  # connections, not requests, are spread over the processes: many, with few each
+            more = client | {"client__connections": PROCESSES_IN_FLIGHT}
+            found = _in_turn(bench, servers, partial(_measure, bench, protocol, PROCESSES_IN_FLIGHT, **more))
+            bench.facts[f"processes, {protocol}"] = found
+            lines += [Line(f"{protocol}: {name}", _words(runs), _cores(runs)) for name, runs in found.items()]
+            gains = [two.rate / one.rate for one, two in zip(*found.values(), strict=True)]
+            words = f"{median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})"
+            is_held = median(gains) >= PROCESSES_GAIN
+            lines.append(Line(f"{protocol}: two processes / one", words, f">= {PROCESSES_GAIN:g}", is_held))
+    return lines
+
+
+def _identity_settings(processes: int = 1) -> Settings:
+    return Settings(models=(IDENTITY[0],), http=0, grpc=0, processes=processes)
+
+
+PARTS: dict[str, Callable[[Bench], list[Line]]] = {
+    "identity": _identity, "tokens": _tokens, "batching": _batching, "processes": _processes,
+}  # fmt: skip
 
 
 # --- the servers -----------------------------------------------------------------------------------------------------
@@ -299,14 +337,14 @@ running.stop()
 
 
 @contextlib.contextmanager
-def _on(core: int) -> Iterator[None]:
-    """Restrict the processes that are started within the block, with all of their threads and children, to this core."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+def _on(cores: Sequence[int]) -> Iterator[None]:
+    """Restrict the processes that are started within the block, with all of their threads and children, to these cores."""
+    all_cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, all_cores)
 
 
 def _own(
@@ -319,12 +357,17 @@ def _own(
 
 @contextlib.contextmanager
 def _started(
-    name: str, settings: Settings, model: str, shape: dict[str, list[int]] | None = None, root: Path = ROOT
+    name: str,
+    settings: Settings,
+    model: str,
+    shape: dict[str, list[int]] | None = None,
+    root: Path = ROOT,
+    cores: Sequence[int] = (SERVER_CORE,),
 ) -> Iterator[Server]:
     """The server of a checkout."""
     environment = os.environ | {"PYTHONPATH": str(root / "src")}
     command = (sys.executable, "-P", "-c", _SERVE, msgspec.json.encode(settings).decode())
-    with _process(*command, env=environment) as (line, _):
+    with _process(*command, env=environment, cores=cores) as (line, _):
         started = json.loads(line)
         urls = {protocol: started[protocol] for protocol in ("http", "grpc") if started[protocol]}
         yield Server(name, started["pid"], urls, model, shape or {})
@@ -359,10 +402,12 @@ def _is_installed(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _process(*command: object, env: Mapping[str, str] | None = None) -> Iterator[tuple[str, int]]:
-    """A process on the server's core that prints one line when it is ready, and ends when its standard input is closed."""
+def _process(
+    *command: object, env: Mapping[str, str] | None = None, cores: Sequence[int] = (SERVER_CORE,)
+) -> Iterator[tuple[str, int]]:
+    """A process on these cores that prints one line when it is ready, and ends when its standard input is closed."""
     with tempfile.TemporaryFile("w+") as log:
-        with _on(SERVER_CORE):
+        with _on(cores):
             words, pipe = [str(word) for word in command], subprocess.PIPE
             process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=log, text=True, env=env)
         with process:

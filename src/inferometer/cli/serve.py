@@ -107,6 +107,10 @@ WHEN:
     help="Additional port for /metrics, which --http serves too; 0: any free port, -1: none.  [default: --http + 2]",
 )
 @click.option(
+    "--processes", type=int, default=1, show_default=True,
+    help="Front-end processes that share the ports; torch, ONNX and transformers models get their own.",
+)  # fmt: skip
+@click.option(
     "--config",
     multiple=True,
     metavar="KEY=VALUE",
@@ -217,6 +221,7 @@ def command(
         sim=_simulator(options, not models or _SIM in models),
         config=options["config"],
         device=options["device"],
+        processes=options["processes"],
         host=host,
         http=http,
         grpc=_port(grpc, http, 1),
@@ -305,7 +310,10 @@ def _token(name: str | None) -> str | None:
 
 def _banner(settings: Settings, listening: "Listening") -> str:
     models = ", ".join(listening.models) or "none"
-    lines = [f"Listening on {listening.http} (model{'s' if ', ' in models else ''} {models})"]
+    shared = f"; {settings.processes} processes" if settings.processes > 1 else ""
+    if shared and settings.sim and (isinstance(settings.sim.timing, Batch) or settings.sim.timing.max_batch):
+        shared += ", each with a simulated engine of its own, like data-parallel replicas"
+    lines = [f"Listening on {listening.http} (model{'s' if ', ' in models else ''} {models}{shared})"]
     if listening.grpc:
         lines.append(f"  gRPC    {listening.grpc}")
     if listening.metrics:

@@ -23,6 +23,8 @@ from inferometer.serve import metrics, ports
 from inferometer.serve.backends import simulator as text_model
 from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models.registry import Models
+from inferometer.serve.processes.group import Group
+from inferometer.serve.processes.hub import Hub
 from inferometer.serve.settings import Settings, check
 from inferometer.serve.sim.server import Simulator
 from inferometer.serve.sockets import tls
@@ -54,37 +56,54 @@ class Listening(msgspec.Struct, frozen=True):
     """Models that failed to load, with the reasons."""
 
 
-async def serve(settings: Settings, ready: Callable[[Listening], None], stop: asyncio.Event | None = None) -> None:
+Ready = Callable[[Listening], None]
+
+
+async def serve(settings: Settings, ready: Ready, stop: asyncio.Event | None = None) -> None:
     """Serve until SIGINT, SIGTERM or `stop`; `ready` is called with the addresses once the server listens."""
     check(settings)
+    stop, at_once = _on_signals(stop)
+    async with Hub() as hub:
+        if settings.processes > 1:
+            await hub.supervise(settings, lambda at: ready(msgspec.convert(at, Listening)), stop, at_once)
+        else:
+            await _front_end(settings, Group(hub.handlers, hub.call), ready, stop, at_once)
+
+
+async def serve_part(settings: Settings, group: Group, ready: Ready) -> None:
+    """Be one of several front ends until SIGTERM."""
+    await _front_end(settings, group, ready, *_on_signals())
+
+
+async def _front_end(
+    settings: Settings, group: Group, ready: Ready, stop: asyncio.Event, at_once: asyncio.Event
+) -> None:
     loop = asyncio.get_running_loop()
-    stop, at_once = stop or asyncio.Event(), asyncio.Event()
-    _on_signals(loop, stop, at_once)
     _raise_file_limit()
     keep_one_heap()
     async with contextlib.AsyncExitStack() as held:
         context = tls.context(settings.tls) if settings.tls else None
-        wanted = [(settings.http, "--http")] + ([] if settings.metrics is None else [(settings.metrics, "--metrics")])
-        sockets = [held.enter_context(ports.bound(settings.host, *port)) for port in wanted]
+        sockets = ports.bound_all(settings.host, settings.ports, held, shared=settings.processes > 1)
         models = Models(loop, device=settings.device, overrides=settings.config, limit=settings.limits.requests)
         held.push_async_callback(models.close)
-        simulator = _simulator(settings, loop, models, held)
+        simulator = _simulator(settings, models, held, group)
         for source in settings.models:
             models.add(source)
-        if not await _finished_before(models.start(), stop):
+        started = time.time()
+        group.join(models, lambda: metrics.page(models, started) + (simulator.metrics() if simulator else b""))
+        if not await _finished_before(group.started(models.start()), stop):
             return
-        pages = _pages(models, simulator)
-        web = Web(settings, models, simulator, pages)
-        grpc = await _grpc(settings, models, held)
+        web = Web(settings, models, simulator, group.metrics)
+        grpc = await _grpc(settings, models, sockets, held)
         _collect_garbage_rarely(_YOUNG if settings.models else _YOUNG_FOR_TIMING)
-        handlers = [web, Web(settings, metrics=pages)]  # the second one is for the metrics port
         listeners = []
-        for sock, handler, (_, option) in zip(sockets, handlers, wanted, strict=False):
-            host, port = sock.getsockname()[:2]
-            with ports.explained(host, port, option):  # another process may have taken it while models were loaded
-                listeners.append(Listener(loop, sock, handler.connect, settings.limits, context))
-            held.callback(listeners[-1].close)
-        ready(_listening(settings, sockets, grpc, models))
+        for name, handler in (("http", web), ("metrics", Web(settings, metrics=group.metrics))):
+            if name in sockets:  # another process may have taken the port while models were loaded
+                host, port = sockets[name].getsockname()[:2]
+                with ports.explained(host, port, f"--{name}"):
+                    listeners.append(Listener(loop, sockets[name], handler.connect, settings.limits, context))
+                held.callback(listeners[-1].close)
+        ready(_listening(settings, sockets, models))
         await stop.wait()
         await _drain(settings.drain, at_once, models, web, listeners, grpc)
 
@@ -103,30 +122,24 @@ async def _finished_before(work: Coroutine[Any, Any, None], stop: asyncio.Event)
         await asyncio.gather(working, stopping, return_exceptions=True)
 
 
-def _simulator(
-    settings: Settings, loop: asyncio.AbstractEventLoop, models: Models, held: contextlib.AsyncExitStack
-) -> Simulator | None:
+def _simulator(settings: Settings, models: Models, held: contextlib.AsyncExitStack, group: Group) -> Simulator | None:
     """Return the simulator's OpenAI endpoints, and register the simulator as a text model."""
     if settings.sim is None:
         return None
-    simulator = Simulator(settings.sim, loop)
+    simulator = Simulator(settings.sim, models.loop, group.number if group.is_shared else None)
     held.callback(simulator.close)
     models.add_own(settings.sim.model, text_model.CONFIG, text_model.loader(simulator))
     return simulator
 
 
-def _pages(models: Models, simulator: Simulator | None) -> list[Callable[[], bytes]]:
-    started = time.time()
-    pages = [lambda: metrics.page(models, started)]
-    return pages if simulator is None else [*pages, simulator.metrics]
-
-
-async def _grpc(settings: Settings, models: Models, held: contextlib.AsyncExitStack) -> "KserveGrpc | None":
-    if settings.grpc is None:
+async def _grpc(
+    settings: Settings, models: Models, sockets: dict[str, socket.socket], held: contextlib.AsyncExitStack
+) -> "KserveGrpc | None":
+    if "grpc" not in sockets:
         return None
     from inferometer.serve.kserve import grpc  # noqa: PLC0415  (protobuf: not for a simulator over HTTP)
 
-    server = await grpc.start(models, settings)
+    server = await grpc.start(models, settings, sockets["grpc"])
     held.push_async_callback(server.stop, 0)
     return server
 
@@ -194,26 +207,26 @@ async def _quiet(listeners: list[Listener]) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-def _on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: asyncio.Event) -> None:
-    """Stop on the first signal and stop at once on the next. (If `stop` was already set, the first signal changes
+def _on_signals(stop: asyncio.Event | None = None) -> tuple[asyncio.Event, asyncio.Event]:
+    """Return events that the first signal and the next one set. (If `stop` was already set, the first signal changes
     nothing.)"""
+    stop, at_once = stop or asyncio.Event(), asyncio.Event()
     means = itertools.chain([stop], itertools.repeat(at_once))
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: next(means).set())
+        asyncio.get_running_loop().add_signal_handler(number, lambda: next(means).set())
+    return stop, at_once
 
 
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
-def _listening(
-    settings: Settings, sockets: list[socket.socket], grpc: "KserveGrpc | None", models: Models
-) -> Listening:
+def _listening(settings: Settings, sockets: dict[str, socket.socket], models: Models) -> Listening:
     scheme, channel = ("https", "grpcs") if settings.tls else ("http", "grpc")
-    places = [ports.place(*sock.getsockname()[:2]) for sock in sockets]
+    at = {name: ports.place(*sock.getsockname()[:2]) for name, sock in sockets.items()}
     return Listening(
-        http=f"{scheme}://{places[0]}",
-        grpc=f"{channel}://{ports.place(sockets[0].getsockname()[0], grpc.port)}" if grpc else "",
-        metrics=f"{scheme}://{places[1]}/metrics" if len(places) > 1 else "",
+        http=f"{scheme}://{at['http']}",
+        grpc=f"{channel}://{at['grpc']}" if "grpc" in at else "",
+        metrics=f"{scheme}://{at['metrics']}/metrics" if "metrics" in at else "",
         models=tuple(models.names()),
         failed=tuple((one.name, one.reason) for one in models.index() if one.state != "READY"),
     )

@@ -127,7 +127,7 @@ async def _serve_until_stdin_ends(settings: Settings, pipe: int) -> None:
     await serve(settings, ready, stop)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """End this process soon after its parent has died: loading a model, computing or draining, it would not notice."""
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
@@ -136,7 +136,7 @@ def _end_with(parent: int) -> None:
 
 
 def _main() -> None:
-    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
     from inferometer.timing.loop import run  # noqa: PLC0415  (the same)
 
     pipe = _own_stdout()

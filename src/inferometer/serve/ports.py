@@ -3,16 +3,27 @@
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from inferometer.errors import UserError
 
 
-def bound(host: str, port: int, option: str = "--port") -> socket.socket:
+def bound(host: str, port: int, option: str = "--port", shared: bool = False) -> socket.socket:
     """Return a socket bound to that address but not listening yet: until it does, others can bind the same address.
-    `option` is the command-line option that sets the port."""
+    `option` is the command-line option that sets the port. Several `shared` sockets can listen on the same port."""
     with explained(host, port, option):
-        return _bind(host, port)
+        return _bind(host, port, shared)
+
+
+def bound_all(
+    host: str, numbers: Mapping[str, int | None], held: contextlib.ExitStack | contextlib.AsyncExitStack, shared: bool
+) -> dict[str, socket.socket]:
+    """Return a bound socket for each port that is not None, by the name of its option; `held` closes them."""
+    return {
+        name: held.enter_context(bound(host, port, f"--{name}", shared))
+        for name, port in numbers.items()
+        if port is not None
+    }
 
 
 @contextlib.contextmanager
@@ -41,12 +52,14 @@ _REASONS = {
 }
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, shared: bool) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setblocking(False)
         sock.bind(address)
     except OSError:

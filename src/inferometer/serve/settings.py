@@ -59,6 +59,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     """Device of models whose configuration does not set one: auto, cpu, cuda, cuda:1."""
 
+    processes: int = 1
+    """Front ends: processes that listen on the same ports."""
     host: str = "127.0.0.1"
     http: int = 8000
     """HTTP port; 0: any free port."""
@@ -78,6 +80,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drain: float = 0
     """Seconds to wait for requests in progress when the server is stopped."""
 
+    @property
+    def ports(self) -> dict[str, int | None]:
+        """The ports by the names of their options."""
+        return {"http": self.http, "grpc": self.grpc, "metrics": self.metrics}
+
 
 def simulator(**fields: Any) -> Settings:
     """Return settings for the simulator alone, over HTTP on any free port; `fields` are fields of Sim."""
@@ -86,8 +93,9 @@ def simulator(**fields: Any) -> Settings:
 
 def check(settings: Settings) -> None:
     """Raise UserError for invalid settings."""
-    _check_ports({"--http": settings.http, "--grpc": settings.grpc, "--metrics": settings.metrics})
+    _check_ports({f"--{name}": port for name, port in settings.ports.items()})
     for option, limit in (
+        ("--processes", settings.processes),
         ("--max-message", settings.limits.message),
         ("--max-header", settings.limits.head),
         ("--max-streams", settings.limits.streams),

@@ -11,7 +11,9 @@ If a token is set, everything except health, readiness and metrics requires it. 
 request is that request's 500, and the server continues.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -31,8 +33,8 @@ from inferometer.serve.openai.routes import OpenAi
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.server import Simulator
 
-Page = Callable[[], bytes]
-"""Returns a part of /metrics."""
+Metrics = Callable[[], Awaitable[bytes]]
+"""Returns /metrics of all processes."""
 
 _OPEN = frozenset((b"/health", b"/metrics"))
 
@@ -45,7 +47,7 @@ class Web:
         settings: Settings,
         models: Models | None = None,
         sim: Simulator | None = None,
-        metrics: Sequence[Page] = (),
+        metrics: Metrics | None = None,
     ) -> None:
         self.connect = connections(self, settings.limits, settings.access_log)
         """The listener's `make_protocol`."""
@@ -56,6 +58,7 @@ class Web:
         self._metrics = metrics
         self._token = settings.token
         self._draining = False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def refuse_new(self) -> None:
         """Report not ready and refuse new inferences from now on; those in progress continue."""
@@ -108,13 +111,16 @@ class Web:
     # --- pages -------------------------------------------------------------------------------------------------------
 
     def _page(self, connection: Connection, request: Request) -> None:
-        page = {b"/": self._served, b"/health": self._health, b"/metrics": self._all_metrics}.get(request.path)
+        page: Any = {b"/": self._served, b"/health": self._health, b"/metrics": self._metrics}.get(request.path)
         shown = request.path.decode("latin-1")
         if page is None:
             self._refuse(connection, request, 404, f"no such path: {shown}", "not_found")
         elif request.method not in (b"GET", b"HEAD"):
             why = f"method {request.method.decode('latin-1')} is not allowed for {shown}"
             self._refuse(connection, request, 405, why, "method_not_allowed", b"Allow: GET, HEAD\r\n")
+        elif page is self._metrics:
+            self._tasks.add(task := asyncio.get_running_loop().create_task(self._send_metrics(connection, request)))
+            task.add_done_callback(self._tasks.discard)
         else:
             status, content_type, body = page()
             reply(connection, request, status, body, content_type=content_type, close=self._draining)
@@ -132,8 +138,14 @@ class Web:
             return 503, b"application/json", b'{"status":"stopping"}'
         return 200, b"application/json", b'{"status":"ok"}'
 
-    def _all_metrics(self) -> tuple[int, bytes, bytes]:
-        return 200, CONTENT_TYPE, b"".join(page() for page in self._metrics)
+    async def _send_metrics(self, connection: Connection, request: Request) -> None:
+        assert self._metrics is not None
+        try:
+            body = await self._metrics()
+        except Exception as error:  # keep serving
+            self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
+        else:
+            reply(connection, request, 200, body, content_type=CONTENT_TYPE, close=self._draining)
 
     def _refuse(
         self,

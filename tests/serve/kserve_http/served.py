@@ -75,16 +75,16 @@ class Served:
             self.models.add(str(self.repository))
         await self.models.start()
         self.sim = Simulator(self.settings.sim, self.loop) if self.settings.sim is not None else None
-        pages: list[Callable[[], bytes]] = [lambda: metrics.page(self.models, 0.0)]
-        if self.sim is not None:
-            pages.append(self.sim.metrics)
-        self.web = Web(self.settings, self.models, self.sim, pages)
+        self.web = Web(self.settings, self.models, self.sim, self._page)
         tls = context(self.settings.tls) if self.settings.tls is not None else None
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
         self.listener = Listener(self.loop, sock, self.web.connect, self.settings.limits, tls)
         self.port = sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+
+    async def _page(self) -> bytes:
+        return metrics.page(self.models, 0.0) + (b"" if self.sim is None else self.sim.metrics())
 
     def call(self, function: Callable[[], T]) -> T:
         async def run() -> T:

@@ -38,7 +38,7 @@ def url() -> Iterator[str]:
         loop, listening = new_loop(), threading.Event()
         found: list[app.Listening] = []
         stop = asyncio.Event()
-        patch.setattr(app, "_on_signals", lambda *_: None)
+        patch.setattr(app, "_on_signals", lambda stop: (stop, asyncio.Event()))
 
         def ready(where: app.Listening) -> None:
             found.append(where)

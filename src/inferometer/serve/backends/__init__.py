@@ -34,9 +34,6 @@ EXTRAS = {"torch": "torch", "classifier": "torch", "onnxruntime": "onnx", "trans
 PLATFORMS = {"torch": "pytorch_libtorch", "onnxruntime": "onnxruntime_onnx"}
 """Platform names in model metadata; other backends use their own name."""
 
-NO_PROCESS = ("identity",)
-"""Backends without state that are cheaper than a message to another process."""
-
 BUILTIN = {
     "identity": """
         backend: "identity"

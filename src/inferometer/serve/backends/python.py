@@ -7,8 +7,8 @@ The `infer` of a decoupled model is a generator of such dicts. To prepare someth
     def load(folder, device): ...        # returns the function; called once per instance; auto, cpu, cuda or cuda:N
 
 Without a configuration file, CONFIG = {...} has its fields: max_batch_size, input, output, ... (all except
-instance_group, which is needed before the file is run). Arrays have the batch dimension if the model has one, and input
-arrays are read-only. BF16 is represented as float32, and BYTES as objects that are bytes, for both inputs and outputs.
+instance_group and the parameter process, which are needed before the file is run). Arrays have the batch dimension if
+the model has one, and input arrays are read-only. BF16 is represented as float32, and BYTES as objects that are bytes, for both inputs and outputs.
 The function runs in the instance's own thread. Anything it raises is an INTERNAL error of that request; to report a bad
 request, raise inferometer.serve.models.types.Refused("INVALID_ARGUMENT", "...").
 """

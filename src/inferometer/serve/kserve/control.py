@@ -3,7 +3,7 @@
 HTTP and gRPC both use this module, so that they return the same. Error messages are Triton's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -54,12 +54,17 @@ def model_config(model: Model) -> Message:
     return model.config
 
 
-def statistics(models: Models, name: str = "", version: str = "") -> Message:
-    """Return the statistics of one model, or of all models that are ready."""
+def statistics(models: Models, name: str = "", version: str = "") -> Message | Awaitable[Message]:
+    """Return the statistics of one model, or of all models that are ready, from all processes of the server."""
     if name:
-        return ModelStatisticsResponse(model_stats=[_ready_one(models, name, version).statistics()])
-    ready = [models.find(entry.name, entry.version) for entry in models.index(only_ready=True)]
-    return ModelStatisticsResponse(model_stats=[model.statistics() for model in ready])
+        _ready_one(models, name, version)
+    return own_statistics(models, name, version) if models.group is None else models.group.statistics(name, version)
+
+
+def own_statistics(models: Models, name: str = "", version: str = "") -> Message:
+    """Return what this process has counted, of one model or of all."""
+    ready = [models.find(one) for one in ([name] if name else models.names()) if models.is_known(one)]
+    return ModelStatisticsResponse(model_stats=[model.statistics() for model in ready if not model.is_remote])
 
 
 def _ready_one(models: Models, name: str, version: str) -> Model:
@@ -101,6 +106,14 @@ def shared_memory_status(models: Models, name: str = "") -> Message:
         status.name, status.key = region.name, region.key
         status.offset, status.byte_size = region.offset, region.byte_size
     return made
+
+
+async def change_regions(models: Models, operation: str, *arguments: object) -> None:
+    """Register or unregister shared memory in all processes of the server."""
+    if models.group is not None:
+        await models.group.everywhere(operation, *arguments)
+    else:
+        getattr(models.regions, operation)(*arguments)
 
 
 def cuda_status(name: str = "") -> Message:

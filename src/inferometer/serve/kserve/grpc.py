@@ -37,7 +37,7 @@ class KserveGrpc(GrpcServer):
 
 async def start(models: Models, settings: Settings, sock: socket.socket | None = None) -> KserveGrpc:
     """Listen on the bound socket, or on settings.grpc (0 or None: any free port); raises UserError if that fails."""
-    sock = sock or bound(settings.host, settings.grpc or 0, "--grpc")
+    sock = sock or bound(settings.host, settings.grpc or 0, "--grpc", settings.processes > 1)
     try:
         host, port = sock.getsockname()[:2]
         with explained(host, port, "--grpc"):

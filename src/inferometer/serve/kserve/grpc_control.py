@@ -97,12 +97,12 @@ def _commands(models: Models, settings: Settings) -> dict[str, Method]:
         await models.unload(request.model_name)
         return RepositoryModelUnloadResponse()
 
-    def register(request: Message) -> Message:
-        models.regions.register(request.name, request.key, request.offset, request.byte_size)
+    async def register(request: Message) -> Message:
+        await control.change_regions(models, "register", request.name, request.key, request.offset, request.byte_size)
         return SystemSharedMemoryRegisterResponse()
 
-    def unregister(request: Message) -> Message:
-        models.regions.unregister(request.name)
+    async def unregister(request: Message) -> Message:
+        await control.change_regions(models, "unregister", request.name)
         return SystemSharedMemoryUnregisterResponse()
 
     def register_cuda(request: Message) -> Message:

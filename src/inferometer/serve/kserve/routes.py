@@ -5,7 +5,8 @@
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import inspect
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -150,31 +151,38 @@ class Kserve:
     def _memory_status(self, name: str, _version: str, _request: Request) -> Any:
         return _regions(control.shared_memory_status(self.models, name))
 
-    def _register(self, name: str, _version: str, request: Request) -> None:
+    def _register(self, name: str, _version: str, request: Request) -> Any:
         asked = _registration(request)
-        self.models.regions.register(name, asked.key, asked.offset, asked.byte_size)
+        return control.change_regions(self.models, "register", name, asked.key, asked.offset, asked.byte_size)
+
+    def _unregister(self, name: str, _version: str, _request: Request) -> Any:
+        return control.change_regions(self.models, "unregister", name)
+
+    def _statistics(self, name: str, version: str, _request: Request) -> Any:
+        made = control.statistics(self.models, name, version)
+        return made if inspect.isawaitable(made) else control.tree(made)
 
     def _respond(self, handle: "Control", name: str, version: str, connection: Connection, request: Request) -> None:
         made = handle(self, name, version, request)
         if isinstance(made, Refused):
             raise made
-        if asyncio.iscoroutine(made):
+        if inspect.isawaitable(made):
             task = asyncio.get_running_loop().create_task(self._later(connection, request, made))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
             self.reply(connection, request, 200, b"" if made is None else msgspec.json.encode(made))
 
-    async def _later(self, connection: Connection, request: Request, work: Coroutine[Any, Any, None]) -> None:
-        """Respond when the work is done."""
+    async def _later(self, connection: Connection, request: Request, work: Awaitable[Any]) -> None:
+        """Respond when the work is done, with the message that it returns, if any."""
         try:
-            await work
+            made = await work
         except UserError as error:
             self.refuse(connection, request, Refused("INTERNAL", str(error)))
         except Exception as error:  # keep serving
             self.refuse_for(connection, request, error)
         else:
-            self.reply(connection, request, 200)
+            self.reply(connection, request, 200, b"" if made is None else msgspec.json.encode(control.tree(made)))
 
     # --- inference ---------------------------------------------------------------------------------------------------
 
@@ -243,11 +251,11 @@ _CONTROL: Routes = (
     ("GET", "", lambda kserve, *_: control.tree(control.server_metadata(kserve.models))),
     ("GET", "health/live", lambda *_: None),
     ("GET", "health/ready", Kserve._is_ready),
-    ("GET", "models/stats", lambda kserve, *_: control.tree(control.statistics(kserve.models))),
+    ("GET", "models/stats", Kserve._statistics),
     ("GET", "models/*", lambda kserve, *which: control.tree(control.model_metadata(kserve.models.find(*which[:2])))),
     ("GET", "models/*/ready", Kserve._is_ready),
     ("GET", "models/*/config", lambda kserve, *which: control.tree(kserve.models.find(*which[:2]).config)),
-    ("GET", "models/*/stats", lambda kserve, *which: control.tree(control.statistics(kserve.models, *which[:2]))),
+    ("GET", "models/*/stats", Kserve._statistics),
     ("GET POST", "models/*/trace/setting", Kserve._trace),
     ("GET POST", "trace/setting", Kserve._trace),
     ("GET POST", "logging", Kserve._logging),
@@ -257,8 +265,8 @@ _CONTROL: Routes = (
     ("GET", "systemsharedmemory/status", Kserve._memory_status),
     ("GET", "systemsharedmemory/region/*/status", Kserve._memory_status),
     ("POST", "systemsharedmemory/region/*/register", Kserve._register),
-    ("POST", "systemsharedmemory/unregister", lambda kserve, *_: kserve.models.regions.unregister()),
-    ("POST", "systemsharedmemory/region/*/unregister", lambda kserve, name, *_: kserve.models.regions.unregister(name)),
+    ("POST", "systemsharedmemory/unregister", Kserve._unregister),
+    ("POST", "systemsharedmemory/region/*/unregister", Kserve._unregister),
     ("GET", "cudasharedmemory/status", lambda *_: _regions(control.cuda_status())),
     ("GET", "cudasharedmemory/region/*/status", lambda _kserve, name, *_: _regions(control.cuda_status(name))),
     ("POST", "cudasharedmemory/region/*/register", lambda _kserve, name, *_: control.refuse_cuda(name)),

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 def wants_process(definition: Definition, is_shared: bool) -> bool:
     """Whether a model runs in a process of its own: if its parameter `process` is 1 or, unless it is 0, if several front
-    ends share the model and it is not as cheap as identity."""
+    ends share the model and its backend loads weights."""
     if definition.loader is not None:
         return False
-    wanted = configs.parameter(definition.config, "process", "1" if is_shared else "0")
+    wanted = configs.parameter(
+        definition.config, "process", "1" if is_shared and definition.backend in backends.EXTRAS else "0"
+    )
     if wanted not in ("0", "1"):
         raise UserError(f"model {definition.name}: parameter process must be 1 or 0 (got {wanted!r:.60})")
-    return wanted == "1" and definition.backend not in backends.NO_PROCESS
+    return wanted == "1"
 
 
 async def bring_up(definition: Definition, models: "Models") -> Model:

@@ -36,7 +36,11 @@ class Group(Protocol):
     """Whether there are several front ends."""
 
     async def everywhere(self, operation: str, *arguments: Any) -> None:
-        """Load or unload a model in all front ends, with `load_here` and `unload_here`."""
+        """Load or unload a model in all front ends, with `load_here` and `unload_here`; register or unregister shared
+        memory."""
+
+    async def statistics(self, name: str, version: str) -> Any:
+        """Return the statistics of one model, or of all, from all processes."""
 
     async def model(self, source: ModelSource, config: str, serial: int, device: str, overrides: Any) -> Model:
         """Return a model that runs in a process of its own. `serial` is the same in all front ends."""
@@ -73,27 +77,27 @@ class Models:
         """Add a built-in model's name, a model file, a model folder or a repository."""
         found, root = repository.sources(source)
         for each in found:
-            self._add(each)
+            self.add_source(each)
         if root is not None:
             self._repositories.append(root)
 
     def add_own(self, name: str, config: str, loader: Loader) -> None:
         """Add a model of the server itself: its configuration as text, and its loader. Overrides do not apply to it."""
-        self._add(ModelSource(name, config=config, loader=loader))
+        self.add_source(ModelSource(name, config=config, loader=loader))
 
-    def _add(self, source: ModelSource) -> None:
+    def add_source(self, source: ModelSource) -> None:
         name = sendable(source.name)
         if name in self._entries:
             where = source.path or "built into the server"
             raise UserError(f"two models have the name {name}; the second one is {where}", "rename one of them")
         self._entries[name] = _Entry(source)
 
-    async def start(self) -> None:
-        """Load and warm up all models. One that fails to load is in the index with its reason, unless it is the only
+    async def start(self, config: str = "") -> None:
+        """Load and warm up all models, with `config` (JSON) instead of their files if given. One that fails to load is in the index with its reason, unless it is the only
         one."""
         for entry in self._entries.values():
             try:
-                await self._bring_up(entry)
+                await self._bring_up(entry, config)
             except UserError:
                 if len(self._entries) == 1:
                     raise
@@ -119,8 +123,11 @@ class Models:
             raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' is not found")
         model = entry.model
         if model is None:
-            if entry.state == "LOADING":
-                raise Refused("UNAVAILABLE", f"Request for unknown model: '{name}' version 1 is not at ready state")
+            if entry.state == "LOADING" or entry.is_lost:
+                why = f": {entry.reason}" if entry.is_lost else ""
+                raise Refused(
+                    "UNAVAILABLE", f"Request for unknown model: '{name}' version 1 is not at ready state{why}"
+                )
             raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' has no available versions")
         if version not in ("", model.version):
             raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' version {version} is not found")
@@ -214,7 +221,7 @@ class Models:
         """Make a model unavailable because its process has ended."""
         entry = self._entries.get(model.name)
         if entry is not None and entry.model is model:
-            entry.model, entry.state, entry.reason = None, "UNAVAILABLE", why
+            entry.model, entry.state, entry.reason, entry.is_lost = None, "UNAVAILABLE", why, True
             self._task(self._retire(model))
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -271,7 +278,7 @@ class Models:
                 entry.state, entry.reason = "UNAVAILABLE", sendable(" ".join(str(why).split()))
             raise why from None
         old, entry.model = entry.model, model
-        entry.state, entry.reason = "READY", ""
+        entry.state, entry.reason, entry.is_lost = "READY", "", False
         if old is not None:
             self._task(self._retire(old))
 
@@ -322,6 +329,8 @@ class _Entry:
         self.version = ""
         self.state = "UNAVAILABLE"
         self.reason = "not loaded"
+        self.is_lost = False
+        """Whether its process has ended."""
         self.lock = asyncio.Lock()
 
 

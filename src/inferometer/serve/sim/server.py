@@ -1,7 +1,9 @@
 """The simulator: a text model of the OpenAI endpoints, from a request's arrival to its response."""
 
 import asyncio
+import itertools
 import time
+from collections.abc import Callable
 from functools import partial
 
 from inferometer.errors import UserError
@@ -32,7 +34,8 @@ _HTML = b"<!doctype html><title>Welcome</title><h1>It works!</h1>"
 class Simulator:
     """All state of one simulator."""
 
-    def __init__(self, settings: Sim, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, settings: Sim, loop: asyncio.AbstractEventLoop, number: Callable[[], int] | None = None) -> None:
+        """`number` returns the next request's ordinal if several processes count together."""
         self.name = settings.model
         self.names = settings.names
         self.max_len = settings.max_len
@@ -43,9 +46,10 @@ class Simulator:
         self.counters = Counters(settings.model, self.timing)
         self._prompts = Prompts()
         self._faults = Faults(settings.faults, settings.seed)
-        self._truth = TruthLog(settings.truth) if settings.truth is not None else None
+        self._truth = TruthLog(settings.truth, append=number is not None) if settings.truth is not None else None
         self._active: set[SimResponse] = set()
         self._n = 0
+        self._next = number or itertools.count(1).__next__
         self.clockwork = Clockwork(loop, self.timing)
         if self._truth is not None:
             self._flush_truth()
@@ -84,7 +88,7 @@ class Simulator:
 
     def number(self) -> int:
         """Return the next request's ordinal."""
-        self._n += 1
+        self._n = self._next()
         return self._n
 
     def length(self, parts: Parts, n_out: int) -> int:

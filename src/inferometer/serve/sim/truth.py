@@ -57,9 +57,10 @@ def row_of(out: Response, stamps: Sequence[int], done: int, fault: Fault | None,
 class TruthLog:
     """Appends rows to a file."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, append: bool = False) -> None:
+        """Several processes may append whole lines to the same file."""
         try:
-            self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115  (closed in `close`)
+            self._file = Path(path).open("ab" if append else "wb", buffering=0)  # noqa: SIM115  (closed in `close`)
         except OSError as error:
             what = f"cannot write the truth log {path}: {error.strerror}"
             raise UserError(what, "choose another --truth FILE") from None
