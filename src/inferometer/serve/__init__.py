@@ -1,6 +1,7 @@
 """The reference server: several protocols in front of several model backends.
 
-http/       HTTP/1.1 on raw sockets, with the kernel's receive timestamps
+sockets/    sockets on the event loop, with the kernel's receive timestamps and TLS; no protocol
+http/       HTTP/1.1 on these sockets
 kserve/     the KServe v2 protocol with Triton's extensions over HTTP and gRPC (grpcio), health checks, reflection
 models/     between protocols and backends: the repository, queues and batches, instances, statistics, shared memory
 backends/   what computes: identity, python, torch (and the classifier), onnxruntime, transformers, sim
