@@ -1,7 +1,10 @@
 """The reference server: several protocols in front of several model backends.
 
-http/       HTTP/1.1 on raw sockets, with the kernel's receive timestamps
+sockets/    sockets on the event loop, with the kernel's receive timestamps and TLS; no protocol
+http/       HTTP/1.1 on these sockets
+grpc/       gRPC on these sockets and wire/http2: calls, health checks, reflection
 kserve/     the KServe v2 protocol with Triton's extensions over HTTP and gRPC
+processes/  several front ends on the same ports, and models in processes of their own
 models/     between protocols and backends: the repository, queues and batches, instances, statistics, shared memory
 backends/   what computes: identity, python, torch (and the classifier), onnxruntime, transformers, sim
 openai/     the OpenAI endpoints (and Anthropic's messages) of every text model

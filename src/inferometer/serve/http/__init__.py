@@ -1,2 +1,2 @@
-"""The HTTP/1.1 server: request parsing (parse), sockets and TLS (listener, connection, tls), responses (answers,
-reply)."""
+"""HTTP/1.1: request parsing (parse), connections and the access log (connection), responses (answers, reply), the
+bearer token (token)."""
