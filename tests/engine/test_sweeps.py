@@ -63,7 +63,7 @@ class FakeTransport:
 
     is_open = is_ready = True
     is_writing = False
-    replica = -1
+    replica = rtt = -1
 
     def __init__(self) -> None:
         self.written: list[bytes] = []

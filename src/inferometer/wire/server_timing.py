@@ -9,7 +9,7 @@ import re
 from inferometer.types import ServerTiming
 
 NAME = b"server-timing"
-_OURS = re.compile(rb",?queue;dur=([\d.]{1,12}), compute;dur=([\d.]{1,12})(?:, total;dur=([\d.]{1,12}))?").fullmatch
+_OURS = re.compile(rb",?queue;dur=([\d.]{1,16}), compute;dur=([\d.]{1,16})(?:, total;dur=([\d.]{1,16}))?").fullmatch
 """The usual form, which is read in a quarter of the time."""
 
 
