@@ -93,7 +93,9 @@ def _static(transformers: Any, torch: Any, model: Any, size: str, batch: int) ->
 
 def _continuous(transformers: Any, torch: Any, model: Any, size: str, in_flight: int) -> float:
     """Return the tokens per second of transformers' own manager, with a new request for each that ends."""
-    config = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=TOKENS[size])
+    config = transformers.GenerationConfig(
+        do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=TOKENS[size]
+    )
     with torch.no_grad():
         manager = model.init_continuous_batching(generation_config=config)
         if hasattr(manager, "warmup"):
@@ -261,7 +263,9 @@ def served(folder: Path, size: str) -> dict[str, Any]:
             rate, made = asyncio.run(_load(server, api, size, in_flight))
             lost = [words for *_, words in made if words != TOKENS[size]]
             if lost:
-                print(f"WRONG: {len(lost)} of {len(made)} responses do not have {TOKENS[size]} tokens (one has {lost[0]})")
+                print(
+                    f"WRONG: {len(lost)} of {len(made)} responses do not have {TOKENS[size]} tokens (one has {lost[0]})"
+                )
             ttft, e2e = (statistics.median(one[i] for one in made) for i in (0, 1))
             found[str(in_flight)] = {"rate": rate, "ttft": ttft, "e2e": e2e}
         return found
@@ -291,7 +295,9 @@ def main() -> int:
 
     size = words[0] if words else "1b" if torch.cuda.is_available() else "tiny"
     if size == "tiny":
-        os.environ["OMP_NUM_THREADS"] = "1"  # for the server and for transformers: on a busy machine, more wait for each other
+        os.environ["OMP_NUM_THREADS"] = (
+            "1"  # for the server and for transformers: on a busy machine, more wait for each other
+        )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(words[1]) if len(words) > 1 else Path(temporary) / size
         folder.mkdir(parents=True, exist_ok=True)
@@ -303,7 +309,9 @@ def main() -> int:
 
 
 def _show(size: str, ours: dict[str, Any], theirs: dict[str, float]) -> int:
-    print(f"\n{size}, prompts of {PROMPT[0]} to {PROMPT[1]} tokens, {TOKENS[size]} tokens each, {ours['api']} over HTTP")
+    print(
+        f"\n{size}, prompts of {PROMPT[0]} to {PROMPT[1]} tokens, {TOKENS[size]} tokens each, {ours['api']} over HTTP"
+    )
     print(f"ready after {ours['ready after']:.1f} s; first request: TTFT {1e3 * ours['first ttft']:.1f} ms, "
           f"{1e3 * ours['first e2e']:.0f} ms in all")  # fmt: skip
     for in_flight in REQUESTS[size]:

@@ -176,7 +176,7 @@ def remember(data: Data, one: Inference) -> None:
         _requests[split[0]] = one.model, one.version, inputs, one.wanted
 
 
-def _split(data: Data) -> tuple[bytes, bytes, list[bytes]] | None:  # noqa: PLR0911  (each is a reason to leave it)
+def _split(data: Data) -> tuple[bytes, bytes, list[bytes]] | None:  # noqa: PLR0911  (each is a reason)
     """Return the encoded fields in front of the raw contents, except the id; the id; and the raw contents. None unless
     the fields are in the order of their numbers, as all clients write them, and small."""
     if type(data) is not bytes or len(data) >= _CUT:
