@@ -1,5 +1,6 @@
 """Helpers for the tests of HTTP/2: peers built with the h2 library, connections after their handshake, and lists of events."""
 
+import time
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -122,9 +123,13 @@ def replies(server: Http2Server, limit: int = 1 << 20) -> list[tuple[int, int, i
     return split(taken(server, limit))
 
 
+def new_server(**options: object) -> Http2Server:
+    return Http2Server(**{"clock": time.monotonic, **options})  # type: ignore[arg-type]
+
+
 def greeted(settings: dict[int, int] | None = None, **options: object) -> Http2Server:
     """A server that has received the client's preface and has nothing left to send."""
-    server = Http2Server(**options)  # type: ignore[arg-type]
+    server = new_server(**options)
     assert server.feed(frames.PREFACE + frames.settings(settings or {})) == []
     taken(server)
     return server

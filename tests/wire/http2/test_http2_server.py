@@ -12,7 +12,20 @@ from h2.events import (
     TrailersReceived,
 )
 from h2.settings import SettingCodes
-from http2_peers import BLOCK, END, OK, REQUEST, RESPONSE, TRAILERS, greeted, h2_client, replies, request, taken
+from http2_peers import (
+    BLOCK,
+    END,
+    OK,
+    REQUEST,
+    RESPONSE,
+    TRAILERS,
+    greeted,
+    h2_client,
+    new_server,
+    replies,
+    request,
+    taken,
+)
 
 from inferometer.wire.http2 import (
     HeadersTooLarge,
@@ -59,7 +72,7 @@ def error(server: Http2Server, data: bytes) -> Http2Error:
 
 
 def test_unary_call_of_an_h2_client() -> None:
-    client, server = h2_client(), Http2Server(max_streams=7)
+    client, server = h2_client(), new_server(max_streams=7)
     _, at_client = exchange(client, server)
     (changed,) = [event for event in at_client if isinstance(event, RemoteSettingsChanged)]
     assert changed.changed_settings[SettingCodes.MAX_CONCURRENT_STREAMS].new_value == 7
@@ -163,7 +176,7 @@ def test_response_before_the_end_of_the_request_resets_the_stream_without_an_err
 
 
 def test_long_header_blocks_are_continued() -> None:
-    client, server = h2_client(), Http2Server()
+    client, server = h2_client(), new_server()
     exchange(client, server)
     client.send_headers(1, REQUEST, end_stream=True)
     exchange(client, server)
@@ -200,9 +213,9 @@ def test_misuse_by_the_caller_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="already ended"):
         server.headers(1, END, end=True)
     with pytest.raises(ValueError, match="stream_window must be between"):
-        Http2Server(stream_window=1000)
+        new_server(stream_window=1000)
     with pytest.raises(ValueError, match="max_frame must be between"):
-        Http2Server(max_frame=1000)
+        new_server(max_frame=1000)
 
 
 def test_client_resets_a_stream() -> None:
@@ -393,8 +406,8 @@ def test_events_before_a_connection_error_are_not_lost() -> None:
     ],
 )
 def test_other_protocols_are_recognized(data: bytes, expected: str) -> None:
-    assert expected in error(Http2Server(), data).message
-    server = Http2Server()
+    assert expected in error(new_server(), data).message
+    server = new_server()
     with pytest.raises(Http2Error, match="the client "):
         for byte in data:
             server.feed(bytes([byte]))
@@ -424,7 +437,7 @@ def test_too_large_header_list_can_be_responded_to() -> None:
 
 
 def test_ten_thousand_streams() -> None:
-    client, server = h2_client(), Http2Server(max_streams=10_000)
+    client, server = h2_client(), new_server(max_streams=10_000)
     exchange(client, server)
     server.feed(b"".join(request(number, b"x") for number in range(1, 20_001, 2)))
     assert server.open_streams == 10_000
@@ -562,7 +575,7 @@ def test_fail_sends_goaway_with_the_reason() -> None:
 
 
 def test_h2_client_cancels_and_pings() -> None:
-    client, server = h2_client(), Http2Server()
+    client, server = h2_client(), new_server()
     exchange(client, server)
     client.send_headers(1, REQUEST)
     client.ping(b"12345678")

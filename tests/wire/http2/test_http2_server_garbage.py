@@ -8,7 +8,7 @@ import random
 import time
 
 import pytest
-from http2_peers import BLOCK, END, OK, REQUEST, cut, greeted, plain, request
+from http2_peers import BLOCK, END, OK, REQUEST, cut, greeted, new_server, plain, request
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,12 +115,12 @@ def test_every_split_of_a_conversation_gives_the_same_events() -> None:
         + frames.headers(3, END, True)
         + frames.rst_stream(1, 8)
     )
-    expected = plain(Http2Server().feed(data))
+    expected = plain(new_server().feed(data))
     assert len(expected) == 6
     for split in range(len(data) + 1):
-        server = Http2Server()
+        server = new_server()
         assert plain(server.feed(data[:split]) + server.feed(data[split:])) == expected
-    server = Http2Server()
+    server = new_server()
     assert plain([event for byte in data for event in server.feed(bytes([byte]))]) == expected
 
 
@@ -136,7 +136,7 @@ def test_corrupted_byte_is_an_http2_error_or_harmless(sequence: list[bytes], dat
 @given(st.lists(st.binary(max_size=80), max_size=8), st.booleans())
 def test_any_bytes_are_events_or_an_error(pieces: list[bytes], with_preface: bool) -> None:
     received(pieces)
-    fresh = Http2Server()
+    fresh = new_server()
     try:
         for piece in [frames.PREFACE, *pieces] if with_preface else pieces:
             fresh.feed(piece)

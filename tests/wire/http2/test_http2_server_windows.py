@@ -1,6 +1,6 @@
 """Flow control of the server: bounded request bodies, responses under the client's windows, and large messages without copies."""
 
-from http2_peers import BLOCK, END, OK, REQUEST, greeted, h2_client, replies, request, taken
+from http2_peers import BLOCK, END, OK, REQUEST, greeted, h2_client, new_server, replies, request, taken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,7 +100,7 @@ def test_response_in_the_middle_of_a_data_frame() -> None:
 @settings(max_examples=30, deadline=None)
 def test_h2_client_can_always_send_what_was_consumed(steps: list[tuple[int, int, int]], connection_window: int) -> None:
     """The client's view of our windows is never larger than ours, and everything arrives in the end."""
-    client, server = h2_client(), Http2Server(stream_window=65_535, connection_window=connection_window)
+    client, server = h2_client(), new_server(stream_window=65_535, connection_window=connection_window)
     client.receive_data(taken(server))
     for number in (1, 3, 5, 7):
         client.send_headers(number, REQUEST)
@@ -234,7 +234,7 @@ def test_number_of_parts_is_bounded() -> None:
 def test_h2_client_receives_every_response(
     responses: list[tuple[int, str]], window: int, limit: int, complete: bool
 ) -> None:
-    client, server = h2_client(), Http2Server()
+    client, server = h2_client(), new_server()
     client.update_settings({frames.INITIAL_WINDOW_SIZE: window})
     for index in range(len(responses)):
         client.send_headers(2 * index + 1, REQUEST, complete)

@@ -5,6 +5,7 @@ client's windows or the socket do not accept yet; calls stop passing on messages
 """
 
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 from inferometer.serve.grpc.call import Call
@@ -63,6 +64,7 @@ class Connection:
             stream_window=_STREAM_WINDOW,
             connection_window=_CONNECTION_WINDOW,
             max_frame=_MAX_FRAME,
+            clock=time.monotonic,
         )
         self.calls: dict[int, Call] = {}
         self.blocked: set[Call] = set()

@@ -18,7 +18,6 @@ Rules:
 - Content-length is not checked; priorities are ignored.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,7 +90,7 @@ class Http2Server(Connection):
         stream_window: int = 1 << 20,
         connection_window: int = 16 << 20,
         max_frame: int = 1 << 20,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         """The windows are the bytes of request bodies that the client may send before they are `consumed`."""
         for name, value in (("stream_window", stream_window), ("connection_window", connection_window)):
