@@ -19,7 +19,7 @@ PROTOS = sorted(path.stem for path in PROTO.glob("*.proto"))
 
 
 def test_list_of_bundled_protos() -> None:
-    assert PROTOS == ["health", "inferometer", "kserve", "model_config", "reflection", "reflection_v1alpha"]
+    assert PROTOS == ["health", "kserve", "model_config", "reflection", "reflection_v1alpha"]
 
 
 @pytest.mark.parametrize("name", PROTOS)

@@ -5,11 +5,13 @@ client's windows or the socket do not accept yet; calls stop passing on messages
 """
 
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 from inferometer.serve.grpc.call import Call
 from inferometer.serve.grpc.request import CallHead, Data, refused_head
 from inferometer.serve.models.types import NEVER, Refused
+from inferometer.serve.settings import GRPC_MOST
 from inferometer.serve.sockets.transport import Transport
 from inferometer.timing.clock import now
 from inferometer.wire.http2.events import HeadersTooLarge, Http2Error, RequestData, RequestHeaders, Reset
@@ -63,11 +65,12 @@ class Connection:
             stream_window=_STREAM_WINDOW,
             connection_window=_CONNECTION_WINDOW,
             max_frame=_MAX_FRAME,
+            clock=time.monotonic,
         )
         self.calls: dict[int, Call] = {}
         self.blocked: set[Call] = set()
         """Calls with messages that the client has no room for."""
-        self.offload, self.max_message = server.offload, server.limits.message
+        self.offload, self.max_message = server.offload, min(limits.message, GRPC_MOST)
         self._server, self._transport = server, transport
         self._arrived = 0
         self._is_awake = False  # what is queued will be sent in this turn of the loop
