@@ -63,6 +63,7 @@ def check(server: Http2Server) -> None:
     waiting = {stream.number for stream in outbox.streams.values() if stream.queue and stream.window > 0}
     assert set(outbox._ready) == waiting
     assert outbox.blocked == sum(len(part) for stream in outbox.streams.values() for part in stream.queue or ())
+    assert all(server.unsent(number) == sum(map(len, stream.queue or ())) for number, stream in outbox.streams.items())
     assert outbox._ordered_size == sum(map(len, outbox._ordered))
     assert sum(map(len, server._kept)) < frames.HEAD + (1 << 20)
     assert server._reader._decoder.table_size <= 4096

@@ -40,6 +40,8 @@ class OutgoingStream(msgspec.Struct, gc=False):
     """Whether the end of what we send was passed in (part of the body may still be in the queue)."""
     queue: deque[memoryview] | None = None
     """Parts of the body that wait to be sent; none of them is empty."""
+    unsent: int = 0
+    """Bytes in the queue."""
     has_headers: bool = False
     """Client: whether the headers of the response have arrived. Server: whether those of the response were passed in."""
     received: int = 0
@@ -231,6 +233,7 @@ class Outbox:
             if stream.queue is None:
                 stream.queue = deque()
             stream.queue.append(memoryview(body))
+            stream.unsent += len(body)
             self.blocked += len(body)
             self._mark_ready(stream)
 
@@ -272,7 +275,7 @@ class Outbox:
         del self.streams[stream.number]
         self.released += stream.received - stream.consumed
         if stream.queue:
-            self.blocked -= sum(map(len, stream.queue))
+            self.blocked -= stream.unsent
             self._ready.pop(stream.number, None)
 
     def fail(self, code: int, message: str) -> None:
@@ -401,6 +404,7 @@ class Outbox:
             self.blocked -= size
             self.sent += 1
             stream.window -= size
+            stream.unsent -= size
             self._mark_ready(stream)
             if end and self._is_server:
                 if stream.trailers:

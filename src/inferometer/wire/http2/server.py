@@ -181,7 +181,7 @@ class Http2Server(Connection):
     def unsent(self, stream: int) -> int:
         """Bytes of a response that wait for the client's windows or for their turn."""
         open_stream = self._streams.get(stream)
-        return sum(map(len, open_stream.queue)) if open_stream is not None and open_stream.queue else 0
+        return 0 if open_stream is None else open_stream.unsent
 
     @property
     def backlog(self) -> int:
