@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from inferometer.serve.grpc.call import Call
 from inferometer.serve.grpc.request import CallHead, Data, refused_head
 from inferometer.serve.models.types import NEVER, Refused
+from inferometer.serve.settings import GRPC_MOST
 from inferometer.serve.sockets.transport import Transport
 from inferometer.timing.clock import now
 from inferometer.wire.http2.events import HeadersTooLarge, Http2Error, RequestData, RequestHeaders, Reset
@@ -69,7 +70,7 @@ class Connection:
         self.calls: dict[int, Call] = {}
         self.blocked: set[Call] = set()
         """Calls with messages that the client has no room for."""
-        self.offload, self.max_message = server.offload, server.limits.message
+        self.offload, self.max_message = server.offload, min(limits.message, GRPC_MOST)
         self._server, self._transport = server, transport
         self._arrived = 0
         self._is_awake = False  # what is queued will be sent in this turn of the loop
