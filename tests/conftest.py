@@ -22,8 +22,8 @@ from inferometer.units import NS
 settings.register_profile("shared-machine", deadline=None, max_examples=50)
 settings.load_profile("shared-machine")
 
-# The server sets this for users (serve/app.py). Without it, gRPC's core logs the end of one test's connections some time later,
-# on the standard error of another test that expects it to be empty.
+# Without this, grpcio, the client in many tests, logs the end of one test's connections some time later, on the standard error
+# of another test that expects it to be empty.
 os.environ["GRPC_VERBOSITY"] = "NONE"
 
 # In the background or under nohup, pytest ignores these signals, and so would the commands that tests send them to.

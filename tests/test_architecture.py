@@ -120,6 +120,13 @@ def test_codecs_know_neither_sockets_nor_clocks() -> None:
         assert not {module.partition(".")[0] for module in imports(path)} & forbidden, short_name(path)
 
 
+def test_only_the_extra_otlp_imports_grpcio() -> None:
+    """Our own HTTP/2 is behind everything else; grpcio is installed here only as a peer for tests."""
+    grpcio = {"grpc", "grpc_health", "grpc_reflection"}
+    users = {short_name(path) for path in FILES if {module.partition(".")[0] for module in imports(path)} & grpcio}
+    assert users == {"publish/otlp_transport.py"}
+
+
 def test_every_folder_has_a_rule_and_every_rule_a_folder() -> None:
     there = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     there |= {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}

@@ -10,17 +10,20 @@ import http.client
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
 import serve_calls
+import trustme
 from plain_client import get
 from serve_server import repository, settings
 from triton_server import Job, Oracle, Triton, running
 from waiting import still, until
 
 from inferometer.serve.background import Running, serving
+from inferometer.serve.settings import Tls
 
 pytestmark = pytest.mark.triton
 pytest_plugins = ["triton_server", "serve_server"]
@@ -154,6 +157,25 @@ def test_tritonclient_gets_the_same_responses(responses: Responses, name: str) -
 @pytest.mark.parametrize("name", CONTROL)
 def test_models_are_loaded_and_unloaded_in_the_same_way(controlled: Responses, name: str) -> None:
     assert_equal(name, *controlled[name])
+
+
+def test_responses_over_tls_are_the_same(oracle: Oracle, ours: Running, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    leaf = authority.issue_cert("localhost", "127.0.0.1")
+    files = {"ca": authority.cert_pem, "cert": leaf.cert_chain_pems[0], "key": leaf.private_key_pem}
+    for name, pem in files.items():
+        pem.write_to_path(tmp_path / name)
+    calls = {name: call for name, call in serve_calls.inferences().items() if not call.get("json")}
+    tls = Tls(str(tmp_path / "cert"), str(tmp_path / "key"))
+    with serving(settings(repository(tmp_path / "models"), tls=tls)) as server:
+        ends = ((ours.url, ours.grpc, {}), (server.url, server.grpc, {"ca": str(tmp_path / "ca")}))
+        plain, secret = (
+            oracle(http, mode="calls", http=http, grpc=grpc, calls=list(calls.values()), **more)["results"]
+            for http, grpc, more in ends
+        )
+    for name, one, other in zip(calls, plain, secret, strict=True):
+        assert "broken" not in other, (name, other)
+        assert one == other, name
 
 
 def test_every_allowed_difference_occurs(responses: Responses, controlled: Responses) -> None:

@@ -16,8 +16,8 @@ or `result` (the server's own JSON; over gRPC it is protobuf's, without zeros an
 and the `status` that the client saw; `broken` is an error of the oracle itself. `shared_memory` is an inference whose inputs
 and outputs are in system shared memory: its result also has the regions registered during and after it.
 
-Another mode, `calls`, has `http` and `grpc` (URLs) and `calls`, a list, and returns `results`, one for each, in that order. A
-call has `client` (http, http.aio, grpc, grpc.aio) and `call`: any method of that client, with its `words` and `options`, or
+Another mode, `calls`, has `http` and `grpc` (URLs) and `calls`, a list, and returns `results`, one for each, in that order. With
+`ca`, a PEM file, all are made over TLS. A call has `client` (http, http.aio, grpc, grpc.aio) and `call`: any method of that client, with its `words` and `options`, or
 
     infer          as above, and with `json`, `request_compression`, `response_compression`, `compression`, `client_timeout`
     at_once        the same request `times` times, by async_infer or concurrently; the result has `responses`
@@ -30,6 +30,7 @@ import base64
 import inspect
 import json
 import queue
+import ssl
 import sys
 import time
 import traceback
@@ -289,11 +290,19 @@ async def calls(job):
     try:
         for name, library in CLIENTS.items():
             more = {"concurrency": AT_ONCE} if name == "http" else {}
+            more |= over_tls(name, job["ca"]) if "ca" in job else {}
             clients[name] = library.InferenceServerClient(urlsplit(job[name[:4]]).netloc, **more)
         return [await called(clients[call["client"]], call | urls(job, call)) for call in job["calls"]]
     finally:
         for client in clients.values():
             await awaited(client.close())
+
+
+def over_tls(name, ca):
+    """The options of a client for servers whose certificates are signed by `ca` (a PEM file)."""
+    if name == "http.aio":
+        return {"ssl": True, "ssl_context": ssl.create_default_context(cafile=ca)}
+    return {"ssl": True} | ({"ssl_options": {"ca_certs": ca}} if name == "http" else {"root_certificates": ca})
 
 
 def urls(job, call):

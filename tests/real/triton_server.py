@@ -18,9 +18,10 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import psutil
 import pytest
 from needs import INSTALLED
 from real_server import ROOT
@@ -146,10 +147,33 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_split, "_PATIENCE_S", 10.0)
 
 
+class _Restarting:
+    """A Triton with all models that starts again, on other ports, if it crashed since its last use.
+
+    Models that send errors in the middle of a stream sometimes crash it; the tests that follow should not fail, too."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._server = stack.enter_context(running())
+
+    def __getattr__(self, name: str) -> Any:
+        if not _is_running(self._server.pid):
+            self._stack.close()
+            self._server = self._stack.enter_context(running())
+        return getattr(self._server, name)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.fixture(scope="session")
 def triton() -> Iterator[Triton]:
-    with running() as server:
-        yield server
+    with contextlib.ExitStack() as stack:
+        yield cast(Triton, _Restarting(stack))
 
 
 @pytest.fixture(scope="session")

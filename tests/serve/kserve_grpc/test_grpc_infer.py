@@ -1,6 +1,5 @@
 """Inference over gRPC with real models: unary calls, streams, deadlines, cancellation, errors."""
 
-import asyncio
 import re
 import socket
 import threading
@@ -395,30 +394,6 @@ def test_a_streams_trailer_has_the_total_times_of_its_requests(stub: Stub, model
 
 def test_a_stream_without_requests_ends_with_ok(stub: Stub) -> None:
     assert list(stub.ModelStreamInfer(iter([]))) == []
-
-
-@pytest.mark.slow
-def test_many_concurrent_streams_on_one_connection(served: Served) -> None:
-    async def all_of_them() -> list[list[str]]:
-        async with grpc.aio.insecure_channel(served.grpc_address) as channel:
-            call = channel.stream_stream(
-                client.STREAM_INFER,
-                lambda one: one.SerializeToString(),
-                messages.ModelStreamInferResponse.FromString,
-            )
-            streams = [call() for _ in range(200)]
-            for i, stream in enumerate(streams):
-                await stream.write(a_request(id=f"{i}-first"))
-            first = [(await stream.read()).infer_response.id for stream in streams]  # all are open now
-            for i, stream in enumerate(streams):
-                await stream.write(a_request(id=f"{i}-last"))
-                await stream.done_writing()
-            last = await asyncio.gather(*(stream.read() for stream in streams))
-            return [first, [one.infer_response.id for one in last]]
-
-    first, last = served.run(all_of_them)
-    assert first == [f"{i}-first" for i in range(200)]
-    assert last == [f"{i}-last" for i in range(200)]
 
 
 def test_a_burst_of_calls_to_a_busy_server_is_served(served: Served, stub: Stub) -> None:

@@ -409,17 +409,17 @@ class Tally:
         return f"{self.served} served, refused {self.refused}, lost {self.lost}"
 
 
-def many_streams(address: str, count: int, model: str, channels: int = 4) -> Tally:
-    """Open `count` ModelStreamInfer calls concurrently; once all are open, each sends a request and reads the response."""
+def many_streams(address: str, count: int, model: str) -> Tally:
+    """Open `count` ModelStreamInfer calls concurrently on one connection; once all are open, each sends a request and reads the response."""
     import asyncio  # noqa: PLC0415  (threads would need one per stream)
 
     async def run() -> Tally:
         tally, opened, everybody = Tally(), 0, asyncio.Event()
         options = [("grpc.use_local_subchannel_pool", 1), *UNLIMITED]
-        dialled = [grpc.aio.insecure_channel(address, options=options) for _ in range(channels)]
+        channel = grpc.aio.insecure_channel(address, options=options)
         message = a_request(model).SerializeToString()
 
-        async def one(channel: grpc.aio.Channel) -> None:
+        async def one() -> None:
             nonlocal opened
             call = channel.stream_stream(STREAM_INFER)()
             try:
@@ -441,11 +441,8 @@ def many_streams(address: str, count: int, model: str, channels: int = 4) -> Tal
                 )
                 everybody.set()
 
-        try:
-            await asyncio.gather(*(one(dialled[i % channels]) for i in range(count)))
-        finally:
-            for channel in dialled:
-                await channel.close()
+        async with channel:
+            await asyncio.gather(*(one() for _ in range(count)))
         return tally
 
     return asyncio.run(run())

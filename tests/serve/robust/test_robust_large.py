@@ -1,10 +1,7 @@
-"""Large tensors: the server's memory is bounded by a multiple of their size, and is freed.
-
-A tensor is in memory once. `python -m bench soak` does the same with 1 GiB.
-"""
+"""Large tensors: the server's memory is bounded by a multiple of their size, and is freed."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -25,6 +22,7 @@ from robust_peer import (
     dialled,
     http_request,
     infer_head,
+    large_over_http,
     large_over_raw_grpc,
     responds,
     small,
@@ -57,14 +55,15 @@ def test_a_large_tensor_needs_a_bounded_multiple_of_its_size(server: Child, way:
     assert server.errors() == ""
 
 
-def test_a_tensor_of_1_gib_needs_at_most_1_3_times_its_size_over_grpc() -> None:
+@pytest.mark.parametrize("send", [large_over_http, large_over_raw_grpc])
+def test_a_tensor_of_1_gib_needs_at_most_1_3_times_its_size(send: Callable[[Child, int], None]) -> None:
     """The client sends and compares it in pieces, so that this process never holds all of it."""
     size = 1024 * MIB
     with child("identity", *PORTS) as server:
         responds(server)
         before = server.memory()
         server.forget_peak()
-        large_over_raw_grpc(server, size)
+        send(server, size)
         assert server.peak() - before <= 1.3 * size
         until(lambda: server.memory() - before <= 2 * BESIDES, "the memory is freed")
         assert server.errors() == ""
