@@ -171,7 +171,7 @@ def test_a_client_can_be_written_as_the_page_says(way: str, tmp_path: Path) -> N
     assert ran.returncode == 0, ran.stderr
     output, timing = ran.stdout.splitlines()
     assert output == "OUTPUT0 [1. 2. 3. 4.]"
-    assert re.fullmatch(r"queue;dur=[\d.]+, compute;dur=[\d.]+", timing)
+    assert re.fullmatch(r"queue;dur=[\d.]+, compute;dur=[\d.]+, total;dur=[\d.]+", timing)
 
 
 @pytest.mark.parametrize(
