@@ -72,8 +72,9 @@ def check(inference: Inference, model: Taken) -> bool:
     if inference.wanted:
         _check_outputs(inference, model)
     if model.is_keyed:
-        words = [pair for pair in inference.parameters.items() if pair[0] not in NOT_FOR_THE_MODEL]
-        inference.key = known[1], tuple(sorted(words))
+        given = sorted(inference.parameters.items()) if inference.parameters else ()
+        # With the type: True equals 1, but a model may treat them differently.
+        inference.key = known[1], [(name, type(one), one) for name, one in given if name not in NOT_FOR_THE_MODEL]
     return is_whole
 
 

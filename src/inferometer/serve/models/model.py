@@ -111,7 +111,7 @@ class Model:
         try:
             if inputs is None:
                 raise reason(error or RuntimeError("the inputs cannot be read"))
-            inference.inputs, inference.unread = inputs, {}
+            inference.inputs, inference.unread, inference.place = inputs, {}, None
             self._accept(inference)
         except Refused as why:
             self._end(inference)
@@ -158,7 +158,8 @@ class Model:
         place = inference.place
         self._queue.remove(inference)
         self._reading.discard(inference)
-        self.failed(inference, Refused("CANCELLED", named(inference, "the request was cancelled")))
+        if not inference.is_over:  # the batch that could start without it may have cancelled it, too
+            self.failed(inference, Refused("CANCELLED", named(inference, "the request was cancelled")))
         if isinstance(place, Execution) and all(one.is_over for one in place.batch):
             place.cancel()
         self._check_drained()
