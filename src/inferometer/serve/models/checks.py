@@ -131,10 +131,9 @@ def _check_one(inference: Inference, model: Taken, tensor: Tensor, spec: TensorS
         words = f"inference input '{spec.name}' data-type is '{tensor.datatype}'"
         _refuse(inference, f"{words}, but model '{model.model}' expects '{spec.datatype}'")
     if not fits(shape, spec.shape):
-        words = (
-            f"unexpected shape for input '{spec.name}' for model '{model.model}'. Expected {_shown(spec.shape)}, got"
-        )
-        _refuse(inference, f"{words} {_shown(shape)}. {_BATCH_NOTE}" if model.max_batch else f"{words} {_shown(shape)}")
+        words = f"unexpected shape for input '{spec.name}' for model '{model.model}'. Expected {_shown(spec.shape)}"
+        note = f". {_BATCH_NOTE}" if model.max_batch else ""
+        _refuse(inference, f"{words}, got {_shown(shape)}{note}")
     if model.max_batch and shape[0] < 1:
         _refuse(inference, f"inference request batch-size must be >= 1 for '{model.model}', got {shape[0]}")
     if inference.unread and spec.name in inference.unread:
@@ -173,10 +172,10 @@ def _check_strings(inference: Inference, model: Taken, tensor: Tensor) -> None:
     expected, end = math.prod(tensor.shape), len(tensor.data)
     while at < end and found <= expected:
         if at + 4 > end:
-            words = (
-                f"incomplete string length indicator {_of(tensor, model)}, expecting 4 bytes but only {end - at} bytes"
+            words = f"incomplete string length indicator {_of(tensor, model)}, expecting 4 bytes but only {end - at}"
+            _refuse(
+                inference, f"{words} bytes available. Please make sure the string length indicator is in one buffer."
             )
-            _refuse(inference, f"{words} available. Please make sure the string length indicator is in one buffer.")
         (size,) = _LENGTH.unpack_from(data, at)
         at += 4
         if at + size > end:
@@ -231,8 +230,7 @@ def timeout_ns(inference: Inference) -> int:
     except (ValueError, OverflowError):
         microseconds = -1
     if not 0 <= microseconds < NEVER // 1000:
-        message = f"timeout must be a number of microseconds (got {str(timeout)[:40]})"
-        _refuse(inference, message)
+        _refuse(inference, f"timeout must be a number of microseconds (got {str(timeout)[:40]})")
     return microseconds * 1000
 
 

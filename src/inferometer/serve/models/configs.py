@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from google.protobuf import json_format, text_format
-from google.protobuf.message import Message
 
 from inferometer.errors import UserError
 from inferometer.serve.kserve.messages import ModelConfig
@@ -19,6 +19,7 @@ FILES = ("config.pbtxt", "config.yaml", "config.yml")
 _FORMAT = "fix it; the format is Triton's ModelConfig"
 _UNSUPPORTED = {"ensemble_scheduling": "ensembles are", "sequence_batching": "sequence batching is"}
 _MOST_INSTANCES = 1000
+_INVALID = text_format.ParseError, json_format.ParseError, yaml.YAMLError, AttributeError, TypeError, ValueError
 
 
 def read(path: Path) -> Any:
@@ -31,11 +32,10 @@ def read(path: Path) -> Any:
 
 
 def from_pbtxt(text: str, where: str = "the configuration") -> Any:
-    config = ModelConfig()
-    _parsed(
-        lambda: text_format.Parse(text, config, allow_unknown_field=True), where, f"{_FORMAT} in protobuf text format"
-    )
-    return config
+    def parse() -> Any:
+        return text_format.Parse(text, ModelConfig(), allow_unknown_field=True)
+
+    return _parsed(parse, where, f"{_FORMAT} in protobuf text format")
 
 
 def from_yaml(text: str, where: str = "the configuration") -> Any:
@@ -55,9 +55,8 @@ def from_tree(tree: Any, where: str = "the configuration") -> Any:
     """Build a configuration from JSON types with the .proto's field names; parameters may be plain values."""
     if not isinstance(tree, dict | None):
         raise UserError(f"{where} is not a mapping", "use the fields of Triton's ModelConfig, such as max_batch_size")
-    config: Message = ModelConfig()
-    _parsed(lambda: json_format.ParseDict(with_texts(tree or {}), config, ignore_unknown_fields=True), where, _FORMAT)
-    return config
+    parse = partial(json_format.ParseDict, ignore_unknown_fields=True)
+    return _parsed(lambda: parse(with_texts(tree or {}), ModelConfig()), where, _FORMAT)
 
 
 def with_texts(tree: dict[str, Any]) -> dict[str, Any]:
@@ -66,26 +65,14 @@ def with_texts(tree: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         return tree
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parameters.items()}
-    return {
-        **tree,
-        "parameters": {
-            name: value if isinstance(value, dict) else {"string_value": texts[name]}
-            for name, value in parameters.items()
-        },
-    }
+    plain = {name: {"string_value": texts[name]} for name, value in parameters.items() if not isinstance(value, dict)}
+    return {**tree, "parameters": {**parameters, **plain}}
 
 
 def _parsed(parse: Callable[[], Any], what: str, remedy: str) -> Any:
     try:
         return parse()
-    except (
-        text_format.ParseError,
-        json_format.ParseError,
-        yaml.YAMLError,
-        AttributeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _INVALID as error:
         raise UserError(f"{what}: {' '.join(str(error).split())}", remedy) from None
     except RecursionError:
         raise UserError(f"{what.removesuffix(' is not valid YAML')} is nested too deeply", _FORMAT) from None
@@ -105,10 +92,8 @@ def facts(config: Any) -> ModelSignature:
         if not fields:
             what = f"model {config.name}: the configuration does not list any {kind}"
             raise UserError(what, f"list the {kind} in config.pbtxt")
-    return ModelSignature(
-        inputs=tuple(_spec(config, each, each.optional) for each in config.input),
-        outputs=tuple(_spec(config, each, False) for each in config.output),
-    )
+    inputs = tuple(_spec(config, each, each.optional) for each in config.input)
+    return ModelSignature(inputs, tuple(_spec(config, each, False) for each in config.output))
 
 
 def _spec(config: Any, tensor: Any, optional: bool) -> TensorSpec:

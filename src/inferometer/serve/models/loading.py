@@ -23,9 +23,8 @@ def wants_process(definition: Definition, is_shared: bool) -> bool:
     ends share the model and its backend loads weights."""
     if definition.loader is not None:
         return False
-    wanted = configs.parameter(
-        definition.config, "process", "1" if is_shared and definition.backend in backends.EXTRAS else "0"
-    )
+    default = "1" if is_shared and definition.backend in backends.EXTRAS else "0"
+    wanted = configs.parameter(definition.config, "process", default)
     if wanted not in ("0", "1"):
         raise UserError(f"model {definition.name}: parameter process must be 1 or 0 (got {wanted!r:.60})")
     return wanted == "1"
