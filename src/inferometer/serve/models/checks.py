@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from inferometer.serve.models.types import NEVER, Inference, ModelSignature, Refused, Tensors, Wanted
 from inferometer.serve.offload import COPIED, LARGE, STRING
@@ -30,28 +30,20 @@ _BATCH_NOTE = (
 )
 
 
-class Taken(NamedTuple):
+class Taken:
     """A model's inputs and outputs, prepared for checking requests."""
 
-    model: str
-    max_batch: int
-    """0 if the model does not support batches."""
-    inputs: dict[str, TensorSpec]
-    outputs: dict[str, TensorSpec]
-    required: frozenset[str]
-    has_strings: bool
-    """Whether an input is BYTES, whose size does not follow from its shape."""
-    is_keyed: bool
-    """Whether requests may be joined, so that `Inference.key` is needed."""
-    known: dict[Any, tuple[int, Any]]
-    """The rows and the key for valid names, datatypes, shapes and sizes."""
-
-
-def taken(model: str, max_batch: int, facts: ModelSignature, is_keyed: bool) -> Taken:
-    inputs, outputs = ({spec.name: spec for spec in specs} for specs in (facts.inputs, facts.outputs))
-    required = frozenset(spec.name for spec in facts.inputs if not spec.optional)
-    has_strings = any(spec.datatype == "BYTES" for spec in facts.inputs)
-    return Taken(model, max_batch, inputs, outputs, required, has_strings, is_keyed, {})
+    def __init__(self, model: str, max_batch: int, facts: ModelSignature, is_keyed: bool) -> None:
+        self.model, self.max_batch = model, max_batch
+        """The maximum is 0 if the model does not support batches."""
+        self.inputs, self.outputs = ({spec.name: spec for spec in specs} for specs in (facts.inputs, facts.outputs))
+        self.required = frozenset(spec.name for spec in facts.inputs if not spec.optional)
+        self.has_strings = any(spec.datatype == "BYTES" for spec in facts.inputs)
+        """Whether an input is BYTES, whose size does not follow from its shape."""
+        self.is_keyed = is_keyed
+        """Whether requests may be joined, so that `Inference.key` is needed."""
+        self.known: dict[Any, tuple[int, Any]] = {}
+        """The rows and the key for valid names, datatypes, shapes and sizes."""
 
 
 def check(inference: Inference, model: Taken) -> bool:

@@ -12,7 +12,7 @@ from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import Definition
 from inferometer.serve.models.types import Loaded, Loading, ModelSignature, reason
 from inferometer.serve.threads import in_thread
-from inferometer.tensors import zeros
+from inferometer.tensors import TensorSpec, zeros
 
 if TYPE_CHECKING:
     from inferometer.serve.models.registry import Models
@@ -85,9 +85,8 @@ async def _warm_up(name: str, loaded: Loaded, facts: ModelSignature) -> None:
     required = [spec for spec in facts.inputs if spec.datatype == "BYTES" and not spec.optional]
     if loaded.run is None or required or not specs:
         return
-    shapes = {spec: [size if size >= 0 else 1 for size in spec.shape] for spec in specs}
     try:
-        await in_thread(_run, loaded, shapes)
+        await in_thread(_run_once, loaded, specs)
     except Exception as error:
         why = reason(error)
         if why.code != "INVALID_ARGUMENT":  # refusing zeros is a valid response
@@ -95,11 +94,12 @@ async def _warm_up(name: str, loaded: Loaded, facts: ModelSignature) -> None:
             raise UserError(what, "parameters.warmup=0 disables the warm-up") from None
 
 
-def _run(loaded: Loaded, shapes: Any) -> None:
-    """Run once; the first response of a stream is enough."""
+def _run_once(loaded: Loaded, specs: list[TensorSpec]) -> None:
+    """Run with one row; the first response of a stream is enough."""
     assert loaded.run is not None
     try:
-        made = loaded.run({spec.name: zeros(spec.name, spec.datatype, shape) for spec, shape in shapes.items()}, {})
+        sized = [(spec, [1 if size < 0 else size for size in spec.shape]) for spec in specs]
+        made = loaded.run({spec.name: zeros(spec.name, spec.datatype, shape) for spec, shape in sized}, {})
         if not isinstance(made, dict):
             next(iter(made), None)
             if close := getattr(made, "close", None):

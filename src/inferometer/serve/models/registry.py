@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferometer.errors import UserError
-from inferometer.serve.models import loading, repository
-from inferometer.serve.models import overrides as overriding
+from inferometer.serve.models import configs, loading, repository
 from inferometer.serve.models.alarms import Alarms
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import ModelSource
@@ -44,7 +43,7 @@ class Models:
         limit: int = 10**5,
     ) -> None:
         self.loop, self.device, self.overrides, self._limit = loop, device, overrides, limit
-        overriding.check(overrides)
+        configs.check_overrides(overrides)
         self.regions, self.alarms = Regions(), Alarms(loop)
         self.offload = Offload(loop)
         """For all front ends and models."""
@@ -244,7 +243,7 @@ class Models:
             definition = await in_thread(repository.define, entry.source, config)
             entry.version = definition.version
             for text in self.overrides if definition.loader is None else ():
-                overriding.override(definition.config, text)
+                configs.override(definition.config, text)
             if self.group is not None and loading.wants_process(definition, self.group.is_shared):
                 model = await self.group.model(entry.source, config, serial, self.device, self.overrides)
             else:
