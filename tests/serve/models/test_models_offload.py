@@ -117,6 +117,20 @@ def test_a_request_may_be_cancelled_while_its_inputs_are_read(tmp_path: Path) ->
     run(test())
 
 
+def test_a_request_that_is_cancelled_by_its_own_response_ends_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            slow = Slow(flat(1, 2).data)
+            call = unread(slow)
+            call.inference.answer = lambda outputs: models.cancel(call.inference)  # its connection is lost
+            call.on(models)
+            slow.may.set()
+            await call.over.wait()
+            assert (len(call.ends), models.in_flight) == (1, 0)
+
+    run(test())
+
+
 def test_unloading_waits_for_inputs_being_read_and_closing_does_not(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:

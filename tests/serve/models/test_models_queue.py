@@ -46,7 +46,7 @@ class Server:
         self.expired: list[Inference] = []
         self.n_running = 0
         self._ends_at_once = ends_at_once
-        self.queue = Queue(policy, self.clock, self.clock.now, self._start, self.expired.append, slots)
+        self.queue = Queue(policy, self.clock.at, self.clock.now, self._start, self.expired.append, slots)
 
     def _start(self, batch: list[Inference]) -> None:
         self.batches.append(batch)

@@ -58,11 +58,12 @@ def test_queued_requests_are_batched_and_split_again(tmp_path: Path, fakes: Gate
 def test_requests_with_different_parameters_are_not_batched(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": BATCHING}) as models:
-            words: list[dict[str, object]] = [{}, {"a": 1}, {"a": 1, "priority": 2}, {"a": 2}, {"timeout": 10**9}]
+            one, two, three = {"a": 1, "b": 2}, {"b": 2, "a": 1, "priority": 3}, {"a": True, "b": 2}
+            words: list[dict[str, object]] = [{}, {**one}, {**two}, {**three}, {"a": 2}, {"timeout": 10**9}]
             calls = [Call("m", fp32([i]), parameters=each).on(models) for i, each in enumerate(words)]
             fakes("m").open(9)
             await asyncio.gather(*(call.outputs() for call in calls))
-            assert fakes("m").batches == [[0], [1, 2], [3], [4]]
+            assert fakes("m").batches == [[0], [1, 2], [3], [4], [5]]
 
     run(test())
 
@@ -283,6 +284,20 @@ def test_a_cancelled_request_leaves_the_queue_and_its_batch_continues(tmp_path: 
             models.cancel(calls[3].inference)
             assert calls[3].ends == [None]
             assert models.find("m").counted.failures["CANCELED"] == 2
+
+    run(test())
+
+
+def test_a_request_that_is_cancelled_again_while_others_start_ends_once(tmp_path: Path) -> None:
+    waiting = "dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 60000000 }"
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": f'backend: "identity" max_batch_size: 4 {waiting} {TENSORS}'}) as models:
+            first, second = Call("m", fp32([1])).on(models), Call("m", fp32([2], [3]))
+            second.inference.ended = lambda why: models.cancel(first.inference)
+            second.on(models)
+            models.cancel(first.inference)  # the second now has a preferred size
+            assert ([why and why.code for why in first.ends], models.in_flight) == (["CANCELLED"], 0)
 
     run(test())
 

@@ -7,7 +7,7 @@ import pytest
 from inferometer.errors import UserError
 from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.models import configs, repository
-from inferometer.serve.models.overrides import check, override
+from inferometer.serve.models.configs import check_overrides, override
 from inferometer.serve.models.repository import ModelSource, define, sources
 
 
@@ -278,7 +278,7 @@ def test_an_empty_value_enables_a_message() -> None:
 )
 def test_invalid_overrides_are_explained(text: str, message: str) -> None:
     with pytest.raises(UserError) as raised:
-        check((text,))
+        check_overrides((text,))
     assert message in str(raised.value)
 
 

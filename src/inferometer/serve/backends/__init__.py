@@ -8,24 +8,16 @@ from inferometer.serve.models.types import Loader
 
 _HERE = "inferometer.serve.backends"
 LOADERS = {
-    "identity": f"{_HERE}.identity:load",
-    "sim": f"{_HERE}.delay:load",
-    "python": f"{_HERE}.python:load",
-    "torch": f"{_HERE}.torch:load",
-    "classifier": f"{_HERE}.classifier:load",
-    "onnxruntime": f"{_HERE}.onnx:load",
+    "identity": f"{_HERE}.identity:load", "sim": f"{_HERE}.delay:load", "python": f"{_HERE}.python:load",
+    "torch": f"{_HERE}.torch:load", "classifier": f"{_HERE}.classifier:load", "onnxruntime": f"{_HERE}.onnx:load",
     "transformers": f"{_HERE}.transformers:load",
-}
+}  # fmt: skip
 """MODULE:FUNCTION of the loader, by the `backend` name in a configuration."""
 
 ALSO = {
-    "delay": "sim",
-    "pytorch": "torch",
-    "pytorch_libtorch": "torch",
-    "libtorch": "torch",
-    "onnx": "onnxruntime",
-    "onnxruntime_onnx": "onnxruntime",
-}
+    "delay": "sim", "pytorch": "torch", "pytorch_libtorch": "torch", "libtorch": "torch",
+    "onnx": "onnxruntime", "onnxruntime_onnx": "onnxruntime",
+}  # fmt: skip
 """Alternative backend names, including Triton's."""
 
 EXTRAS = {"torch": "torch", "classifier": "torch", "onnxruntime": "onnx", "transformers": "transformers"}

@@ -36,13 +36,9 @@ _FORMATS = ("JPEG", "PNG")
 _SEED = b"inferometer classifier 1"
 _POOLED = 4
 _LAYERS = {
-    "stem": (32, 3, 8, 8),
-    "conv": (64, 32, 3, 3),
-    "dense1": (1024, 64 * _POOLED * _POOLED),
-    "dense2": (1024, 1024),
-    "dense3": (1024, 1024),
-    "last": (100, 1024),
-}
+    "stem": (32, 3, 8, 8), "conv": (64, 32, 3, 3), "dense1": (1024, 64 * _POOLED * _POOLED), "dense2": (1024, 1024),
+    "dense3": (1024, 1024), "last": (100, 1024),
+}  # fmt: skip
 
 
 def load(loading: Loading) -> Loaded:

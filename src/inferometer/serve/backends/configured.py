@@ -44,10 +44,7 @@ def outputs(config: Any) -> tuple[TensorSpec, ...]:
 def declare(fields: Any, specs: Sequence[TensorSpec]) -> None:
     """Add `specs` to config.input or config.output if that is empty."""
     for spec in [] if fields else specs:
-        kind, more = (
-            "STRING" if spec.datatype == "BYTES" else spec.datatype,
-            {"optional": True} if spec.optional else {},
-        )
+        kind, more = spec.datatype.replace("BYTES", "STRING"), {"optional": True} if spec.optional else {}
         fields.add(name=spec.name, dims=spec.shape, data_type=f"TYPE_{kind}", **more)
 
 
@@ -108,8 +105,7 @@ def require(loading: Loading) -> None:
 def expect(loading: Loading, inputs: set[str], outputs: set[str]) -> None:
     """Raise UserError if the configuration lists tensors other than these."""
     for kind, known, fields in (("input", inputs, loading.config.input), ("output", outputs, loading.config.output)):
-        other = sorted({one.name for one in fields} - known)
-        if other:
+        if other := sorted({one.name for one in fields} - known):
             what = f"the configuration has the {kind} {other[0]}; this model's are {', '.join(sorted(known))}"
             raise loading.error(what, "correct or remove it")
 
@@ -213,12 +209,11 @@ def _line(error: BaseException, path: Path) -> str:
 
 def _add_config(loading: Loading, module: ModuleType, path: Path) -> None:
     """Fill in what the file's CONFIG states and the configuration leaves open."""
-    said = getattr(module, "CONFIG", None)
-    if said is None:
+    stated, kind = getattr(module, "CONFIG", None), type(loading.config)
+    if stated is None:
         return
-    kind = type(loading.config)
     try:
-        made = protobuf.parse(kind, protobuf.encode(kind, with_texts(said) if isinstance(said, dict) else said))
+        made = protobuf.parse(kind, protobuf.encode(kind, with_texts(stated) if isinstance(stated, dict) else stated))
     except UserError as error:
         raise loading.error(f"CONFIG in {path.name}: {error.what}", error.remedy) from None
     known = {field.name for field, _ in loading.config.ListFields()}

@@ -30,8 +30,7 @@ def check(torch: Any, name: str, path: Path) -> None:
         if len(set(full)) != len(full):
             raise UserError(f"model {name}: {path.name} contains duplicate file names", _REMEDY)
         for at, one in zip(full, inner, strict=True):
-            found = _harm(torch, archive, at, one)
-            if found:
+            if found := _harm(torch, archive, at, one):
                 raise UserError(f"model {name}: {path.name} was not loaded for safety: {one[:80]} {found}", _REMEDY)
 
 

@@ -131,7 +131,10 @@ def _exported(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
         raise loading.error(f"{path.name} takes lists or dicts of tensors", "export it with plain arguments")
     by_name = names[: positional.num_children] + tuple(map(str, keywords.context or ()))
     facts = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    outputs = zip(_output_names(program, len(signature.user_outputs)), signature.user_outputs, strict=True)
+    made, count = program.call_spec.out_spec, len(signature.user_outputs)
+    has_keys = made.type is dict and made.num_children == count
+    called = [str(key) if has_keys else f"OUTPUT__{key}" for key in (made.context if has_keys else range(count))]
+    outputs = zip(called, signature.user_outputs, strict=True)
     configured.complete(
         loading,
         [_spec(loading, name, facts.get(node)) for name, node in zip(by_name, names, strict=True)],
@@ -139,14 +142,6 @@ def _exported(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
     )
     by_keyword, writes = frozenset(by_name[positional.num_children :]), bool(signature.user_inputs_to_mutate)
     return _Module(program.module(), by_name, keywords=by_keyword, by_name=False, writes=writes)
-
-
-def _output_names(program: Any, count: int) -> list[str]:
-    """Return a dict's keys, or else Triton's OUTPUT__0, ..."""
-    spec = program.call_spec.out_spec
-    if spec.type is dict and spec.num_children == count:
-        return [str(key) for key in spec.context]
-    return [f"OUTPUT__{i}" for i in range(count)]
 
 
 def _spec(loading: Loading, name: str, value: Any) -> TensorSpec:
@@ -164,8 +159,7 @@ def _from_python(loading: Loading, torch: Any, path: Path, device: Any) -> _Modu
     module = configured.attempt(loading, path, "fix model()", build)
     if not isinstance(module, torch.nn.Module):
         raise loading.error(f"model() in {path.name} returned {type(module).__name__}, not a torch.nn.Module")
-    weights = loading.parameter("weights")
-    if weights:
+    if weights := loading.parameter("weights"):
         _add_weights(loading, torch, module, path.parent, weights)
     taken = inspect.signature(module.forward).parameters.values()
     plain = all(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in taken)

@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from inferometer.serve.models.types import NEVER, Inference, ModelSignature, Refused, Tensors, Wanted
 from inferometer.serve.offload import COPIED, LARGE, STRING
@@ -30,28 +30,20 @@ _BATCH_NOTE = (
 )
 
 
-class Taken(NamedTuple):
+class Taken:
     """A model's inputs and outputs, prepared for checking requests."""
 
-    model: str
-    max_batch: int
-    """0 if the model does not support batches."""
-    inputs: dict[str, TensorSpec]
-    outputs: dict[str, TensorSpec]
-    required: frozenset[str]
-    has_strings: bool
-    """Whether an input is BYTES, whose size does not follow from its shape."""
-    is_keyed: bool
-    """Whether requests may be joined, so that `Inference.key` is needed."""
-    known: dict[Any, tuple[int, Any]]
-    """The rows and the key for valid names, datatypes, shapes and sizes."""
-
-
-def taken(model: str, max_batch: int, facts: ModelSignature, is_keyed: bool) -> Taken:
-    inputs, outputs = ({spec.name: spec for spec in specs} for specs in (facts.inputs, facts.outputs))
-    required = frozenset(spec.name for spec in facts.inputs if not spec.optional)
-    has_strings = any(spec.datatype == "BYTES" for spec in facts.inputs)
-    return Taken(model, max_batch, inputs, outputs, required, has_strings, is_keyed, {})
+    def __init__(self, model: str, max_batch: int, facts: ModelSignature, is_keyed: bool) -> None:
+        self.model, self.max_batch = model, max_batch
+        """The maximum is 0 if the model does not support batches."""
+        self.inputs, self.outputs = ({spec.name: spec for spec in specs} for specs in (facts.inputs, facts.outputs))
+        self.required = frozenset(spec.name for spec in facts.inputs if not spec.optional)
+        self.has_strings = any(spec.datatype == "BYTES" for spec in facts.inputs)
+        """Whether an input is BYTES, whose size does not follow from its shape."""
+        self.is_keyed = is_keyed
+        """Whether requests may be joined, so that `Inference.key` is needed."""
+        self.known: dict[Any, tuple[int, Any]] = {}
+        """The rows and the key for valid names, datatypes, shapes and sizes."""
 
 
 def check(inference: Inference, model: Taken) -> bool:
@@ -72,8 +64,9 @@ def check(inference: Inference, model: Taken) -> bool:
     if inference.wanted:
         _check_outputs(inference, model)
     if model.is_keyed:
-        words = [pair for pair in inference.parameters.items() if pair[0] not in NOT_FOR_THE_MODEL]
-        inference.key = known[1], tuple(sorted(words))
+        given = sorted(inference.parameters.items()) if inference.parameters else ()
+        # With the type: True equals 1, but a model may treat them differently.
+        inference.key = known[1], [(name, type(one), one) for name, one in given if name not in NOT_FOR_THE_MODEL]
     return is_whole
 
 
@@ -130,10 +123,9 @@ def _check_one(inference: Inference, model: Taken, tensor: Tensor, spec: TensorS
         words = f"inference input '{spec.name}' data-type is '{tensor.datatype}'"
         _refuse(inference, f"{words}, but model '{model.model}' expects '{spec.datatype}'")
     if not fits(shape, spec.shape):
-        words = (
-            f"unexpected shape for input '{spec.name}' for model '{model.model}'. Expected {_shown(spec.shape)}, got"
-        )
-        _refuse(inference, f"{words} {_shown(shape)}. {_BATCH_NOTE}" if model.max_batch else f"{words} {_shown(shape)}")
+        words = f"unexpected shape for input '{spec.name}' for model '{model.model}'. Expected {_shown(spec.shape)}"
+        note = f". {_BATCH_NOTE}" if model.max_batch else ""
+        _refuse(inference, f"{words}, got {_shown(shape)}{note}")
     if model.max_batch and shape[0] < 1:
         _refuse(inference, f"inference request batch-size must be >= 1 for '{model.model}', got {shape[0]}")
     if inference.unread and spec.name in inference.unread:
@@ -172,10 +164,10 @@ def _check_strings(inference: Inference, model: Taken, tensor: Tensor) -> None:
     expected, end = math.prod(tensor.shape), len(tensor.data)
     while at < end and found <= expected:
         if at + 4 > end:
-            words = (
-                f"incomplete string length indicator {_of(tensor, model)}, expecting 4 bytes but only {end - at} bytes"
+            words = f"incomplete string length indicator {_of(tensor, model)}, expecting 4 bytes but only {end - at}"
+            _refuse(
+                inference, f"{words} bytes available. Please make sure the string length indicator is in one buffer."
             )
-            _refuse(inference, f"{words} available. Please make sure the string length indicator is in one buffer.")
         (size,) = _LENGTH.unpack_from(data, at)
         at += 4
         if at + size > end:
@@ -230,8 +222,7 @@ def timeout_ns(inference: Inference) -> int:
     except (ValueError, OverflowError):
         microseconds = -1
     if not 0 <= microseconds < NEVER // 1000:
-        message = f"timeout must be a number of microseconds (got {str(timeout)[:40]})"
-        _refuse(inference, message)
+        _refuse(inference, f"timeout must be a number of microseconds (got {str(timeout)[:40]})")
     return microseconds * 1000
 
 

@@ -1,24 +1,37 @@
-"""Reads a model's configuration (config.pbtxt, config.yaml, or JSON from a client) and derives what follows from it."""
+"""Reads a model's configuration (config.pbtxt, config.yaml, or JSON from a client), overrides fields of it, and derives
+what follows from it.
+"""
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from google.protobuf import json_format, text_format
-from google.protobuf.message import Message
+from google.protobuf.descriptor import FieldDescriptor as Field
 
 from inferometer.errors import UserError
 from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.models.queue import Policy
 from inferometer.serve.models.types import ModelSignature
 from inferometer.tensors import DATATYPES, TensorSpec
+from inferometer.wire.protobuf.schema import suggestion
 
 FILES = ("config.pbtxt", "config.yaml", "config.yml")
 _FORMAT = "fix it; the format is Triton's ModelConfig"
 _UNSUPPORTED = {"ensemble_scheduling": "ensembles are", "sequence_batching": "sequence batching is"}
 _MOST_INSTANCES = 1000
+_INVALID = text_format.ParseError, json_format.ParseError, yaml.YAMLError, AttributeError, TypeError, ValueError
+_EXAMPLE = "use KEY=VALUE, such as max_batch_size=8 or dynamic_batching.max_queue_delay_microseconds=500"
+_KINDS = {
+    Field.CPPTYPE_INT32: "a whole number from -2147483648 to 2147483647",
+    Field.CPPTYPE_INT64: "a whole number of at most 64 bits",
+    Field.CPPTYPE_UINT32: "a whole number from 0 to 4294967295",
+    Field.CPPTYPE_UINT64: "a whole number from 0",
+    Field.CPPTYPE_BOOL: "true or false", Field.CPPTYPE_FLOAT: "a number", Field.CPPTYPE_DOUBLE: "a number",
+}  # fmt: skip
 
 
 def read(path: Path) -> Any:
@@ -31,11 +44,10 @@ def read(path: Path) -> Any:
 
 
 def from_pbtxt(text: str, where: str = "the configuration") -> Any:
-    config = ModelConfig()
-    _parsed(
-        lambda: text_format.Parse(text, config, allow_unknown_field=True), where, f"{_FORMAT} in protobuf text format"
-    )
-    return config
+    def parse() -> Any:
+        return text_format.Parse(text, ModelConfig(), allow_unknown_field=True)
+
+    return _parsed(parse, where, f"{_FORMAT} in protobuf text format")
 
 
 def from_yaml(text: str, where: str = "the configuration") -> Any:
@@ -55,9 +67,8 @@ def from_tree(tree: Any, where: str = "the configuration") -> Any:
     """Build a configuration from JSON types with the .proto's field names; parameters may be plain values."""
     if not isinstance(tree, dict | None):
         raise UserError(f"{where} is not a mapping", "use the fields of Triton's ModelConfig, such as max_batch_size")
-    config: Message = ModelConfig()
-    _parsed(lambda: json_format.ParseDict(with_texts(tree or {}), config, ignore_unknown_fields=True), where, _FORMAT)
-    return config
+    parse = partial(json_format.ParseDict, ignore_unknown_fields=True)
+    return _parsed(lambda: parse(with_texts(tree or {}), ModelConfig()), where, _FORMAT)
 
 
 def with_texts(tree: dict[str, Any]) -> dict[str, Any]:
@@ -66,29 +77,84 @@ def with_texts(tree: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         return tree
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parameters.items()}
-    return {
-        **tree,
-        "parameters": {
-            name: value if isinstance(value, dict) else {"string_value": texts[name]}
-            for name, value in parameters.items()
-        },
-    }
+    plain = {name: {"string_value": texts[name]} for name, value in parameters.items() if not isinstance(value, dict)}
+    return {**tree, "parameters": {**parameters, **plain}}
 
 
 def _parsed(parse: Callable[[], Any], what: str, remedy: str) -> Any:
     try:
         return parse()
-    except (
-        text_format.ParseError,
-        json_format.ParseError,
-        yaml.YAMLError,
-        AttributeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _INVALID as error:
         raise UserError(f"{what}: {' '.join(str(error).split())}", remedy) from None
     except RecursionError:
         raise UserError(f"{what.removesuffix(' is not valid YAML')} is nested too deeply", _FORMAT) from None
+
+
+# --- overrides -------------------------------------------------------------------------------------------------------
+
+
+def override(config: Any, text: str) -> None:
+    """Set one KEY=VALUE in `config`, where a key is a path of field names: max_batch_size=8, instance_group.count=2,
+    parameters.delay=5ms. Raises UserError if there is no such field or the value does not fit."""
+    key, is_given, value = (part.strip() for part in text.partition("="))
+    if not is_given or not key:
+        raise UserError(f"--config {text!r} has no value", _EXAMPLE)
+    _put(config, key.split("."), value, f"--config {key}")
+
+
+def check_overrides(overrides: tuple[str, ...]) -> None:
+    """Raise UserError if the overrides do not fit any configuration."""
+    for text in overrides:
+        override(ModelConfig(), text)
+
+
+def _put(message: Any, path: list[str], value: str, option: str) -> None:
+    name, *rest = path
+    field = message.DESCRIPTOR.fields_by_name.get(name)
+    if field is None:
+        remedy = suggestion(name, [each.name for each in message.DESCRIPTOR.fields])
+        raise UserError(f"{option}: {message.DESCRIPTOR.name} has no field {name!r}", remedy)
+    part = getattr(message, name)
+    if field.message_type is None:
+        if rest:
+            raise UserError(f"{option}: {name} is a plain value and has no field {rest[0]!r}")
+        _put_value(message, field, value, option)
+    elif field.message_type.GetOptions().map_entry:
+        _put_entry(part, field, ".".join(rest), value, option)
+    elif rest:
+        for item in (part or [part.add()]) if field.is_repeated else [part]:
+            _put(item, rest, value, option)
+    elif field.is_repeated or value not in ("", "{}"):
+        remedy = f"use {name}.FIELD=VALUE with one of {', '.join(each.name for each in field.message_type.fields)}"
+        raise UserError(f"{option}: the name of one of its fields is missing", remedy)
+    else:  # dynamic_batching={} enables it with its defaults
+        part.SetInParent()
+
+
+def _put_value(message: Any, field: Field, value: str, option: str) -> None:
+    message.ClearField(field.name)
+    is_text = field.cpp_type == Field.CPPTYPE_STRING
+    if is_text and not field.is_repeated:
+        setattr(message, field.name, value)
+        return
+    for item in value.strip("[]").split(",") if field.is_repeated else [value]:
+        try:
+            text_format.Merge(f'{field.name}: "{item.strip()}"' if is_text else f"{field.name}: {item}", message)
+        except text_format.ParseError:
+            names = f"one of {', '.join(each.name for each in field.enum_type.values)}" if field.enum_type else "a text"
+            raise UserError(f"{option} must be {_KINDS.get(field.cpp_type, names)} (got {item!r})") from None
+
+
+def _put_entry(entries: Any, field: Field, name: str, value: str, option: str) -> None:
+    if not name:
+        raise UserError(f"{option}: the name of one of the {field.name} is missing", f"use {field.name}.NAME=VALUE")
+    kind = field.message_type.fields_by_name["value"]  # type: ignore[union-attr]
+    if kind.message_type is None:
+        entries[name] = value
+    elif "string_value" in kind.message_type.fields_by_name:
+        entries[name].string_value = value
+    else:
+        raise UserError(f"{option}: this field cannot be overridden", "set it in the model's config.pbtxt")
 
 
 # --- what follows from it --------------------------------------------------------------------------------------------
@@ -105,10 +171,8 @@ def facts(config: Any) -> ModelSignature:
         if not fields:
             what = f"model {config.name}: the configuration does not list any {kind}"
             raise UserError(what, f"list the {kind} in config.pbtxt")
-    return ModelSignature(
-        inputs=tuple(_spec(config, each, each.optional) for each in config.input),
-        outputs=tuple(_spec(config, each, False) for each in config.output),
-    )
+    inputs = tuple(_spec(config, each, each.optional) for each in config.input)
+    return ModelSignature(inputs, tuple(_spec(config, each, False) for each in config.output))
 
 
 def _spec(config: Any, tensor: Any, optional: bool) -> TensorSpec:

@@ -149,41 +149,29 @@ class Execution:
 
     def _run(self) -> tuple[list[Share], Refused | None, Compute]:
         """Return the responses that are not sent yet, an error that concerns all requests, and the times."""
-        begin = now()
-        try:
-            made, joined, computed = self._together()
-            if isinstance(made, list):
-                return made, None, (joined - begin, computed - joined, now() - computed)
-            if made is not None:
-                self._iterate(made)
-            else:
-                for inference in self.batch:  # what the failure held is freed by now: it may have been out of memory
-                    if not inference.is_over:
-                        share = self._alone(inference)
-                        self.owner.tell(self._answer_alone, inference, share, (joined - begin, now() - joined, 0))
-            return [], None, (joined - begin, now() - joined, 0)
-        except BaseException as error:  # even SystemExit: the thread is still needed
-            return [], reason(error), (0, 0, 0)
-
-    def _together(self) -> tuple[list[Share] | Iterator[Tensors] | None, int, int]:
-        """Run the whole batch. Return its outputs (None if it fails and has more than one request), and when computing
-        began and ended."""
-        assert self.instance.loaded.run is not None
-        joined, responses = now(), self.owner.responses
+        begin = joined = now()
+        run, responses = self.instance.loaded.run, self.owner.responses
+        assert run is not None
         try:
             inputs = join(self.batch)
             joined = now()
-            outputs = self.instance.loaded.run(inputs, self.batch[0].parameters)
-            computed = now()
+            outputs = run(inputs, self.batch[0].parameters)
             if not isinstance(outputs, dict):
-                return outputs, joined, computed
+                self._iterate(outputs)
+                return [], None, (joined - begin, now() - joined, 0)
+            computed = now()
             made = responses.share(outputs, self.batch)
             if len(self.batch) == 1 or not responses.misses_some(outputs, made):
-                return made, joined, computed
-        except BaseException:
+                return made, None, (joined - begin, computed - joined, now() - computed)
+        except BaseException as error:  # even SystemExit: the thread is still needed
             if len(self.batch) == 1:
-                raise
-        return None, joined, joined
+                return [], reason(error), (0, 0, 0)
+        inputs, outputs, made = {}, {}, []  # frees what the batch held: it may have run out of memory
+        for inference in self.batch:
+            if not inference.is_over:
+                share = self._alone(inference)
+                self.owner.tell(self._answer_alone, inference, share, (joined - begin, now() - joined, 0))
+        return [], None, (joined - begin, now() - joined, 0)
 
     def _alone(self, inference: Inference) -> Share:
         """Run one request of a failed batch: what is wrong with one is no reason to refuse the others."""
@@ -213,8 +201,7 @@ class Execution:
                 room.acquire()
                 self.owner.tell(self._answer_next, self.owner.responses.share(outputs, self.batch), room)
         finally:
-            close = getattr(responses, "close", None)
-            if close is not None:
+            if close := getattr(responses, "close", None):
                 close()
 
     def _answer_next(self, made: list[Share], room: threading.Semaphore) -> None:
@@ -253,9 +240,10 @@ class Execution:
         self._is_over = True
         self._cancel = None
         for inference in self.batch:
-            if not inference.is_over:
-                if why is None:
-                    self.owner.succeeded(inference, compute)
-                else:
-                    self.owner.failed(inference, why)
+            if inference.is_over:
+                continue
+            if why is None:
+                self.owner.succeeded(inference, compute)
+            else:
+                self.owner.failed(inference, why)
         self.owner.executed(self, compute if why is None else None)

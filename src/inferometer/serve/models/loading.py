@@ -12,7 +12,7 @@ from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import Definition
 from inferometer.serve.models.types import Loaded, Loading, ModelSignature, reason
 from inferometer.serve.threads import in_thread
-from inferometer.tensors import zeros
+from inferometer.tensors import TensorSpec, zeros
 
 if TYPE_CHECKING:
     from inferometer.serve.models.registry import Models
@@ -23,9 +23,8 @@ def wants_process(definition: Definition, is_shared: bool) -> bool:
     ends share the model and its backend loads weights."""
     if definition.loader is not None:
         return False
-    wanted = configs.parameter(
-        definition.config, "process", "1" if is_shared and definition.backend in backends.EXTRAS else "0"
-    )
+    default = "1" if is_shared and definition.backend in backends.EXTRAS else "0"
+    wanted = configs.parameter(definition.config, "process", default)
     if wanted not in ("0", "1"):
         raise UserError(f"model {definition.name}: parameter process must be 1 or 0 (got {wanted!r:.60})")
     return wanted == "1"
@@ -86,9 +85,8 @@ async def _warm_up(name: str, loaded: Loaded, facts: ModelSignature) -> None:
     required = [spec for spec in facts.inputs if spec.datatype == "BYTES" and not spec.optional]
     if loaded.run is None or required or not specs:
         return
-    shapes = {spec: [size if size >= 0 else 1 for size in spec.shape] for spec in specs}
     try:
-        await in_thread(_run, loaded, shapes)
+        await in_thread(_run_once, loaded, specs)
     except Exception as error:
         why = reason(error)
         if why.code != "INVALID_ARGUMENT":  # refusing zeros is a valid response
@@ -96,11 +94,12 @@ async def _warm_up(name: str, loaded: Loaded, facts: ModelSignature) -> None:
             raise UserError(what, "parameters.warmup=0 disables the warm-up") from None
 
 
-def _run(loaded: Loaded, shapes: Any) -> None:
-    """Run once; the first response of a stream is enough."""
+def _run_once(loaded: Loaded, specs: list[TensorSpec]) -> None:
+    """Run with one row; the first response of a stream is enough."""
     assert loaded.run is not None
     try:
-        made = loaded.run({spec.name: zeros(spec.name, spec.datatype, shape) for spec, shape in shapes.items()}, {})
+        sized = [(spec, [1 if size < 0 else size for size in spec.shape]) for spec in specs]
+        made = loaded.run({spec.name: zeros(spec.name, spec.datatype, shape) for spec, shape in sized}, {})
         if not isinstance(made, dict):
             next(iter(made), None)
             if close := getattr(made, "close", None):

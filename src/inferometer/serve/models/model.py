@@ -57,7 +57,7 @@ class Model:
         self.offload = models.offload
         self._models, self._loop = models, models.loop
         self._timeout = 0 if self.is_remote else configs.timeout_ns(config)
-        self._taken = checks.taken(name, config.max_batch_size, self.facts, policy.batching)
+        self._taken = checks.Taken(name, config.max_batch_size, self.facts, policy.batching)
         self._instant = None if policy.batching else loaded[0].instant
         slots = loaded[0].slots or (_THREADS if loaded[0].run is not None else UNLIMITED)
         threads = [Threads(models.loop, slots, f"{name} {i}") for i in range(len(loaded))]
@@ -65,7 +65,7 @@ class Model:
         self._is_unlimited = slots == UNLIMITED
         self._idle = deque(self._instances * (1 if self._is_unlimited else slots))
         free = UNLIMITED if self._is_unlimited else len(self._idle)
-        self._queue = Queue(policy, models.alarms, now, self._start, self._expired, free)
+        self._queue = Queue(policy, models.alarms.at, now, self._start, self._expired, free)
         self._running: set[Execution] = set()
         self._reading: set[Inference] = set()
         self._drained: asyncio.Future[None] | None = None
@@ -111,7 +111,7 @@ class Model:
         try:
             if inputs is None:
                 raise reason(error or RuntimeError("the inputs cannot be read"))
-            inference.inputs, inference.unread = inputs, {}
+            inference.inputs, inference.unread, inference.place = inputs, {}, None
             self._accept(inference)
         except Refused as why:
             self._end(inference)
@@ -158,7 +158,8 @@ class Model:
         place = inference.place
         self._queue.remove(inference)
         self._reading.discard(inference)
-        self.failed(inference, Refused("CANCELLED", named(inference, "the request was cancelled")))
+        if not inference.is_over:  # the batch that could start without it may have cancelled it, too
+            self.failed(inference, Refused("CANCELLED", named(inference, "the request was cancelled")))
         if isinstance(place, Execution) and all(one.is_over for one in place.batch):
             place.cancel()
         self._check_drained()

@@ -10,18 +10,13 @@ A request whose deadline passes while it is queued is dropped.
 from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from inferometer.serve.models.types import NEVER, Inference
 
 UNLIMITED = 1 << 40
-
-
-class QueueClock(Protocol):
-    def at(self, deadline: int, call: Callable[[], None]) -> None:
-        """Call back at a deadline."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -42,7 +37,7 @@ class Queue:
     def __init__(
         self,
         policy: Policy,
-        clock: QueueClock,
+        call_at: Callable[[int, Callable[[], None]], None],
         now: Callable[[], int],
         start: Callable[[list[Inference]], None],
         expired: Callable[[Inference], None],
@@ -53,7 +48,7 @@ class Queue:
         """Batches that may start now."""
         self.waiting: OrderedDict[Inference, list[Any]] = OrderedDict()
         """Queued requests, with their entries in the heap."""
-        self._clock, self._now, self._start, self._expired = clock, now, start, expired
+        self._call_at, self._now, self._start, self._expired = call_at, now, start, expired
         self._deadlines: list[list[Any]] = []
         """A heap of [deadline, number, request]. The request of those that have left is None: no tensors are kept."""
         self._armed, self._number, self._is_dispatching = NEVER, 0, False
@@ -139,7 +134,7 @@ class Queue:
     def _wake_at(self, instant: int) -> None:
         if instant < self._armed:
             self._armed = instant
-            self._clock.at(instant, self._woken)
+            self._call_at(instant, self._woken)
 
     def _woken(self) -> None:
         t = self._now()

@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferometer.errors import UserError
-from inferometer.serve.models import loading, repository
-from inferometer.serve.models import overrides as overriding
+from inferometer.serve.models import configs, loading, repository
 from inferometer.serve.models.alarms import Alarms
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import ModelSource
@@ -15,6 +14,9 @@ from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Inference, Loader, Refused, reason, sendable
 from inferometer.serve.offload import Offload
 from inferometer.serve.threads import in_thread
+
+if TYPE_CHECKING:
+    from inferometer.serve.processes.group import Group
 
 __all__ = ["IndexEntry", "Model", "Models"]
 
@@ -29,23 +31,6 @@ class IndexEntry(NamedTuple):
     reason: str
 
 
-class Group(Protocol):
-    """The other processes of the server (serve/processes), if there are any."""
-
-    is_shared: bool
-    """Whether there are several front ends."""
-
-    async def everywhere(self, operation: str, *arguments: Any) -> None:
-        """Load or unload a model in all front ends, with `load_here` and `unload_here`; register or unregister shared
-        memory."""
-
-    async def statistics(self, name: str, version: str) -> Any:
-        """Return the statistics of one model, or of all, from all processes."""
-
-    async def model(self, source: ModelSource, config: str, serial: int, device: str, overrides: Any) -> Model:
-        """Return a model that runs in a process of its own. `serial` is the same in all front ends."""
-
-
 class Models:
     """All models of the server, by name."""
 
@@ -55,14 +40,15 @@ class Models:
         *,
         device: str = "auto",
         overrides: tuple[str, ...] = (),
-        limit: int = 100_000,
+        limit: int = 10**5,
     ) -> None:
         self.loop, self.device, self.overrides, self._limit = loop, device, overrides, limit
-        overriding.check(overrides)
+        configs.check_overrides(overrides)
         self.regions, self.alarms = Regions(), Alarms(loop)
         self.offload = Offload(loop)
         """For all front ends and models."""
         self.group: Group | None = None
+        """The other processes of the server, if there are any."""
         self.in_flight = 0
         self._entries: dict[str, _Entry] = {}
         self._repositories: list[Path] = []
@@ -93,8 +79,8 @@ class Models:
         self._entries[name] = _Entry(source)
 
     async def start(self, config: str = "") -> None:
-        """Load and warm up all models, with `config` (JSON) instead of their files if given. One that fails to load is in the index with its reason, unless it is the only
-        one."""
+        """Load and warm up all models, with `config` (JSON) instead of their files if given. One that fails to load is
+        in the index with its reason, unless it is the only one."""
         for entry in self._entries.values():
             try:
                 await self._bring_up(entry, config)
@@ -124,10 +110,8 @@ class Models:
         model = entry.model
         if model is None:
             if entry.state == "LOADING" or entry.is_lost:
-                why = f": {entry.reason}" if entry.is_lost else ""
-                raise Refused(
-                    "UNAVAILABLE", f"Request for unknown model: '{name}' version 1 is not at ready state{why}"
-                )
+                why = f"version 1 is not at ready state{f': {entry.reason}' if entry.is_lost else ''}"
+                raise Refused("UNAVAILABLE", f"Request for unknown model: '{name}' {why}")
             raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' has no available versions")
         if version not in ("", model.version):
             raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' version {version} is not found")
@@ -142,18 +126,13 @@ class Models:
 
     def index(self, only_ready: bool = False) -> list[IndexEntry]:
         """List all models, including those in a repository that were never loaded."""
-        entries = [
-            IndexEntry(name, entry.model.version if entry.model else entry.version, entry.state, entry.reason)
-            for name, entry in sorted(self._entries.items())
-        ]
-        if only_ready:
-            return [entry for entry in entries if entry.state == "READY"]
-        known = set(self._entries)
-        for root in self._repositories:
-            names = [name for name in repository.listed(root) if name not in known]
-            entries += [IndexEntry(name, "", "UNAVAILABLE", "not loaded") for name in names]
-            known.update(names)
-        return sorted(entries)
+        entries = {
+            name: IndexEntry(name, (one.model or one).version, one.state, one.reason)
+            for name, one in self._entries.items()
+        }
+        for name in () if only_ready else [name for root in self._repositories for name in repository.listed(root)]:
+            entries.setdefault(name, IndexEntry(name, "", "UNAVAILABLE", "not loaded"))
+        return sorted(entry for entry in entries.values() if entry.state == "READY" or not only_ready)
 
     # --- requests ---
 
@@ -241,21 +220,18 @@ class Models:
                 raise Refused("INTERNAL", f"failed to load '{name}', {error}") from None
 
     async def _unload(self, name: str) -> None:
-        entry = self._entries.get(name)
-        if entry is None:
+        if (entry := self._entries.get(name)) is None:
             return
         async with entry.lock:
             model, entry.model = entry.model, None
-            if model is None:
-                return
-            entry.version, entry.state, entry.reason = model.version, "UNLOADING", ""
-            await self._retire(model)
-            entry.state, entry.reason = "UNAVAILABLE", "unloaded"
+            if model is not None:
+                entry.version, entry.state, entry.reason = model.version, "UNLOADING", ""
+                await self._retire(model)
+                entry.state, entry.reason = "UNAVAILABLE", "unloaded"
 
     def _new_entry(self, name: str) -> "_Entry":
-        root = next(
-            (root for root in self._repositories if repository.is_name(name) and name in repository.listed(root)), None
-        )
+        roots = self._repositories if repository.is_name(name) else []
+        root = next((root for root in roots if name in repository.listed(root)), None)
         if root is None:
             raise Refused("INTERNAL", f"failed to load '{name}', failed to poll from model repository")
         return self._entries.setdefault(name, _Entry(ModelSource(name, root / name, root)))
@@ -267,7 +243,7 @@ class Models:
             definition = await in_thread(repository.define, entry.source, config)
             entry.version = definition.version
             for text in self.overrides if definition.loader is None else ():
-                overriding.override(definition.config, text)
+                configs.override(definition.config, text)
             if self.group is not None and loading.wants_process(definition, self.group.is_shared):
                 model = await self.group.model(entry.source, config, serial, self.device, self.overrides)
             else:
@@ -324,14 +300,11 @@ class Models:
 
 class _Entry:
     def __init__(self, source: ModelSource) -> None:
-        self.source = source
+        self.source, self.lock = source, asyncio.Lock()
         self.model: Model | None = None
-        self.version = ""
-        self.state = "UNAVAILABLE"
-        self.reason = "not loaded"
+        self.version, self.state, self.reason = "", "UNAVAILABLE", "not loaded"
         self.is_lost = False
         """Whether its process has ended."""
-        self.lock = asyncio.Lock()
 
 
 def _why(name: str, error: Exception) -> UserError:

@@ -82,9 +82,8 @@ def listed(repository: Path) -> list[str]:
 
 
 def _names(repository: Path) -> list[str]:
-    return sorted(
-        path.name for path in repository.iterdir() if is_name(path.name) and path.is_dir() and _is_model(path)
-    )
+    folders = [path for path in repository.iterdir() if is_name(path.name) and path.is_dir()]
+    return sorted(path.name for path in folders if _is_model(path))
 
 
 def is_name(name: str) -> bool:

@@ -66,9 +66,8 @@ class Responses:
         if len(batch) == 1 and not batch[0].wanted:
             return 0
         sizes = {name: len(tensor.data) for name, tensor in outputs.items()}
-        work = sum([STRING * math.prod(one.shape) for one in outputs.values() if one.datatype == "BYTES"]) * (
-            len(batch) > 1
-        )
+        strings = [one for one in outputs.values() if one.datatype == "BYTES"] if len(batch) > 1 else []
+        work = sum([STRING * math.prod(one.shape) for one in strings])
         for each in [each for inference in batch for each in inference.wanted]:
             if each.classes or each.placed is not None:
                 work += sizes.get(each.name, 0) // (1 if each.classes else COPIED)

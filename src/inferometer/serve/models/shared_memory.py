@@ -111,10 +111,8 @@ class Regions:
         if name in self._regions:
             raise Refused("ALREADY_EXISTS", f"shared memory region '{name}' already in manager")
         if byte_size < 1:
-            what = (
-                f"failed to register shared memory region '{name}': its size must be at least 1 byte (got {byte_size})"
-            )
-            raise Refused("INVALID_ARGUMENT", what)
+            what = f"failed to register shared memory region '{name}'"
+            raise Refused("INVALID_ARGUMENT", f"{what}: its size must be at least 1 byte (got {byte_size})")
         file = self._open(key)
         if offset < 0 or offset + byte_size > os.fstat(file.number).st_size:
             raise Refused("INTERNAL", f"Invalid shared memory region: '{key}'")
