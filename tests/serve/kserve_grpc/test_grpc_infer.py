@@ -402,9 +402,7 @@ def test_many_concurrent_streams_on_one_connection(served: Served) -> None:
     async def all_of_them() -> list[list[str]]:
         async with grpc.aio.insecure_channel(served.grpc_address) as channel:
             call = channel.stream_stream(
-                client.STREAM_INFER,
-                lambda one: one.SerializeToString(),
-                messages.ModelStreamInferResponse.FromString,
+                client.STREAM_INFER, lambda one: one.SerializeToString(), messages.ModelStreamInferResponse.FromString
             )
             streams = [call() for _ in range(200)]
             for i, stream in enumerate(streams):
