@@ -131,7 +131,7 @@ def test_compression_in_both_directions(raw: RawGrpc, name: str, count: int) -> 
     assert messages.ModelInferResponse.FromString(response).raw_output_contents == [values]
 
 
-@pytest.mark.parametrize("data", [b"nonsense", gzip.compress(REQUEST)[:-9], b""])
+@pytest.mark.parametrize("data", [b"nonsense", gzip.compress(REQUEST)[:-9], b""], ids=["nonsense", "cut", "empty"])
 def test_invalid_compressed_data_is_refused(raw: RawGrpc, data: bytes) -> None:
     fields, _ = raw.exchange(headers(INFER, ("grpc-encoding", "gzip")), [framed(data, 1)])
     assert (fields["grpc-status"], "not valid gzip data" in fields["grpc-message"]) == ("13", True)
