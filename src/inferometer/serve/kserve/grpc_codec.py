@@ -47,7 +47,7 @@ _MAX_TYPED = 64 << 20
 # --- the request's bytes ---------------------------------------------------------------------------------------------
 
 
-def cut(data: Data) -> Cut:
+def cut(data: Data) -> Cut:  # noqa: PLR0912  (one loop, for speed)
     """Separate the id and the raw contents, which are views of a large message, from the rest."""
     view = data if len(data) < _VIEWED else memoryview(data)
     at = begin = 0

@@ -7,7 +7,6 @@ are sent without a copy. Invalid requests raise Refused, in Triton's words where
 
 import json
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.errors import UserError
+from inferometer.serve import compression
 from inferometer.serve.http import answers
 from inferometer.serve.models.shared_memory import RegionSlice
 from inferometer.serve.models.types import (
@@ -44,10 +44,6 @@ _RESERVED = "triton_"
 _GROWTH = 4
 """Approximate bytes of JSON per byte of a tensor."""
 _Size = Annotated[int, msgspec.Meta(ge=0, le=_INT64)]
-
-
-class TooLarge(Refused):
-    """The decompressed request exceeds the limit."""
 
 
 class InferRequestBody(msgspec.Struct, frozen=True):
@@ -389,58 +385,6 @@ def _raw(body: Data, model: str, facts: ModelSignature | None) -> InferRequestBo
     return InferRequestBody({spec.name: Tensor(spec.name, spec.datatype, tuple(shape), memoryview(body))}, binary=True)
 
 
-# --- compression -----------------------------------------------------------------------------------------------------
-
-_WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
-_BOTH_FORMATS = zlib.MAX_WBITS | 32
-
-
-def unpacked(body: Data, encoding: bytes, limit: int) -> Data:
-    """Decompress the body, to at most `limit` bytes."""
-    how = encoding.strip().lower().decode("latin-1")
-    if how in ("", "identity"):
-        return body
-    if how not in _WINDOWS:
-        raise Refused("UNIMPLEMENTED", f"Unsupported compression type {how!r:.40}: expected gzip or deflate")
-    stream = zlib.decompressobj(_BOTH_FORMATS)
-    try:
-        plain = stream.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise invalid(f"the body is not valid {how} data: {error}") from None
-    if len(plain) > limit:
-        raise TooLarge("RESOURCE_EXHAUSTED", f"the decompressed body is larger than {limit} bytes")
-    if not stream.eof or stream.unused_data:
-        where = "is truncated" if not stream.eof else "has data after its end"
-        raise invalid(f"the {how} body {where}")
-    return plain
-
-
-def packing(accepted: bytes) -> str:
-    """Return how a response may be compressed, from the header Accept-Encoding; "" for not at all."""
-    best, best_quality = "", 0.0
-    if not accepted:
-        return best
-    for entry in accepted.decode("latin-1").lower().split(","):
-        name, _, quality = entry.partition(";")
-        weight = _quality(quality)
-        if name.strip() in _WINDOWS and weight > best_quality:
-            best, best_quality = name.strip(), weight
-    return best
-
-
-def _quality(text: str) -> float:
-    name, _, value = text.partition("=")
-    try:
-        return float(value) if name.strip() == "q" else 1.0
-    except ValueError:
-        return 0.0
-
-
-def packed(parts: Sequence[Data], how: str) -> bytes:
-    stream = zlib.compressobj(wbits=_WINDOWS[how])
-    return b"".join([*map(stream.compress, parts), stream.flush()])
-
-
 # --- responses -------------------------------------------------------------------------------------------------------
 
 _BINARY = b"application/octet-stream"
@@ -466,7 +410,7 @@ def answer(
     parts: list[Data] = [text, *data]
     headers = b"Inference-Header-Content-Length: %d\r\n" % len(text) if data else b""
     if how:
-        parts, headers = [packed(parts, how)], headers + b"Content-Encoding: %b\r\n" % how.encode()
+        parts, headers = [compression.compress(how, parts)], headers + b"Content-Encoding: %b\r\n" % how.encode()
     return InferReply(parts, headers, _BINARY if data else b"application/json")
 
 

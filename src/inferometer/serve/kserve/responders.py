@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inferometer.errors import UserError
+from inferometer.serve import compression
 from inferometer.serve.http import answers
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
@@ -157,7 +158,7 @@ class Infer(Responder):
     def _respond(self) -> None:
         inference, request, binary = self.inference, self._request, self._binary
         outputs = self._outputs[0] if self._outputs else ()
-        how = http_codec.packing(request.headers.get(b"accept-encoding", b""))
+        how = compression.choose(request.headers.get(b"accept-encoding", b""))
         if not how and request.keep_alive and not request.http10 and not self._kserve.draining:
             found = http_codec.binary_answer(inference, outputs, binary)
             if found is not None:
