@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferometer.serve import compression
 from inferometer.serve.kserve import http_codec
-from inferometer.serve.models.types import ModelSignature, Output, Placed, Refused, Wanted
+from inferometer.serve.models.types import Output, Placed, Refused, Wanted
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec, elements, from_json, to_json
 from inferometer.wire.kserve import http as client
 from inferometer.wire.kserve.http import InferOptions, ShmRef
@@ -183,15 +183,15 @@ def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
 
 
 def test_the_shape_of_a_raw_request_follows_from_its_size():
-    facts = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), ())
+    facts = (TensorSpec("x", "FP32", (-1, -1)),)
     parsed = parse(bytes(12), b"0", "m", no_memory, facts)
     assert (parsed.inputs["x"].shape, parsed.binary) == ((1, 3), True)
-    text = ModelSignature((TensorSpec("x", "BYTES", (-1, 1)),), ())
+    text = (TensorSpec("x", "BYTES", (-1, 1)),)
     assert parse(b"hi", b"0", "m", no_memory, text).inputs["x"].data == b"\2\0\0\0hi"
     for wrong in (
-        ModelSignature((), ()),
-        ModelSignature(facts.inputs * 2, ()),
-        ModelSignature((TensorSpec("x", "FP32", (-1, 2)),), ()),
+        (),
+        facts * 2,
+        (TensorSpec("x", "FP32", (-1, 2)),),
     ):
         with pytest.raises(Refused):
             parse(bytes(12), b"0", "m", no_memory, wrong)

@@ -15,16 +15,7 @@ from inferometer.errors import UserError
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import (
-    Inference,
-    Output,
-    Parameter,
-    Placed,
-    Refused,
-    Tensors,
-    Unread,
-    Wanted,
-)
+from inferometer.serve.models.types import Inference, Output, Parameter, Placed, Refused, Tensors, Unread, Wanted
 from inferometer.tensors import DATATYPES, Tensor, from_numpy
 from inferometer.wire.failures import bounded
 
@@ -177,14 +168,11 @@ def _inputs(request: Message, id: str, raw: Raw, regions: Regions) -> tuple[Tens
             unread[name] = Unread(region.read, region.byte_size)
         elif count:
             if used == count:
-                raise _invalid(
-                    "expected raw_input_contents for each input that is not in shared memory of model "
-                    f"'{model}', but there are {count}: none for '{name}'"
-                )
+                what = f"each input that is not in shared memory of model '{model}'"
+                raise _invalid(f"expected raw_input_contents for {what}, but there are {count}: none for '{name}'")
             if one.HasField("contents"):
-                raise _invalid(
-                    f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model}'"
-                )
+                why = "contents field must not be specified when using raw_input_contents"
+                raise _invalid(f"{why} for '{name}' for model '{model}'")
             data, used = raw[used], used + 1
         elif contents := one.contents.ListFields():
             data = _typed(name, datatype, contents, model)
@@ -194,9 +182,8 @@ def _inputs(request: Message, id: str, raw: Raw, regions: Regions) -> tuple[Tens
             raise _invalid(f"[request id: {id or '<id_unknown>'}] input '{name}' already exists in request")
         tensors[name] = Tensor(name, datatype, shape, data)
     if used < count:
-        raise _invalid(
-            f"there are {count} raw_input_contents, but model '{model}' is given {used} inputs that are not in shared memory"
-        )
+        but = f"model '{model}' is given {used} inputs that are not in shared memory"
+        raise _invalid(f"there are {count} raw_input_contents, but {but}")
     return tensors, unread
 
 
@@ -216,10 +203,8 @@ def _typed(name: str, datatype: str, contents: Sequence[tuple[Any, Sequence[Any]
     """Return typed contents, the non-empty fields of an InferTensorContents, as raw ones."""
     for field, _ in contents:
         if datatype not in _TYPES[field.name]:
-            raise _invalid(
-                f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of type "
-                f"'{_TYPES[field.name][0]}', expected datatype '{datatype}'"
-            )
+            types = f"of type '{_TYPES[field.name][0]}', expected datatype '{datatype}'"
+            raise _invalid(f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' {types}")
     field, values = contents[0]
     dtype = DATATYPES[datatype].dtype
     try:
@@ -252,14 +237,11 @@ _NO_PARAMETERS: dict[str, Parameter] = {}
 def _parameter(name: str, one: Message) -> Parameter:
     kind = one.WhichOneof("parameter_choice")
     if kind is None:
-        raise _invalid(
-            f"invalid value type for '{name}' parameter, expected int64_param, bool_param, string_param or double_param."
-        )
+        kinds = "int64_param, bool_param, string_param or double_param"
+        raise _invalid(f"invalid value type for '{name}' parameter, expected {kinds}.")
     if name.startswith("triton_") and name != EMPTY_FINAL:
-        raise _invalid(
-            "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
-            f"'triton_' are allowed: {EMPTY_FINAL}"
-        )
+        allowed = f"Only the following keys starting with 'triton_' are allowed: {EMPTY_FINAL}"
+        raise _invalid(f"parameter keys starting with 'triton_' are reserved for Triton usage. {allowed}")
     if kind not in _KINDS.get(name, (kind,)):
         raise _invalid(f"invalid value type for '{name}' parameter, expected {_KINDS[name][0]}.")
     value: Parameter = getattr(one, kind)
@@ -273,16 +255,13 @@ def _placed(parameters: Any, tensor: str) -> Placed | None:
     if "shared_memory_region" not in parameters:
         return None
     if "shared_memory_byte_size" not in parameters:
-        raise _invalid(
-            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
-            f"'{tensor}'"
-        )
+        what = "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter"
+        raise _invalid(f"{what} for tensor '{tensor}'")
     region = _of_kind(parameters, "shared_memory_region", "string_param", tensor)
     size = _of_kind(parameters, "shared_memory_byte_size", "int64_param", tensor)
-    has_offset = "shared_memory_offset" in parameters
-    return Placed(
-        region, size, _of_kind(parameters, "shared_memory_offset", "int64_param", tensor) if has_offset else 0
-    )
+    if "shared_memory_offset" not in parameters:
+        return Placed(region, size)
+    return Placed(region, size, _of_kind(parameters, "shared_memory_offset", "int64_param", tensor))
 
 
 def _of_kind(parameters: Any, name: str, kind: str, tensor: str) -> Any:
@@ -311,9 +290,8 @@ def _output(one: Message) -> Wanted:
         if classes < 0:
             raise _invalid("invalid value for 'classification' parameter, expected >= 0")
         if classes and placed is not None:
-            raise _invalid(
-                f"output '{one.name}': classes cannot be written to shared memory; request only one of the two"
-            )
+            why = "classes cannot be written to shared memory; request only one of the two"
+            raise _invalid(f"output '{one.name}': {why}")
     return Wanted(one.name, classes, placed)
 
 
@@ -330,12 +308,8 @@ _heads: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}
 
 def response(one: Inference, outputs: Sequence[Output], final: bool | None = None) -> tuple[Data, ...]:
     """Return the parts of a ModelInferResponse; `final` is the stream's final-response flag."""
-    key = (
-        one.model,
-        one.version,
-        final,
-        *[(output.tensor.name, output.tensor.datatype, output.tensor.shape) for output in outputs],
-    )
+    tensors = [(output.tensor.name, output.tensor.datatype, output.tensor.shape) for output in outputs]
+    key = one.model, one.version, final, *tensors
     head = _heads.get(key)
     if head is None:
         if len(_heads) >= _MAX_CACHED:
@@ -345,12 +319,8 @@ def response(one: Inference, outputs: Sequence[Output], final: bool | None = Non
     id = one.id.encode() if one.id else b""
     if len(outputs) == 1:
         data = flat(outputs[0].tensor.data)
-        middle = (
-            b"\x1a%b%b%b\x32%b" % (length(len(id)), id, after, length(len(data)))
-            if id
-            else after + _RAW_OUTPUT + length(len(data))
-        )
-        return before + middle, data
+        named = b"\x1a" + length(len(id)) + id if id else b""
+        return before + named + after + _RAW_OUTPUT + length(len(data)), data
     parts: list[Data] = [before, b"\x1a" + length(len(id)) + id if id else b"", after]
     for output in outputs:
         data = flat(output.tensor.data)

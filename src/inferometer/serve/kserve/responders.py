@@ -47,17 +47,9 @@ class Responder:
     def submit(self, asked: InferRequestBody, was_let_in: bool) -> None:
         self._binary = asked.binary
         self.inference = inference = Inference(
-            self._name,
-            asked.inputs,
-            answer=self.answer,
-            ended=self.ended,
-            arrived=self._request.arrived,
-            version=self._version,
-            id=asked.id,
-            wanted=asked.wanted,
-            parameters=asked.parameters,
-            unread=asked.unread,
-        )
+            self._name, asked.inputs, answer=self.answer, ended=self.ended, arrived=self._request.arrived,
+            version=self._version, id=asked.id, wanted=asked.wanted, parameters=asked.parameters, unread=asked.unread,
+        )  # fmt: skip
         self._connection.gone = self.gone
         try:
             self._kserve.models.submit(inference, was_let_in)
@@ -97,16 +89,9 @@ class Responder:
         raise NotImplementedError
 
     def _reply(self, inference: Inference, body: http_codec.InferReply) -> None:
-        timing = answers.timing(inference.queue_ns, inference.compute_ns, now() - self._request.arrived)
-        reply(
-            self._connection,
-            self._request,
-            200,
-            *body.parts,
-            content_type=body.content_type,
-            extra=body.headers + timing,
-            close=self._kserve.draining,
-        )
+        extra = body.headers + answers.timing(inference.queue_ns, inference.compute_ns, now() - inference.arrived)
+        kind, close = body.content_type, self._kserve.draining
+        reply(self._connection, self._request, 200, *body.parts, content_type=kind, extra=extra, close=close)
 
     # --- in a thread ---
 

@@ -199,12 +199,12 @@ class Kserve:
         ):
             self._read(responder, request, partial(self._parse, name, model, headers.get(_JSON_LENGTH, b"")))
         else:
-            asked = http_codec.request(body, end, name, self.models.regions.find, model.facts)
+            asked = http_codec.request(body, end, name, self.models.regions.find, model.facts.inputs)
             responder.submit(asked, request.was_let_in)
 
     def _parse(self, name: str, model: Model, length: bytes, body: Data) -> http_codec.InferRequestBody:
         end = http_codec.json_length(length, len(body))
-        return http_codec.request(body, end, name, self.models.regions.find, model.facts)
+        return http_codec.request(body, end, name, self.models.regions.find, model.facts.inputs)
 
     def _generate(self, name: str, version: str, connection: Connection, request: Request) -> None:
         model = self._find(request, name, version)

@@ -202,7 +202,5 @@ def _empty(request: _Request, final: bool) -> Message:
 
 
 def _error(message: str, response: Message) -> bytes:
-    data: bytes = ModelStreamInferResponse(
-        error_message=status.shown(message), infer_response=response
-    ).SerializeToString()
-    return data
+    made = ModelStreamInferResponse(error_message=status.shown(message), infer_response=response)
+    return bytes(made.SerializeToString())
