@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import zlib
 from typing import Any
 
 import msgspec
@@ -10,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferometer.serve import compression
 from inferometer.serve.kserve import http_codec
-from inferometer.serve.models.types import ModelSignature, Output, Placed, Refused, Wanted
+from inferometer.serve.models.types import Output, Placed, Refused, Wanted
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec, elements, from_json, to_json
 from inferometer.wire.kserve import http as client
 from inferometer.wire.kserve.http import InferOptions, ShmRef
@@ -183,15 +183,15 @@ def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
 
 
 def test_the_shape_of_a_raw_request_follows_from_its_size():
-    facts = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), ())
+    facts = (TensorSpec("x", "FP32", (-1, -1)),)
     parsed = parse(bytes(12), b"0", "m", no_memory, facts)
     assert (parsed.inputs["x"].shape, parsed.binary) == ((1, 3), True)
-    text = ModelSignature((TensorSpec("x", "BYTES", (-1, 1)),), ())
+    text = (TensorSpec("x", "BYTES", (-1, 1)),)
     assert parse(b"hi", b"0", "m", no_memory, text).inputs["x"].data == b"\2\0\0\0hi"
     for wrong in (
-        ModelSignature((), ()),
-        ModelSignature(facts.inputs * 2, ()),
-        ModelSignature((TensorSpec("x", "FP32", (-1, 2)),), ()),
+        (),
+        facts * 2,
+        (TensorSpec("x", "FP32", (-1, 2)),),
     ):
         with pytest.raises(Refused):
             parse(bytes(12), b"0", "m", no_memory, wrong)
@@ -283,17 +283,21 @@ def test_random_bodies_are_parsed_or_refused(body: bytes, header: bytes):
 def test_compression_round_trips_in_both_directions(body: bytes):
     for how in ("gzip", "deflate"):
         _, packed = client.compressed(body, how)
-        assert http_codec.unpacked(memoryview(packed), how.encode(), GIB) == body
-        assert zlib.decompress(http_codec.packed([body[:7], memoryview(body)[7:]], how), zlib.MAX_WBITS | 32) == body
+        assert unpacked(memoryview(packed), how.encode()) == body
+        assert unpacked(compression.compress(how, [body[:7], memoryview(body)[7:]]), how.encode()) == body
+
+
+def unpacked(body: bytes | memoryview, encoding: bytes, limit: int = GIB) -> bytes:
+    return compression.decompress(compression.named(encoding), body, limit, "body", "INVALID_ARGUMENT")
 
 
 def test_a_decompression_bomb_is_refused():
     bomb = gzip.compress(bytes(50_000_000))
     assert len(bomb) < 60_000
-    assert len(http_codec.unpacked(bomb, b"gzip", 50_000_000)) == 50_000_000
+    assert len(unpacked(bomb, b"gzip", 50_000_000)) == 50_000_000
     for limit in (1000, 49_999_999):
-        with pytest.raises(http_codec.TooLarge):
-            http_codec.unpacked(bomb, b"gzip", limit)
+        with pytest.raises(compression.TooLarge):
+            unpacked(bomb, b"gzip", limit)
 
 
 # Named, because gzip's header holds the second it was made in: the two workers of a run must collect the same names.
@@ -312,7 +316,7 @@ NOT_COMPRESSED_AS_DECLARED = {
 )
 def test_invalid_compressed_data_is_refused(body: bytes, encoding: bytes):
     with pytest.raises(Refused):
-        http_codec.unpacked(body, encoding, GIB)
+        unpacked(body, encoding)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +335,7 @@ def test_invalid_compressed_data_is_refused(body: bytes, encoding: bytes):
     ],
 )
 def test_responses_are_compressed_as_accepted(accepted: bytes, how: str):
-    assert http_codec.packing(accepted) == how
+    assert compression.choose(accepted) == how
 
 
 # --- long arrays, in pieces --------------------------------------------------------------------------------------------

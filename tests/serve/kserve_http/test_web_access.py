@@ -156,10 +156,7 @@ def test_the_access_log_includes_aborted_requests(what: str, capfd: pytest.Captu
 
 
 def test_the_access_log_includes_timed_out_requests(capfd: pytest.CaptureFixture[str]):
-    with (
-        serving(Settings(access_log=True, limits=Limits(stalled=50))) as server,
-        RawClient(server.url) as web,
-    ):
+    with serving(Settings(access_log=True, limits=Limits(stalled=50))) as server, RawClient(server.url) as web:
         web.send(b"POST /v2/late?q=hidden HTTP/1.1\r\nContent-Length: 3\r\n\r\nx")
         server.until(lambda: any(one._parser.is_partial for one in server.listener.connections))
         server.call(lambda: server.listener.sweep(now() + 51 * 10**9))

@@ -14,6 +14,7 @@ from raw_client import RawClient, request
 from served import Served, serving
 from waiting import until
 
+from inferometer.serve import compression
 from inferometer.serve.http.parse import Request
 from inferometer.serve.kserve import generate, http_codec
 from inferometer.serve.kserve.responders import Responder
@@ -58,7 +59,7 @@ PARTS = {
     b"request": (http_codec, "request"),
     b"generate": (generate, "request"),
     b"answer": (http_codec, "answer"),
-    b"packed": (http_codec, "packed"),
+    b"packed": (compression, "compress"),
 }
 
 

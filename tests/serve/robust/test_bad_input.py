@@ -263,8 +263,7 @@ def test_a_port_in_use(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "model", "extra"),
-    [("onnxruntime", "model.onnx", "onnx"), ("torch", "model.pt", "torch")],
+    ("package", "model", "extra"), [("onnxruntime", "model.onnx", "onnx"), ("torch", "model.pt", "torch")]
 )
 def test_a_missing_package(tmp_path: Path, package: str, model: str, extra: str) -> None:
     if "." in model:

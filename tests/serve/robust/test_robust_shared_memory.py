@@ -99,17 +99,11 @@ def test_large_tensors_in_shared_memory_round_trip_over_http(server: Child, memo
         key = {"key": f"/{memory.name}", "byte_size": 2 * SIZE}
         assert client.json("POST", "/v2/systemsharedmemory/region/r/register", key) == (200, None)
         status, tree = client.json("POST", "/v2/models/identity/infer", request)
-        assert (status, tree["outputs"]) == (
-            200,
-            [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, SIZE // 4]}],
-        )
+        assert (status, tree["outputs"]) == (200, [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, SIZE // 4]}])
         assert memory.read_bytes()[SIZE:] == truth
         os.truncate(memory, SIZE)
         status, tree = client.json("POST", "/v2/models/identity/infer", request)
-        assert (status, tree) == (
-            400,
-            {"error": "shared memory region 'r' was truncated after it was registered"},
-        )
+        assert (status, tree) == (400, {"error": "shared memory region 'r' was truncated after it was registered"})
         assert client.json("POST", "/v2/systemsharedmemory/unregister") == (200, None)
     until(lambda: server.files() <= files, "the object is closed again")
     assert server.errors() == ""

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inferometer.serve.grpc import compression, status
+from inferometer.serve import compression
+from inferometer.serve.grpc import status
 from inferometer.serve.grpc.messages import PREFIX, Data, Inbox
 from inferometer.serve.grpc.request import CallHead
 from inferometer.serve.models.types import NEVER, Refused
@@ -27,8 +28,6 @@ _AHEAD = 1 << 20
 _MAX_WAITING = 64 << 20
 """Bytes that wait to be sent, from which on the call is paused."""
 _SMALL = 4096
-_EXPANSION = 32
-"""Compressed data may be this many times as large when decompressed, or more: it counts as larger work."""
 
 _pack, _unpack, _size = PREFIX.pack, PREFIX.unpack_from, PREFIX.size
 
@@ -136,8 +135,8 @@ class Call:
         if not name:
             raise Refused("INTERNAL", "a message is compressed, but the call has no grpc-encoding")
         self.pause()
-        work = partial(compression.decompress, name, message, self.connection.max_message)
-        self.connection.offload.run(_EXPANSION * len(message), work, self._decompressed)
+        work = partial(compression.decompress, name, message, self.connection.max_message, "message", "INTERNAL")
+        self.connection.offload.run(compression.EXPANSION * len(message), work, self._decompressed)
 
     def _decompressed(self, message: Data | None, error: BaseException | None) -> None:
         if self.is_over:

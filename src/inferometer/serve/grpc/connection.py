@@ -39,20 +39,9 @@ class Connection:
     """The calls of one connection. (It is the Protocol of a Transport.)"""
 
     __slots__ = (
-        *(
-            "_arrived",
-            "_begun",
-            "_is_awake",
-            "_owed",
-            "_server",
-            "_transport",
-            "blocked",
-            "calls",
-            "http2",
-            "max_message",
-        ),
-        *("offload", "room"),
-    )
+        "_arrived", "_begun", "_is_awake", "_owed", "_server", "_transport", "blocked", "calls", "http2", "max_message",
+        "offload", "room",
+    )  # fmt: skip
 
     room: memoryview | None
 

@@ -6,7 +6,6 @@ bytearray; a large one is copied once, into a buffer of its announced size.
 
 from struct import Struct
 
-from inferometer.serve.grpc.compression import too_large
 from inferometer.serve.memory import untouched
 from inferometer.serve.models.types import Refused
 
@@ -61,7 +60,8 @@ class Inbox:
         if self._is_compressed > 1:
             raise Refused("INTERNAL", f"the prefix of a message starts with {self._is_compressed}, not with 0 or 1")
         if size > self._limit:
-            raise too_large(size, self._limit)
+            why = f"the message has {size} bytes; the server accepts at most {self._limit}"
+            raise Refused("RESOURCE_EXHAUSTED", why)
         if size <= _LARGE or len(self._data) >= PREFIX.size + size:
             return False
         rest, self._data = memoryview(self._data)[PREFIX.size :], bytearray()

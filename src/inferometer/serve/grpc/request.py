@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inferometer.serve.grpc import compression, status
+from inferometer.serve import compression
+from inferometer.serve.grpc import status
 from inferometer.serve.http.token import why_not
 from inferometer.serve.models.types import NEVER, Refused
 from inferometer.wire.http2 import hpack
@@ -99,7 +100,7 @@ class CallHeads:
                 shown,
                 method,
                 timeout=_timeout(fields.get(b"grpc-timeout", b"")),
-                encoding=_encoding(fields.get(b"grpc-encoding", b"")),
+                encoding=compression.named(fields.get(b"grpc-encoding", b"")),
                 compression=compressed,
                 block=_RESPONSES[compressed],
             )
@@ -135,12 +136,3 @@ def _timeout(text: bytes) -> int:
     if found is None:
         raise Refused("INTERNAL", f"grpc-timeout must be up to eight digits and a unit (got {text[:20]!r})")
     return int(found[1]) * _UNITS[found[2]]
-
-
-def _encoding(name: bytes) -> str:
-    known = name.decode("latin-1")
-    if known in ("", "identity"):
-        return ""
-    if known not in compression.FORMATS:
-        raise Refused("UNIMPLEMENTED", f"the compression {known!r:.40} is not supported; use gzip or deflate")
-    return known

@@ -72,9 +72,8 @@ class GrpcServer:
         if self.is_logged:
             spent = (now() - call.began) / 1e6
             when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
-            sys.stderr.write(
-                f"{when}Z {call.connection.peer or '-'} GRPC {quote(call.head.path)} {code} {spent:.3f} ms\n"
-            )
+            line = f"{when}Z {call.connection.peer or '-'} GRPC {quote(call.head.path)} {code} {spent:.3f} ms"
+            sys.stderr.write(line + "\n")
 
     async def stop(self, grace: float) -> None:
         """Accept no new calls, let those in progress end for `grace` seconds, then refuse them."""

@@ -9,17 +9,8 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from inferometer import __version__
-from inferometer.serve.kserve.messages import (
-    CudaSharedMemoryStatusResponse,
-    LogSettingsResponse,
-    Message,
-    ModelMetadataResponse,
-    ModelStatisticsResponse,
-    RepositoryIndexResponse,
-    ServerMetadataResponse,
-    SystemSharedMemoryStatusResponse,
-    TraceSettingResponse,
-)
+from inferometer.serve.kserve import messages
+from inferometer.serve.kserve.messages import Message
 from inferometer.serve.models.registry import Model, Models
 from inferometer.serve.models.types import Refused
 from inferometer.tensors import TensorSpec
@@ -34,11 +25,11 @@ NO_CONTROL = "clients may not load and unload models: the server was started wit
 
 
 def server_metadata(models: Models) -> Message:
-    return ServerMetadataResponse(name=NAME, version=__version__, extensions=EXTENSIONS)
+    return messages.ServerMetadataResponse(name=NAME, version=__version__, extensions=EXTENSIONS)
 
 
 def model_metadata(model: Model) -> Message:
-    made = ModelMetadataResponse(name=model.name, versions=list(model.versions), platform=model.platform)
+    made = messages.ModelMetadataResponse(name=model.name, versions=list(model.versions), platform=model.platform)
     _add_specs(made.inputs, model.facts.inputs)
     _add_specs(made.outputs, model.facts.outputs)
     return made
@@ -64,7 +55,7 @@ def statistics(models: Models, name: str = "", version: str = "") -> Message | A
 def own_statistics(models: Models, name: str = "", version: str = "") -> Message:
     """Return what this process has counted, of one model or of all."""
     ready = [models.find(one) for one in ([name] if name else models.names()) if models.is_known(one)]
-    return ModelStatisticsResponse(model_stats=[model.statistics() for model in ready if not model.is_remote])
+    return messages.ModelStatisticsResponse(model_stats=[model.statistics() for model in ready if not model.is_remote])
 
 
 def _ready_one(models: Models, name: str, version: str) -> Model:
@@ -79,7 +70,7 @@ def _ready_one(models: Models, name: str, version: str) -> Model:
 
 
 def repository_index(models: Models, ready: bool = False) -> Message:
-    made = RepositoryIndexResponse()
+    made = messages.RepositoryIndexResponse()
     for entry in models.index(only_ready=ready):
         made.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
     return made
@@ -89,9 +80,8 @@ def check_load(parameters: Iterable[str]) -> None:
     """Check the parameters of a load request: the configuration is the only one supported."""
     for name in sorted(parameters):
         if name.startswith("file:"):
-            raise Refused(
-                "UNIMPLEMENTED", "this server loads models only from its repository, not from files in requests"
-            )
+            why = "this server loads models only from its repository, not from files in requests"
+            raise Refused("UNIMPLEMENTED", why)
         if name != "config":
             raise Refused("INVALID_ARGUMENT", f"load parameter '{name:.60}' is unknown: only 'config' is supported")
 
@@ -100,7 +90,7 @@ def check_load(parameters: Iterable[str]) -> None:
 
 
 def shared_memory_status(models: Models, name: str = "") -> Message:
-    made = SystemSharedMemoryStatusResponse()
+    made = messages.SystemSharedMemoryStatusResponse()
     for region in models.regions.status(name):
         status = made.regions[region.name]
         status.name, status.key = region.name, region.key
@@ -120,7 +110,7 @@ def cuda_status(name: str = "") -> Message:
     """Return an empty status: CUDA shared memory is not supported, so nothing is ever registered."""
     if name:
         raise Refused("NOT_FOUND", f"Unable to find cuda shared memory region: '{name}'")
-    return CudaSharedMemoryStatusResponse()
+    return messages.CudaSharedMemoryStatusResponse()
 
 
 def refuse_cuda(name: str) -> Refused:
@@ -146,7 +136,7 @@ def trace_settings(models: Models, model: str = "", asked: Sequence[str] = ()) -
         raise Refused("INVALID_ARGUMENT", f"Request for unknown model : {model}")
     if asked:
         raise Refused("UNIMPLEMENTED", "this server does not trace: trace settings cannot be changed")
-    made = TraceSettingResponse()
+    made = messages.TraceSettingResponse()
     for name, value in _TRACE.items():
         made.settings[name].value.append(value)
     return made
@@ -155,7 +145,7 @@ def trace_settings(models: Models, model: str = "", asked: Sequence[str] = ()) -
 def log_settings(asked: Sequence[str] = ()) -> Message:
     if asked:
         raise Refused("UNIMPLEMENTED", "this server does not write Triton's log: log settings cannot be changed")
-    made = LogSettingsResponse()
+    made = messages.LogSettingsResponse()
     for name, value in _LOG.items():
         kind = "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else "string_param"
         setattr(made.settings[name], kind, value)

@@ -29,44 +29,24 @@ def request(body: bytes | memoryview, model: Model) -> InferRequestBody:
     has_batch = model.config.max_batch_size > 0
     inputs: Tensors = {}
     others: dict[str, Any] = {}
-    for name, value in tree.items():
-        if name == "parameters" and isinstance(value, dict) and name not in specs:
-            for inner, nested in value.items():
-                _sort(inner, nested, specs, has_batch, inputs, others)
-        elif name != "id" or name in specs:
-            _sort(name, value, specs, has_batch, inputs, others)
-    id_ = tree.get("id", "") if "id" not in specs else ""
+    id_ = tree.pop("id", "") if "id" not in specs else ""
+    nested = tree.pop("parameters") if "parameters" not in specs and isinstance(tree.get("parameters"), dict) else {}
+    for name, value in (*tree.items(), *nested.items()):
+        if name not in specs:
+            others[name] = value
+        elif name in inputs:
+            raise invalid(f"[request id: <id_unknown>] input '{name}' already exists in request")
+        else:
+            inputs[name] = _tensor(specs[name], value, has_batch)
     if not isinstance(id_, str | int):
         raise invalid(f"Unable to parse 'id': expected a text, got {id_!r:.60}")
     return InferRequestBody(inputs, str(id_), parameters=http_codec.parameters(others))
 
 
-def _sort(
-    name: str, value: Any, specs: dict[str, TensorSpec], has_batch: bool, inputs: Tensors, others: dict[str, Any]
-) -> None:
-    if name not in specs:
-        others[name] = value
-    elif name in inputs:
-        raise invalid(f"[request id: <id_unknown>] input '{name}' already exists in request")
-    else:
-        inputs[name] = _tensor(specs[name], value, has_batch)
-
-
 def _tensor(spec: TensorSpec, value: Any, has_batch: bool) -> Tensor:
     values = value if isinstance(value, list) else [value]
-    shape = _shape(spec, _count(values), has_batch)
+    shape = _shape(spec, sum(1 for _ in http_codec.leaves(values)), has_batch)
     return http_codec.from_values(spec.name, spec.datatype, shape, values)
-
-
-def _count(values: list[Any]) -> int:
-    count, stack = 0, [values]
-    while stack:
-        for value in stack.pop():
-            if isinstance(value, list):
-                stack.append(value)
-            else:
-                count += 1
-    return count
 
 
 def _shape(spec: TensorSpec, count: int, has_batch: bool) -> tuple[int, ...]:
@@ -79,10 +59,8 @@ def _shape(spec: TensorSpec, count: int, has_batch: bool) -> tuple[int, ...]:
     if free:
         dims[free[-1]] = count // fixed if fixed else 0
     if math.prod(dims) != count:
-        raise invalid(
-            f"The schema can not convert input '{spec.name}' to tensor with proper shape: expected "
-            f"{list(spec.shape)}, got {count} values"
-        )
+        what = f"expected {list(spec.shape)}, got {count} values"
+        raise invalid(f"The schema can not convert input '{spec.name}' to tensor with proper shape: {what}")
     return (1, *dims) if has_batch else tuple(dims)
 
 

@@ -1,7 +1,7 @@
 """Converts ModelInferRequest to an Inference, and outputs to a ModelInferResponse.
 
-Raw contents of large messages are cut out of the request's bytes, and those of responses are sent as they are: protobuf
-would copy each of them twice. Errors of the request itself are reported here, in Triton's words; `Models.submit` reports
+Raw contents are cut out of the request's bytes, and those of responses are sent as they are: protobuf would copy each of
+them twice. Errors of the request itself are reported here, in Triton's words; `Models.submit` reports
 mismatches with the model.
 """
 
@@ -15,28 +15,22 @@ from inferometer.errors import UserError
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import (
-    Inference,
-    Output,
-    Parameter,
-    Parameters,
-    Placed,
-    Refused,
-    Tensors,
-    Unread,
-    Wanted,
-)
+from inferometer.serve.models.types import Inference, Output, Parameter, Placed, Refused, Tensors, Unread, Wanted
 from inferometer.tensors import DATATYPES, Tensor, from_numpy
 from inferometer.wire.failures import bounded
 
 Data = bytes | memoryview
 Raw = Sequence[Data]
 
-_RAW_INPUT = 0x3A  # field 7, length-delimited
-_CUT = 16 << 10
-"""Message size from which cutting is faster than protobuf's copies."""
+Cut = tuple[bytes, str, Raw]
+"""A request without its id and raw contents; the id; the raw contents."""
+
+_ID, _RAW_INPUT = 0x1A, 0x3A  # fields 3 and 7, length-delimited
+_COMMON = frozenset((0x0A, 0x12, _ID, 0x22, 0x2A, 0x32, _RAW_INPUT))
+_VIEWED = 16 << 10
+"""Message size from which views are cheaper than copies."""
 _MAX_FIELDS = 10_000
-"""Maximum fields of a message that is cut, which takes some milliseconds."""
+"""Maximum fields of a message, which take some milliseconds."""
 _MAX_TYPED = 64 << 20
 """Maximum size of everything except raw contents: protobuf needs many times as much memory for some of it."""
 
@@ -44,44 +38,51 @@ _MAX_TYPED = 64 << 20
 # --- the request's bytes ---------------------------------------------------------------------------------------------
 
 
-def cut(data: Data) -> tuple[Data, Raw]:
-    """Return the message without its raw contents, and those contents; a small message remains whole."""
-    if len(data) < _CUT:
-        return data, ()
-    view = memoryview(data)
-    raw: list[memoryview] = []
-    rest: list[memoryview] = []
-    at, end, begin = 0, len(data), 0
+def cut(data: Data) -> Cut:  # noqa: PLR0912  (one loop, for speed)
+    """Separate the id and the raw contents, which are views of a large message, from the rest."""
+    view = data if len(data) < _VIEWED else memoryview(data)
+    at = begin = 0
+    end, id, raw, rest = len(data), b"", [], []
     try:
         for _ in range(_MAX_FIELDS):
             if at >= end:
                 break
-            field = at
-            tag, at = _varint(data, at)
-            size, start = _varint(data, at) if tag & 7 in (0, 2) else (_FIXED[tag & 7], at)
-            at = start + size if tag & 7 != 0 else start
-            if at > end or not tag >> 3:
-                raise IndexError
+            tag, size, field = view[at], view[at + 1], at
+            if size > 0x7F or tag not in _COMMON:
+                tag, size, start = _long_field(view, field)
+            else:
+                start = at + 2
+            at = start + size
             if tag == _RAW_INPUT:
                 raw.append(view[start:at])
+            elif tag == _ID:
+                id = bytes(view[start:at])
+            else:
+                continue
+            if begin < field:
                 rest.append(view[begin:field])
-                begin = at
+            begin = at
         else:
             raise _invalid(f"the message has more than {_MAX_FIELDS} fields")
-    except (IndexError, KeyError):
+        if at > end:
+            raise IndexError
+        if begin < end:
+            rest.append(view[begin:])
+        if end > _MAX_TYPED and (size := end - sum(map(len, raw))) > _MAX_TYPED:
+            what = f"{size} bytes besides raw_input_contents; the server accepts at most {_MAX_TYPED}"
+            raise Refused("RESOURCE_EXHAUSTED", f"the request has {what}")
+        return b"".join(rest), id.decode() if id else "", raw
+    except (IndexError, KeyError, UnicodeDecodeError):
         raise _not_valid("truncated or unsupported field") from None
-    rest.append(view[begin:])
-    size = sum(map(len, rest))
-    if size > _MAX_TYPED:
-        raise Refused(
-            "RESOURCE_EXHAUSTED",
-            f"the request has {size} bytes besides raw_input_contents; the server accepts at most {_MAX_TYPED}",
-        )
-    return b"".join(rest), raw
 
 
-_FIXED = {1: 8, 5: 4}
-"""Sizes of fields by wire type. (The obsolete groups are not supported.)"""
+def _long_field(data: Data, at: int) -> tuple[int, int, int]:
+    """Return the tag of any field, its size, and where its value starts. (The obsolete groups are not supported.)"""
+    tag, at = _varint(data, at)
+    value, start = _varint(data, at) if tag & 7 in (0, 2) else (0, at)
+    if not tag >> 3:
+        raise IndexError
+    return tag, {0: 0, 1: 8, 2: value, 5: 4}[tag & 7], start
 
 
 def _varint(data: Data, at: int) -> tuple[int, int]:
@@ -98,125 +99,61 @@ def _not_valid(why: str) -> Refused:
     return Refused("INTERNAL", f"the message is not a valid ModelInferRequest: {bounded(why)}")
 
 
-def parse(data: Data) -> Message:
+def parse(head: bytes) -> Message:
     try:
-        return ModelInferRequest.FromString(data)
+        return ModelInferRequest.FromString(head)
     except DecodeError as error:
         raise _not_valid(str(error)) from None
 
 
-def decode(models: Models, request: Message, raw: Raw, is_stream: bool) -> Inference:
-    """Return the inference that a message requests; its callbacks and times are still to be set. `raw` are the contents
-    that were cut out of it."""
-    name, version = request.model_name, request.model_version
-    if models.find(name, version).decoupled and not is_stream:
+# --- from a request to an inference -----------------------------------------------------------------------------------
+
+_MAX_CACHED, _MAX_HEAD = 1024, 1024
+_known: dict[bytes, tuple[str, str, tuple[tuple[str, str, tuple[int, ...]], ...], tuple[Wanted, ...]]] = {}
+"""The model, its version, the names, datatypes and shapes of the inputs, and the requested outputs of a request without
+its id and raw contents. Clients send the same again and again, and comparing it is faster than parsing."""
+_NOTHING_UNREAD: dict[str, Unread] = {}
+
+
+def decode(models: Models, parts: Cut, is_stream: bool) -> Inference:
+    """Return the inference that a message requests; its callbacks and times are still to be set."""
+    head, id, raw = parts
+    known = _known.get(head)
+    unread, parameters = _NOTHING_UNREAD, _NO_PARAMETERS
+    if known is not None and len(known[2]) == len(raw):
+        name, version, specs, wanted = known
+        is_decoupled = models.find(name, version).decoupled
+        inputs = {}
+        for i, (input, datatype, shape) in enumerate(specs):
+            inputs[input] = Tensor(input, datatype, shape, raw[i])
+    else:
+        request = parse(head)
+        name, version = request.model_name, request.model_version
+        is_decoupled = models.find(name, version).decoupled
+        inputs, unread = _inputs(request, id, raw, models.regions)
+        wanted = _wanted(request.outputs) if request.outputs else ()
+        parameters = {key: _parameter(key, one) for key, one in request.parameters.items()}
+        if len(head) <= _MAX_HEAD and not unread and not parameters and len(raw) == len(inputs):
+            if len(_known) >= _MAX_CACHED:
+                _known.clear()
+            specs = tuple((tensor.name, tensor.datatype, tensor.shape) for tensor in inputs.values())
+            _known[head] = name, version, specs, wanted
+    if is_decoupled and not is_stream:
         raise Refused("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy")
-    inputs, unread = _inputs(request, raw or request.raw_input_contents, models.regions)
     return Inference(
-        name,
-        inputs,
-        answer=_ignore,
-        ended=_ignore,
-        arrived=0,
-        version=version,
-        id=request.id,
-        wanted=_wanted(request.outputs) if request.outputs else (),
-        parameters=_parameters(request.parameters) if request.parameters else _NO_PARAMETERS,
-        unread=unread,
-    )
+        name, inputs, answer=_ignore, ended=_ignore, arrived=0, version=version, id=id, wanted=wanted,
+        parameters=parameters, unread=unread,
+    )  # fmt: skip
 
 
 def _ignore(_: object) -> None:
     pass
 
 
-# --- requests that differ only in their ids and raw contents ----------------------------------------------------------
-
-_Head = tuple[str, str, tuple[tuple[str, str, tuple[int, ...]], ...], tuple[Wanted, ...]]
-"""The model, its version, the names, datatypes and shapes of the inputs, and the requested outputs."""
-_MAX_CACHED, _MAX_HEAD = 1024, 1024
-_requests: dict[bytes, _Head] = {}
-"""By the encoded fields except the id and raw contents."""
-
-
-def quick(models: Models, data: Data) -> Inference | None:
-    """Return the same as `parse` and `decode` for a unary request that differs from an earlier one only in its id and raw
-    contents; None for any other. Clients send the same head again and again, and comparing it is faster than parsing."""
-    split = _split(data)
-    head = _requests.get(split[0]) if split is not None else None
-    if split is None or head is None:
-        return None
-    _, id, raw = split
-    name, version, inputs, wanted = head
-    if len(raw) != len(inputs) or models.find(name, version).decoupled:
-        return None
-    tensors = {}
-    for i, (input, datatype, shape) in enumerate(inputs):
-        tensors[input] = Tensor(input, datatype, shape, raw[i])
-    try:
-        text = id.decode() if id else ""
-    except UnicodeDecodeError:
-        return None
-    return Inference(
-        name, tensors, answer=_ignore, ended=_ignore, arrived=0, version=version, id=text, wanted=wanted,
-        parameters=_NO_PARAMETERS, unread=_NOTHING_UNREAD,
-    )  # fmt: skip
-
-
-_NOTHING_UNREAD: dict[str, Unread] = {}
-
-
-def remember(data: Data, one: Inference) -> None:
-    """Let `quick` find the head of a request that was decoded, if it is simple."""
-    split = None if one.parameters or one.unread else _split(data)
-    if split is not None and len(split[0]) <= _MAX_HEAD and len(split[2]) == len(one.inputs):
-        if len(_requests) >= _MAX_CACHED:
-            _requests.clear()
-        inputs = tuple((tensor.name, tensor.datatype, tensor.shape) for tensor in one.inputs.values())
-        _requests[split[0]] = one.model, one.version, inputs, one.wanted
-
-
-def _split(data: Data) -> tuple[bytes, bytes, list[bytes]] | None:  # noqa: PLR0911  (each is a reason)
-    """Return the encoded fields in front of the raw contents, except the id; the id; and the raw contents. None unless
-    the fields are in the order of their numbers, as all clients write them, and small."""
-    if type(data) is not bytes or len(data) >= _CUT:
-        return None
-    at = before = after = head_end = 0
-    end, id, raw = len(data), b"", []
-    try:
-        while at < end:
-            tag, size, start = data[at], data[at + 1], at + 2
-            if size >= 0x80:
-                if data[start] >= 0x80:
-                    return None
-                size, start = size & 0x7F | data[start] << 7, start + 1
-            stop = start + size
-            if tag == _RAW_INPUT:
-                raw.append(data[start:stop])
-            elif raw or tag not in _SIZED:
-                return None
-            elif tag == _ID:
-                if id or after > before:
-                    return None
-                id, before, after = data[start:stop], at, stop
-            at = stop
-            if not raw:
-                head_end = stop
-    except IndexError:
-        return None
-    if at != end or not raw:
-        return None
-    return data[:before] + data[after:head_end] if id else data[:head_end], id, raw
-
-
-_ID = 0x1A
-_SIZED = frozenset((0x0A, 0x12, _ID, 0x22, 0x2A, 0x32))
-
-
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def _inputs(request: Message, raw: Raw, regions: Regions) -> tuple[Tensors, dict[str, Unread]]:
+def _inputs(request: Message, id: str, raw: Raw, regions: Regions) -> tuple[Tensors, dict[str, Unread]]:
     """Return the inputs (raw, typed, or in shared memory), and those whose data is still to be read. Raw contents are
     in the order of the inputs that are not in shared memory."""
     tensors: Tensors = {}
@@ -231,26 +168,22 @@ def _inputs(request: Message, raw: Raw, regions: Regions) -> tuple[Tensors, dict
             unread[name] = Unread(region.read, region.byte_size)
         elif count:
             if used == count:
-                raise _invalid(
-                    "expected raw_input_contents for each input that is not in shared memory of model "
-                    f"'{model}', but there are {count}: none for '{name}'"
-                )
+                what = f"each input that is not in shared memory of model '{model}'"
+                raise _invalid(f"expected raw_input_contents for {what}, but there are {count}: none for '{name}'")
             if one.HasField("contents"):
-                raise _invalid(
-                    f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model}'"
-                )
+                why = "contents field must not be specified when using raw_input_contents"
+                raise _invalid(f"{why} for '{name}' for model '{model}'")
             data, used = raw[used], used + 1
         elif contents := one.contents.ListFields():
             data = _typed(name, datatype, contents, model)
         elif 0 not in shape:
             raise _invalid(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
         if name in tensors:
-            raise _invalid(f"[request id: {request.id or '<id_unknown>'}] input '{name}' already exists in request")
+            raise _invalid(f"[request id: {id or '<id_unknown>'}] input '{name}' already exists in request")
         tensors[name] = Tensor(name, datatype, shape, data)
     if used < count:
-        raise _invalid(
-            f"there are {count} raw_input_contents, but model '{model}' is given {used} inputs that are not in shared memory"
-        )
+        but = f"model '{model}' is given {used} inputs that are not in shared memory"
+        raise _invalid(f"there are {count} raw_input_contents, but {but}")
     return tensors, unread
 
 
@@ -270,10 +203,8 @@ def _typed(name: str, datatype: str, contents: Sequence[tuple[Any, Sequence[Any]
     """Return typed contents, the non-empty fields of an InferTensorContents, as raw ones."""
     for field, _ in contents:
         if datatype not in _TYPES[field.name]:
-            raise _invalid(
-                f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of type "
-                f"'{_TYPES[field.name][0]}', expected datatype '{datatype}'"
-            )
+            types = f"of type '{_TYPES[field.name][0]}', expected datatype '{datatype}'"
+            raise _invalid(f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' {types}")
     field, values = contents[0]
     dtype = DATATYPES[datatype].dtype
     try:
@@ -303,21 +234,14 @@ FINAL = "triton_final_response"
 _NO_PARAMETERS: dict[str, Parameter] = {}
 
 
-def _parameters(field: Any) -> Parameters:
-    return {name: _parameter(name, one) for name, one in field.items()}
-
-
 def _parameter(name: str, one: Message) -> Parameter:
     kind = one.WhichOneof("parameter_choice")
     if kind is None:
-        raise _invalid(
-            f"invalid value type for '{name}' parameter, expected int64_param, bool_param, string_param or double_param."
-        )
+        kinds = "int64_param, bool_param, string_param or double_param"
+        raise _invalid(f"invalid value type for '{name}' parameter, expected {kinds}.")
     if name.startswith("triton_") and name != EMPTY_FINAL:
-        raise _invalid(
-            "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
-            f"'triton_' are allowed: {EMPTY_FINAL}"
-        )
+        allowed = f"Only the following keys starting with 'triton_' are allowed: {EMPTY_FINAL}"
+        raise _invalid(f"parameter keys starting with 'triton_' are reserved for Triton usage. {allowed}")
     if kind not in _KINDS.get(name, (kind,)):
         raise _invalid(f"invalid value type for '{name}' parameter, expected {_KINDS[name][0]}.")
     value: Parameter = getattr(one, kind)
@@ -331,16 +255,13 @@ def _placed(parameters: Any, tensor: str) -> Placed | None:
     if "shared_memory_region" not in parameters:
         return None
     if "shared_memory_byte_size" not in parameters:
-        raise _invalid(
-            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
-            f"'{tensor}'"
-        )
+        what = "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter"
+        raise _invalid(f"{what} for tensor '{tensor}'")
     region = _of_kind(parameters, "shared_memory_region", "string_param", tensor)
     size = _of_kind(parameters, "shared_memory_byte_size", "int64_param", tensor)
-    has_offset = "shared_memory_offset" in parameters
-    return Placed(
-        region, size, _of_kind(parameters, "shared_memory_offset", "int64_param", tensor) if has_offset else 0
-    )
+    if "shared_memory_offset" not in parameters:
+        return Placed(region, size)
+    return Placed(region, size, _of_kind(parameters, "shared_memory_offset", "int64_param", tensor))
 
 
 def _of_kind(parameters: Any, name: str, kind: str, tensor: str) -> Any:
@@ -369,9 +290,8 @@ def _output(one: Message) -> Wanted:
         if classes < 0:
             raise _invalid("invalid value for 'classification' parameter, expected >= 0")
         if classes and placed is not None:
-            raise _invalid(
-                f"output '{one.name}': classes cannot be written to shared memory; request only one of the two"
-            )
+            why = "classes cannot be written to shared memory; request only one of the two"
+            raise _invalid(f"output '{one.name}': {why}")
     return Wanted(one.name, classes, placed)
 
 
@@ -388,12 +308,8 @@ _heads: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}
 
 def response(one: Inference, outputs: Sequence[Output], final: bool | None = None) -> tuple[Data, ...]:
     """Return the parts of a ModelInferResponse; `final` is the stream's final-response flag."""
-    key = (
-        one.model,
-        one.version,
-        final,
-        *[(output.tensor.name, output.tensor.datatype, output.tensor.shape) for output in outputs],
-    )
+    tensors = [(output.tensor.name, output.tensor.datatype, output.tensor.shape) for output in outputs]
+    key = one.model, one.version, final, *tensors
     head = _heads.get(key)
     if head is None:
         if len(_heads) >= _MAX_CACHED:
@@ -403,12 +319,8 @@ def response(one: Inference, outputs: Sequence[Output], final: bool | None = Non
     id = one.id.encode() if one.id else b""
     if len(outputs) == 1:
         data = flat(outputs[0].tensor.data)
-        middle = (
-            b"\x1a%b%b%b\x32%b" % (length(len(id)), id, after, length(len(data)))
-            if id
-            else after + _RAW_OUTPUT + length(len(data))
-        )
-        return before + middle, data
+        named = b"\x1a" + length(len(id)) + id if id else b""
+        return before + named + after + _RAW_OUTPUT + length(len(data)), data
     parts: list[Data] = [before, b"\x1a" + length(len(id)) + id if id else b"", after]
     for output in outputs:
         data = flat(output.tensor.data)

@@ -1,5 +1,7 @@
 """ModelInfer: one request, one response."""
 
+from functools import partial
+
 from inferometer.serve.grpc import status
 from inferometer.serve.grpc.call import Call
 from inferometer.serve.kserve import grpc_codec
@@ -17,22 +19,12 @@ class ModelInfer:
         self._models = models
 
     def __call__(self, call: Call, data: Data) -> None:
-        models = self._models
-        one = grpc_codec.quick(models, data)
-        if one is not None:
-            _Responder(models, call).start(one)
-            return
-        message, raw = grpc_codec.cut(data)
-        if len(message) <= LARGE:
-            one = grpc_codec.decode(models, grpc_codec.parse(message), raw, False)
-            grpc_codec.remember(data, one)
-            _Responder(models, call).start(one)
-            return
-        models.offload.run(
-            len(message),
-            lambda: grpc_codec.decode(models, grpc_codec.parse(message), raw, False),
-            lambda one, error: _decoded(models, call, one, error),
-        )
+        models, parts = self._models, grpc_codec.cut(data)
+        if len(parts[0]) <= LARGE:
+            _Responder(models, call).start(grpc_codec.decode(models, parts, False))
+        else:
+            work = partial(grpc_codec.decode, models, parts, False)
+            models.offload.run(len(parts[0]), work, partial(_decoded, models, call))
 
 
 def _decoded(models: Models, call: Call, one: Inference | None, error: BaseException | None) -> None:

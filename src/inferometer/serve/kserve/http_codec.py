@@ -7,8 +7,7 @@ are sent without a copy. Invalid requests raise Refused, in Triton's words where
 
 import json
 import math
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -16,38 +15,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.errors import UserError
+from inferometer.serve import compression
 from inferometer.serve.http import answers
 from inferometer.serve.models.shared_memory import RegionSlice
-from inferometer.serve.models.types import (
-    Inference,
-    ModelSignature,
-    Output,
-    Parameter,
-    Parameters,
-    Placed,
-    Refused,
-    Tensors,
-    Unread,
-    Wanted,
-)
-from inferometer.tensors import DATATYPES, Tensor, elements, from_json, from_numpy, shown, to_numpy
+from inferometer.serve.models.types import Inference, Output, Parameters, Placed, Refused, Tensors, Unread, Wanted
+from inferometer.tensors import DATATYPES, Tensor, TensorSpec, elements, from_json, from_numpy, shown, to_numpy
 
 Data = bytes | memoryview
 Find = Callable[[str, int, int], RegionSlice]
 """find(region, byte_size, offset): returns the location in a registered shared memory region."""
 
-_OWN = ("binary_data_output",)
+_OWN = "binary_data_output"
 _INT64 = 2**63 - 1
 _NOT_IN_JSON = ("FP16", "BF16")
+_NO_JSON = "data via JSON is not supported. Please use the binary data format"
 _FLOATS = ("FP32", "FP64")
 _RESERVED = "triton_"
 _GROWTH = 4
 """Approximate bytes of JSON per byte of a tensor."""
 _Size = Annotated[int, msgspec.Meta(ge=0, le=_INT64)]
-
-
-class TooLarge(Refused):
-    """The decompressed request exceeds the limit."""
 
 
 class InferRequestBody(msgspec.Struct, frozen=True):
@@ -115,10 +101,10 @@ def invalid(message: str) -> Refused:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def request(body: Data, end: int, model: str, find: Find, facts: ModelSignature | None = None) -> InferRequestBody:
-    """Parse a request body, whose JSON ends at `end` (see `json_length`)."""
+def request(body: Data, end: int, model: str, find: Find, specs: Sequence[TensorSpec] = ()) -> InferRequestBody:
+    """Parse a request body, whose JSON ends at `end` (see `json_length`), for a model with these inputs."""
     if not end:
-        return _raw(body, model, facts)
+        return _raw(body, model, specs)
     text = bytes(body[:end]) if end <= _REMEMBERED else b""
     known = _known.get(text)
     if known is not None and known[0] == len(body) - end:
@@ -132,31 +118,20 @@ def request(body: Data, end: int, model: str, find: Find, facts: ModelSignature 
             raise invalid(f"[request id: {asked.id or '<id_unknown>'}] input '{given.name}' already exists in request")
         size = _binary_size(given)
         if place + size > len(body):
-            missing = place + size - len(body)
-            raise invalid(
-                f"unexpected size for input '{given.name}', expecting {missing} additional bytes for model '{model}'"
-            )
+            what = f"expecting {place + size - len(body)} additional bytes for model '{model}'"
+            raise invalid(f"unexpected size for input '{given.name}', {what}")
         inputs[given.name] = _tensor(given, memoryview(body)[place : place + size], find, unread)
         place += size
     if place != len(body):
         raise invalid(f"unexpected additional input data for model '{model}'")
-    made = InferRequestBody(
-        inputs,
-        asked.id,
-        tuple(map(_wanted, asked.outputs)),
-        parameters({name: value for name, value in asked.parameters.items() if name not in _OWN}),
-        asked.parameters.get("binary_data_output") is True,
-        unread,
-    )
+    wanted, binary = tuple(map(_wanted, asked.outputs)), asked.parameters.pop(_OWN, None) is True
+    made = InferRequestBody(inputs, asked.id, wanted, parameters(asked.parameters), binary, unread)
     if text and all(isinstance(given.parameters.binary_data_size, int) for given in asked.inputs):
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         sizes = tuple((one.name, one.datatype, one.shape, _binary_size(one)) for one in asked.inputs)
-        _known[text] = (
-            place - end,
-            sizes,
-            InferRequestBody({}, made.id, made.wanted, dict(made.parameters), made.binary),
-        )
+        rest = InferRequestBody({}, made.id, wanted, dict(made.parameters), binary)
+        _known[text] = place - end, sizes, rest
     return made
 
 
@@ -186,7 +161,7 @@ def parse_json(data: Data) -> Any:
         raise invalid(f"failed to parse the request JSON buffer: {error}") from None
 
 
-def parameters(given: Mapping[str, Any]) -> dict[str, Parameter]:
+def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a request, checked for valid names and types."""
     if not given:
         return {}
@@ -194,9 +169,8 @@ def parameters(given: Mapping[str, Any]) -> dict[str, Parameter]:
         if not isinstance(value, bool | int | float | str):
             raise invalid(f"parameter '{name:.60}' has invalid type. It should be either 'int', 'bool', or 'string'.")
         if name.startswith(_RESERVED):
-            raise invalid(
-                f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage and should not be specified."
-            )
+            what = f"parameter keys starting with '{_RESERVED}'"
+            raise invalid(f"{what} are reserved for Triton usage and should not be specified.")
         if isinstance(value, int) and not -_INT64 - 1 <= value <= _INT64:
             raise invalid(f"parameter '{name:.60}' does not fit into 64 bits")
     for name in _KNOWN.keys() & given.keys():
@@ -266,18 +240,15 @@ def _binary_size(given: _Input) -> int:
     set_ = [name for name, value in sources.items() if value is not msgspec.UNSET]
     if len(set_) != 1:
         but = "set " + " ".join(f"'{name}'" for name in set_) if set_ else "no field is set"
-        raise invalid(
-            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
-            f"'shared_memory_region' in 'parameters'. But {but}"
-        )
+        fields = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+        raise invalid(f"Input must set only one of the following fields: {fields}. But {but}")
     return 0
 
 
 def _tensor(given: _Input, raw: Data, find: Find, unread: dict[str, Unread]) -> Tensor:
     if given.datatype not in DATATYPES:
-        raise invalid(
-            f"invalid datatype for input {given.name}: expected one of {', '.join(DATATYPES)}, got {given.datatype!r:.40}"
-        )
+        why = f"expected one of {', '.join(DATATYPES)}, got {given.datatype!r:.40}"
+        raise invalid(f"invalid datatype for input {given.name}: {why}")
     places = given.parameters
     if isinstance(given.data, msgspec.Raw):
         return _from_json(given.name, given.datatype, given.shape, given.data)
@@ -330,11 +301,9 @@ def _from_pieces(name: str, datatype: str, shape: tuple[int, ...], text: bytes) 
 def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[Any]) -> Tensor:
     """Build a tensor from JSON values, flat or nested."""
     if datatype in _NOT_IN_JSON:
-        raise invalid(
-            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
-        )
+        raise invalid(f"receiving {datatype} {_NO_JSON} for input {name}")
     try:
-        if datatype == "BOOL" and _has_int(values):
+        if datatype == "BOOL" and int in map(type, leaves(values)):
             raise UserError(f"tensor {name}: BOOL data must be true or false (got a number)")
         if datatype in _FLOATS and set(map(type, values)) == {float} and len(values) == elements(shape):
             floats = from_numpy(name, np.array(values, np.float64), datatype)  # like from_json, without its loops
@@ -344,15 +313,15 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[A
         raise invalid(f"Unable to parse 'data': {error.what}") from None
 
 
-def _has_int(values: list[Any]) -> bool:
+def leaves(values: list[Any]) -> Iterator[Any]:
+    """Yield the elements of nested lists, in any order."""
     stack = [values]
     while stack:
         for value in stack.pop():
-            if type(value) is int:
-                return True
             if isinstance(value, list):
                 stack.append(value)
-    return False
+            else:
+                yield value
 
 
 def _wanted(given: _Output) -> Wanted:
@@ -365,15 +334,13 @@ def _wanted(given: _Output) -> Wanted:
     return Wanted(given.name, 0, placed, asked.binary_data)
 
 
-def _raw(body: Data, model: str, facts: ModelSignature | None) -> InferRequestBody:
+def _raw(body: Data, model: str, specs: Sequence[TensorSpec]) -> InferRequestBody:
     """Parse Triton's raw binary request: no JSON; the body is the data of the only input, whose shape follows from its
     size."""
-    if facts is None or len(facts.inputs) != 1:
-        count = len(facts.inputs) if facts is not None else 0
-        raise invalid(
-            f"Raw request must only have 1 input (found 1) to be deduced but got {count} inputs in '{model}' model configuration"
-        )
-    spec = facts.inputs[0]
+    if len(specs) != 1:
+        but = f"but got {len(specs)} inputs in '{model}' model configuration"
+        raise invalid(f"Raw request must only have 1 input (found 1) to be deduced {but}")
+    spec = specs[0]
     if spec.datatype == "BYTES":
         data: Data = len(body).to_bytes(4, "little") + bytes(body)
         return InferRequestBody({spec.name: Tensor(spec.name, "BYTES", (1,) * len(spec.shape), data)}, binary=True)
@@ -383,62 +350,9 @@ def _raw(body: Data, model: str, facts: ModelSignature | None) -> InferRequestBo
     if free:
         shape[free[-1]] = len(body) // known if known else 0
     if elements(shape) * DATATYPES[spec.datatype].size != len(body):
-        raise invalid(
-            f"the {len(body)} bytes of the raw request do not match {spec.datatype} {shown(spec.shape)} of input '{spec.name}'"
-        )
+        expected = f"{spec.datatype} {shown(spec.shape)} of input '{spec.name}'"
+        raise invalid(f"the {len(body)} bytes of the raw request do not match {expected}")
     return InferRequestBody({spec.name: Tensor(spec.name, spec.datatype, tuple(shape), memoryview(body))}, binary=True)
-
-
-# --- compression -----------------------------------------------------------------------------------------------------
-
-_WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
-_BOTH_FORMATS = zlib.MAX_WBITS | 32
-
-
-def unpacked(body: Data, encoding: bytes, limit: int) -> Data:
-    """Decompress the body, to at most `limit` bytes."""
-    how = encoding.strip().lower().decode("latin-1")
-    if how in ("", "identity"):
-        return body
-    if how not in _WINDOWS:
-        raise Refused("UNIMPLEMENTED", f"Unsupported compression type {how!r:.40}: expected gzip or deflate")
-    stream = zlib.decompressobj(_BOTH_FORMATS)
-    try:
-        plain = stream.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise invalid(f"the body is not valid {how} data: {error}") from None
-    if len(plain) > limit:
-        raise TooLarge("RESOURCE_EXHAUSTED", f"the decompressed body is larger than {limit} bytes")
-    if not stream.eof or stream.unused_data:
-        where = "is truncated" if not stream.eof else "has data after its end"
-        raise invalid(f"the {how} body {where}")
-    return plain
-
-
-def packing(accepted: bytes) -> str:
-    """Return how a response may be compressed, from the header Accept-Encoding; "" for not at all."""
-    best, best_quality = "", 0.0
-    if not accepted:
-        return best
-    for entry in accepted.decode("latin-1").lower().split(","):
-        name, _, quality = entry.partition(";")
-        weight = _quality(quality)
-        if name.strip() in _WINDOWS and weight > best_quality:
-            best, best_quality = name.strip(), weight
-    return best
-
-
-def _quality(text: str) -> float:
-    name, _, value = text.partition("=")
-    try:
-        return float(value) if name.strip() == "q" else 1.0
-    except ValueError:
-        return 0.0
-
-
-def packed(parts: Sequence[Data], how: str) -> bytes:
-    stream = zlib.compressobj(wbits=_WINDOWS[how])
-    return b"".join([*map(stream.compress, parts), stream.flush()])
 
 
 # --- responses -------------------------------------------------------------------------------------------------------
@@ -466,7 +380,7 @@ def answer(
     parts: list[Data] = [text, *data]
     headers = b"Inference-Header-Content-Length: %d\r\n" % len(text) if data else b""
     if how:
-        parts, headers = [packed(parts, how)], headers + b"Content-Encoding: %b\r\n" % how.encode()
+        parts, headers = [compression.compress(how, parts)], headers + b"Content-Encoding: %b\r\n" % how.encode()
     return InferReply(parts, headers, _BINARY if data else b"application/json")
 
 
@@ -523,19 +437,14 @@ def _output(output: Output, binary: bool, parts: list[Data]) -> dict[str, Any]:
 def to_values(tensor: Tensor) -> msgspec.Raw:
     """Return the elements as a flat JSON array."""
     if tensor.datatype in _NOT_IN_JSON:
-        raise invalid(
-            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for output "
-            f"'{tensor.name}'"
-        )
+        raise invalid(f"sending {tensor.datatype} {_NO_JSON} for output '{tensor.name}'")
     array = to_numpy(tensor).reshape(-1)
     if tensor.datatype == "BYTES":
         try:
             return _joined(array, lambda values: _encode([raw.decode() for raw in values]))
         except UnicodeDecodeError:
-            raise invalid(
-                f"output '{tensor.name}' is not valid UTF-8 and cannot be sent as JSON. Please use the binary data "
-                "format"
-            ) from None
+            why = "is not valid UTF-8 and cannot be sent as JSON. Please use the binary data format"
+            raise invalid(f"output '{tensor.name}' {why}") from None
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         # NaN, Infinity: as Triton writes them
         return _joined(array, lambda values: json.dumps(values, separators=(",", ":")).encode())

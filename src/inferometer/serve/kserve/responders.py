@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inferometer.errors import UserError
+from inferometer.serve import compression
 from inferometer.serve.http import answers
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
@@ -46,17 +47,9 @@ class Responder:
     def submit(self, asked: InferRequestBody, was_let_in: bool) -> None:
         self._binary = asked.binary
         self.inference = inference = Inference(
-            self._name,
-            asked.inputs,
-            answer=self.answer,
-            ended=self.ended,
-            arrived=self._request.arrived,
-            version=self._version,
-            id=asked.id,
-            wanted=asked.wanted,
-            parameters=asked.parameters,
-            unread=asked.unread,
-        )
+            self._name, asked.inputs, answer=self.answer, ended=self.ended, arrived=self._request.arrived,
+            version=self._version, id=asked.id, wanted=asked.wanted, parameters=asked.parameters, unread=asked.unread,
+        )  # fmt: skip
         self._connection.gone = self.gone
         try:
             self._kserve.models.submit(inference, was_let_in)
@@ -96,16 +89,9 @@ class Responder:
         raise NotImplementedError
 
     def _reply(self, inference: Inference, body: http_codec.InferReply) -> None:
-        timing = answers.timing(inference.queue_ns, inference.compute_ns, now() - self._request.arrived)
-        reply(
-            self._connection,
-            self._request,
-            200,
-            *body.parts,
-            content_type=body.content_type,
-            extra=body.headers + timing,
-            close=self._kserve.draining,
-        )
+        extra = body.headers + answers.timing(inference.queue_ns, inference.compute_ns, now() - inference.arrived)
+        kind, close = body.content_type, self._kserve.draining
+        reply(self._connection, self._request, 200, *body.parts, content_type=kind, extra=extra, close=close)
 
     # --- in a thread ---
 
@@ -157,7 +143,7 @@ class Infer(Responder):
     def _respond(self) -> None:
         inference, request, binary = self.inference, self._request, self._binary
         outputs = self._outputs[0] if self._outputs else ()
-        how = http_codec.packing(request.headers.get(b"accept-encoding", b""))
+        how = compression.choose(request.headers.get(b"accept-encoding", b""))
         if not how and request.keep_alive and not request.http10 and not self._kserve.draining:
             found = http_codec.binary_answer(inference, outputs, binary)
             if found is not None:

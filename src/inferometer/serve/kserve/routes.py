@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from inferometer.errors import UserError
+from inferometer.serve import compression
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
@@ -92,7 +93,7 @@ class Kserve:
         reply(connection, request, status, body, extra=extra, close=self.draining)
 
     def refuse(self, connection: Connection, request: Request, refused: Refused) -> None:
-        status = 413 if isinstance(refused, http_codec.TooLarge) else HTTP_STATUS[refused.code]
+        status = 413 if isinstance(refused, compression.TooLarge) else HTTP_STATUS[refused.code]
         self.reply(connection, request, status, http_codec.error(refused.message))
 
     def refuse_for(self, connection: Connection, request: Request, error: BaseException) -> None:
@@ -198,12 +199,12 @@ class Kserve:
         ):
             self._read(responder, request, partial(self._parse, name, model, headers.get(_JSON_LENGTH, b"")))
         else:
-            asked = http_codec.request(body, end, name, self.models.regions.find, model.facts)
+            asked = http_codec.request(body, end, name, self.models.regions.find, model.facts.inputs)
             responder.submit(asked, request.was_let_in)
 
     def _parse(self, name: str, model: Model, length: bytes, body: Data) -> http_codec.InferRequestBody:
         end = http_codec.json_length(length, len(body))
-        return http_codec.request(body, end, name, self.models.regions.find, model.facts)
+        return http_codec.request(body, end, name, self.models.regions.find, model.facts.inputs)
 
     def _generate(self, name: str, version: str, connection: Connection, request: Request) -> None:
         model = self._find(request, name, version)
@@ -221,17 +222,19 @@ class Kserve:
         self, responder: Responder, request: Request, parse: Callable[[Data], http_codec.InferRequestBody]
     ) -> None:
         """Submit the inference in the body. A large body is decompressed and parsed in a thread."""
-        encoding, limit = request.headers.get(b"content-encoding", b""), self._limit
-        body = _small(request.body, encoding, limit)
-        if body is not None:
-            responder.submit(parse(body), request.was_let_in)
-            return
-        self.models.check_room(len(self.offloaded))
-        responder.offload(
-            LARGE + 1,
-            lambda: parse(http_codec.unpacked(request.body, encoding, limit)),
-            lambda asked: responder.submit(asked, True),
-        )
+        how = compression.named(request.headers.get(b"content-encoding", b""))
+        unpack = partial(compression.decompress, how, limit=self._limit, what="body", invalid="INVALID_ARGUMENT")
+        body = request.body
+        if how and len(body) * compression.EXPANSION <= LARGE:
+            body, how = unpack(data=body), ""
+        size = len(body) + (LARGE if how else 0)
+        if size > LARGE:
+            self.models.check_room(len(self.offloaded))
+
+        def work() -> http_codec.InferRequestBody:
+            return parse(unpack(data=body) if how else body)
+
+        responder.offload(size, work, lambda asked: responder.submit(asked, request.was_let_in or size > LARGE))
 
     def _find(self, request: Request, name: str, version: str) -> Model:
         if self.draining and not request.was_let_in:
@@ -323,17 +326,6 @@ def _fields(request: Request) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise invalid("expected a JSON object")
     return tree
-
-
-def _small(body: Data, encoding: bytes, limit: int) -> Data | None:
-    """Return the decompressed body, or None if it is large enough to block other requests."""
-    if len(body) > LARGE or not encoding:
-        return body if len(body) <= LARGE else None
-    try:
-        plain = http_codec.unpacked(body, encoding, min(LARGE, limit))
-    except http_codec.TooLarge:
-        return None
-    return plain if len(plain) <= LARGE else None
 
 
 def _text(word: bytes) -> str:

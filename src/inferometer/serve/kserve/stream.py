@@ -7,11 +7,12 @@ server stops reading from a stream with too many requests in progress, or too ma
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from inferometer.serve.grpc import status
 from inferometer.serve.grpc.call import Call
 from inferometer.serve.kserve import backpressure, grpc_codec
-from inferometer.serve.kserve.grpc_codec import Data, Raw
+from inferometer.serve.kserve.grpc_codec import Data
 from inferometer.serve.kserve.messages import Message, ModelInferResponse, ModelStreamInferResponse
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Output, Refused
@@ -90,43 +91,28 @@ class Stream:
 
     def _message(self, call: Call, data: Data) -> None:
         try:
-            message, raw = grpc_codec.cut(data)
+            parts = grpc_codec.cut(data)
         except Refused as refused:
             call.send(_error(refused.message, ModelInferResponse()))
             return
-        if len(message) <= LARGE:
-            try:
-                self._submit(*self._decode(message, raw))
-            except Refused as refused:
-                call.send(_error(refused.message, ModelInferResponse()))
+        if is_large := len(parts[0]) > LARGE:
+            call.pause()  # until it is submitted, so that requests keep their order
+        work = partial(grpc_codec.decode, self._models, parts, True)
+        self._models.offload.run(len(parts[0]), work, partial(self._decoded, parts[1], is_large))
+
+    def _decoded(self, id: str, is_large: bool, one: Inference | None, error: BaseException | None) -> None:
+        if not self._call.is_over:
+            self._submit(id, one, error)
             self._check_room()
-            return
-        call.pause()  # until it is submitted, so that requests keep their order
-        self._models.offload.run(len(message), lambda: self._decode(message, raw), self._decoded)
+            if is_large:
+                self._call.resume()
 
-    def _decode(self, message: Data, raw: Raw) -> tuple[str, Inference | Refused]:
-        request = grpc_codec.parse(message)
-        try:
-            return request.id, grpc_codec.decode(self._models, request, raw, True)
-        except Exception as error:
-            return request.id, status.refusal(error)
-
-    def _decoded(self, decoded: tuple[str, Inference | Refused] | None, error: BaseException | None) -> None:
-        if self._call.is_over:
-            return
-        if decoded is None:
-            self._call.send(_error(status.refusal(error or MemoryError()).message, ModelInferResponse()))
-        else:
-            self._submit(*decoded)
-            self._check_room()
-        self._call.resume()
-
-    def _submit(self, id: str, one: Inference | Refused) -> None:
+    def _submit(self, id: str, one: Inference | None, error: BaseException | None) -> None:
         request = _Request(id, self._call.arrived)
         self._pending.add(request)
         try:
-            if isinstance(one, Refused):
-                raise one
+            if one is None:
+                raise error or MemoryError()
             request.inference, request.model = one, one.model
             request.is_decoupled = self._models.find(one.model, one.version).decoupled
             request.empty_final = request.is_decoupled and bool(one.parameters.get(grpc_codec.EMPTY_FINAL, False))
@@ -136,10 +122,10 @@ class Stream:
             one.ended = lambda refused: self._ended(request, refused)
             one.arrived, one.deadline = request.arrived, self._call.deadline
             self._models.submit(one)
-        except Exception as error:
+        except Exception as why:
             if not request.is_decoupled and (not self._in_order or self._in_order[-1] is not request):
                 self._in_order.append(request)
-            request.ready.append((_error(status.refusal(error).message, ModelInferResponse(id=request.id)),))
+            request.ready.append((_error(status.refusal(why).message, ModelInferResponse(id=request.id)),))
             self._done(request)
 
     def _check_room(self) -> None:
@@ -216,7 +202,5 @@ def _empty(request: _Request, final: bool) -> Message:
 
 
 def _error(message: str, response: Message) -> bytes:
-    data: bytes = ModelStreamInferResponse(
-        error_message=status.shown(message), infer_response=response
-    ).SerializeToString()
-    return data
+    made = ModelStreamInferResponse(error_message=status.shown(message), infer_response=response)
+    return bytes(made.SerializeToString())
