@@ -1,6 +1,7 @@
 """Print which folder of the package imports which: `make graph`. tests/test_architecture.py checks the directions."""
 
 import ast
+import functools
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "inferometer"
@@ -8,6 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "inferometer"
 Graph = dict[str, set[str]]
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Return the modules that a file imports, at its top or inside functions."""
     found: set[str] = set()

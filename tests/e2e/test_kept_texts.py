@@ -33,7 +33,7 @@ def texts(run: Run | Path) -> list[dict[str, Any]]:
 def generated(count: int = REQUESTS, output: int = OUTPUT) -> list[str]:
     """The texts of the simulator's first responses: the nth starts at its own word."""
     words = Words()
-    return sorted(words.plain(7 * n, output).decode() for n in range(1, count + 1))
+    return sorted(words.text(7 * n, output).decode() for n in range(1, count + 1))
 
 
 @pytest.mark.parametrize(

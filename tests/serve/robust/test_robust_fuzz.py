@@ -301,6 +301,33 @@ def test_random_frames_over_grpc(server: Child, data: bytes) -> None:
             pass
 
 
+def resets(count: int) -> bytes:
+    head, cancelled = headers(MODEL_INFER), b"\0\0\0\x08"
+    return b"".join(frame(1, 4, number, head) + frame(3, 0, number, cancelled) for number in range(1, 2 * count, 2))
+
+
+FLOODS = {
+    "pings": frame(6, 0, 0, bytes(8)) * 50_000,
+    "continued headers": frame(1, 0, 1, b"") + frame(9, 0, 1, b"") * 50_000,
+    "calls that are cancelled": resets(50_000),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_floods_end_the_connection(server: Child, name: str) -> None:
+    host, port = server.grpc_address.rsplit(":", 1)
+    received = b""
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock:
+        try:
+            sock.sendall(PREFACE + SETTINGS + FLOODS[name])
+            while data := sock.recv(65536):
+                received += data
+        except ConnectionError:  # the server waited a second for the client to read the reason
+            return
+    enhance_your_calm = b"\0\0\0\x0b"
+    assert enhance_your_calm in received[-120:]
+
+
 @pytest.fixture(scope="module")
 def channel(server: Child) -> Iterator[grpc.Channel]:
     with dialled(server.grpc_address) as one:
