@@ -139,6 +139,9 @@ class Engine:
                     while not (self._waiting or self._pending or any(rows) or self._is_closed):
                         self._changed.wait()
                 self._step(rows)
+            # Unloading does not wait for requests of the OpenAI endpoints: end them, or their clients would wait forever.
+            rest = [*(row for row in rows if row is not None), *self._waiting]
+            self._fail(rows, rest, Refused("UNAVAILABLE", "the model was unloaded before the text was complete"))
 
     def _step(self, rows: _Rows) -> None:
         for row in rows:
