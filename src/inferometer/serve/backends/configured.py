@@ -78,9 +78,9 @@ def _agree(loading: Loading, fields: Any, found: Sequence[TensorSpec]) -> None:
         pairs = list(zip(shape, spec.shape, strict=False))
         is_same_shape = len(shape) == len(spec.shape) and all(-1 in pair or pair[0] == pair[1] for pair in pairs)
         if kind != spec.datatype or not is_same_shape:
-            found_here = f"{kind} {shown(shape)}, the model file {spec.datatype} {shown(spec.shape)}"
+            differs = f"{kind} {shown(shape)}, the model file {spec.datatype} {shown(spec.shape)}"
             remedy = "correct data_type and dims (without the batch dimension if max_batch_size is not 0)"
-            raise loading.error(f"the configuration says that {one.name} is {found_here}", remedy)
+            raise loading.error(f"the configuration says that {one.name} is {differs}", remedy)
 
 
 def require(loading: Loading) -> None:

@@ -72,7 +72,7 @@ class Model:
 
     @property
     def owner(self) -> "Model":
-        """Whom to call to cancel a request that is in this `place`."""
+        """The model that cancels a request that is in this `place`."""
         return self
 
     @property
