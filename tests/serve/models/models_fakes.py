@@ -1,6 +1,7 @@
 """Fake models that the test controls step by step, and requests that record their responses."""
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -36,6 +37,16 @@ def run(test: Coroutine[Any, Any, None]) -> None:
         await asyncio.wait_for(test, WAIT_S)
 
     uvloop.run(bounded())
+
+
+def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run_test(*arguments: Any, **named: Any) -> None:
+        run(test(*arguments, **named))
+
+    return run_test
 
 
 # --- requests --------------------------------------------------------------------------------------------------------

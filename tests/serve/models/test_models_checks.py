@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models_fakes import Call, fakes, fp32, run, serving, wants, why_not
+from models_fakes import Call, asynchronous, fakes, fp32, serving, wants, why_not
 
 from inferometer.serve.models.types import Placed, Wanted
 from inferometer.tensors import Tensor, from_numpy, zeros
@@ -166,53 +166,44 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
 }
 
 
-def test_invalid_requests_are_refused_with_expected_and_actual_values(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            for case, (model, inputs, words, expected) in CASES.items():
-                why = why_not(models, Call(model, *inputs, **words))
-                assert (case, why.code, why.message[: len(expected)]) == (case, "INVALID_ARGUMENT", expected)
-            assert models.in_flight == 0
-            assert (await Call("identity", fp32([1])).on(models).outputs())["OUTPUT0"].tolist() == [[1]]
-
-    run(test())
+@asynchronous
+async def test_invalid_requests_are_refused_with_expected_and_actual_values(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        for case, (model, inputs, words, expected) in CASES.items():
+            why = why_not(models, Call(model, *inputs, **words))
+            assert (case, why.code, why.message[: len(expected)]) == (case, "INVALID_ARGUMENT", expected)
+        assert models.in_flight == 0
+        assert (await Call("identity", fp32([1])).on(models).outputs())["OUTPUT0"].tolist() == [[1]]
 
 
-def test_unknown_models_and_versions_are_not_found(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            why = why_not(models, Call("nomodel", fp32([0])))
-            assert (why.code, why.message) == ("NOT_FOUND", "Request for unknown model: 'nomodel' is not found")
-            why = why_not(models, Call("identity", fp32([0]), version="7"))
-            assert why.message == "Request for unknown model: 'identity' version 7 is not found"
-            call = Call("identity", fp32([0])).on(models)
-            assert call.inference.version == "1"
-
-    run(test())
+@asynchronous
+async def test_unknown_models_and_versions_are_not_found(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        why = why_not(models, Call("nomodel", fp32([0])))
+        assert (why.code, why.message) == ("NOT_FOUND", "Request for unknown model: 'nomodel' is not found")
+        why = why_not(models, Call("identity", fp32([0]), version="7"))
+        assert why.message == "Request for unknown model: 'identity' version 7 is not found"
+        call = Call("identity", fp32([0])).on(models)
+        assert call.inference.version == "1"
 
 
 @pytest.mark.parametrize("given", [("A",), ("B",), ("A", "B"), ()])
-def test_optional_inputs_may_be_omitted(tmp_path: Path, given: tuple[str, ...]) -> None:
+@asynchronous
+async def test_optional_inputs_may_be_omitted(tmp_path: Path, given: tuple[str, ...]) -> None:
     inputs = {"A": from_numpy("A", np.array([1.5], np.float32)), "B": from_numpy("B", np.array([b"x"], object))}
-
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            outputs = await Call("maybe", *[inputs[name] for name in given]).on(models).outputs()
-            assert {name: array.tolist() for name, array in outputs.items()} == {
-                f"OUT_{name}": {"A": [1.5], "B": [b"x"]}[name] for name in given
-            }
-
-    run(test())
+    async with serving(tmp_path, MODELS) as models:
+        outputs = await Call("maybe", *[inputs[name] for name in given]).on(models).outputs()
+        assert {name: array.tolist() for name, array in outputs.items()} == {
+            f"OUT_{name}": {"A": [1.5], "B": [b"x"]}[name] for name in given
+        }
 
 
-def test_duplicate_outputs_are_returned_once(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            inputs = int32("INPUT0", 1, 16), int32("INPUT1", 1, 16)
-            call = Call("two", *inputs, wanted=(Wanted("OUTPUT1"), Wanted("OUTPUT1"))).on(models)
-            assert list(await call.outputs()) == ["OUTPUT1"]
-
-    run(test())
+@asynchronous
+async def test_duplicate_outputs_are_returned_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        inputs = int32("INPUT0", 1, 16), int32("INPUT1", 1, 16)
+        call = Call("two", *inputs, wanted=(Wanted("OUTPUT1"), Wanted("OUTPUT1"))).on(models)
+        assert list(await call.outputs()) == ["OUTPUT1"]
 
 
 def test_asyncios_own_loop_works(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models_fakes import TENSORS, Call, fakes, flat, fp32, run, serving, wants, why_not
+from models_fakes import TENSORS, Call, asynchronous, fakes, flat, fp32, serving, wants, why_not
 
 from inferometer.serve.models.checks import MANY
 from inferometer.serve.models.shared_memory import AT_ONCE, Regions
@@ -57,29 +57,25 @@ def failures(model: object) -> int:
     return int(model.statistics().inference_stats.fail.count)  # type: ignore[attr-defined]
 
 
-def test_the_loop_continues_while_inputs_are_read(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            slow = Slow(bytes(AT_ONCE) + flat(1).data)
-            call = unread(slow, len(slow.data), len(slow.data) // 4).on(models)
-            assert (await Call("m", flat(7)).on(models).outputs())["OUTPUT0"].tolist() == [7]
-            assert (models.in_flight, call.ends) == (1, [])
-            slow.may.set()
-            assert (await call.outputs())["OUTPUT0"].tobytes() == slow.data
-            assert (models.in_flight, dict(call.inference.unread)) == (0, {})
-
-    run(test())
+@asynchronous
+async def test_the_loop_continues_while_inputs_are_read(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        slow = Slow(bytes(AT_ONCE) + flat(1).data)
+        call = unread(slow, len(slow.data), len(slow.data) // 4).on(models)
+        assert (await Call("m", flat(7)).on(models).outputs())["OUTPUT0"].tolist() == [7]
+        assert (models.in_flight, call.ends) == (1, [])
+        slow.may.set()
+        assert (await call.outputs())["OUTPUT0"].tobytes() == slow.data
+        assert (models.in_flight, dict(call.inference.unread)) == (0, {})
 
 
-def test_inputs_of_the_wrong_size_are_not_read(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            slow = Slow(b"")
-            why = why_not(models, unread(slow, size=12))
-            assert (why.code, "Expected 8, got 12" in why.message) == ("INVALID_ARGUMENT", True)
-            assert not slow.begun.is_set()
-
-    run(test())
+@asynchronous
+async def test_inputs_of_the_wrong_size_are_not_read(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        slow = Slow(b"")
+        why = why_not(models, unread(slow, size=12))
+        assert (why.code, "Expected 8, got 12" in why.message) == ("INVALID_ARGUMENT", True)
+        assert not slow.begun.is_set()
 
 
 @pytest.mark.parametrize(
@@ -90,89 +86,79 @@ def test_inputs_of_the_wrong_size_are_not_read(tmp_path: Path) -> None:
         (Slow(b"", MemoryError("no room")), "INTERNAL", "MemoryError: no room"),
     ],
 )
-def test_unreadable_inputs_are_refused_and_not_counted(tmp_path: Path, slow: Slow, code: str, message: str) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            slow.may.set()
-            why = await unread(slow).on(models).refused()
-            assert (why.code, message in why.message) == (code, True)
-            assert (models.in_flight, failures(models.find("m"))) == (0, 0)
-
-    run(test())
-
-
-def test_a_request_may_be_cancelled_while_its_inputs_are_read(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            slow = Slow(bytes(8))
-            call = unread(slow).on(models)
-            models.cancel(call.inference)
-            assert ((await call.refused()).code, models.in_flight) == ("CANCELLED", 0)
-            slow.may.set()
-            other = Slow(flat(3, 4).data)
-            other.may.set()
-            assert (await unread(other).on(models).outputs())["OUTPUT0"].tolist() == [3, 4]
-            assert (call.responses, len(call.ends)) == ([], 1)
-
-    run(test())
+@asynchronous
+async def test_unreadable_inputs_are_refused_and_not_counted(
+    tmp_path: Path, slow: Slow, code: str, message: str
+) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        slow.may.set()
+        why = await unread(slow).on(models).refused()
+        assert (why.code, message in why.message) == (code, True)
+        assert (models.in_flight, failures(models.find("m"))) == (0, 0)
 
 
-def test_a_request_that_is_cancelled_by_its_own_response_ends_once(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            slow = Slow(flat(1, 2).data)
-            call = unread(slow)
-            call.inference.answer = lambda outputs: models.cancel(call.inference)  # its connection is lost
-            call.on(models)
-            slow.may.set()
-            await call.over.wait()
-            assert (len(call.ends), models.in_flight) == (1, 0)
-
-    run(test())
-
-
-def test_unloading_waits_for_inputs_being_read_and_closing_does_not(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            slow = Slow(flat(1, 2).data)
-            call = unread(slow).on(models)
-            unloading = asyncio.ensure_future(models.unload("m"))
-            await Call("text", strings(b"x")).on(models).outputs()
-            assert not unloading.done()
-            slow.may.set()
-            await unloading
-            assert (await call.outputs())["OUTPUT0"].tolist() == [1, 2]
-            await models.load("m")
-            late = Slow(bytes(8))
-            call = unread(late).on(models)
-            await models.close()
-            assert (await call.refused()).code == "UNAVAILABLE"
-            late.may.set()
-
-    run(test())
+@asynchronous
+async def test_a_request_may_be_cancelled_while_its_inputs_are_read(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        slow = Slow(bytes(8))
+        call = unread(slow).on(models)
+        models.cancel(call.inference)
+        assert ((await call.refused()).code, models.in_flight) == ("CANCELLED", 0)
+        slow.may.set()
+        other = Slow(flat(3, 4).data)
+        other.may.set()
+        assert (await unread(other).on(models).outputs())["OUTPUT0"].tolist() == [3, 4]
+        assert (call.responses, len(call.ends)) == ([], 1)
 
 
-def test_many_strings_are_checked_in_a_thread(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            words = [b"", b"a", b"bcd"] * MANY
-            call = Call("text", strings(*words)).on(models)
-            assert not call.ends
-            assert (await call.outputs())["OUT"].tolist() == words
+@asynchronous
+async def test_a_request_that_is_cancelled_by_its_own_response_ends_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        slow = Slow(flat(1, 2).data)
+        call = unread(slow)
+        call.inference.answer = lambda outputs: models.cancel(call.inference)  # its connection is lost
+        call.on(models)
+        slow.may.set()
+        await call.over.wait()
+        assert (len(call.ends), models.in_flight) == (1, 0)
 
-    run(test())
+
+@asynchronous
+async def test_unloading_waits_for_inputs_being_read_and_closing_does_not(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        slow = Slow(flat(1, 2).data)
+        call = unread(slow).on(models)
+        unloading = asyncio.ensure_future(models.unload("m"))
+        await Call("text", strings(b"x")).on(models).outputs()
+        assert not unloading.done()
+        slow.may.set()
+        await unloading
+        assert (await call.outputs())["OUTPUT0"].tolist() == [1, 2]
+        await models.load("m")
+        late = Slow(bytes(8))
+        call = unread(late).on(models)
+        await models.close()
+        assert (await call.refused()).code == "UNAVAILABLE"
+        late.may.set()
 
 
-def test_too_few_bytes_for_many_strings_are_refused_at_once(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            why = why_not(models, Call("text", strings(b"", b"", count=MANY + 1)))
-            assert why.message == (
-                "[request id: <id_unknown>] unexpected number of string elements for inference input 'B' for model 'text', "
-                f"expecting {MANY + 1}: 8 bytes hold at most 2"
-            )
+@asynchronous
+async def test_many_strings_are_checked_in_a_thread(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        words = [b"", b"a", b"bcd"] * MANY
+        call = Call("text", strings(*words)).on(models)
+        assert not call.ends
+        assert (await call.outputs())["OUT"].tolist() == words
 
-    run(test())
+
+@asynchronous
+async def test_too_few_bytes_for_many_strings_are_refused_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        why = why_not(models, Call("text", strings(b"", b"", count=MANY + 1)))
+        assert why.message == (
+            "[request id: <id_unknown>] unexpected number of string elements for inference input 'B' for model 'text', "
+            f"expecting {MANY + 1}: 8 bytes hold at most 2"
+        )
 
 
 @pytest.mark.parametrize(
@@ -184,23 +170,19 @@ def test_too_few_bytes_for_many_strings_are_refused_at_once(tmp_path: Path) -> N
         (Tensor("B", "BYTES", (MANY + 1,), bytes(4 * MANY) + b"\5\0\0\0a"), "expecting string of length 5 but only 1"),
     ],
 )
-def test_many_invalid_strings_are_refused(tmp_path: Path, given: Tensor, message: str) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            why = await Call("text", given).on(models).refused()
-            assert (why.code, message in why.message) == ("INVALID_ARGUMENT", True), why.message
-            assert models.in_flight == 0
-
-    run(test())
+@asynchronous
+async def test_many_invalid_strings_are_refused(tmp_path: Path, given: Tensor, message: str) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        why = await Call("text", given).on(models).refused()
+        assert (why.code, message in why.message) == ("INVALID_ARGUMENT", True), why.message
+        assert models.in_flight == 0
 
 
-def test_the_check_stops_at_too_many_strings(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            given = Tensor("B", "BYTES", (1,), bytes(4 * 100) + b"\xff\xff\xff\xff")  # its end is not even reached
-            assert "elements 2 or more for" in why_not(models, Call("text", given)).message
-
-    run(test())
+@asynchronous
+async def test_the_check_stops_at_too_many_strings(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        given = Tensor("B", "BYTES", (1,), bytes(4 * 100) + b"\xff\xff\xff\xff")  # its end is not even reached
+        assert "elements 2 or more for" in why_not(models, Call("text", given)).message
 
 
 # --- outputs ---------------------------------------------------------------------------------------------------------
@@ -216,55 +198,46 @@ def key() -> Iterator[str]:
         path.unlink()
 
 
-def test_large_outputs_are_written_to_shared_memory_in_a_thread(tmp_path: Path, key: str) -> None:
+@asynchronous
+async def test_large_outputs_are_written_to_shared_memory_in_a_thread(tmp_path: Path, key: str) -> None:
     values = np.arange(AT_ONCE // 2, dtype=np.float32)
-
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            models.regions.register("r", key, 0, 4 * AT_ONCE)
-            placed = Placed("r", values.nbytes, AT_ONCE)
-            call = Call("m", from_numpy("INPUT0", values), wanted=wants("OUTPUT0", placed=placed)).on(models)
-            assert not call.ends
-            await call.over.wait()
-            ((output,),) = call.responses
-            assert (call.ends, output.tensor.data, output.tensor.shape) == ([None], b"", values.shape)
-            assert models.regions.find("r", values.nbytes, AT_ONCE).read() == values.tobytes()
-            os.truncate(f"/dev/shm{key}", 0)
-            call = Call("m", from_numpy("INPUT0", values), wanted=wants("OUTPUT0", placed=placed)).on(models)
-            assert "'r' was truncated" in (await call.refused()).message
-            assert models.in_flight == 0
-
-    run(test())
+    async with serving(tmp_path, MODELS) as models:
+        models.regions.register("r", key, 0, 4 * AT_ONCE)
+        placed = Placed("r", values.nbytes, AT_ONCE)
+        call = Call("m", from_numpy("INPUT0", values), wanted=wants("OUTPUT0", placed=placed)).on(models)
+        assert not call.ends
+        await call.over.wait()
+        ((output,),) = call.responses
+        assert (call.ends, output.tensor.data, output.tensor.shape) == ([None], b"", values.shape)
+        assert models.regions.find("r", values.nbytes, AT_ONCE).read() == values.tobytes()
+        os.truncate(f"/dev/shm{key}", 0)
+        call = Call("m", from_numpy("INPUT0", values), wanted=wants("OUTPUT0", placed=placed)).on(models)
+        assert "'r' was truncated" in (await call.refused()).message
+        assert models.in_flight == 0
 
 
-def test_responses_keep_their_order_when_one_is_processed_in_a_thread(tmp_path: Path, key: str) -> None:
+@asynchronous
+async def test_responses_keep_their_order_when_one_is_processed_in_a_thread(tmp_path: Path, key: str) -> None:
     config = 'backend: "sim" model_transaction_policy { decoupled: true }' + TENSORS
     config += 'parameters { key: "answers" value { string_value: "3" } }'
-
-    async def test() -> None:
-        async with serving(tmp_path, {"m": config}) as models:
-            models.regions.register("r", key, 0, 4 * AT_ONCE)
-            given = from_numpy("INPUT0", np.zeros(AT_ONCE, np.float32))
-            call = Call("m", given, wanted=wants("OUTPUT0", placed=Placed("r", 4 * AT_ONCE))).on(models)
-            await call.over.wait()
-            assert (len(call.responses), call.ends, models.in_flight) == (3, [None], 0)
-
-    run(test())
+    async with serving(tmp_path, {"m": config}) as models:
+        models.regions.register("r", key, 0, 4 * AT_ONCE)
+        given = from_numpy("INPUT0", np.zeros(AT_ONCE, np.float32))
+        call = Call("m", given, wanted=wants("OUTPUT0", placed=Placed("r", 4 * AT_ONCE))).on(models)
+        await call.over.wait()
+        assert (len(call.responses), call.ends, models.in_flight) == (3, [None], 0)
 
 
-def test_the_strings_of_a_batch_are_split_in_a_thread(tmp_path: Path) -> None:
+@asynchronous
+async def test_the_strings_of_a_batch_are_split_in_a_thread(tmp_path: Path) -> None:
     config = TEXT.replace(
         '"identity"', '"sim" max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 30000000 }'
     )
-
-    async def test() -> None:
-        async with serving(tmp_path, {"text": config}) as models:
-            words = [[f"{i}-{j}".encode() for j in range(MANY)] for i in range(2)]
-            calls = [Call("text", Tensor("B", "BYTES", (1, MANY), strings(*some).data)).on(models) for some in words]
-            assert [(await call.outputs())["OUT"].tolist() for call in calls] == [[some] for some in words]
-            assert models.find("text").statistics().execution_count == 1
-
-    run(test())
+    async with serving(tmp_path, {"text": config}) as models:
+        words = [[f"{i}-{j}".encode() for j in range(MANY)] for i in range(2)]
+        calls = [Call("text", Tensor("B", "BYTES", (1, MANY), strings(*some).data)).on(models) for some in words]
+        assert [(await call.outputs())["OUT"].tolist() for call in calls] == [[some] for some in words]
+        assert models.find("text").statistics().execution_count == 1
 
 
 # --- regions ---------------------------------------------------------------------------------------------------------
@@ -334,19 +307,16 @@ def test_a_region_larger_than_memory_is_not_read(key: str) -> None:
         regions.find("r", 1 << 40).read()
 
 
-def test_classes_of_large_and_small_outputs_agree(tmp_path: Path) -> None:
+@asynchronous
+async def test_classes_of_large_and_small_outputs_agree(tmp_path: Path) -> None:
     config = MODELS["m"].replace('"identity"', '"identity" max_batch_size: 4')
-
-    async def test() -> None:
-        async with serving(tmp_path, {"m": config}) as models:
-            row = [0.0] * (AT_ONCE // 4) + [2.0, 3.0]
-            call = Call("m", fp32(row), wanted=wants("OUTPUT0", classes=2)).on(models)
-            assert not call.ends
-            found = await call.outputs()
-            assert found["OUTPUT0"].tolist() == [[b"3.000000:%d" % (AT_ONCE // 4 + 1), b"2.000000:%d" % (AT_ONCE // 4)]]
-            assert to_numpy(call.responses[0][0].tensor).shape == (1, 2)
-
-    run(test())
+    async with serving(tmp_path, {"m": config}) as models:
+        row = [0.0] * (AT_ONCE // 4) + [2.0, 3.0]
+        call = Call("m", fp32(row), wanted=wants("OUTPUT0", classes=2)).on(models)
+        assert not call.ends
+        found = await call.outputs()
+        assert found["OUTPUT0"].tolist() == [[b"3.000000:%d" % (AT_ONCE // 4 + 1), b"2.000000:%d" % (AT_ONCE // 4)]]
+        assert to_numpy(call.responses[0][0].tensor).shape == (1, 2)
 
 
 # --- a thread, or at once --------------------------------------------------------------------------------------------
@@ -373,43 +343,37 @@ class Noted:
     ("sizes", "is_large"),
     [((8, 1), False), ((AT_ONCE - 5, 1), False), ((AT_ONCE - 4, 1), True), ((8, MANY), False), ((8, MANY + 1), True)],
 )
-def test_a_thread_is_used_for_large_inputs_or_many_strings(
+@asynchronous
+async def test_a_thread_is_used_for_large_inputs_or_many_strings(
     tmp_path: Path, sizes: tuple[int, int], is_large: bool
 ) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, {"pair": PAIR}) as models:
-            a, b = Noted(bytes(sizes[0])), Noted(strings(*[b"x"] * sizes[1]).data)
-            call = Call(
-                "pair",
-                Tensor("A", "UINT8", (sizes[0],), b""),
-                Tensor("B", "BYTES", (sizes[1],), b""),
-                unread={"A": Unread(a.read, len(a.data)), "B": Unread(b.read, len(b.data))},
-            ).on(models)
-            assert (await call.outputs())["OB"].tolist() == [b"x"] * sizes[1]
-            assert {a.thread.startswith("offload"), b.thread.startswith("offload")} == {is_large}
-            assert (call.inference.inputs["A"].data, dict(call.inference.unread)) == (a.data, {})
-
-    run(test())
+    async with serving(tmp_path, {"pair": PAIR}) as models:
+        a, b = Noted(bytes(sizes[0])), Noted(strings(*[b"x"] * sizes[1]).data)
+        call = Call(
+            "pair",
+            Tensor("A", "UINT8", (sizes[0],), b""),
+            Tensor("B", "BYTES", (sizes[1],), b""),
+            unread={"A": Unread(a.read, len(a.data)), "B": Unread(b.read, len(b.data))},
+        ).on(models)
+        assert (await call.outputs())["OB"].tolist() == [b"x"] * sizes[1]
+        assert {a.thread.startswith("offload"), b.thread.startswith("offload")} == {is_large}
+        assert (call.inference.inputs["A"].data, dict(call.inference.unread)) == (a.data, {})
 
 
-def test_small_invalid_inputs_are_refused_at_once(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            slow = Slow(b"", Refused("NOT_FOUND", "it is gone"))
-            slow.may.set()
-            assert why_not(models, unread(slow, size=8)).message == "it is gone"
-            assert (models.in_flight, failures(models.find("m"))) == (0, 0)
-
-    run(test())
+@asynchronous
+async def test_small_invalid_inputs_are_refused_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        slow = Slow(b"", Refused("NOT_FOUND", "it is gone"))
+        slow.may.set()
+        assert why_not(models, unread(slow, size=8)).message == "it is gone"
+        assert (models.in_flight, failures(models.find("m"))) == (0, 0)
 
 
-def test_unknown_inputs_are_not_read(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, MODELS) as models:
-            slow = Slow(b"")
-            made_up = [Tensor(f"i{i}", "UINT8", (1,), b"") for i in range(3)]
-            call = Call("m", *made_up, unread={one.name: Unread(slow.read, 1) for one in made_up})
-            assert "expected 1 inputs but got 3 inputs" in why_not(models, call).message
-            assert not slow.begun.is_set()
-
-    run(test())
+@asynchronous
+async def test_unknown_inputs_are_not_read(tmp_path: Path) -> None:
+    async with serving(tmp_path, MODELS) as models:
+        slow = Slow(b"")
+        made_up = [Tensor(f"i{i}", "UINT8", (1,), b"") for i in range(3)]
+        call = Call("m", *made_up, unread={one.name: Unread(slow.read, 1) for one in made_up})
+        assert "expected 1 inputs but got 3 inputs" in why_not(models, call).message
+        assert not slow.begun.is_set()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models_fakes import TENSORS, Call, Gate, fakes, fp32, run, serving, wants, why_not
+from models_fakes import TENSORS, Call, Gate, asynchronous, fakes, fp32, run, serving, wants, why_not
 
 from inferometer.serve.models.responses import classify
 from inferometer.serve.models.shared_memory import Regions
@@ -57,18 +57,16 @@ def test_every_numeric_type_can_be_classified() -> None:
     assert classes([False, True], "BOOL", 1) == [b"1:1"]
 
 
-def test_labels_come_from_the_model(tmp_path: Path) -> None:
-    async def test() -> None:
-        (tmp_path / "m").mkdir()
-        (tmp_path / "m/labels.txt").write_text("cat\ndog\n")
-        async with serving(tmp_path, {"m": IDENTITY}) as models:
-            call = Call("m", fp32([1, 3, 2], [9, 0, 0]), wanted=wants("OUTPUT0", classes=2)).on(models)
-            assert (await call.outputs())["OUTPUT0"].tolist() == [
-                [b"3.000000:1:dog", b"2.000000:2"],
-                [b"9.000000:0:cat", b"0.000000:1:dog"],
-            ]
-
-    run(test())
+@asynchronous
+async def test_labels_come_from_the_model(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/labels.txt").write_text("cat\ndog\n")
+    async with serving(tmp_path, {"m": IDENTITY}) as models:
+        call = Call("m", fp32([1, 3, 2], [9, 0, 0]), wanted=wants("OUTPUT0", classes=2)).on(models)
+        assert (await call.outputs())["OUTPUT0"].tolist() == [
+            [b"3.000000:1:dog", b"2.000000:2"],
+            [b"9.000000:0:cat", b"0.000000:1:dog"],
+        ]
 
 
 # --- shared memory ---------------------------------------------------------------------------------------------------
@@ -155,31 +153,29 @@ def test_links_fifos_folders_and_empty_files_are_refused(tmp_path: Path) -> None
     regions.register("r", "file", 0, 1)
 
 
-def test_inputs_and_outputs_in_shared_memory(tmp_path: Path, key: str) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, {"m": IDENTITY.replace(', label_filename: "labels.txt"', "")}) as models:
-            models.regions.register("r", key, 0, 64)
-            given = Tensor("INPUT0", "FP32", (1, 3), models.regions.find("r", 12, 0).read())
+@asynchronous
+async def test_inputs_and_outputs_in_shared_memory(tmp_path: Path, key: str) -> None:
+    async with serving(tmp_path, {"m": IDENTITY.replace(', label_filename: "labels.txt"', "")}) as models:
+        models.regions.register("r", key, 0, 64)
+        given = Tensor("INPUT0", "FP32", (1, 3), models.regions.find("r", 12, 0).read())
 
-            def call(**placed: int) -> Call:
-                return Call("m", given, wanted=wants("OUTPUT0", placed=Placed("r", **placed)))
+        def call(**placed: int) -> Call:
+            return Call("m", given, wanted=wants("OUTPUT0", placed=Placed("r", **placed)))
 
-            request = call(byte_size=16, offset=32).on(models)
-            ((output,),) = request.responses
-            assert (output.tensor.shape, output.tensor.data) == ((1, 3), b"")
-            assert models.regions.find("r", 16, 32).read() == bytes([*range(12), 44, 45, 46, 47])
-            why = await call(byte_size=8).on(models).refused()
-            assert (why.code, why.message) == (
-                "INTERNAL",
-                "shared memory size specified with the request for output 'OUTPUT0' (8 bytes) should be at least 12 bytes to "
-                "hold the results",
-            )
-            assert why_not(models, call(byte_size=8, offset=60)).code == "INVALID_ARGUMENT"
-            models.regions.unregister("r")
-            assert why_not(models, call(byte_size=12)).code == "NOT_FOUND"
-            assert models.in_flight == 0
-
-    run(test())
+        request = call(byte_size=16, offset=32).on(models)
+        ((output,),) = request.responses
+        assert (output.tensor.shape, output.tensor.data) == ((1, 3), b"")
+        assert models.regions.find("r", 16, 32).read() == bytes([*range(12), 44, 45, 46, 47])
+        why = await call(byte_size=8).on(models).refused()
+        assert (why.code, why.message) == (
+            "INTERNAL",
+            "shared memory size specified with the request for output 'OUTPUT0' (8 bytes) should be at least 12 bytes to "
+            "hold the results",
+        )
+        assert why_not(models, call(byte_size=8, offset=60)).code == "INVALID_ARGUMENT"
+        models.regions.unregister("r")
+        assert why_not(models, call(byte_size=12)).code == "NOT_FOUND"
+        assert models.in_flight == 0
 
 
 @pytest.mark.parametrize("is_registered_again", [False, True])

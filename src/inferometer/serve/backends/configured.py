@@ -33,17 +33,14 @@ T = TypeVar("T")
 # --- inputs and outputs ----------------------------------------------------------------------------------------------
 
 
-def inputs(config: Any) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(one.name, datatype(one), tuple(one.dims), one.optional) for one in config.input)
+def specs(fields: Any) -> list[TensorSpec]:
+    """Return what config.input or config.output lists."""
+    return [TensorSpec(one.name, datatype(one), tuple(one.dims)) for one in fields]
 
 
-def outputs(config: Any) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(one.name, datatype(one), tuple(one.dims)) for one in config.output)
-
-
-def declare(fields: Any, specs: Sequence[TensorSpec]) -> None:
-    """Add `specs` to config.input or config.output if that is empty."""
-    for spec in [] if fields else specs:
+def declare(fields: Any, tensors: Sequence[TensorSpec]) -> None:
+    """Add `tensors` to config.input or config.output if that is empty."""
+    for spec in [] if fields else tensors:
         kind, more = spec.datatype.replace("BYTES", "STRING"), {"optional": True} if spec.optional else {}
         fields.add(name=spec.name, dims=spec.shape, data_type=f"TYPE_{kind}", **more)
 
@@ -56,27 +53,19 @@ def complete(loading: Loading, found_inputs: Sequence[TensorSpec], found_outputs
     """
     config, everything = loading.config, (*found_inputs, *found_outputs)
     fixed = next((spec for spec in everything if spec.shape[:1] != (-1,)), None)
-    if everything and fixed is None and not config.output:
-        batch_by_default(loading, BATCH)
+    if everything and fixed is None and not (config.max_batch_size or config.input or config.output):
+        config.max_batch_size = whole(loading, "default_max_batch_size", BATCH)
+        if config.max_batch_size and not config.WhichOneof("scheduling_choice"):
+            config.dynamic_batching.SetInParent()
     if config.max_batch_size and fixed is not None:
         first = f"the first dimension of {fixed.name} {shown(fixed.shape)} is fixed"
         remedy = "set max_batch_size to 0, or export the model with a dynamic first dimension"
         raise loading.error(f"max_batch_size is {config.max_batch_size}, but {first}", remedy)
     for fields, found in ((config.input, found_inputs), (config.output, found_outputs)):
         begin = 1 if config.max_batch_size else 0
-        specs = [TensorSpec(spec.name, spec.datatype, spec.shape[begin:], spec.optional) for spec in found]
-        declare(fields, specs)
-        _agree(loading, fields, specs)
-
-
-def batch_by_default(loading: Loading, rows: int) -> None:
-    """Enable dynamic batching if neither inputs nor max_batch_size are configured, up to the parameter
-    `default_max_batch_size` or `rows`."""
-    config = loading.config
-    if not config.max_batch_size and not config.input:
-        config.max_batch_size = whole(loading, "default_max_batch_size", rows)
-        if config.max_batch_size and not config.WhichOneof("scheduling_choice"):
-            config.dynamic_batching.SetInParent()
+        tensors = [TensorSpec(spec.name, spec.datatype, spec.shape[begin:], spec.optional) for spec in found]
+        declare(fields, tensors)
+        _agree(loading, fields, tensors)
 
 
 def _agree(loading: Loading, fields: Any, found: Sequence[TensorSpec]) -> None:
@@ -89,9 +78,9 @@ def _agree(loading: Loading, fields: Any, found: Sequence[TensorSpec]) -> None:
         pairs = list(zip(shape, spec.shape, strict=False))
         is_same_shape = len(shape) == len(spec.shape) and all(-1 in pair or pair[0] == pair[1] for pair in pairs)
         if kind != spec.datatype or not is_same_shape:
-            found_here = f"{kind} {shown(shape)}, the model file {spec.datatype} {shown(spec.shape)}"
+            differs = f"{kind} {shown(shape)}, the model file {spec.datatype} {shown(spec.shape)}"
             remedy = "correct data_type and dims (without the batch dimension if max_batch_size is not 0)"
-            raise loading.error(f"the configuration says that {one.name} is {found_here}", remedy)
+            raise loading.error(f"the configuration says that {one.name} is {differs}", remedy)
 
 
 def require(loading: Loading) -> None:

@@ -39,14 +39,10 @@ class _Delay:
         begin = now()
         if self._alarms is None:
             self._alarms = Alarms(asyncio.get_running_loop())
-        answering = _Answering(self._alarms, emit, finish, passed_on(inputs, self._renamed))
-        answering.start(begin, self._time(inputs), self._answers)
-        return answering.end
-
-    def _time(self, inputs: Tensors) -> int:
         rows = next((tensor.shape[0] for tensor in inputs.values()), 1) if self._batched else 1
         jitter = int(self._random.random() * self._jitter) if self._jitter else 0
-        return self._delay + rows * self._per_row + jitter
+        times = begin, self._delay + rows * self._per_row + jitter, self._answers
+        return _Answering(self._alarms, emit, finish, passed_on(inputs, self._renamed), *times).end
 
     def close(self) -> None:
         if self._alarms is not None:
@@ -59,15 +55,14 @@ class _Answering:
 
     __slots__ = ("_alarms", "_due", "_emit", "_finish", "_left", "_outputs", "_step")
 
-    def __init__(self, alarms: Alarms, emit: Emit, finish: Finish, outputs: Tensors) -> None:
+    def __init__(
+        self, alarms: Alarms, emit: Emit, finish: Finish, outputs: Tensors, begin: int, step: int, answers: int
+    ) -> None:
         self._alarms, self._emit, self._outputs = alarms, emit, outputs
         self._finish: Finish | None = finish
         """None once it has ended."""
-        self._due = self._step = self._left = 0
-
-    def start(self, begin: int, step: int, answers: int) -> None:
         self._due, self._step, self._left = begin + step, step, answers
-        self._alarms.at(self._due, self._next)
+        alarms.at(self._due, self._next)
 
     def _next(self) -> None:
         if self._finish is None:

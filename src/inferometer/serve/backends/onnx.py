@@ -41,7 +41,7 @@ def load(loading: Loading) -> Loaded:
     inputs, outputs = ([_spec(loading, one) for one in part] for part in (session.get_inputs(), session.get_outputs()))
     configured.complete(loading, inputs, outputs)
     datatypes, value = {spec.name: spec.datatype for spec in outputs}, runtime.OrtValue
-    wanted = {spec.name: datatypes[spec.name] for spec in configured.outputs(loading.config)}
+    wanted = {spec.name: datatypes[spec.name] for spec in configured.specs(loading.config.output)}
     has_bfloat16 = any(spec.datatype == "BF16" for spec in (*inputs, *outputs))
     # What ONNX Runtime raises for a bad request rather than a bad model.
     refusal = configured.package("onnxruntime.capi.onnxruntime_pybind11_state", _EXTRA).InvalidArgument

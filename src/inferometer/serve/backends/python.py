@@ -34,14 +34,12 @@ def load(loading: Loading) -> Loaded:
     module = configured.python_file(loading, path)
     configured.require(loading)
     infer = _function(loading, module, path)
-    outputs = {spec.name: spec for spec in configured.outputs(loading.config)}
+    outputs = {spec.name: spec for spec in configured.specs(loading.config.output)}
     decoupled = loading.config.model_transaction_policy.decoupled
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors | Iterator[Tensors]:
         answer = infer({name: to_numpy(tensor) for name, tensor in inputs.items()}, parameters)
-        if decoupled:
-            return _each(loading.name, answer, outputs)
-        return _tensors(loading.name, answer, outputs)
+        return (_each if decoupled else _tensors)(loading.name, answer, outputs)
 
     return Loaded(run=run, close=lambda: configured.forget(module))
 

@@ -23,7 +23,7 @@ DTYPES = {
 
 _UNSIGNED = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 _DATATYPES = {f"torch.{dtype}": datatype for datatype, dtype in DTYPES.items()}
-_told = threading.local()
+_set_here = threading.local()
 _own: list[int] = []
 """The number of threads that PyTorch chose by default."""
 
@@ -60,9 +60,9 @@ def use_threads(torch: Any, count: int) -> None:
     PyTorch stores the number per calling thread, and a new thread inherits the number that was set last in any thread.
     """
     wanted = count or _own[0]
-    if getattr(_told, "threads", 0) != wanted:
+    if getattr(_set_here, "threads", 0) != wanted:
         torch.set_num_threads(wanted)
-        _told.threads = wanted
+        _set_here.threads = wanted
 
 
 def to_torch(torch: Any, tensor: Tensor, device: Any, copy: bool = False) -> Any:

@@ -64,7 +64,7 @@ def load(loading: Loading) -> Loaded:
     threads = configured.whole(loading, "threads", 0)
     module = _read(loading, torch, path, device)
     configured.require(loading)
-    inputs, outputs = configured.inputs(loading.config), configured.outputs(loading.config)
+    inputs, outputs = configured.specs(loading.config.input), configured.specs(loading.config.output)
     for spec in (*inputs, *outputs):
         if spec.datatype not in DTYPES:
             what = f"{spec.name} is {spec.datatype}, which PyTorch does not support"

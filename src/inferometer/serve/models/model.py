@@ -72,7 +72,7 @@ class Model:
 
     @property
     def owner(self) -> "Model":
-        """Whom to call to cancel a request that is in this `place`."""
+        """The model that cancels a request that is in this `place`."""
         return self
 
     @property
@@ -127,7 +127,8 @@ class Model:
         timeout = (checks.timeout_ns(inference) if inference.parameters else 0) or self._timeout
         if timeout and t + timeout < inference.deadline:
             inference.deadline = t + timeout
-        if self._instant is None or any([each.classes or each.placed for each in inference.wanted]):
+        wanted = inference.wanted
+        if self._instant is None or (wanted and any([each.classes or each.placed for each in wanted])):
             inference.place = self
             self._queue.put(inference)
         else:

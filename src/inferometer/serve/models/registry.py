@@ -110,7 +110,9 @@ class Models:
         model = entry.model
         if model is None:
             if entry.state == "LOADING" or entry.is_lost:
-                why = f"version 1 is not at ready state{f': {entry.reason}' if entry.is_lost else ''}"
+                why = (
+                    f"version {entry.version or 1} is not at ready state{f': {entry.reason}' if entry.is_lost else ''}"
+                )
                 raise Refused("UNAVAILABLE", f"Request for unknown model: '{name}' {why}")
             raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' has no available versions")
         if version not in ("", model.version):

@@ -95,11 +95,9 @@ def _file_source(path: Path) -> ModelSource:
     if path.suffix not in _SUFFIXES:
         remedy = f"the file name must end with one of {', '.join(_SUFFIXES)}"
         raise UserError(f"unknown kind of model file: {path}", remedy)
-    name = path.stem
-    if name == "model":
-        folder = path.resolve().parent
-        name = folder.parent.name if folder.name.isdecimal() else folder.name
-    return ModelSource(name or "model", path)
+    folder = path.resolve().parent
+    beside = folder.parent.name if folder.name.isdecimal() else folder.name
+    return ModelSource(beside or "model" if path.stem == "model" else path.stem, path)
 
 
 def _is_model(folder: Path) -> bool:
@@ -146,25 +144,20 @@ def define(source: ModelSource, config_json: str = "") -> Definition:
 
 def _newest(folder: Path, config: Any) -> tuple[str, Path]:
     numbered = [each for each in folder.iterdir() if each.name.isascii() and each.name.isdecimal() and each.is_dir()]
-    versions, wanted = {int(each.name): each for each in numbered}, set(config.version_policy.specific.versions)
-    if wanted:
-        versions = {number: each for number, each in versions.items() if number in wanted}
-        if not versions:
-            raise UserError(f"{folder} contains none of the versions {sorted(wanted)} of its version_policy")
-    if not versions:
-        return "1", folder
-    newest = max(versions)
-    return str(newest), versions[newest]
+    wanted = set(config.version_policy.specific.versions)
+    versions = {int(each.name): each for each in numbered if not wanted or int(each.name) in wanted}
+    if wanted and not versions:
+        raise UserError(f"{folder} contains none of the versions {sorted(wanted)} of its version_policy")
+    newest = max(versions, default=1)
+    return str(newest), versions.get(newest, folder)
 
 
 def _guess(folder: Path) -> str:
     files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
-    for path in files:
-        if path.stem == "model":
-            return _SUFFIXES[path.suffix]
-    if (folder / _TRANSFORMERS).is_file():
+    usual = [path for path in files if path.stem == "model"][:1]
+    if not usual and (folder / _TRANSFORMERS).is_file():
         return "transformers"
-    found = {_SUFFIXES[path.suffix] for path in files}
+    found = {_SUFFIXES[path.suffix] for path in usual or files}
     if len(found) == 1:
         return found.pop()
     remedy = "name its file model.onnx, model.pt or model.py, or set backend in config.pbtxt to one of "
@@ -180,20 +173,15 @@ def _model_file(folder: Path, backend: str, config: Any) -> Path | None:
             raise UserError(f"{folder / name} does not exist", "correct default_model_filename in the configuration")
         return folder / str(name)
     suffixes = [*(suffix for suffix, each in _SUFFIXES.items() if each == backend), *[".py"] * (backend == "torch")]
-    for suffix in suffixes:
-        if (folder / f"model{suffix}").is_file():
-            return folder / f"model{suffix}"
-    found = [path for path in folder.iterdir() if path.suffix in suffixes and path.is_file()]
+    usual = [path for suffix in suffixes if (path := folder / f"model{suffix}").is_file()]
+    found = usual[:1] or [path for path in folder.iterdir() if path.suffix in suffixes and path.is_file()]
     return found[0] if len(found) == 1 else None
 
 
 def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
     labels: dict[str, tuple[str, ...]] = {}
-    for output in config.output:
-        name = output.label_filename
-        if not name:
-            continue
-        file = folder / name
+    for output in [each for each in config.output if each.label_filename]:
+        name, file = output.label_filename, folder / output.label_filename
         if Path(name).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"label_filename {name!r:.{_SHOWN}} must be inside {folder}")
         if file.exists() and not file.is_file():  # a FIFO would block

@@ -158,7 +158,7 @@ class Loading(msgspec.Struct, frozen=True):
 
     name: str
     config: Any
-    """The `inference.ModelConfig` message of proto/kserve.proto; a loader may fill in what is left open (inputs, outputs)."""
+    """The `inference.ModelConfig` message; a loader may fill in what is left open (inputs, outputs)."""
     folder: Path | None = None
     """The version folder (REPOSITORY/MODEL/1), or the folder of a single model; None for built-in models."""
     file: Path | None = None
