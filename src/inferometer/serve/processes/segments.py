@@ -37,6 +37,7 @@ class Segments:
         """The other process' segments."""
         self._used: dict[int, Any] = {}
         link.handlers |= {"unused": self.unused, "dropped": self._dropped}
+        link.lost.add_done_callback(lambda _: self._close())
 
     def pack(self, tensors: Iterable[Tensor]) -> tuple[int, list[tuple[Any, ...]]]:
         """Return the arguments for `unpack`. May be called in any thread, since it may copy a lot."""
@@ -69,7 +70,7 @@ class Segments:
             for name, datatype, shape, (at, size) in packed
         }
 
-    def close(self) -> None:
+    def _close(self) -> None:
         for number in self._own:
             os.close(number)  # the mappings go when nothing refers to them
         self._own.clear()
