@@ -137,10 +137,12 @@ def test_a_client_that_leaves_stops_a_stream_in_another_process(server: Running,
 
 
 def test_text_models_in_another_process_have_openai_endpoints(front_ends: list[RawClient]):
+    ids = set()
     for client in front_ends:
         body = {"model": "echo", "prompt": "a b c d", "max_tokens": 3}
         made = client.request("/v1/completions", body).json
         assert (made["choices"][0]["text"], made["usage"]["completion_tokens"]) == (" a b c", 3)
+        ids.add(made["id"])
         streamed = client.request("/v1/completions", body | {"stream": True, "prompt": "a b <fail>"}).events
         assert [json.loads(event)["choices"][0]["text"] for event in streamed[:2]] == [" a", " b"]
         assert "the model failed" in streamed[-2]
@@ -148,6 +150,7 @@ def test_text_models_in_another_process_have_openai_endpoints(front_ends: list[R
         assert "must be the user's" in client.request("/v1/chat/completions", chat).json["error"]["message"]
         vectors = client.request("/v1/embeddings", {"model": "echo", "input": ["a b", "a"]}).json["data"]
         assert [vector["embedding"] for vector in vectors] == [[2, 0.5], [1, 0.5]]
+    assert len(ids) == 2
 
 
 def test_simulated_requests_are_numbered_and_logged_together(front_ends: list[RawClient], server: Running):
