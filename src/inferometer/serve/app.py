@@ -79,7 +79,8 @@ async def _front_end(
     settings: Settings, group: Group, ready: Ready, stop: asyncio.Event, at_once: asyncio.Event
 ) -> None:
     loop = asyncio.get_running_loop()
-    _raise_file_limit()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # every socket is a file
     keep_one_heap()
     async with contextlib.AsyncExitStack() as held:
         context = tls.context(settings.tls) if settings.tls else None
@@ -236,9 +237,3 @@ def _collect_garbage_rarely(young: int) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(young, 10, 10)
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit of open files to the maximum: every socket is a file."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -24,8 +24,10 @@ from inferometer.errors import UserError
 from inferometer.serve.models.types import Refused, reason
 
 Handlers = dict[str, Callable[..., Any]]
+Part = Callable[..., None]
 Done = Callable[[Any, Any], None]
 """done(result, error): called once at the end of a call."""
+Cancel = Callable[[], None]
 LENGTH = struct.Struct("<I")
 _PART = "part"
 _ERRORS: dict[str, Callable[[Any, str], Exception]] = {"Refused": Refused, "UserError": UserError}
@@ -50,8 +52,8 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._rest = b""
         self._numbers = itertools.count(1)
-        self._calls: dict[int, tuple[Callable[..., None], Done]] = {}
-        self._running: dict[int, Callable[[], None]] = {}
+        self._calls: dict[int, tuple[Part, Done]] = {}
+        self._running: dict[int, Cancel] = {}
         """What cancels the streams of the other process."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._encode = msgspec.msgpack.Encoder().encode
@@ -62,7 +64,7 @@ class Link(asyncio.Protocol):
             data = self._encode((number, name, arguments))
             self._transport.write(LENGTH.pack(len(data)) + data)
 
-    def start(self, name: str, *arguments: Any, done: Done, part: Callable[..., None] = ignore) -> int:
+    def start(self, name: str, *arguments: Any, done: Done, part: Part = ignore) -> int:
         """Start a stream, or a call. Return its number for `tell("cancel", number)`; it ends with `done` all the same.
         It fails with Refused if the connection ends."""
         number = next(self._numbers)

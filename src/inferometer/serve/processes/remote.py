@@ -6,7 +6,6 @@ of all front ends share them.
 
 import struct
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Refused
 from inferometer.serve.offload import Offload
 from inferometer.serve.openai.model import Generation, Vectors
-from inferometer.serve.processes.link import LENGTH, Link, attach, connect
+from inferometer.serve.processes.link import LENGTH, Cancel, Link, attach, connect
 from inferometer.serve.processes.segments import Segments
 
 _AT_ONCE = 1 << 20
@@ -48,7 +47,7 @@ class _Requests:
     def __init__(self, link: Link, offload: Offload) -> None:
         self._link, self._offload, self._segments = link, offload, Segments(link)
 
-    def forward(self, inference: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
+    def forward(self, inference: Inference, emit: Emit, finish: Finish) -> Cancel:
         number, is_cancelled = 0, False
 
         def send(packed: Any, error: BaseException | None) -> None:
@@ -59,14 +58,13 @@ class _Requests:
                 self._segments.unused(packed[0])
                 finish(None)
             else:
-                fields = {name: getattr(inference, name) for name in ("id", "arrived", "deadline")}
-                fields["parameters"] = dict(inference.parameters)
-                names = [wanted.name for wanted in inference.wanted]
-                number = self._link.start("infer", *packed, names, fields, part=part, done=lambda _, why: finish(why))
+                fields = {name: getattr(inference, name) for name in ("model", "id", "arrived", "deadline")}
+                fields |= {"wanted": [one.name for one in inference.wanted], "parameters": dict(inference.parameters)}
+                number = self._link.start("infer", packed, fields, part=part, done=lambda _, why: finish(why))
 
-        def part(queue_ns: int, compute_ns: int, segment: int, packed: list[Any]) -> None:
+        def part(queue_ns: int, compute_ns: int, packed: list[Any]) -> None:
             inference.queue_ns, inference.compute_ns = queue_ns, compute_ns
-            emit(self._segments.unpack(segment, packed))
+            emit(self._segments.unpack(*packed))
 
         def cancel() -> None:
             nonlocal is_cancelled

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.types import Inference, Output, Refused, Wanted, reason
 from inferometer.serve.openai.model import Generation, TextModel
-from inferometer.serve.processes.link import Done, Link, ignore, listen
+from inferometer.serve.processes.link import Cancel, Done, Link, Part, ignore, listen
 from inferometer.serve.processes.segments import Segments
 
 TEXT_FACTS = ("name", "max_len", "can_generate", "can_embed")
@@ -55,7 +54,7 @@ def _accept(models: Models, name: str, front_ends: set[Link], over: asyncio.Even
     facts = text and [getattr(text, each) for each in TEXT_FACTS]
     description = model.config.SerializeToString(), model.version, model.platform, model.labels, facts
     link = Link({"describe": lambda: description})
-    link.streams["infer"] = partial(_infer, models, name, Segments(link))
+    link.streams["infer"] = partial(_infer, models, Segments(link))
     if text is not None:
         link.streams |= {"generate": partial(_generate, text), "embed": partial(_embed, text)}
         link.handlers |= {"encode": text.encode, "encode_chat": text.encode_chat}
@@ -64,26 +63,16 @@ def _accept(models: Models, name: str, front_ends: set[Link], over: asyncio.Even
     return link
 
 
-def _infer(
-    models: Models,
-    model: str,
-    segments: Segments,
-    part: Callable[..., None],
-    done: Done,
-    segment: int,
-    packed: list[Any],
-    wanted: list[str],
-    fields: dict[str, Any],
-) -> Callable[[], None]:
+def _infer(models: Models, segments: Segments, part: Part, done: Done, tensors: list[Any], fields: Any) -> Cancel:
     def answer(outputs: tuple[Output, ...]) -> None:
-        part(inference.queue_ns, inference.compute_ns, *segments.pack(output.tensor for output in outputs))
+        part(inference.queue_ns, inference.compute_ns, segments.pack(output.tensor for output in outputs))
 
     def ended(why: Refused | None) -> None:
         inference.inputs, inference.answer, inference.ended = {}, ignore, ignore  # free their memory now
         done(None, why)
 
-    inputs, names = segments.unpack(segment, packed), tuple([Wanted(name) for name in wanted])
-    inference = Inference(model, inputs, answer=answer, ended=ended, wanted=names, **fields)
+    wanted = tuple([Wanted(name) for name in fields.pop("wanted")])
+    inference = Inference(inputs=segments.unpack(*tensors), answer=answer, ended=ended, wanted=wanted, **fields)
     try:
         models.submit(inference)
     except Exception as error:
@@ -91,17 +80,16 @@ def _infer(
     return partial(models.cancel, inference)
 
 
-def _generate(text: TextModel, part: Callable[..., None], done: Done, fields: dict[str, Any]) -> Callable[[], None]:
-    request = Generation(
-        tokens=lambda new, count: part(new, count, request.queue_ns, request.started),
-        ended=done,
-        **(fields | {"stop": tuple(fields["stop"])}),
-    )
+def _generate(text: TextModel, part: Part, done: Done, fields: dict[str, Any]) -> Cancel:
+    def tokens(new: str, count: int) -> None:
+        part(new, count, request.queue_ns, request.started)
+
+    request = Generation(tokens=tokens, ended=done, **(fields | {"stop": tuple(fields["stop"])}))
     text.generate(request)
     return partial(text.cancel, request)
 
 
-def _embed(text: TextModel, _: Callable[..., None], done: Done, inputs: list[list[int]]) -> Callable[[], None]:
+def _embed(text: TextModel, _: Part, done: Done, inputs: list[list[int]]) -> Cancel:
     def then(vectors: list[np.ndarray] | None, why: Refused | None) -> None:
         done([np.asarray(vector, np.float32).tobytes() for vector in vectors or ()], why)
 
