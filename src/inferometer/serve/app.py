@@ -96,7 +96,9 @@ async def _front_end(
             return
         web = Web(settings, models, simulator, group.metrics)
         grpc = await _grpc(settings, models, sockets, held)
-        _collect_garbage_rarely(_YOUNG if settings.models else _YOUNG_FOR_TIMING)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_YOUNG if settings.models else _YOUNG_FOR_TIMING, 10, 10)
         listeners = []
         for name, handler in (("http", web), ("metrics", Web(settings, metrics=group.metrics))):
             if name in sockets:  # another process may have taken the port while models were loaded
@@ -178,9 +180,8 @@ async def _refuse_rest(
 ) -> None:
     """Refuse the remaining requests with an error before closing their connections. Clients that are still sending get
     a second to read it, unless the server must stop at once or had no `seconds` to begin with."""
-    partial = sum(
-        listener.refuse_partial("the server stopped before the request was complete") for listener in listeners
-    )
+    why = "the server stopped before the request was complete"
+    partial = sum(listener.refuse_partial(why) for listener in listeners)
     if web.refuse_rest() + models.in_flight:
         await models.close()
         await asyncio.sleep(_LOOK_S)
@@ -231,9 +232,3 @@ def _listening(settings: Settings, sockets: dict[str, socket.socket], models: Mo
         models=tuple(models.names()),
         failed=tuple((one.name, one.reason) for one in models.index() if one.state != "READY"),
     )
-
-
-def _collect_garbage_rarely(young: int) -> None:
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(young, 10, 10)

@@ -61,7 +61,7 @@ class Hub:
             calls.append(_called(self.handlers[operation], arguments))
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
-            if isinstance(result, BaseException) and not (operation in _COUNTED and _is_ended(result)):
+            if isinstance(result, BaseException) and (operation not in _COUNTED or not _is_ended(result)):
                 raise result
         return [result for result in results if not isinstance(result, BaseException)]
 
@@ -70,21 +70,19 @@ class Hub:
     async def start_model(self, key: str, *arguments: Any) -> str:
         """Return the address of a model's process. The first call with this key starts it, and the others wait."""
         if key not in self._addresses:
-            self._addresses[key] = starting = asyncio.ensure_future(
-                self._start_model(key.partition(" ")[2], *arguments)
-            )
+            name = key.partition(" ")[2]
+            self._addresses[key] = starting = asyncio.ensure_future(self._start_model(name, *arguments))
             starting.add_done_callback(lambda made: made.cancelled() or made.exception())  # if no caller waits for it
         return await asyncio.shield(self._addresses[key])
 
     async def _start_model(self, name: str, *arguments: Any) -> str:
-        link, _ = await self._spawn(f"the process of model {name}", {})
+        link, process = await self._spawn(f"the process of model {name}", {})
         try:
             address: str = await link.call("model", *arguments)
-        except Refused as refused:
+        except Exception as error:
             link.close()
-            raise UserError(f"{refused.message} while it was loading", "see its messages above") from None
-        except UserError:
-            link.close()
+            if isinstance(error, Refused) and process in self._processes:
+                await self._processes[process][1]  # which reports how it ended
             raise
         self._models[name] = link
         link.lost.add_done_callback(lambda _: self._models.pop(name) if self._models.get(name) is link else None)
