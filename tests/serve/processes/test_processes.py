@@ -179,6 +179,17 @@ def test_an_old_process_ends_when_its_model_is_loaded_again(front_ends: list[Raw
     assert counted(front_ends[1], "batch") == (2, 2)
 
 
+def test_a_model_that_fails_to_load_leaves_no_process(front_ends: list[RawClient], server: Running):
+    broken = server.truth.parent / "models" / "broken"  # type: ignore[attr-defined]
+    (broken / "1").mkdir(parents=True)
+    (broken / "1" / "model.py").write_text("1 / 0")
+    (broken / "config.pbtxt").write_text('parameters { key: "process" value { string_value: "1" } }')
+    before = psutil.Process(server.pid).children()
+    refused = front_ends[0].request("/v2/repository/models/broken/load", {})
+    assert (refused.status, "division by zero" in refused.json["error"]) == (500, True)
+    until(lambda: set(psutil.Process(server.pid).children()) <= set(before))
+
+
 def test_a_model_whose_process_died_is_unavailable_until_it_is_loaded_again(front_ends: list[RawClient]):
     why = "the process of model batch ended"
     assert [(one.status, one.json) for one in both(front_ends, -1)] == [(503, {"error": why})] * 2

@@ -72,6 +72,8 @@ class Group:
 
 def _metrics(pages: Sequence[bytes]) -> bytes:
     """Return one page in Prometheus' text format, with the sums of all samples."""
+    if len(pages) == 1:
+        return pages[0]
     families: dict[str, tuple[dict[str, None], dict[str, list[float]]]] = {}
     for line in [line for page in pages for line in page.decode().splitlines() if line]:
         if line.startswith("#"):
