@@ -79,7 +79,8 @@ async def _front_end(
     settings: Settings, group: Group, ready: Ready, stop: asyncio.Event, at_once: asyncio.Event
 ) -> None:
     loop = asyncio.get_running_loop()
-    _raise_file_limit()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # every socket is a file
     keep_one_heap()
     async with contextlib.AsyncExitStack() as held:
         context = tls.context(settings.tls) if settings.tls else None
@@ -95,7 +96,9 @@ async def _front_end(
             return
         web = Web(settings, models, simulator, group.metrics)
         grpc = await _grpc(settings, models, sockets, held)
-        _collect_garbage_rarely(_YOUNG if settings.models else _YOUNG_FOR_TIMING)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_YOUNG if settings.models else _YOUNG_FOR_TIMING, 10, 10)
         listeners = []
         for name, handler in (("http", web), ("metrics", Web(settings, metrics=group.metrics))):
             if name in sockets:  # another process may have taken the port while models were loaded
@@ -177,9 +180,8 @@ async def _refuse_rest(
 ) -> None:
     """Refuse the remaining requests with an error before closing their connections. Clients that are still sending get
     a second to read it, unless the server must stop at once or had no `seconds` to begin with."""
-    partial = sum(
-        listener.refuse_partial("the server stopped before the request was complete") for listener in listeners
-    )
+    why = "the server stopped before the request was complete"
+    partial = sum(listener.refuse_partial(why) for listener in listeners)
     if web.refuse_rest() + models.in_flight:
         await models.close()
         await asyncio.sleep(_LOOK_S)
@@ -230,15 +232,3 @@ def _listening(settings: Settings, sockets: dict[str, socket.socket], models: Mo
         models=tuple(models.names()),
         failed=tuple((one.name, one.reason) for one in models.index() if one.state != "READY"),
     )
-
-
-def _collect_garbage_rarely(young: int) -> None:
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(young, 10, 10)
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit of open files to the maximum: every socket is a file."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

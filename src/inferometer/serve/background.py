@@ -5,9 +5,8 @@
     with serving(Settings(models=("identity",), http=0, grpc=0)) as server:
         server.url, server.grpc, server.metrics, server.pid
 
-The child reads its settings from stdin and writes where it listens to stdout. It stops, and drains, when stdin ends; and it ends
-at once, whatever it is doing, when its parent has died, so that it never outlives it by more than a second. `stop` ends it by
-its own pid, and returns when it has flushed its truth log.
+The child reads its settings from stdin and writes its addresses to stdout. It drains and stops when stdin ends. When its
+parent has died, it ends within a second, whatever it is doing. `stop` ends it, and returns when its truth log is complete.
 """
 
 import asyncio
@@ -38,18 +37,14 @@ class _Reply(msgspec.Struct):
 
 
 class Running:
-    """A server that listens: its URLs ("" for what is not served), and `pid` for who wants to watch it."""
+    """A server that listens: its process id, and its URLs ("" for what is not served)."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", reply: _Reply, patience: float) -> None:
-        self._process = process
-        self._patience = patience
-        self.url = reply.http
-        self.grpc = reply.grpc
-        self.metrics = reply.metrics
-        self.pid = process.pid
+        self._process, self._patience = process, patience
+        self.url, self.grpc, self.metrics, self.pid = reply.http, reply.grpc, reply.metrics, process.pid
 
     def stop(self) -> None:
-        """End it and wait until it has; UserError where its truth log is incomplete."""
+        """End the server and wait until it has ended; raises UserError if its truth log is incomplete."""
         if self._process.poll() is None:
             self._process.terminate()
         try:
@@ -81,7 +76,7 @@ def start(settings: Settings) -> Running:
 
 @contextlib.contextmanager
 def serving(settings: Settings) -> Iterator[Running]:
-    """A server that runs as long as the block does."""
+    """Run a server for as long as the block runs."""
     server = start(settings)
     try:
         yield server
@@ -91,17 +86,17 @@ def serving(settings: Settings) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def running(settings: Settings) -> Iterator[str]:
-    """Its HTTP URL, for who wants nothing else."""
+    """Like `serving`, but with the HTTP URL only."""
     with serving(settings) as server:
         yield server.url
 
 
-def _say(reply: _Reply, pipe: int) -> None:
+def _send(reply: _Reply, pipe: int) -> None:
     os.write(pipe, msgspec.json.encode(reply) + b"\n")
 
 
 def _own_stdout() -> int:
-    """The pipe to the parent, for us alone: what models print goes to standard error."""
+    """Return the pipe to the parent, which is ours alone: what models print goes to standard error."""
     pipe = os.dup(1)
     os.dup2(2, 1)
     return pipe
@@ -121,17 +116,17 @@ async def _serve_until_stdin_ends(settings: Settings, pipe: int) -> None:
                 stop.set()
 
     def ready(at: Listening) -> None:
-        _say(_Reply(at.http, at.grpc, at.metrics), pipe)
+        _send(_Reply(at.http, at.grpc, at.metrics), pipe)
 
     loop.add_reader(0, readable)
     await serve(settings, ready, stop)
 
 
 def end_with(parent: int) -> None:
-    """End this process soon after its parent has died: loading a model, computing or draining, it would not notice."""
+    """End this process soon after its parent has died: while it loads a model, computes or drains, it would not notice."""
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
-    time.sleep(_LOOK_S)  # in which an idle server closes what it has open
+    time.sleep(_LOOK_S)  # an idle server closes its connections meanwhile
     os._exit(1)
 
 
@@ -144,7 +139,7 @@ def _main() -> None:
     try:
         run(_serve_until_stdin_ends(settings, pipe))
     except UserError as error:
-        _say(_Reply(what=error.what, remedy=error.remedy), pipe)
+        _send(_Reply(what=error.what, remedy=error.remedy), pipe)
     threads.leave()
 
 

@@ -24,6 +24,7 @@ def infer(inputs, parameters):
         time.sleep(float(inputs["x"][0]))
     return inputs
 """
+pytestmark = pytest.mark.slow  # each test starts a server of its own
 Started = tuple["subprocess.Popen[str]", str, list[psutil.Process]]
 
 

@@ -137,10 +137,12 @@ def test_a_client_that_leaves_stops_a_stream_in_another_process(server: Running,
 
 
 def test_text_models_in_another_process_have_openai_endpoints(front_ends: list[RawClient]):
+    ids = set()
     for client in front_ends:
         body = {"model": "echo", "prompt": "a b c d", "max_tokens": 3}
         made = client.request("/v1/completions", body).json
         assert (made["choices"][0]["text"], made["usage"]["completion_tokens"]) == (" a b c", 3)
+        ids.add(made["id"])
         streamed = client.request("/v1/completions", body | {"stream": True, "prompt": "a b <fail>"}).events
         assert [json.loads(event)["choices"][0]["text"] for event in streamed[:2]] == [" a", " b"]
         assert "the model failed" in streamed[-2]
@@ -148,6 +150,7 @@ def test_text_models_in_another_process_have_openai_endpoints(front_ends: list[R
         assert "must be the user's" in client.request("/v1/chat/completions", chat).json["error"]["message"]
         vectors = client.request("/v1/embeddings", {"model": "echo", "input": ["a b", "a"]}).json["data"]
         assert [vector["embedding"] for vector in vectors] == [[2, 0.5], [1, 0.5]]
+    assert len(ids) == 2
 
 
 def test_simulated_requests_are_numbered_and_logged_together(front_ends: list[RawClient], server: Running):
@@ -174,6 +177,17 @@ def test_an_old_process_ends_when_its_model_is_loaded_again(front_ends: list[Raw
     assert outputs(both(front_ends, 1)[0])["pid"][0] != old
     until(lambda: not psutil.pid_exists(old))
     assert counted(front_ends[1], "batch") == (2, 2)
+
+
+def test_a_model_that_fails_to_load_leaves_no_process(front_ends: list[RawClient], server: Running):
+    broken = server.truth.parent / "models" / "broken"  # type: ignore[attr-defined]
+    (broken / "1").mkdir(parents=True)
+    (broken / "1" / "model.py").write_text("1 / 0")
+    (broken / "config.pbtxt").write_text('parameters { key: "process" value { string_value: "1" } }')
+    before = psutil.Process(server.pid).children()
+    refused = front_ends[0].request("/v2/repository/models/broken/load", {})
+    assert (refused.status, "division by zero" in refused.json["error"]) == (500, True)
+    until(lambda: set(psutil.Process(server.pid).children()) <= set(before))
 
 
 def test_a_model_whose_process_died_is_unavailable_until_it_is_loaded_again(front_ends: list[RawClient]):

@@ -205,6 +205,12 @@ class Models:
             entry.model, entry.state, entry.reason, entry.is_lost = None, "UNAVAILABLE", why, True
             self._task(self._retire(model))
 
+    def check_lost(self) -> None:
+        """Raise Refused if the process of a model has ended."""
+        for name, entry in self._entries.items():
+            if entry.is_lost:
+                self.find(name)
+
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work to its end, even if the caller goes away."""
         self._tasks.add(task := self.loop.create_task(work))

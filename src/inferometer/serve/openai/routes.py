@@ -3,6 +3,7 @@
 The simulator responds by itself (`respond`), which keeps its tokens on time; real models generate through `generated`.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -39,7 +40,7 @@ class OpenAi:
         self._sim = sim
         self._offload = offload
         self._frames: dict[tuple[str, str], Frames] = {}
-        self._n = 0
+        self._n = secrets.randbits(32) << 20  # so that the ids of all processes differ
 
     def handle(self, connection: Connection, request: Request) -> None:
         try:
@@ -56,6 +57,7 @@ class OpenAi:
     def _route(self, connection: Connection, request: Request) -> None:
         path, method = request.path, request.method
         if next(self._all(), None) is None:
+            self._models.check_lost()
             raise Refusal(404, f"no such path: {path.decode('latin-1')}: no text model is served", "not_found")
         if path == b"/v1/models" or path.startswith(b"/v1/models/"):
             _check_method(request, b"GET", b"HEAD")

@@ -4,17 +4,21 @@ An operation that concerns the whole server goes to all of them, and each carrie
 """
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from inferometer.serve.kserve import control
+from inferometer.serve.kserve.messages import ModelStatisticsResponse
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
-from inferometer.serve.processes import merge, remote
+from inferometer.serve.processes import remote
 from inferometer.serve.processes.link import Handlers
 
 Call = Callable[..., Awaitable[Any]]
+_OF_THE_SERVER = ("nv_cpu_", "process_start_time_seconds", "inferometer_serve_info")
+"""Metrics that are the same for all processes: those of the first one count."""
+_MEANS = ("vllm:kv_cache_usage_perc",)
 
 
 class Group:
@@ -43,10 +47,10 @@ class Group:
         await self._call("all", operation, *arguments)
 
     async def metrics(self) -> bytes:
-        return merge.metrics(await self._call("all", "metrics"))
+        return _metrics(await self._call("all", "metrics"))
 
     async def statistics(self, name: str, version: str) -> Any:
-        return merge.statistics(await self._call("all", "statistics", name, version))
+        return _statistics(await self._call("all", "statistics", name, version))
 
     async def started(self, loading: Awaitable[None]) -> None:
         """Wait until all front ends have loaded their models."""
@@ -64,3 +68,56 @@ class Group:
         given = [source.name, *(path and str(path) for path in (source.path, source.root))]
         address = await self._call("start_model", f"{serial} {source.name}", given, config, device, overrides)
         return await remote.bring_up(address, source.name, self._models)
+
+
+def _metrics(pages: Sequence[bytes]) -> bytes:
+    """Return one page in Prometheus' text format, with the sums of all samples."""
+    if len(pages) == 1:
+        return pages[0]
+    families: dict[str, tuple[dict[str, None], dict[str, list[float]]]] = {}
+    for line in [line for page in pages for line in page.decode().splitlines() if line]:
+        if line.startswith("#"):
+            comments, samples = families.setdefault(line.split(" ", 3)[2], ({}, {}))
+            comments[line] = None
+        else:
+            sample, _, value = line.rpartition(" ")
+            samples.setdefault(sample, []).append(float(value) if "." in value or "e" in value else int(value))
+    lines = [
+        line
+        for comments, samples in families.values()
+        for line in (*comments, *(f"{sample} {_together(sample, values)}" for sample, values in samples.items()))
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _together(sample: str, values: list[float]) -> float:
+    if sample.startswith(_OF_THE_SERVER):
+        return values[0]
+    return sum(values) / len(values) if sample.startswith(_MEANS) else sum(values)
+
+
+def _statistics(parts: Sequence[bytes]) -> Any:
+    """Return one ModelStatisticsResponse with the sums per model, in the order of their names."""
+    models: dict[tuple[str, str], Any] = {}
+    for part in parts:
+        for model in ModelStatisticsResponse.FromString(part).model_stats:
+            key = (model.name, model.version)
+            if key in models:
+                _add(models[key], model)
+            else:
+                models[key] = model
+    return ModelStatisticsResponse(model_stats=[models[key] for key in sorted(models)])
+
+
+def _add(total: Any, more: Any) -> None:
+    for field, value in more.ListFields():
+        if field.name == "batch_stats":
+            known = {batch.batch_size: batch for batch in total.batch_stats}
+            for batch in value:
+                _add(known.get(batch.batch_size) or total.batch_stats.add(batch_size=batch.batch_size), batch)
+        elif field.message_type is not None:
+            _add(getattr(total, field.name), value)
+        elif field.name == "last_inference":
+            total.last_inference = max(total.last_inference, value)
+        elif field.name not in ("name", "version", "batch_size"):
+            setattr(total, field.name, getattr(total, field.name) + value)

@@ -5,11 +5,12 @@ With several front ends, this is all it does. With one, it is the front end as w
 
 import asyncio
 import contextlib
+import inspect
 import math
 import os
+import socket
 import sys
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from inferometer.errors import UserError
 from inferometer.serve import ports
 from inferometer.serve.models.types import Refused
-from inferometer.serve.processes.link import Handlers, Link, called, listen
+from inferometer.serve.processes.link import Handlers, Link, attach
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.truth import TruthLog
 
@@ -35,18 +36,14 @@ class Hub:
         self.handlers: Handlers = {}
         """What this process itself does for the group if it is a front end."""
         self._counter = -1
-        self._server: asyncio.Server | None = None
-        self._address = ""
-        self._links: dict[int, asyncio.Future[Link]] = {}
-        """Connections by process id."""
         self._front_ends: list[Link] = []
         self._models: dict[str, Link] = {}
         """The current process of each model."""
         self._addresses: dict[str, asyncio.Future[str]] = {}
         """Where the processes of models listen, by the number of the load request and the name."""
-        self._processes: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}
+        self._processes: dict[asyncio.subprocess.Process, tuple[Link, asyncio.Task[None]]] = {}
         self._stopped: set[asyncio.subprocess.Process] = set()
-        """Processes whose end is no news."""
+        """Processes whose end is not reported."""
         self._serial = 0
 
     async def call(self, name: str, *arguments: Any) -> Any:
@@ -61,10 +58,10 @@ class Hub:
         links = [*self._front_ends, *(self._models.values() if operation in _COUNTED else ())]
         calls = [link.call(operation, *arguments) for link in links]
         if operation in self.handlers:
-            calls.append(called(self.handlers[operation], arguments))
+            calls.append(_called(self.handlers[operation], arguments))
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
-            if isinstance(result, BaseException) and not (operation in _COUNTED and _is_ended(result)):
+            if isinstance(result, BaseException) and (operation not in _COUNTED or not _is_ended(result)):
                 raise result
         return [result for result in results if not isinstance(result, BaseException)]
 
@@ -73,15 +70,20 @@ class Hub:
     async def start_model(self, key: str, *arguments: Any) -> str:
         """Return the address of a model's process. The first call with this key starts it, and the others wait."""
         if key not in self._addresses:
-            self._addresses[key] = asyncio.ensure_future(self._start_model(key.partition(" ")[2], *arguments))
+            name = key.partition(" ")[2]
+            self._addresses[key] = starting = asyncio.ensure_future(self._start_model(name, *arguments))
+            starting.add_done_callback(lambda made: made.cancelled() or made.exception())  # if no caller waits for it
         return await asyncio.shield(self._addresses[key])
 
     async def _start_model(self, name: str, *arguments: Any) -> str:
-        link, _ = await self._spawn(f"the process of model {name}", {})
+        link, process = await self._spawn(f"the process of model {name}", {})
         try:
             address: str = await link.call("model", *arguments)
-        except Refused as refused:
-            raise UserError(f"the process of model {name} ended while it loaded: {refused.message}") from None
+        except Exception as error:
+            link.close()
+            if isinstance(error, Refused) and process in self._processes:
+                await self._processes[process][1]  # which reports how it ended
+            raise
         self._models[name] = link
         link.lost.add_done_callback(lambda _: self._models.pop(name) if self._models.get(name) is link else None)
         return address
@@ -89,34 +91,25 @@ class Hub:
     async def _spawn(self, name: str, handlers: Handlers) -> tuple[Link, asyncio.subprocess.Process]:
         if not hasattr(os, "memfd_create"):
             raise UserError(f"{name} cannot be started: several processes need Linux", "serve with one process")
-        if self._server is None:
+        if self._counter < 0:
             self._counter = os.memfd_create("requests")
-            self._server, self._address = await listen(lambda: Link({}, self._connected))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "inferometer.serve.processes", self._address, str(os.getpid()), str(self._counter),
-            stdin=asyncio.subprocess.DEVNULL, stdout=2, start_new_session=True, pass_fds=(self._counter,),
-        )  # fmt: skip
-        self._processes[process] = ended = asyncio.create_task(self._watch(process, name))
-        linked = self._link_of(process.pid)
-        await asyncio.wait((linked, ended), return_when=_FIRST)
-        if not linked.done():
-            raise UserError(f"{name} ended before it was connected", "see its messages above")
-        linked.result().handlers |= handlers
-        return linked.result(), process
+        ours, theirs = socket.socketpair()
+        with theirs:
+            files = theirs.fileno(), self._counter
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "inferometer.serve.processes", str(files[0]), str(os.getpid()), str(files[1]),
+                stdin=asyncio.subprocess.DEVNULL, stdout=2, start_new_session=True, pass_fds=files,
+            )  # fmt: skip
+        link = await attach(ours, handlers, name)
+        self._processes[process] = link, asyncio.create_task(self._watch(process, name))
+        return link, process
 
     async def _watch(self, process: asyncio.subprocess.Process, name: str) -> None:
         status = await process.wait()
         del self._processes[process]
-        self._links.pop(process.pid, None)
         if status and process not in self._stopped:
             how = f"signal {-status}" if status < 0 else f"status {status}"
             print(f"{name} (pid {process.pid}) ended with {how}", file=sys.stderr, flush=True)
-
-    def _connected(self, link: Link) -> None:
-        self._link_of(link.pid).set_result(link)
-
-    def _link_of(self, pid: int) -> asyncio.Future[Link]:
-        return self._links.setdefault(pid, asyncio.get_running_loop().create_future())
 
     # --- several front ends ---
 
@@ -124,9 +117,16 @@ class Hub:
         self, settings: Settings, ready: Callable[[Any], None], stop: asyncio.Event, at_once: asyncio.Event
     ) -> None:
         """Run the front ends until `stop`, or until one of them ends; `ready` is called when all of them listen."""
-        loaded, listening = asyncio.Barrier(settings.processes), asyncio.Queue[Any]()
+        loaded, is_ready = asyncio.Barrier(settings.processes), asyncio.get_running_loop().create_future()
+        addresses: list[Any] = []
+
+        def listening(at: Any) -> None:
+            addresses.append(at)
+            if len(addresses) == settings.processes:
+                is_ready.set_result(at)
+
         handlers: Handlers = {
-            "all": self.all, "start_model": self.start_model, "loaded": loaded.wait, "ready": listening.put_nowait,
+            "all": self.all, "start_model": self.start_model, "loaded": loaded.wait, "ready": listening,
         }  # fmt: skip
         if settings.sim is not None and settings.sim.truth is not None:
             TruthLog(settings.sim.truth).close()  # the front ends append to it
@@ -137,7 +137,6 @@ class Hub:
             self._front_ends = [link for link, _ in made]
             runs = [asyncio.ensure_future(link.call("front_end", encoded)) for link in self._front_ends]
             stopping = asyncio.ensure_future(stop.wait())
-            is_ready = asyncio.ensure_future(_times(listening.get, settings.processes))
             await asyncio.wait((*runs, stopping, is_ready), return_when=_FIRST)
             if is_ready.done():
                 ready(is_ready.result())
@@ -151,8 +150,8 @@ class Hub:
                         self._stopped.add(process)
                         process.terminate()
                 await asyncio.wait({rest} if forced.done() else {rest, forced}, timeout=patience, return_when=_FIRST)
-            for task in (stopping, is_ready, forced):
-                task.cancel()
+            stopping.cancel()
+            forced.cancel()
             if error := failed or _failure(names, runs, True):
                 raise error
 
@@ -161,20 +160,19 @@ class Hub:
     async def __aenter__(self) -> "Hub":
         return self
 
-    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """End all processes: those that are not needed end by themselves when their link is closed."""
         self._stopped.update(self._processes)
-        for future in self._links.values():
-            if future.done():
-                future.result().close()
-        processes = dict(self._processes)
+        processes = [(process, ended) for process, (_, ended) in self._processes.items()]
+        for link, _ in self._processes.values():
+            link.close()
         if processes:
-            late = (await asyncio.wait(processes.values(), timeout=_GRACE_S))[1]
-            for process in [process for process, ended in processes.items() if ended in late]:
+            await asyncio.wait([ended for _, ended in processes], timeout=_GRACE_S)
+        for process, ended in processes:
+            if not ended.done():
                 process.kill()
-                await processes[process]
-        if self._server is not None:
-            self._server.close()
+                await ended
+        if self._counter >= 0:
             os.close(self._counter)
 
 
@@ -204,8 +202,7 @@ def _is_ended(error: BaseException) -> bool:
     return isinstance(error, Refused) and error.code == "UNAVAILABLE"
 
 
-async def _times(call: Callable[[], Any], count: int) -> Any:
-    """Return the last of `count` results."""
-    for _ in range(count):
-        result = await call()
-    return result
+async def _called(handler: Callable[..., Any], arguments: Iterable[Any]) -> Any:
+    """Return the result of a function or coroutine function."""
+    result = handler(*arguments)
+    return await result if inspect.isawaitable(result) else result

@@ -1,10 +1,10 @@
-"""A connection between two processes of the server: calls that return a result, and messages that do not.
+"""A connection between two processes of the server: messages, calls that return a result, and streams of results.
 
 A message is its length and msgpack of [number, name, arguments]. The number is 0 for a message without a result, positive
-for a call, and that number negated for its result, where the name is "" or the kind of the error.
+for a call, and that number negated for what comes back: a `_PART` of a stream, the result (""), or the kind of the error.
 
-The sockets have abstract names, of which nothing is left in the file system, and both sides accept only processes of
-their own user.
+The sockets have no names, or abstract ones, so that nothing is left in the file system, and both sides accept only
+processes of their own user.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -23,25 +24,37 @@ from inferometer.errors import UserError
 from inferometer.serve.models.types import Refused, reason
 
 Handlers = dict[str, Callable[..., Any]]
+Part = Callable[..., None]
+Done = Callable[[Any, Any], None]
+"""done(result, error): called once at the end of a call."""
+Cancel = Callable[[], None]
 LENGTH = struct.Struct("<I")
+_PART = "part"
 _ERRORS: dict[str, Callable[[Any, str], Exception]] = {"Refused": Refused, "UserError": UserError}
 
 
-class Link(asyncio.Protocol):
-    """One end of a connection. `handlers` are called by name with the arguments of a message."""
+def ignore(*_: Any) -> None:
+    """Do nothing."""
 
-    def __init__(self, handlers: Handlers, made: Callable[["Link"], None] = lambda _: None) -> None:
-        self.handlers = handlers
+
+class Link(asyncio.Protocol):
+    """One end of a connection. `handlers` are called by name with the arguments of a message or call. `streams` are
+    called with a function for parts, a `Done` and the arguments; they return a function that cancels the stream."""
+
+    def __init__(self, handlers: Handlers, other: str = "the other process of the server") -> None:
+        self.handlers, self.other = handlers, other
+        self.streams: Handlers = {}
         self.pid = 0
         """The process at the other end."""
         self.loop = asyncio.get_running_loop()
         self.lost = self.loop.create_future()
         """Done when the connection has ended."""
-        self._made = made
         self._transport: asyncio.Transport | None = None
         self._rest = b""
         self._numbers = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, tuple[Part, Done]] = {}
+        self._running: dict[int, Cancel] = {}
+        """What cancels the streams of the other process."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -51,18 +64,31 @@ class Link(asyncio.Protocol):
             data = self._encode((number, name, arguments))
             self._transport.write(LENGTH.pack(len(data)) + data)
 
+    def start(self, name: str, *arguments: Any, done: Done, part: Part = ignore) -> int:
+        """Start a stream, or a call. Return its number for `tell("cancel", number)`; it ends with `done` all the same.
+        It fails with Refused if the connection ends."""
+        number = next(self._numbers)
+        self._calls[number] = part, done
+        self.tell(name, *arguments, number=number)
+        if self._transport is None:
+            self.loop.call_soon(self._fail)
+        return number
+
     async def call(self, name: str, *arguments: Any) -> Any:
         """Return the result of the other process; raises its Refused or UserError, and Refused if it ends."""
-        if self._transport is None:
-            raise _ended()
-        number = next(self._numbers)
-        future = self._calls[number] = self.loop.create_future()
-        self.tell(name, *arguments, number=number)
+        future = self.loop.create_future()
+
+        def done(result: Any, error: Exception | None) -> None:
+            if not future.done():
+                future.set_result(result) if error is None else future.set_exception(error)
+
+        self.start(name, *arguments, done=done)
         return await future
 
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
 
     # --- asyncio's callbacks ---
 
@@ -71,9 +97,8 @@ class Link(asyncio.Protocol):
         self.pid, user, _ = struct.unpack("3i", credentials)
         if user != os.getuid():
             transport.abort()  # type: ignore[attr-defined]
-            return
-        self._transport = cast(asyncio.Transport, transport)
-        self._made(self)
+        else:
+            self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if self._rest:
@@ -86,57 +111,87 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(_ended())
-        self._calls.clear()
         if not self.lost.done():
             self.lost.set_result(None)
+        for number in list(self._running):
+            self._cancel(number)
+        self.loop.call_soon(self._fail)  # after what waits for `lost`
 
     # --- messages ---
 
     def _take(self, number: int, name: str, arguments: list[Any]) -> None:
-        if number == 0:
+        if number > 0:
+            self._begin(number, name, arguments)
+        elif number < 0 and name == _PART:
+            self._calls[-number][0](*arguments)
+        elif number < 0:
+            done = self._calls.pop(-number)[1]
+            done(None, _ERRORS[name](*arguments)) if name else done(arguments[0], None)
+        elif name == "cancel":
+            self._cancel(*arguments)
+        else:
             self.handlers[name](*arguments)
-        elif number > 0:
-            self._tasks.add(task := self.loop.create_task(self._respond(number, name, arguments)))
-            task.add_done_callback(self._tasks.discard)
-        elif (future := self._calls.pop(-number, None)) is not None and not future.done():
-            if name:
-                future.set_exception(_ERRORS[name](*arguments))
-            else:
-                future.set_result(arguments[0])
 
-    async def _respond(self, number: int, name: str, arguments: list[Any]) -> None:
+    def _begin(self, number: int, name: str, arguments: list[Any]) -> None:
+        """Run what the other process has called."""
+        done = partial(self._done, number)
+        self._running[number] = ignore
         try:
-            self.tell("", await called(self.handlers[name], arguments), number=-number)
-        except UserError as error:
-            self.tell("UserError", error.what, error.remedy, number=-number)
+            if name in self.streams:
+                cancel = self.streams[name](partial(self.tell, _PART, number=-number), done, *arguments)
+                if number in self._running:
+                    self._running[number] = cancel
+            elif inspect.isawaitable(result := self.handlers[name](*arguments)):
+                self._tasks.add(task := self.loop.create_task(_finish(result, done)))
+                task.add_done_callback(self._tasks.discard)
+            else:
+                done(result, None)
         except Exception as error:
+            done(None, error)
+
+    def _done(self, number: int, result: Any, error: Exception | None) -> None:
+        if self._running.pop(number, None) is None:  # cancelled
+            return
+        if error is None:
+            self.tell("", result, number=-number)
+        elif isinstance(error, UserError):
+            self.tell("UserError", error.what, error.remedy, number=-number)
+        else:
             why = reason(error)
             self.tell("Refused", why.code, why.message, number=-number)
 
+    def _cancel(self, number: int) -> None:
+        if cancel := self._running.get(number):
+            cancel()
+            self._done(number, None, Refused("CANCELLED", "the request was cancelled"))
 
-async def called(handler: Callable[..., Any], arguments: Iterable[Any]) -> Any:
-    """Return the result of a function or coroutine function."""
-    result = handler(*arguments)
-    return await result if inspect.isawaitable(result) else result
+    def _fail(self) -> None:
+        while self._calls:
+            self._calls.pop(next(iter(self._calls)))[1](None, Refused("UNAVAILABLE", f"{self.other} ended"))
 
 
-def _ended() -> Refused:
-    return Refused("UNAVAILABLE", "the other process of the server has ended")
+async def _finish(result: Any, done: Done) -> None:
+    try:
+        done(await result, None)
+    except Exception as error:
+        done(None, error)
 
 
-async def listen(make: Callable[[], Link]) -> tuple[asyncio.Server, str]:
-    """Accept connections. Return what does, and the address for `connect`."""
-    address = f"inferometer-{secrets.token_hex(16)}"
+async def listen(make: Callable[[], Link]) -> str:
+    """Accept connections. Return the address for `connect`."""
+    address = f"\0inferometer-{secrets.token_hex(16)}"
     sock = socket.socket(socket.AF_UNIX)
-    sock.bind("\0" + address)  # uvloop itself cannot use abstract names
-    return await asyncio.get_running_loop().create_unix_server(make, sock=sock), address
+    sock.bind(address)  # uvloop itself cannot use abstract names
+    await asyncio.get_running_loop().create_unix_server(make, sock=sock)
+    return address
 
 
-async def connect(address: str, handlers: Handlers) -> Link:
+def connect(address: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
-    sock.connect("\0" + address)
-    _, link = await asyncio.get_running_loop().create_unix_connection(lambda: Link(handlers), sock=sock)
-    return link
+    sock.connect(address)
+    return sock
+
+
+async def attach(sock: socket.socket, handlers: Handlers, other: str = "the server") -> Link:
+    """Return the link on a connected socket."""
+    return (await asyncio.get_running_loop().create_unix_connection(lambda: Link(handlers, other), sock=sock))[1]

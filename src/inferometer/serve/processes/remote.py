@@ -4,102 +4,130 @@ The queue, the batches, the instances and the statistics are those of the other 
 of all front ends share them.
 """
 
-import itertools
-from collections.abc import Callable
-from functools import partial
+import struct
+import threading
 from typing import Any
+
+import msgspec
+import numpy as np
 
 from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import Inference, Loaded, Refused, Tensors
+from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Refused
 from inferometer.serve.offload import Offload
-from inferometer.serve.processes.link import connect
+from inferometer.serve.openai.model import Generation, Vectors
+from inferometer.serve.processes.link import LENGTH, Cancel, Link, attach, connect
 from inferometer.serve.processes.segments import Segments
-from inferometer.serve.processes.text import RemoteText
 
-Emit = Callable[[Tensors], None]
-Finish = Callable[[Refused | None], None]
 _AT_ONCE = 1 << 20
 """Bytes up to which copying takes no longer than handing the work to a thread."""
-
-
-class Remote:
-    """The requests that this process has sent to a model's process, by number."""
-
-    def __init__(self, name: str, offload: Offload) -> None:
-        self._name, self._offload = name, offload
-        self._numbers = itertools.count(1)
-        self._running: dict[int, tuple[Inference, Emit, Finish]] = {}
-
-    async def connect(self, address: str) -> Any:
-        """Return the model's configuration, version, platform and labels."""
-        self.link = await connect(address, {"part": self._part, "done": self._done})
-        self._segments = Segments(self.link)
-        return await self.link.call("describe")
-
-    def when_lost(self, then: Callable[[str], None]) -> None:
-        """Call `then` with the reason if the process ends before `close`."""
-        self._then = then
-        self.link.lost.add_done_callback(lambda _: self._lost())
-
-    def forward(self, inference: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
-        number = next(self._numbers)
-        self._running[number] = inference, emit, finish
-        tensors = list(inference.inputs.values())
-        size = sum([len(tensor.data) for tensor in tensors])
-        send = partial(self._send, number)
-        self._offload.run(size if size > _AT_ONCE else 0, lambda: self._segments.pack(tensors), send)
-        return partial(self._cancel, number)
-
-    def close(self) -> None:
-        self._then = lambda why: None
-        self.link.close()
-
-    def _send(self, number: int, packed: Any, error: BaseException | None) -> None:
-        if number not in self._running:  # cancelled meanwhile
-            self._segments.unused(packed[0] if packed else -1)
-        elif error is not None:
-            self._running.pop(number)[2](Refused("RESOURCE_EXHAUSTED", f"cannot pass the inputs on: {error}"))
-        else:
-            one = self._running[number][0]
-            wanted = [each.name for each in one.wanted]
-            self.link.tell(
-                "infer", number, one.id, *packed, wanted, dict(one.parameters), one.arrived, one.deadline
-            )  # fmt: skip
-
-    def _cancel(self, number: int) -> None:
-        if self._running.pop(number, None) is not None:
-            self.link.tell("cancel", number)
-
-    def _part(self, number: int, queue_ns: int, compute_ns: int, segment: int, packed: list[Any]) -> None:
-        """Pass a response on."""
-        outputs = self._segments.unpack(segment, packed)
-        if number in self._running:
-            inference, emit, _ = self._running[number]
-            inference.queue_ns, inference.compute_ns = queue_ns, compute_ns
-            emit(outputs)
-
-    def _done(self, number: int, why: list[str]) -> None:
-        if number in self._running:
-            self._running.pop(number)[2](Refused(*why) if why else None)  # type: ignore[arg-type]
-
-    def _lost(self) -> None:
-        self._segments.close()
-        why = f"the process of model {self._name} ended"
-        self._then(why)
-        while self._running:
-            self._running.popitem()[1][2](Refused("UNAVAILABLE", why))
+_SENT = (
+    "prompt", "max_tokens", "arrived", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "min_tokens",
+)  # fmt: skip
 
 
 async def bring_up(address: str, name: str, models: Models) -> Model:
     """Return the model whose process listens at `address`."""
-    remote = Remote(name, models.offload)
-    encoded, version, platform, labels, facts = await remote.connect(address)
+    link = await attach(connect(address), {}, f"the process of model {name}")
+    requests = _Requests(link, models.offload)
+    encoded, version, platform, labels, facts = await link.call("describe")
     labels = {output: tuple(names) for output, names in labels.items()}
-    loaded = Loaded(forward=remote.forward, labels=labels, close=remote.close)
+    loaded = Loaded(forward=requests.forward, labels=labels, close=link.close)
     if facts:
-        loaded.text = RemoteText(address, remote.link, *facts)
+        loaded.text = _Text(address, link, *facts)
     model = Model(models, name, version, ModelConfig.FromString(encoded), platform=platform, loaded=[loaded])
-    remote.when_lost(partial(models.lose, model))
+    link.lost.add_done_callback(lambda _: models.lose(model, f"{link.other} ended"))
     return model
+
+
+class _Requests:
+    """The requests that this process sends to a model's process."""
+
+    def __init__(self, link: Link, offload: Offload) -> None:
+        self._link, self._offload, self._segments = link, offload, Segments(link)
+
+    def forward(self, inference: Inference, emit: Emit, finish: Finish) -> Cancel:
+        number, is_cancelled = 0, False
+
+        def send(packed: Any, error: BaseException | None) -> None:
+            nonlocal number
+            if error is not None:
+                finish(Refused("RESOURCE_EXHAUSTED", f"cannot pass the inputs on: {error}"))
+            elif is_cancelled:
+                self._segments.unused(packed[0])
+                finish(None)
+            else:
+                fields = {name: getattr(inference, name) for name in ("model", "id", "arrived", "deadline")}
+                fields |= {"wanted": [one.name for one in inference.wanted], "parameters": dict(inference.parameters)}
+                number = self._link.start("infer", packed, fields, part=part, done=lambda _, why: finish(why))
+
+        def part(queue_ns: int, compute_ns: int, packed: list[Any]) -> None:
+            inference.queue_ns, inference.compute_ns = queue_ns, compute_ns
+            emit(self._segments.unpack(*packed))
+
+        def cancel() -> None:
+            nonlocal is_cancelled
+            is_cancelled = True
+            if number:
+                self._link.tell("cancel", number)
+
+        tensors = list(inference.inputs.values())
+        size = sum([len(tensor.data) for tensor in tensors])
+        self._offload.run(size if size > _AT_ONCE else 0, lambda: self._segments.pack(tensors), send)
+        return cancel
+
+
+class _Text:
+    """A text model in another process (openai.model.TextModel). Tokenizing returns at once, so it waits for the other
+    process, on a connection of its own; generating and computing embeddings do not."""
+
+    def __init__(self, address: str, link: Link, name: str, max_len: int, can_generate: bool, can_embed: bool) -> None:
+        """The last arguments are worker.TEXT_FACTS."""
+        self.name, self.max_len, self.can_generate, self.can_embed = name, max_len, can_generate, can_embed
+        self._link, self._lock, self._socket = link, threading.Lock(), connect(address)
+        link.lost.add_done_callback(lambda _: self._socket.close())
+
+    def encode(self, text: str) -> list[int]:
+        return self._wait_for("encode", text)
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return self._wait_for("encode_chat", messages)
+
+    def generate(self, request: Generation) -> None:
+        def part(text: str, count: int, queue_ns: int, started: int) -> None:
+            if request.state is not None:
+                request.queue_ns, request.started = queue_ns, started
+                request.tokens(text, count)
+
+        def done(how: Any, why: Any) -> None:
+            if request.state is not None:
+                request.ended(how or "abort", why)
+
+        fields = {name: getattr(request, name) for name in _SENT}
+        request.state = self._link.start("generate", fields, part=part, done=done)
+
+    def cancel(self, request: Generation) -> None:
+        number, request.state = request.state, None
+        self._link.tell("cancel", number)
+
+    def embed(self, inputs: list[list[int]], then: Vectors) -> None:
+        def done(vectors: list[bytes] | None, why: Any) -> None:
+            then(None if why else [np.frombuffer(vector, np.float32) for vector in vectors or ()], why)
+
+        self._link.start("embed", inputs, done=done)
+
+    def _wait_for(self, name: str, argument: Any) -> list[int]:
+        """Return the result of a call; blocks for as long as the other process takes."""
+        data = msgspec.msgpack.encode((1, name, (argument,)))
+        with self._lock:
+            try:
+                self._socket.sendall(LENGTH.pack(len(data)) + data)
+                with self._socket.makefile("rb") as reader:
+                    _, error, result = msgspec.msgpack.decode(reader.read(*LENGTH.unpack(reader.read(LENGTH.size))))
+            except (OSError, ValueError, struct.error) as why:
+                raise Refused("UNAVAILABLE", f"the process of model {self.name} ended: {why}") from None
+        if error:
+            raise Refused(*result)
+        tokens: list[int] = result[0]
+        return tokens

@@ -37,6 +37,7 @@ class Segments:
         """The other process' segments."""
         self._used: dict[int, Any] = {}
         link.handlers |= {"unused": self.unused, "dropped": self._dropped}
+        link.lost.add_done_callback(lambda _: self._close())
 
     def pack(self, tensors: Iterable[Tensor]) -> tuple[int, list[tuple[Any, ...]]]:
         """Return the arguments for `unpack`. May be called in any thread, since it may copy a lot."""
@@ -64,12 +65,10 @@ class Segments:
                 os.close(file)
         whole = np.frombuffer(self._mapped[number], np.uint8)
         self._used[number] = weakref.ref(whole, lambda _: self._free(number))
-        return {
-            name: Tensor(name, datatype, tuple(shape), whole[at : at + size].data)
-            for name, datatype, shape, (at, size) in packed
-        }
+        parts = [(name, kind, tuple(shape), whole[at : at + size].data) for name, kind, shape, (at, size) in packed]
+        return {part[0]: Tensor(*part) for part in parts}
 
-    def close(self) -> None:
+    def _close(self) -> None:
         for number in self._own:
             os.close(number)  # the mappings go when nothing refers to them
         self._own.clear()
@@ -98,9 +97,10 @@ class Segments:
         self._idle[number] = len(self._own[number])
         while sum(self._idle.values()) > _IDLE:
             old = next(iter(self._idle))
-            del self._idle[old], self._own[old]
-            self._link.tell("dropped", old)
-            os.close(old)
+            if self._idle.pop(old, 0):  # see `_take`
+                del self._own[old]
+                self._link.tell("dropped", old)
+                os.close(old)
 
     def _dropped(self, number: int) -> None:
         self._mapped.pop(number, None)

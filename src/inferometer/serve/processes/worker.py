@@ -1,94 +1,97 @@
 """The process of a model: loads it, and computes what front ends send."""
 
 import asyncio
+import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from inferometer.serve import metrics
+from inferometer.serve.kserve import control
+from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models.registry import Models
+from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.types import Inference, Output, Refused, Wanted, reason
-from inferometer.serve.processes import text
-from inferometer.serve.processes.link import Link
+from inferometer.serve.openai.model import Generation, TextModel
+from inferometer.serve.processes.link import Cancel, Done, Link, Part, ignore, listen
 from inferometer.serve.processes.segments import Segments
 
-NO_LIMIT = 1 << 40
+TEXT_FACTS = ("name", "max_len", "can_generate", "can_embed")
+_NO_LIMIT = 1 << 40
 """Front ends limit the requests in progress."""
 
 
-class Worker:
-    """A model and the front ends that use it. `idle` is set when the last one has gone."""
-
-    def __init__(self, models: Models, name: str, idle: asyncio.Event) -> None:
-        self._models, self._name, self._idle = models, name, idle
-        self._text = models.find(name).text
-        self._front_ends: set[Link] = set()
-
-    def accept(self) -> Link:
-        """Return the link for a new connection."""
-        requests: dict[int, Inference] = {}
-        link = Link({"describe": self._describe, "cancel": partial(self._cancel, requests)}, self._front_ends.add)
-        link.handlers["infer"] = partial(self._infer, link, Segments(link), requests)
-        if self._text is not None:
-            link.handlers |= text.serve(self._text, link)
-        link.lost.add_done_callback(lambda _: self._gone(link, requests))
-        return link
-
-    def _describe(self) -> tuple[Any, ...]:
-        model = self._models.find(self._name)
-        of_text = self._text and [getattr(self._text, name) for name in text.FACTS]
-        return model.config.SerializeToString(), model.version, model.platform, model.labels, of_text
-
-    def _infer(
-        self,
-        link: Link,
-        segments: Segments,
-        requests: dict[int, Inference],
-        number: int,
-        id: str,
-        segment: int,
-        packed: list[Any],
-        wanted: list[str],
-        parameters: dict[str, Any],
-        arrived: int,
-        deadline: int,
-    ) -> None:
-        def answer(outputs: tuple[Output, ...]) -> None:
-            tensors = segments.pack(output.tensor for output in outputs)
-            link.tell("part", number, inference.queue_ns, inference.compute_ns, *tensors)
-
-        def ended(why: Refused | None) -> None:
-            requests.pop(number, None)
-            inference.inputs, inference.answer, inference.ended = {}, _ignore, _ignore  # free their memory now
-            link.tell("done", number, [why.code, why.message] if why else [])
-
-        inference = Inference(
-            self._name,
-            {},
-            answer=answer,
-            ended=ended,
-            id=id,
-            wanted=tuple([Wanted(name) for name in wanted]),
-            parameters=parameters,
-            arrived=arrived,
-            deadline=deadline,
-        )
-        requests[number] = inference
-        try:
-            inference.inputs = segments.unpack(segment, packed)
-            self._models.submit(inference)
-        except Exception as error:
-            ended(reason(error))
-
-    def _cancel(self, requests: dict[int, Inference], number: int) -> None:
-        if number in requests:
-            self._models.cancel(requests[number])
-
-    def _gone(self, link: Link, requests: dict[int, Inference]) -> None:
-        for inference in list(requests.values()):
-            self._models.cancel(inference)
-        self._front_ends.discard(link)
-        if not self._front_ends:
-            self._idle.set()
+async def load(
+    link: Link, over: asyncio.Event, source: list[Any], config: str, device: str, overrides: list[str]
+) -> str:
+    """Load the model and listen for front ends; return the address. `link` is that to the hub, `over` is set when the
+    last front end has gone."""
+    keep_one_heap()
+    models = Models(link.loop, device=device, overrides=tuple(overrides), limit=_NO_LIMIT)
+    name, path, root = source
+    models.add_source(ModelSource(name, path and Path(path), root and Path(root)))
+    await models.start(config)
+    link.handlers |= {
+        "metrics": partial(metrics.page, models, time.time()),
+        "statistics": lambda *which: control.own_statistics(models, *which).SerializeToString(),
+        "close": models.close,
+    }
+    return await listen(partial(_accept, models, name, set(), over))
 
 
-def _ignore(_: object) -> None:
-    pass
+def _accept(models: Models, name: str, front_ends: set[Link], over: asyncio.Event) -> Link:
+    """Return the link for a new connection."""
+
+    def gone(_: Any) -> None:
+        front_ends.discard(link)
+        if not front_ends:
+            over.set()
+
+    model = models.find(name)
+    text: TextModel | None = model.text
+    facts = text and [getattr(text, each) for each in TEXT_FACTS]
+    description = model.config.SerializeToString(), model.version, model.platform, model.labels, facts
+    link = Link({"describe": lambda: description})
+    link.streams["infer"] = partial(_infer, models, Segments(link))
+    if text is not None:
+        link.streams |= {"generate": partial(_generate, text), "embed": partial(_embed, text)}
+        link.handlers |= {"encode": text.encode, "encode_chat": text.encode_chat}
+    front_ends.add(link)
+    link.lost.add_done_callback(gone)
+    return link
+
+
+def _infer(models: Models, segments: Segments, part: Part, done: Done, tensors: list[Any], fields: Any) -> Cancel:
+    def answer(outputs: tuple[Output, ...]) -> None:
+        part(inference.queue_ns, inference.compute_ns, segments.pack(output.tensor for output in outputs))
+
+    def ended(why: Refused | None) -> None:
+        inference.inputs, inference.answer, inference.ended = {}, ignore, ignore  # free their memory now
+        done(None, why)
+
+    wanted = tuple([Wanted(name) for name in fields.pop("wanted")])
+    inference = Inference(inputs=segments.unpack(*tensors), answer=answer, ended=ended, wanted=wanted, **fields)
+    try:
+        models.submit(inference)
+    except Exception as error:
+        ended(reason(error))
+    return partial(models.cancel, inference)
+
+
+def _generate(text: TextModel, part: Part, done: Done, fields: dict[str, Any]) -> Cancel:
+    def tokens(new: str, count: int) -> None:
+        part(new, count, request.queue_ns, request.started)
+
+    request = Generation(tokens=tokens, ended=done, **(fields | {"stop": tuple(fields["stop"])}))
+    text.generate(request)
+    return partial(text.cancel, request)
+
+
+def _embed(text: TextModel, _: Part, done: Done, inputs: list[list[int]]) -> Cancel:
+    def then(vectors: list[np.ndarray] | None, why: Refused | None) -> None:
+        done([np.asarray(vector, np.float32).tobytes() for vector in vectors or ()], why)
+
+    text.embed(inputs, then)
+    return ignore
