@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from inferometer import __version__
-from inferometer.serve.http import answers, token
+from inferometer.serve.http import token
 from inferometer.serve.http.connection import Connection, connections
 from inferometer.serve.http.parse import Problem, Request
 from inferometer.serve.http.reply import reply
@@ -92,8 +92,7 @@ class Web:
             body = error_body(problem.message, "invalid_request_error", "bad_request")
         else:
             body = kserve_http.error(problem.message)
-        connection.write(answers.response(problem.status, body, keep_alive=False))
-        connection.finish(keep_alive=False)
+        reply(connection, problem.request, problem.status, body, close=True)
 
     def _why_not(self, request: Request) -> str:
         given = request.headers.get(b"authorization", b"")

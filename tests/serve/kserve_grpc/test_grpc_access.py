@@ -52,17 +52,6 @@ def test_mutual_tls_requires_a_certificate_of_the_authority(files: dict[str, str
                 assert failure(lambda call=call: call(a_request(), timeout=PATIENCE_S))[0] == "UNAVAILABLE"
 
 
-@pytest.mark.parametrize(
-    ("cert", "key", "ca"),
-    [("nonsense", "key", ""), ("cert", "nonsense", ""), ("cert", "key", "nonsense"), ("missing", "key", "")],
-)
-def test_invalid_certificate_files_are_named(files: dict[str, str], cert: str, key: str, ca: str) -> None:
-    names = files | {"": ""}
-    bad = next(name for name in (cert, key, ca) if name in ("nonsense", "missing"))
-    with pytest.raises(UserError, match=re.escape(names[bad])), serving(tls=Tls(names[cert], names[key], names[ca])):
-        pass
-
-
 # --- the token -------------------------------------------------------------------------------------------------------
 
 
@@ -133,16 +122,6 @@ def test_all_methods_except_health_and_readiness_require_the_token(token: str | 
 
 
 # --- ports -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_port_in_use_is_reported_with_a_remedy(capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError) as caught, serving(grpc=port):
-            pass
-    assert caught.value.what == f"127.0.0.1 port {port} is in use"
-    assert "--grpc" in caught.value.remedy
-    assert capfd.readouterr().err == ""
 
 
 def test_an_address_of_another_machine_is_refused() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferometer.serve.grpc.messages import parse
 from inferometer.serve.kserve import grpc_codec
 from inferometer.serve.kserve.messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from inferometer.serve.models.types import Inference, Output, Refused
@@ -39,7 +40,7 @@ def requests(draw: st.DrawFn) -> Any:
 def parsed(data: bytes) -> Any:
     """The message as the server sees it: the parts together again."""
     head, id, raw = grpc_codec.cut(data)
-    request = grpc_codec.parse(head)
+    request = parse(ModelInferRequest, head)
     request.id = id
     request.raw_input_contents.extend(map(bytes, raw))
     request.DiscardUnknownFields()
@@ -91,7 +92,7 @@ def test_truncated_requests_are_refused() -> None:
 def test_a_large_request_with_too_many_fields_is_refused() -> None:
     with pytest.raises(Refused, match="the message has more than 10000 fields"):
         grpc_codec.cut(b"\x2a\x00" * 10_001)
-    assert len(grpc_codec.parse(grpc_codec.cut(b"\x2a\x00" * 9_999)[0]).inputs) == 9_999
+    assert len(parse(ModelInferRequest, grpc_codec.cut(b"\x2a\x00" * 9_999)[0]).inputs) == 9_999
 
 
 def test_a_request_that_is_large_without_its_raw_contents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,12 +98,6 @@ def infer_requests(draw: st.DrawFn) -> Any:
 
 
 @FUZZED
-@given(one=infer_requests())
-def test_infer_requests(channel: grpc.Channel, one: Any) -> None:
-    send(channel, f"/{messages.KSERVE_SERVICE}/ModelInfer", [one.SerializeToString()])
-
-
-@FUZZED
 @given(sent=st.lists(infer_requests(), min_size=1, max_size=4))
 def test_infer_requests_in_a_stream(channel: grpc.Channel, sent: list[Any]) -> None:
     """Each ordinary request has one response, and the stream ends with OK."""

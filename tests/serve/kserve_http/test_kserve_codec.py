@@ -292,10 +292,10 @@ def unpacked(body: bytes | memoryview, encoding: bytes, limit: int = GIB) -> byt
 
 
 def test_a_decompression_bomb_is_refused():
-    bomb = gzip.compress(bytes(50_000_000))
-    assert len(bomb) < 60_000
-    assert len(unpacked(bomb, b"gzip", 50_000_000)) == 50_000_000
-    for limit in (1000, 49_999_999):
+    bomb = gzip.compress(bytes(5_000_000))
+    assert len(bomb) < 6_000
+    assert len(unpacked(bomb, b"gzip", 5_000_000)) == 5_000_000
+    for limit in (1000, 4_999_999):
         with pytest.raises(compression.TooLarge):
             unpacked(bomb, b"gzip", limit)
 

@@ -16,7 +16,7 @@ model_transaction_policy { decoupled: true }
 input [{ name: "text_input" data_type: TYPE_STRING dims: [1] }]
 output [{ name: "text_output" data_type: TYPE_STRING dims: [1] }]
 parameters { key: "answers" value { string_value: "3" } }
-parameters { key: "delay" value { string_value: "200ms" } }
+parameters { key: "delay" value { string_value: "60ms" } }
 """
 REQUESTS = {
     "generate_stream": request("/v2/models/words/generate_stream", {"text_input": "a"}),
@@ -28,7 +28,7 @@ REQUESTS = {
 def test_a_stream_is_sent_to_its_end(tmp_path: Path, what: str):
     (tmp_path / "words/1").mkdir(parents=True)
     (tmp_path / "words/config.pbtxt").write_text(WORDS)
-    settings = Settings(sim=Sim(timing=Fixed(ttft=0.2, itl=0.2)))
+    settings = Settings(sim=Sim(timing=Fixed(ttft=0.06, itl=0.06)))
     with serving(settings, tmp_path) as server, RawClient(server.url) as web:
         web.send(REQUESTS[what])
         assert web._more()  # the head, and perhaps an event

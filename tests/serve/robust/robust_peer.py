@@ -30,8 +30,6 @@ from inferometer.serve.kserve.messages import ModelInferRequest, ModelInferRespo
 MIB = 1 << 20
 PATIENCE_S = 30
 PIECE = 1 << 20
-FILES_LEFT_OVER = 500
-"""Files that this process keeps free when it opens the maximum of connections."""
 
 MODEL_INFER = f"/{messages.KSERVE_SERVICE}/ModelInfer"
 STREAM_INFER = f"/{messages.KSERVE_SERVICE}/ModelStreamInfer"

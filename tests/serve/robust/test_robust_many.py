@@ -4,17 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from raw_grpc import RawGrpc
 from robust_peer import (
     MIB,
-    MODEL_INFER,
-    PATIENCE_S,
     PORTS,
     Child,
-    a_request,
     child,
     delayed,
-    dialled,
     many_connections,
     many_streams,
     responds,
@@ -68,17 +63,4 @@ def test_requests_over_the_limit_are_refused_with_an_error(tmp_path: Path) -> No
         assert set(tally.refused) == {"429"}
         assert tally.served + tally.refused["429"] == 200  # two on each connection
         assert 25 <= tally.served < 200
-        assert responds(server)
-
-
-def test_calls_over_the_limit_of_a_connection_wait(tmp_path: Path) -> None:
-    """This is HTTP/2's own limit: the client holds back further calls."""
-    models = write_models(tmp_path, late=delayed("50ms", slots=0))
-    with child("identity", models, *PORTS, "--max-streams=10") as server:
-        with RawGrpc(server.grpc_address) as raw:
-            assert raw.max_streams == 10
-        with dialled(server.grpc_address) as channel:
-            message = a_request("late").SerializeToString()
-            calls = [channel.unary_unary(MODEL_INFER).future(message, timeout=PATIENCE_S) for _ in range(40)]
-            assert all(call.result() for call in calls)
         assert responds(server)

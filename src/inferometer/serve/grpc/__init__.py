@@ -5,7 +5,6 @@ connection.py   one client connection: events of the codec to calls, and what to
 call.py         one call: its messages in both directions, its deadline and its status
 request.py      the headers of a call: method, timeout, compression, access; parsed once for each header block
 status.py       status codes and messages, as header blocks
-deadlines.py    the deadlines of all calls, with one timer
 health.py       grpc.health.v1
 reflection.py   server reflection, v1 and v1alpha
 """

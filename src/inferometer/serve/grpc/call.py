@@ -9,6 +9,7 @@ Memory is bounded in both directions: while a call is paused, the client cannot 
 that the client does not read are counted in `unsent`.
 """
 
+from asyncio import TimerHandle
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -38,6 +39,7 @@ class Call:
     __slots__ = (
         "_has_headers", "_inbox", "_is_busy", "_is_full", "_outbox", "_pauses", "_trailers", "_unconsumed", "_waiting", "arrived",
         "began", "connection", "deadline", "head", "is_over", "on_cancelled", "on_ended", "on_message", "stream",
+        "timer",
     )  # fmt: skip
 
     def __init__(self, connection: "Connection", stream: int, head: CallHead, arrived: int) -> None:
@@ -46,6 +48,8 @@ class Call:
         """When the last part of the request arrived, as monotonic ns."""
         self.began = arrived
         self.deadline = arrived + head.timeout if head.timeout < NEVER else NEVER
+        self.timer: TimerHandle | None = None
+        """For the deadline, unless the call ends at once."""
         self.is_over = False
         self.on_message: Callable[[Call, Data], None] = _ignore
         self.on_ended: Callable[[Call], None] = _ignore

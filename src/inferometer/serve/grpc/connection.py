@@ -107,7 +107,7 @@ class Connection:
         if self._begun:
             for call in self._begun:
                 if not call.is_over:
-                    self._server.deadlines.add(call)
+                    call.timer = self._transport.loop.call_later(max(call.deadline - now(), 0) / 1e9, call.expire)
             self._begun.clear()
 
     def _begin(self, stream: int, head: CallHead, data: Data, end: bool) -> None:
@@ -169,8 +169,8 @@ class Connection:
     def over(self, call: Call, code: str) -> None:
         """Forget a call."""
         del self.calls[call.stream]
-        if call.deadline < NEVER:
-            self._server.deadlines.discard(call)
+        if call.timer is not None:
+            call.timer.cancel()
         if self._server.is_logged:
             self._server.log(call, code)
         if not self._is_awake:

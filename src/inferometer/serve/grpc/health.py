@@ -3,10 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from google.protobuf.message import DecodeError
-
 from inferometer.serve.grpc.call import Call
-from inferometer.serve.grpc.request import Data
+from inferometer.serve.grpc.messages import Data, parse
 from inferometer.serve.grpc.server import Service
 from inferometer.serve.models.types import Refused
 from inferometer.wire import protobuf
@@ -60,7 +58,7 @@ class Health:
         return SERVING if self._serving and self._is_ready(service) else NOT_SERVING
 
     def _check(self, call: Call, data: Data) -> None:
-        service = _service(data)
+        service = parse(_Request, data).service
         status = self.status(service)
         if status == SERVICE_UNKNOWN:
             raise Refused("NOT_FOUND", f"unknown service or model '{service}'")
@@ -68,7 +66,7 @@ class Health:
 
     def _watch(self, call: Call) -> None:
         def requested(_: Call, data: Data) -> None:
-            self._watches.setdefault(call, (_service(data), -1))
+            self._watches.setdefault(call, (parse(_Request, data).service, -1))
             self._notify()
             if self._timer is None:
                 self._look()
@@ -92,13 +90,5 @@ class Health:
                 call.send(_message(status))
 
 
-def _service(data: Data) -> str:
-    try:
-        return str(_Request.FromString(data).service)
-    except DecodeError:
-        raise Refused("INTERNAL", "the message is not a valid HealthCheckRequest") from None
-
-
 def _message(status: int) -> bytes:
-    data: bytes = _Response(status=status).SerializeToString()
-    return data
+    return bytes(_Response(status=status).SerializeToString())

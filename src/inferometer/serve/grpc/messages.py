@@ -5,14 +5,27 @@ bytearray; a large one is copied once, into a buffer of its announced size.
 """
 
 from struct import Struct
+from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from inferometer.serve.memory import untouched
 from inferometer.serve.models.types import Refused
+from inferometer.wire.failures import bounded
 
 Data = bytes | memoryview
 
 PREFIX = Struct(">BL")
 _LARGE = 64 * 1024
+
+
+def parse(kind: Any, data: Data) -> Any:
+    """Return a message of this class; raises Refused if the data is not one."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        why = f"the message is not a valid {kind.DESCRIPTOR.name}: {bounded(str(error))}"
+        raise Refused("INTERNAL", why) from None
 
 
 class Inbox:

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool
-from google.protobuf.message import DecodeError
 
 from inferometer.serve.grpc.call import Call
-from inferometer.serve.grpc.request import Data
+from inferometer.serve.grpc.messages import Data, parse
 from inferometer.serve.grpc.server import Service
 from inferometer.serve.grpc.status import CODES
-from inferometer.serve.models.types import Refused
 from inferometer.wire import protobuf
 
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
@@ -30,9 +28,8 @@ class Reflection:
         self._pool = descriptor_pool.DescriptorPool()
         self._files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
         for name in _SETS:
-            for file in descriptor_pb2.FileDescriptorSet.FromString(
-                (protobuf.BUNDLED / f"{name}.binpb").read_bytes()
-            ).file:
+            data = (protobuf.BUNDLED / f"{name}.binpb").read_bytes()
+            for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
                 if file.name not in self._files:
                     self._files[file.name] = file
                     self._pool.AddSerializedFile(file.SerializeToString())
@@ -44,11 +41,7 @@ class Reflection:
         call.on_message, call.on_ended = self._message, Call.finish
 
     def _message(self, call: Call, data: Data) -> None:
-        try:
-            request = _Request.FromString(data)
-        except DecodeError:
-            raise Refused("INTERNAL", "the message is not a valid ServerReflectionRequest") from None
-        call.send(self.respond(request).SerializeToString())
+        call.send(self.respond(parse(_Request, data)).SerializeToString())
 
     def respond(self, request: Any) -> Any:
         made = _Response(valid_host=request.host, original_request=request)

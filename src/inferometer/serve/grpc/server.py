@@ -16,7 +16,6 @@ import msgspec
 
 from inferometer.serve.grpc.call import Call
 from inferometer.serve.grpc.connection import Connection
-from inferometer.serve.grpc.deadlines import Deadlines
 from inferometer.serve.grpc.request import CallHeads, Method, Streaming, Unary
 from inferometer.serve.models.types import Refused
 from inferometer.serve.offload import Offload
@@ -56,7 +55,6 @@ class GrpcServer:
         self.offload = offload
         self.is_logged = settings.access_log
         self._is_closed = False
-        self.deadlines = Deadlines(loop)
         self._services = list(services)
         self.heads = CallHeads(_methods(self._services), settings.token)
         context = tls.context(settings.tls, "h2") if settings.tls else None
@@ -97,7 +95,6 @@ class GrpcServer:
         if not self._is_closed:
             self._is_closed = True
             self._listener.close()
-            self.deadlines.close()
 
 
 def _methods(services: Iterable[Service]) -> dict[bytes, Method]:

@@ -119,11 +119,8 @@ class RequestParser:
         if tail := self._last_tail:
             end = data.find(b"\r", at)
             name = data[at:end]
-            if (
-                not (name and data.startswith(tail, end))
-                or end - at > _LONGEST_ID
-                or name.translate(None, _ID_CHARACTERS)
-            ):
+            is_plain = len(name) <= _LONGEST_ID and not name.translate(None, _ID_CHARACTERS)
+            if not (name and is_plain and data.startswith(tail, end)):
                 return None
             at = end + len(tail)
             headers = headers.copy()
@@ -138,11 +135,8 @@ class RequestParser:
         head, lower = data[:end], data[:end].lower()
         if self._codings or b"expect" in request.headers or request.http10 or not request.keep_alive:
             return
-        if (
-            lower.find(b"\r\n\r\n") != end - 4
-            or b"\r\nupgrade:" in lower
-            or lower.count(_ID) != (_ID in request.headers)
-        ):
+        is_single = lower.find(b"\r\n\r\n") == end - 4 and lower.count(_ID) == (_ID in request.headers)
+        if not is_single or b"\r\nupgrade:" in lower:
             return
         start, tail = head, b""
         if name := request.headers.get(_ID):

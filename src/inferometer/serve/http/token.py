@@ -14,8 +14,5 @@ def why_not(token: str | None, given: bytes) -> str:
     kind, _, secret = given.partition(b" ")
     if kind.lower() == b"bearer" and hmac.compare_digest(secret.strip(), token.encode()):
         return ""
-    return (
-        "the bearer token is not valid"
-        if given
-        else "the bearer token is missing: send the header Authorization: Bearer TOKEN"
-    )
+    is_missing = "the bearer token is missing: send the header Authorization: Bearer TOKEN"
+    return "the bearer token is not valid" if given else is_missing

@@ -9,15 +9,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from inferometer.errors import UserError
+from inferometer.serve.grpc.messages import parse
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Inference, Output, Parameter, Placed, Refused, Tensors, Unread, Wanted
 from inferometer.tensors import DATATYPES, Tensor, from_numpy
-from inferometer.wire.failures import bounded
 
 Data = bytes | memoryview
 Raw = Sequence[Data]
@@ -73,7 +72,8 @@ def cut(data: Data) -> Cut:  # noqa: PLR0912  (one loop, for speed)
             raise Refused("RESOURCE_EXHAUSTED", f"the request has {what}")
         return b"".join(rest), id.decode() if id else "", raw
     except (IndexError, KeyError, UnicodeDecodeError):
-        raise _not_valid("truncated or unsupported field") from None
+        why = "the message is not a valid ModelInferRequest: truncated or unsupported field"
+        raise Refused("INTERNAL", why) from None
 
 
 def _long_field(data: Data, at: int) -> tuple[int, int, int]:
@@ -93,17 +93,6 @@ def _varint(data: Data, at: int) -> tuple[int, int]:
         shift += 7
         at += 1
     return value | data[at] << shift, at + 1
-
-
-def _not_valid(why: str) -> Refused:
-    return Refused("INTERNAL", f"the message is not a valid ModelInferRequest: {bounded(why)}")
-
-
-def parse(head: bytes) -> Message:
-    try:
-        return ModelInferRequest.FromString(head)
-    except DecodeError as error:
-        raise _not_valid(str(error)) from None
 
 
 # --- from a request to an inference -----------------------------------------------------------------------------------
@@ -127,7 +116,7 @@ def decode(models: Models, parts: Cut, is_stream: bool) -> Inference:
         for i, (input, datatype, shape) in enumerate(specs):
             inputs[input] = Tensor(input, datatype, shape, raw[i])
     else:
-        request = parse(head)
+        request = parse(ModelInferRequest, head)
         name, version = request.model_name, request.model_version
         is_decoupled = models.find(name, version).decoupled
         inputs, unread = _inputs(request, id, raw, models.regions)

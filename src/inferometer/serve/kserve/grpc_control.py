@@ -4,17 +4,15 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from inferometer.serve.grpc import status
 from inferometer.serve.grpc.call import Call
-from inferometer.serve.grpc.request import Data, Unary
+from inferometer.serve.grpc.messages import Data, parse
+from inferometer.serve.grpc.request import Unary
 from inferometer.serve.kserve import control
 from inferometer.serve.kserve.messages import KSERVE_SERVICE, SCHEMA, Message
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Refused
 from inferometer.serve.settings import Settings
-from inferometer.wire.failures import bounded
 
 Method = Callable[[Message], Any]
 """Returns the response, or its fields; or a coroutine that does, with None for a response without fields."""
@@ -26,15 +24,9 @@ def control_methods(models: Models, settings: Settings) -> dict[str, Unary]:
 
 def _unary(name: str, method: Method) -> Unary:
     described = SCHEMA.method(f"{KSERVE_SERVICE}/{name}")
-    kind = described.input
 
     def reply(call: Call, data: Data) -> None:
-        try:
-            request = kind.FromString(data)
-        except DecodeError as error:
-            what = f"the message is not a valid {kind.DESCRIPTOR.name}: {bounded(str(error))}"
-            raise Refused("INTERNAL", what) from None
-        response = method(request)
+        response = method(parse(described.input, data))
         if isinstance(response, Coroutine):
             task = asyncio.get_running_loop().create_task(response)
             task.add_done_callback(lambda done: _reply_later(call, done, described.output()))

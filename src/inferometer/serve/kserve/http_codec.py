@@ -418,11 +418,9 @@ def binary_answer(
 def _output(output: Output, binary: bool, parts: list[Data]) -> dict[str, Any]:
     tensor, wanted = output.tensor, output.wanted
     tree: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-    if wanted is not None:
-        if wanted.placed is not None:
-            return tree
-        binary = bool(wanted.binary)
-    if not binary:
+    if wanted is not None and wanted.placed is not None:
+        return tree
+    if not (binary if wanted is None else wanted.binary):
         tree["data"] = to_values(tensor)
         return tree
     data = tensor.data
@@ -461,12 +459,10 @@ def _joined(array: NDArray[Any], encode: Callable[[list[Any]], bytes]) -> msgspe
 
 def turned(output: Output, binary: bool, is_packed: bool) -> int:
     """Return roughly how many bytes have to be converted to JSON or compressed."""
-    if output.wanted is not None:
-        if output.wanted.placed is not None:
-            return 0
-        binary = bool(output.wanted.binary)
-    size = memoryview(output.tensor.data).nbytes
-    return size * _GROWTH if not binary else size if is_packed else 0
+    if (wanted := output.wanted) is not None and wanted.placed is not None:
+        return 0
+    is_binary = binary if wanted is None else wanted.binary
+    return memoryview(output.tensor.data).nbytes * (is_packed if is_binary else _GROWTH)
 
 
 def error(message: str) -> bytes:

@@ -236,4 +236,4 @@ class GenerateStream(Responder):
     def _head(self, status: int) -> bytes:
         """Return the headers; of the server's times, only the queue time is known by now."""
         extra = b"Server-Timing: queue;dur=%.6f\r\n" % (self.inference.queue_ns / 1e6)
-        return answers.events_head(status, keep_alive=self._request.keep_alive, extra=extra)
+        return answers.stream_head(self._request.keep_alive, False, status, extra)

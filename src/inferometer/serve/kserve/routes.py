@@ -19,7 +19,7 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import control, generate, http_codec
-from inferometer.serve.kserve.http_codec import Data, invalid
+from inferometer.serve.kserve.http_codec import Data, InferRequestBody, invalid
 from inferometer.serve.kserve.responders import Generate, GenerateStream, Infer, Responder
 from inferometer.serve.models.registry import Model, Models
 from inferometer.serve.models.types import HTTP_STATUS, Refused
@@ -64,7 +64,8 @@ class Kserve:
         except Refused as refused:
             self.refuse(connection, request, refused)
         except Declined as declined:
-            self.reply(connection, request, declined.status, http_codec.error(declined.message), declined.extra)
+            body = http_codec.error(declined.message)
+            reply(connection, request, declined.status, body, extra=declined.extra, close=self.draining)
 
     def _find_route(self, path: bytes) -> tuple[list[bytes], Handle]:
         """Return the methods of a path and what handles it, with the name and the version in the path."""
@@ -87,14 +88,9 @@ class Kserve:
 
     # --- responses ---------------------------------------------------------------------------------------------------
 
-    def reply(
-        self, connection: Connection, request: Request, status: int, body: bytes = b"", extra: bytes = b""
-    ) -> None:
-        reply(connection, request, status, body, extra=extra, close=self.draining)
-
     def refuse(self, connection: Connection, request: Request, refused: Refused) -> None:
         status = 413 if isinstance(refused, compression.TooLarge) else HTTP_STATUS[refused.code]
-        self.reply(connection, request, status, http_codec.error(refused.message))
+        reply(connection, request, status, http_codec.error(refused.message), close=self.draining)
 
     def refuse_for(self, connection: Connection, request: Request, error: BaseException) -> None:
         """Respond with the error that describes an exception."""
@@ -144,9 +140,10 @@ class Kserve:
         return {name: next(iter(value.values())) for name, value in settings.items()}
 
     def _trace(self, name: str, _version: str, request: Request) -> Any:
-        settings = control.tree(control.trace_settings(self.models, name, _changes(request)))["settings"]
+        settings = control.trace_settings(self.models, name, _changes(request)).settings
         return {
-            key: each["value"] if key == "trace_level" else "".join(each["value"]) for key, each in settings.items()
+            key: list(one.value) if key == "trace_level" else "".join(one.value)
+            for key, one in sorted(settings.items())
         }
 
     def _memory_status(self, name: str, _version: str, _request: Request) -> Any:
@@ -172,7 +169,10 @@ class Kserve:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            self.reply(connection, request, 200, b"" if made is None else msgspec.json.encode(made))
+            self._send_json(connection, request, made)
+
+    def _send_json(self, connection: Connection, request: Request, tree: Any) -> None:
+        reply(connection, request, 200, b"" if tree is None else msgspec.json.encode(tree), close=self.draining)
 
     async def _later(self, connection: Connection, request: Request, work: Awaitable[Any]) -> None:
         """Respond when the work is done, with the message that it returns, if any."""
@@ -183,7 +183,7 @@ class Kserve:
         except Exception as error:  # keep serving
             self.refuse_for(connection, request, error)
         else:
-            self.reply(connection, request, 200, b"" if made is None else msgspec.json.encode(control.tree(made)))
+            self._send_json(connection, request, None if made is None else control.tree(made))
 
     # --- inference ---------------------------------------------------------------------------------------------------
 
@@ -193,34 +193,30 @@ class Kserve:
             raise Refused("UNIMPLEMENTED", _DECOUPLED)
         responder = Infer(self, connection, request, name, version)
         body, headers = request.body, request.headers
-        if (
-            b"content-encoding" in headers
-            or (end := http_codec.json_length(headers.get(_JSON_LENGTH, b""), len(body))) > LARGE
-        ):
-            self._read(responder, request, partial(self._parse, name, model, headers.get(_JSON_LENGTH, b"")))
+        length = headers.get(_JSON_LENGTH, b"")
+        if b"content-encoding" in headers or (end := http_codec.json_length(length, len(body))) > LARGE:
+            self._read(responder, request, partial(self._parse, name, model, length))
         else:
             asked = http_codec.request(body, end, name, self.models.regions.find, model.facts.inputs)
             responder.submit(asked, request.was_let_in)
 
-    def _parse(self, name: str, model: Model, length: bytes, body: Data) -> http_codec.InferRequestBody:
+    def _parse(self, name: str, model: Model, length: bytes, body: Data) -> InferRequestBody:
         end = http_codec.json_length(length, len(body))
         return http_codec.request(body, end, name, self.models.regions.find, model.facts.inputs)
 
     def _generate(self, name: str, version: str, connection: Connection, request: Request) -> None:
-        model = self._find(request, name, version)
-        responder = Generate(self, connection, request, name, version)
-        self._read(responder, request, lambda body: generate.request(body, model))
+        self._read_keys(Generate(self, connection, request, name, version), request, name, version)
 
     def _generate_stream(self, name: str, version: str, connection: Connection, request: Request) -> None:
         if request.http10:
             raise invalid("streaming requires HTTP/1.1")
+        self._read_keys(GenerateStream(self, connection, request, name, version), request, name, version)
+
+    def _read_keys(self, responder: Responder, request: Request, name: str, version: str) -> None:
         model = self._find(request, name, version)
-        responder = GenerateStream(self, connection, request, name, version)
         self._read(responder, request, lambda body: generate.request(body, model))
 
-    def _read(
-        self, responder: Responder, request: Request, parse: Callable[[Data], http_codec.InferRequestBody]
-    ) -> None:
+    def _read(self, responder: Responder, request: Request, parse: Callable[[Data], InferRequestBody]) -> None:
         """Submit the inference in the body. A large body is decompressed and parsed in a thread."""
         how = compression.named(request.headers.get(b"content-encoding", b""))
         unpack = partial(compression.decompress, how, limit=self._limit, what="body", invalid="INVALID_ARGUMENT")
@@ -231,7 +227,7 @@ class Kserve:
         if size > LARGE:
             self.models.check_room(len(self.offloaded))
 
-        def work() -> http_codec.InferRequestBody:
+        def work() -> InferRequestBody:
             return parse(unpack(data=body) if how else body)
 
         responder.offload(size, work, lambda asked: responder.submit(asked, request.was_let_in or size > LARGE))

@@ -135,7 +135,7 @@ class Whole(Response):
         self._stamp(sent)
         timing = server_timing(self.request.arrived, self.started, sent)
         keep = self.request.keep_alive
-        self.write(answers.response(200, body, keep_alive=keep, extra=timing, promise=self.promise))
+        self.write(answers.head(200, len(body), keep_alive=keep, extra=timing, promise=self.promise) + body)
         self.finish(self.keep_alive)
 
     def fail(self, refusal: Refusal) -> None:

@@ -180,7 +180,7 @@ class FaultyResponse(SimResponse):
             self._hold(self.fault.arg)
         elif kind in ("abort", "cut"):
             out.stamps.append(now())
-            out.write(answers.response(200, body)[: -len(body) // 2])
+            out.write((answers.head(200, len(body)) + body)[: -len(body) // 2])
             self._break_off(keep_alive=False, reset=kind == "abort")
         else:
             failed = error_body(FAILED.message, FAILED.kind, FAILED.code)
