@@ -21,7 +21,7 @@ class Generation:
 
     __slots__ = (
         "arrived", "ended", "ignore_eos", "max_tokens", "min_tokens", "prompt", "queue_ns", "seed", "started", "state",
-        "stop", "temperature", "tokens", "top_k", "top_p",
+        "stop", "stopped", "temperature", "tokens", "top_k", "top_p",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,8 @@ class Generation:
         """Set by the model: time from `arrived` to `started`."""
         self.started = -1
         """Set by the model: when it began to compute, in monotonic ns; -1 while it is queued."""
+        self.stopped: str | None = None
+        """Set by the model before `ended`: the stop text that ended it, if one did."""
         self.state: object = None
         """For the model's own use."""
 

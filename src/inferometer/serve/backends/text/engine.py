@@ -263,8 +263,9 @@ class Engine:
             text = ("" if is_end else row.text.add(token)) + (row.text.rest() if is_last else "")
             if row.made >= row.request.min_tokens:
                 text = row.stops.feed(text)
-            is_stopped = is_end or row.stops.stopped
-            text += row.stops.rest() if is_last and not row.stops.stopped else ""
+            row.request.stopped = row.stops.stopped
+            is_stopped = is_end or row.stops.stopped is not None
+            text += row.stops.rest() if is_last and row.stops.stopped is None else ""
             row.is_over = is_last or is_stopped
             events.append((row, text, int(not is_end), "stop" if is_stopped else "length" if is_last else None, None))
         self._pass(events)
