@@ -25,21 +25,10 @@ class Generation:
     )  # fmt: skip
 
     def __init__(
-        self,
-        prompt: list[int],
-        *,
-        tokens: Callable[[str, int], None],
-        ended: Callable[[FinishReason, Refused | None], None],
-        max_tokens: int,
-        arrived: int = 0,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        seed: int | None = None,
-        stop: tuple[str, ...] = (),
-        ignore_eos: bool = False,
-        min_tokens: int = 0,
-    ) -> None:
+        self, prompt: list[int], *, tokens: Callable[[str, int], None], ended: Callable[[FinishReason, Refused | None], None],
+        max_tokens: int, arrived: int = 0, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int | None = None,
+        stop: tuple[str, ...] = (), ignore_eos: bool = False, min_tokens: int = 0,
+    ) -> None:  # fmt: skip
         self.prompt = prompt
         self.tokens = tokens
         """Called with the text of the next tokens, and how many they are. The text may be "" while a character or a stop

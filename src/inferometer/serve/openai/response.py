@@ -28,10 +28,7 @@ class Response:
     def __init__(
         self, connection: Connection, request: Request, asked: TextRequest, frames: Frames, n: int, n_in: int
     ) -> None:
-        self.connection = connection
-        self.request = request
-        self.n = n
-        self.n_in = n_in
+        self.connection, self.request, self.n, self.n_in = connection, request, n, n_in
         self.cached = 0
         """Prompt tokens found in a prefix cache."""
         self.written = 0
@@ -49,10 +46,8 @@ class Response:
         """Whether to send an explicit keep-alive header, which HTTP/1.1 does not require."""
         self.write: Callable[[bytes], None] = connection.write
         self.finish: Callable[[bool], None] = connection.finish
-        self._frames = frames
-        self._prefix = b""
-        self._usage = asked.usage
-        self._running_usage = asked.running_usage
+        self._frames, self._prefix = frames, b""
+        self._usage, self._running_usage = asked.usage, asked.running_usage
 
     def usage(self) -> bytes:
         return self._frames.usage(self.n_in, self.written, self.cached)
