@@ -110,10 +110,9 @@ class Model:
         if inference.is_over:
             return
         self._reading.discard(inference)
-        t = now()
         if why is None:
-            inference.started = inference.started if inference.started >= 0 else inference.queued
-            inference.queue_ns = max(0, inference.started - inference.queued)
+            t, inference.started = now(), max(inference.started, inference.queued)
+            inference.queue_ns = inference.started - inference.queued
             compute = 0, t - inference.started, 0
             self.counted.executed(1, compute, t)
             self.succeeded(inference, compute)

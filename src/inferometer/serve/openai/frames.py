@@ -34,11 +34,8 @@ class Frames:
         self._model = json_bytes(model)
         self._id = b"chatcmpl-" if chat else b"cmpl-"
         object_ = b"chat.completion.chunk" if chat else b"text_completion"
-        self._head = b'data: {"id":"%b%%016x","object":"%b","created":%%010d,"model":%b,"choices":[' % (
-            self._id,
-            object_,
-            self._model.replace(b"%", b"%%"),
-        )
+        head = b'data: {"id":"%b%%016x","object":"%b","created":%%010d,"model":%b,"choices":['
+        self._head = head % (self._id, object_, self._model.replace(b"%", b"%%"))
         self._open = b'{"index":0,"delta":{"content":"' if chat else b'{"index":0,"text":"'
         self._shut = b'"}' if chat else b'"'
         self._shut += b',"logprobs":null,"finish_reason":null}]'
@@ -73,10 +70,9 @@ class Frames:
         return chunk(b"data: " + error_body(message, kind, code) + b"\n\n") + _DONE
 
     def usage(self, n_in: int, n_out: int, cached: int) -> bytes:
-        return (
-            b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
-            % (n_in, n_out, n_in + n_out, cached)
-        )
+        details = b'"prompt_tokens_details":{"cached_tokens":%d}' % cached
+        counts = n_in, n_out, n_in + n_out, details
+        return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,%b}' % counts
 
     def whole(self, n: int, created: int, text: bytes, reason: str, usage: bytes, stopped: str | None) -> bytes:
         """Return the body of a non-streamed response."""
@@ -138,11 +134,9 @@ _DELTA = (
 )
 _STOP_REASONS = {"length": b'"max_tokens"', "stop": b'"end_turn"', "": b"null"}
 _KINDS = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-} | dict.fromkeys((503, 529), "overloaded_error")
+    401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error", 529: "overloaded_error",
+}  # fmt: skip
 
 
 def _sizes(prefix: bytes, tail: bytes) -> list[bytes]:

@@ -84,19 +84,11 @@ class _InProgress:
             why = f"{n_in} prompt tokens plus max_tokens {n_out} exceed the model's maximum of {most} tokens"
             raise Refusal(400, why, "context_length_exceeded")
         self._generation = generation = Generation(
-            prompt,
-            tokens=self._tokens,
-            ended=self._ended,
-            max_tokens=n_out,
-            arrived=self._out.request.arrived,
-            temperature=1.0 if sampling.temperature is None else sampling.temperature,
-            top_p=sampling.top_p or 1.0,
-            top_k=max(sampling.top_k or 0, 0),
-            seed=sampling.seed,
-            stop=sampling.stops,
-            ignore_eos=sampling.ignore_eos,
-            min_tokens=sampling.min_tokens,
-        )
+            prompt, tokens=self._tokens, ended=self._ended, max_tokens=n_out, arrived=self._out.request.arrived,
+            temperature=1.0 if sampling.temperature is None else sampling.temperature, top_p=sampling.top_p or 1.0,
+            top_k=max(sampling.top_k or 0, 0), seed=sampling.seed, stop=sampling.stops,
+            ignore_eos=sampling.ignore_eos, min_tokens=sampling.min_tokens,
+        )  # fmt: skip
         self._model.generate(generation)
         self._out.begin()
 
@@ -163,11 +155,8 @@ class _InProgress:
             why = f"dimensions must be {vectors[0].size}, the length of this model's vectors (got {wanted})"
             self._fail(Refusal(400, why, "invalid_dimensions"))
         else:
-            size = sum(vector.nbytes for vector in vectors)
-            self._offload.run(size, lambda: self._vectors(vectors), self._made)
-
-    def _vectors(self, vectors: list[np.ndarray]) -> bytes:
-        return embeddings_body(self._model.name, vectors, self._asked.packed, self._out.n_in)
+            size, given = sum(vector.nbytes for vector in vectors), (vectors, self._asked.packed, self._out.n_in)
+            self._offload.run(size, lambda: embeddings_body(self._model.name, *given), self._made)
 
     def _made(self, body: bytes | None, error: BaseException | None) -> None:
         if self._inference.is_over:
