@@ -54,7 +54,7 @@ class Web:
         self._kserve = Kserve(models, settings) if models is not None else None
         self._models = models
         self._sim = sim
-        self._openai = OpenAi(models, sim, models.offload) if models is not None else None
+        self._openai = OpenAi(models, sim) if models is not None else None
         self._metrics = metrics
         self._token = settings.token
         self._draining = False

@@ -551,10 +551,8 @@ def test_embeddings_of_tokens_are_computed_in_a_thread(encoder_folder: Path) -> 
         np.testing.assert_allclose([*first, *others], truth, rtol=1e-3, atol=1e-5)
 
     asyncio.run(main())
-    with pytest.raises(Refused, match="an input has 9 tokens; the maximum is 8"):
-        loaded.text.embed([ids(9)], print)
-    with pytest.raises(Refused, match="does not generate"):
-        loaded.text.generate(None)
+    with pytest.raises(Refused, match=r"tokens must be in 0\.\.\d+ \(got 99999\)"):
+        loaded.text.embed([[1, 99999]], print)
     loaded.close()
 
 

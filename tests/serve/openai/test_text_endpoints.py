@@ -34,7 +34,9 @@ def url() -> Iterator[str]:
         patch.setitem(backends.LOADERS, "echo", "text_double:load")
         for name in ("echo", "other"):
             patch.setitem(backends.BUILTIN, name, text_double.CONFIG)
-        settings = Settings(models=("echo", "other", "identity"), sim=Sim(timing=Fixed(ttft=0, itl=0)), http=0)
+        settings = Settings(
+            models=("echo", "other", "identity"), sim=Sim(timing=Fixed(ttft=0, itl=0)), http=0, control=True
+        )
         loop, listening = new_loop(), threading.Event()
         found: list[app.Listening] = []
         stop = asyncio.Event()
@@ -140,7 +142,7 @@ def test_messages_of_anthropics_api(client: RawClient) -> None:
     body = {"model": "echo", "max_tokens": 3, "messages": USER, "system": "s", "stop_sequences": ["user"]}
     message = client.request(MESSAGES, body).json
     assert message["content"] == [{"type": "text", "text": " [system] s ["}]
-    assert message["stop_reason"] == "end_turn"
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "user")
     response = client.request(MESSAGES, {"model": "echo", "max_tokens": 2, "messages": USER, "stream": True})
     events = [json.loads(line[6:]) for line in response.body.split(b"\n") if line[:6] == b"data: "]
     assert [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"] == [" [user]", " a"]
@@ -231,6 +233,27 @@ def test_a_client_that_disconnects_cancels_its_generation(url: str, echo: text_d
     assert not echo.running
 
 
+def test_generations_count_in_the_statistics_and_delay_unloading(url: str, client: RawClient) -> None:
+    other = text_double.MADE["other"]
+    before = statistics(client)
+    assert client.request(COMPLETIONS, {"model": "other", "prompt": "a b", "max_tokens": 2}).status == 200
+    assert client.request(COMPLETIONS, {"model": "other", "prompt": "a <fail>", "max_tokens": 9}).status == 500
+    assert statistics(client) == (before[0] + 1, before[1] + 1)
+    with RawClient(url) as waiting, RawClient(url) as unloading:
+        other.step_s = 0.02
+        waiting.send(request(COMPLETIONS, {"model": "other", "prompt": "a b", "max_tokens": 20, "ignore_eos": True}))
+        until(lambda: bool(other.running))
+        assert unloading.request("/v2/repository/models/other/unload", {}).status == 200
+        assert not other.running
+        assert len(waiting.response().json["choices"][0]["text"].split()) == 20
+    assert client.request("/v2/repository/models/other/load", {}).status == 200
+
+
+def statistics(client: RawClient) -> tuple[int, int]:
+    found = client.request("/v2/models/other/stats", method="GET").json["model_stats"][0]["inference_stats"]
+    return found["success"]["count"], found["fail"]["count"]
+
+
 def until(condition: Any) -> None:
     end = time.monotonic() + 20
     while not condition():
@@ -286,5 +309,5 @@ def test_a_text_is_cut_before_its_first_stop_text_however_it_is_split(text: str,
             break
     made += cut.rest()
     first = min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))
-    assert cut.stopped == any(stop in text for stop in stops)
+    assert (cut.stopped is not None) == any(stop in text for stop in stops)
     assert made == text[:first] or (cut.stopped and text.startswith(made) and len(made) >= first)

@@ -85,7 +85,8 @@ class Echo:
             self._rest(request, stops, "stop")
         else:
             request.tokens(stops.feed("" if piece == "<empty>" else piece), 1)
-            if stops.stopped:
+            request.stopped = stops.stopped
+            if stops.stopped is not None:
                 self._end(request, "stop", None)
             elif left == 1:
                 self._rest(request, stops, "length")

@@ -38,11 +38,8 @@ class _Text(Job):
 
     def __init__(self, server: Simulator, n: int, n_in: int, n_out: int, send: Emit, finish: Finish) -> None:
         super().__init__(n, n_in, n_out, now())
-        self._server = server
-        self._at = n * 7
-        self._written = 0
-        self._send = send
-        self._finish = finish
+        self._server, self._send, self._finish = server, send, finish
+        self._at, self._written = n * 7, 0
 
     def emit(self, count: int, due: int) -> None:
         text = self._server.words.text(self._at + self._written, count)

@@ -19,13 +19,13 @@ read from safetensors only. Models are downloaded from the Hugging Face Hub only
 """
 
 import functools
+import itertools
 import logging
 import os
 import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-from inferometer.errors import UserError
 from inferometer.serve.backends import configured
 from inferometer.serve.backends.tensors import device_of, pytorch, use_threads
 from inferometer.serve.backends.text import kserve
@@ -37,14 +37,8 @@ from inferometer.serve.models.types import Loaded, Loading, Parameters, Tensors
 from inferometer.tensors import TensorSpec, from_numpy
 
 GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
-TASKS = {
-    GENERATE: GENERATE,
-    EMBED: EMBED,
-    CLASSIFY: CLASSIFY,
-    "text-generation": GENERATE,
-    "feature-extraction": EMBED,
-    "text-classification": CLASSIFY,
-}
+TASKS = {GENERATE: GENERATE, EMBED: EMBED, CLASSIFY: CLASSIFY}
+TASKS |= {"text-generation": GENERATE, "feature-extraction": EMBED, "text-classification": CLASSIFY}
 """Our task names, and Hugging Face's names for them."""
 
 TEXT = "text"
@@ -56,6 +50,12 @@ _LENGTH = 4096
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CLASSES = {GENERATE: "AutoModelForCausalLM", EMBED: "AutoModel", CLASSIFY: "AutoModelForSequenceClassification"}
+_ARCHITECTURES = {
+    GENERATE: ("ForCausalLM", "LMHeadModel"),
+    CLASSIFY: ("ForSequenceClassification",),
+    EMBED: ("Model", "ForMaskedLM"),
+}
+"""How the names of their architectures end; the first that matches counts."""
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _log = logging.getLogger("inferometer.serve")
 _UNBOUNDED = 1_000_000  # tokenizers without a maximum length report 10^30
@@ -91,15 +91,13 @@ def _source(loading: Loading) -> tuple[str, dict[str, Any]]:
     if not wanted:
         folder = loading.folder if loading.folder is not None else loading.file.parent if loading.file else None
         if folder is None or not (folder / "config.json").is_file():
-            raise UserError(f"model {loading.name}: there is no config.json in {folder}", "add the model's files")
+            raise loading.error(f"there is no config.json in {folder}", "add the model's files")
         return str(folder.resolve()), {"local_files_only": True, "trust_remote_code": False}
     if not configured.is_on(loading, "hub"):
-        raise UserError(
-            f"model {loading.name}: parameter model is {wanted!r:.80}, but downloading from the Hugging Face Hub is not allowed",
-            "put the model's files into the version folder, or set parameter hub to 1",
-        )
+        what = f"parameter model is {wanted!r:.80}, but downloading from the Hugging Face Hub is not allowed"
+        raise loading.error(what, "put the model's files into the version folder, or set parameter hub to 1")
     if not _HUB_ID.fullmatch(wanted) or ".." in wanted:
-        raise UserError(f"model {loading.name}: {wanted!r:.80} is not the name of a Hub model", "use OWNER/NAME")
+        raise loading.error(f"{wanted!r:.80} is not the name of a Hub model", "use OWNER/NAME")
     return wanted, {"local_files_only": False, "trust_remote_code": False}
 
 
@@ -107,51 +105,40 @@ def _read(loading: Loading, where: str, read: Callable[[], Any]) -> Any:
     try:
         return read()
     except Exception as error:
-        raise UserError(
-            f"model {loading.name}: {where} failed to load: {type(error).__name__}: {configured.one_line(error)}",
-            "it must contain config.json, tokenizer.json and *.safetensors, as written by save_pretrained",
-        ) from None
+        what = f"{where} failed to load: {type(error).__name__}: {configured.one_line(error)}"
+        remedy = "it must contain config.json, tokenizer.json and *.safetensors, as written by save_pretrained"
+        raise loading.error(what, remedy) from None
 
 
 def _check_whole(loading: Loading, where: str, missing: Collection[str]) -> None:
     """Refuse incomplete checkpoints: transformers would invent the missing weights. (An embedding needs no pooler.)"""
     lacking = sorted(name for name in missing if not name.startswith("pooler.") and ".pooler." not in name)
     if lacking:
-        raise UserError(
-            f"model {loading.name}: the weights in {where} lack {lacking[0]} and {len(lacking) - 1} more",
-            "check that parameter task names the right task",
-        )
+        what = f"the weights in {where} lack {lacking[0]} and {len(lacking) - 1} more"
+        raise loading.error(what, "check that parameter task names the right task")
 
 
 def _task(loading: Loading, config: Any) -> str:
     wanted = loading.parameter("task")
     if wanted:
         if wanted not in TASKS:
-            raise UserError(f"model {loading.name}: unknown task {wanted!r:.60}", f"use one of {', '.join(TASKS)}")
+            raise loading.error(f"unknown task {wanted!r:.60}", f"use one of {', '.join(TASKS)}")
         return TASKS[wanted]
     names = tuple(config.architectures or ())
     if getattr(config, "is_encoder_decoder", False) or any(name.endswith("ForConditionalGeneration") for name in names):
-        raise UserError(
-            f"model {loading.name}: {', '.join(names)} is not supported: it is an encoder-decoder model",
-            "use a decoder-only model",
-        )
-    for name in names:
-        if name.endswith(("ForCausalLM", "LMHeadModel")):
-            return GENERATE
-        if name.endswith("ForSequenceClassification"):
-            return CLASSIFY
-        if name.endswith("Model") or name.endswith("ForMaskedLM"):
-            return EMBED
-    raise UserError(
-        f"model {loading.name}: its architecture ({', '.join(names) or 'none'}) does not determine its task",
-        f"set parameter task to {GENERATE}, {EMBED} or {CLASSIFY}",
-    )
+        what = f"{', '.join(names)} is not supported: it is an encoder-decoder model"
+        raise loading.error(what, "use a decoder-only model")
+    for name, (task, ends) in itertools.product(names, _ARCHITECTURES.items()):
+        if name.endswith(ends):
+            return task
+    what = f"its architecture ({', '.join(names) or 'none'}) does not determine its task"
+    raise loading.error(what, f"set parameter task to {GENERATE}, {EMBED} or {CLASSIFY}")
 
 
 def _dtype(loading: Loading, torch: Any, device: Any) -> Any:
     wanted = loading.parameter("dtype", "auto")
     if wanted not in _DTYPES:
-        raise UserError(f"model {loading.name}: unknown dtype {wanted!r:.60}", f"use one of {', '.join(_DTYPES)}")
+        raise loading.error(f"unknown dtype {wanted!r:.60}", f"use one of {', '.join(_DTYPES)}")
     if wanted == "auto":
         return "auto" if device.type == "cuda" else torch.float32
     return getattr(torch, wanted)
@@ -169,10 +156,9 @@ def _longest(loading: Loading, config: Any, tokenizer: Any) -> int | None:
 def _generation(loading: Loading, language: Language) -> Loaded:
     config = loading.config
     if config.max_batch_size:
-        raise UserError(
-            f"model {loading.name}: max_batch_size is {config.max_batch_size}, but requests for text are not joined",
-            "set it to 0; the parameter max_batch sets how many texts are generated at the same time",
-        )
+        remedy = "set it to 0; the parameter max_batch sets how many texts are generated at the same time"
+        what = f"max_batch_size is {config.max_batch_size}, but requests for text are not joined"
+        raise loading.error(what, remedy)
     config.model_transaction_policy.decoupled = True
     configured.declare(config.input, kserve.INPUTS)
     configured.declare(config.output, [TensorSpec(kserve.PIECE, "BYTES", (1,))])
@@ -186,13 +172,10 @@ def _generation(loading: Loading, language: Language) -> Loaded:
 
 def _ends(language: Language) -> frozenset[int]:
     """Return the tokens that end a text."""
-    generation = getattr(language.model, "generation_config", None)
-    found = getattr(generation, "eos_token_id", None)
-    if found is None:
-        found = language.model.config.eos_token_id
-    if found is None:
-        found = language.tokenizer.eos_token_id
-    return frozenset(found if isinstance(found, list | tuple) else () if found is None else (found,))
+    sources = getattr(language.model, "generation_config", None), language.model.config, language.tokenizer
+    ends = (getattr(source, "eos_token_id", None) for source in sources)
+    found = next((end for end in ends if end is not None), ())
+    return frozenset(found if isinstance(found, list | tuple) else (found,))
 
 
 def _decoder(loading: Loading, language: Language, ends: frozenset[int]) -> Any:
@@ -204,14 +187,14 @@ def _decoder(loading: Loading, language: Language, ends: frozenset[int]) -> Any:
         torch.cuda.set_device(device.index or 0)  # graphs are captured on the thread's current device
     slots, share = configured.whole(loading, "max_batch", 128 if is_gpu else 64), loading.parameter("kv_memory", "0.5")
     if not re.fullmatch(r"0?\.\d+|1(\.0*)?", share):
-        raise UserError(f"model {loading.name}: parameter kv_memory must be in (0, 1] (got {share!r:.60})")
+        raise loading.error(f"parameter kv_memory must be in (0, 1] (got {share!r:.60})")
     free = torch.cuda.mem_get_info(device.index or 0)[0] if is_gpu else _PAGE * os.sysconf("SC_AVPHYS_PAGES")
     given = (torch, language.hugging, language.model, ends, slots or 1, length)
     try:
         decoder: Any = SlotDecoder(*given, memory=float(share) * free)
     except torch.OutOfMemoryError as error:
-        what = f"model {loading.name}: out of memory for texts of {length} tokens: {configured.one_line(error)}"
-        raise UserError(what, "lower the parameters max_batch, max_length or kv_memory") from None
+        what = f"out of memory for texts of {length} tokens: {configured.one_line(error)}"
+        raise loading.error(what, "lower the parameters max_batch, max_length or kv_memory") from None
     except Exception as error:
         why = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {configured.one_line(error)}"
         _log.warning("model %s: texts are computed one after the other: %s", loading.name, why)
@@ -234,32 +217,23 @@ def _let_pad(language: Language) -> None:
 
 
 def _batched(loading: Loading, output: TensorSpec) -> None:
-    config = loading.config
-    if not config.max_batch_size and not config.input:
-        config.max_batch_size = configured.whole(loading, "default_max_batch_size", _BATCH)
-        if config.max_batch_size and not config.WhichOneof("scheduling_choice"):
-            config.dynamic_batching.SetInParent()
-    configured.declare(config.input, [TensorSpec(TEXT, "BYTES", (1,))])
-    configured.declare(config.output, [output])
+    configured.batch_by_default(loading, _BATCH)
+    configured.declare(loading.config.input, [TensorSpec(TEXT, "BYTES", (1,))])
+    configured.declare(loading.config.output, [output])
     configured.expect(loading, {TEXT}, {output.name})
-
-
-def _encoded(language: Language, found: list[str]) -> Any:
-    tokens = language.tokenizer(
-        found, return_tensors="pt", padding=True, truncation=language.longest is not None, max_length=language.longest
-    )
-    return {name: value.to(language.device) for name, value in tokens.items()}
 
 
 def _runner(language: Language, output: str, compute: Callable[[Any], Any]) -> Loaded:
     """Return the loaded model; `compute` makes rows of numbers from the tokens."""
     torch = language.torch
+    more = {"padding": True, "truncation": language.longest is not None, "max_length": language.longest}
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:
         use_threads(torch, language.threads)
-        found = configured.texts(TEXT, inputs[TEXT])
+        texts = configured.texts(TEXT, inputs[TEXT])
         with torch.inference_mode():
-            rows = compute(_encoded(language, found)).to(torch.float32).cpu().numpy()
+            tokens = language.tokenizer(texts, return_tensors="pt", **more).to(language.device)
+            rows = compute(tokens).to(torch.float32).cpu().numpy()
         batch = inputs[TEXT].shape[:-1]
         return {output: from_numpy(output, rows.reshape(*batch, rows.shape[-1]), "FP32")}
 

@@ -100,6 +100,26 @@ class Model:
             inference.inputs, inference.unread = checks.read(inference, self._taken), {}
         self._accept(inference)
 
+    def enter(self, inference: Inference) -> None:
+        """Hold a request that an endpoint passes to `text` itself, until it `left`, is cancelled or is refused."""
+        inference.queued, inference.place = now(), self
+        self._reading.add(inference)
+
+    def left(self, inference: Inference, why: Refused | None) -> None:
+        """Note the end of a request that has entered."""
+        if inference.is_over:
+            return
+        self._reading.discard(inference)
+        if why is None:
+            t, inference.started = now(), max(inference.started, inference.queued)
+            inference.queue_ns = inference.started - inference.queued
+            compute = 0, t - inference.started, 0
+            self.counted.executed(1, compute, t)
+            self.succeeded(inference, compute)
+        else:
+            self.failed(inference, why)
+        self._check_drained()
+
     def _read(self, inference: Inference) -> Tensors:
         return {} if inference.is_over else checks.read(inference, self._taken)
 

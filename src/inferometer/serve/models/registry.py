@@ -157,6 +157,16 @@ class Models:
                 self.over()
             raise
 
+    def enter(self, inference: Inference) -> Model:
+        """Count a request that an endpoint passes to the model's `text` itself, or raise Refused; see Model.left."""
+        self.check_open()
+        self.check_room()
+        model = self.find(inference.model)
+        inference.version = model.version
+        self.in_flight += 1
+        model.enter(inference)
+        return model
+
     def check_open(self, was_let_in: bool = False) -> None:
         """Raise Refused if the server accepts no new requests; once closed, not even one that `was_let_in`."""
         if self._is_closed or (self._refuses and not was_let_in):

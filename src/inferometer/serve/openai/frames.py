@@ -34,11 +34,8 @@ class Frames:
         self._model = json_bytes(model)
         self._id = b"chatcmpl-" if chat else b"cmpl-"
         object_ = b"chat.completion.chunk" if chat else b"text_completion"
-        self._head = b'data: {"id":"%b%%016x","object":"%b","created":%%010d,"model":%b,"choices":[' % (
-            self._id,
-            object_,
-            self._model.replace(b"%", b"%%"),
-        )
+        head = b'data: {"id":"%b%%016x","object":"%b","created":%%010d,"model":%b,"choices":['
+        self._head = head % (self._id, object_, self._model.replace(b"%", b"%%"))
         self._open = b'{"index":0,"delta":{"content":"' if chat else b'{"index":0,"text":"'
         self._shut = b'"}' if chat else b'"'
         self._shut += b',"logprobs":null,"finish_reason":null}]'
@@ -60,7 +57,7 @@ class Frames:
         delta = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
         return chunk(prefix.removesuffix(self._open) + delta)
 
-    def finish(self, prefix: bytes, reason: str, usage: bytes | None) -> bytes:
+    def finish(self, prefix: bytes, reason: str, usage: bytes | None, stopped: str | None) -> bytes:
         """Return everything after the content: the finish chunk, the usage chunk, [DONE], the end of the body."""
         head = prefix.removesuffix(self._open)
         empty = b'"delta":{}' if self._chat else b'"text":""'
@@ -73,12 +70,11 @@ class Frames:
         return chunk(b"data: " + error_body(message, kind, code) + b"\n\n") + _DONE
 
     def usage(self, n_in: int, n_out: int, cached: int) -> bytes:
-        return (
-            b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
-            % (n_in, n_out, n_in + n_out, cached)
-        )
+        details = b'"prompt_tokens_details":{"cached_tokens":%d}' % cached
+        counts = n_in, n_out, n_in + n_out, details
+        return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,%b}' % counts
 
-    def whole(self, n: int, created: int, text: bytes, reason: str, usage: bytes) -> bytes:
+    def whole(self, n: int, created: int, text: bytes, reason: str, usage: bytes, stopped: str | None) -> bytes:
         """Return the body of a non-streamed response."""
         object_ = b"chat.completion" if self._chat else b"text_completion"
         content = b'"message":{"role":"assistant","content":"%b"}' if self._chat else b'"text":"%b"'
@@ -101,16 +97,16 @@ class MessageFrames(Frames):
 
     def opening(self, prefix: bytes, n: int, n_in: int) -> bytes:
         """Return the events that open the message and its only block."""
-        message = self._message(n, b"", b"null", self.usage(n_in, 0, 0))
+        message = self._message(n, b"", _stop("", None), self.usage(n_in, 0, 0))
         return chunk(
             _event(b"message_start", b'"message":' + message)
             + _event(b"content_block_start", b'"index":0,"content_block":{"type":"text","text":""}')
             + _event(b"ping")
         )
 
-    def finish(self, prefix: bytes, reason: str, usage: bytes | None) -> bytes:
+    def finish(self, prefix: bytes, reason: str, usage: bytes | None, stopped: str | None) -> bytes:
         """Return the ends of the block and the message, and the end of the body."""
-        delta = b'"delta":{"stop_reason":%b,"stop_sequence":null},"usage":%b' % (_STOP_REASONS[reason], usage or b"{}")
+        delta = b'"delta":{%b},"usage":%b' % (_stop(reason, stopped), usage or b"{}")
         events = _event(b"content_block_stop", b'"index":0') + _event(b"message_delta", delta) + _event(b"message_stop")
         return chunk(events) + LAST_CHUNK
 
@@ -124,32 +120,33 @@ class MessageFrames(Frames):
             % (n_in - cached, cached, n_out)
         )
 
-    def whole(self, n: int, created: int, text: bytes, reason: str, usage: bytes) -> bytes:
+    def whole(self, n: int, created: int, text: bytes, reason: str, usage: bytes, stopped: str | None) -> bytes:
         content = b'{"type":"text","text":"%b"}' % text if text else b""
-        return self._message(n, content, _STOP_REASONS[reason], usage)
+        return self._message(n, content, _stop(reason, stopped), usage)
 
-    def _message(self, n: int, content: bytes, stop_reason: bytes, usage: bytes) -> bytes:
-        return (
-            b'{"id":"msg_%016x","type":"message","role":"assistant","model":%b,"content":[%b],"stop_reason":%b,"stop_sequence":null,"usage":%b}'
-            % (n, self._model, content, stop_reason, usage)
-        )
+    def _message(self, n: int, content: bytes, stop: bytes, usage: bytes) -> bytes:
+        head = b'{"id":"msg_%016x","type":"message","role":"assistant","model":%b,' % (n, self._model)
+        return head + b'"content":[%b],%b,"usage":%b}' % (content, stop, usage)
 
 
 _DELTA = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"'
 )
-_STOP_REASONS = {"length": b'"max_tokens"', "stop": b'"end_turn"'}
+_STOP_REASONS = {"length": b'"max_tokens"', "stop": b'"end_turn"', "": b"null"}
 _KINDS = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-} | dict.fromkeys((503, 529), "overloaded_error")
+    401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error", 529: "overloaded_error",
+}  # fmt: skip
 
 
 def _sizes(prefix: bytes, tail: bytes) -> list[bytes]:
     fixed = len(prefix) + len(tail) - 2
     return [b"%x\r\n" % (fixed + length) for length in range(_TABLE)]
+
+
+def _stop(reason: str, stopped: str | None) -> bytes:
+    stop_reason = b'"stop_sequence"' if stopped is not None else _STOP_REASONS[reason]
+    return b'"stop_reason":%b,"stop_sequence":%b' % (stop_reason, json_bytes(stopped))
 
 
 def _event(name: bytes, fields: bytes = b"") -> bytes:

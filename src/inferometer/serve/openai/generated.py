@@ -9,8 +9,8 @@ import numpy as np
 
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
-from inferometer.serve.models.types import Refused
-from inferometer.serve.offload import Offload
+from inferometer.serve.models.registry import Models
+from inferometer.serve.models.types import Inference, Refused, reason
 from inferometer.serve.openai.frames import Frames, embeddings_body, escaped, json_bytes
 from inferometer.serve.openai.model import FinishReason, Generation, TextModel
 from inferometer.serve.openai.requests import Refusal, TextRequest, check_supported, refusal_of
@@ -18,37 +18,35 @@ from inferometer.serve.openai.response import Stream, Whole
 
 
 def respond(
+    models: Models,
     model: TextModel,
     connection: Connection,
     request: Request,
     asked: TextRequest,
     frames: Frames,
     n: int,
-    offload: Offload,
 ) -> None:
     """Respond to a request now or later; raises Refusal or Refused if that is known at once."""
-    verb, able = (
-        ("compute embeddings", model.can_embed) if asked.api == "embedding" else ("generate text", model.can_generate)
-    )
-    if not able and asked.api != "tokenize":
+    is_embedding = asked.api == "embedding"
+    if asked.api != "tokenize" and not (model.can_embed if is_embedding else model.can_generate):
+        verb = "compute embeddings" if is_embedding else "generate text"
         raise Refusal(400, f"the model {model.name!r} does not {verb}", "unsupported_endpoint")
     check_supported(request.body)
     kind = Stream if asked.stream else Whole
-    _InProgress(model, asked, kind(connection, request, asked, frames, n, 0), offload).begin()
+    _InProgress(models, model, asked, kind(connection, request, asked, frames, n, 0)).begin()
 
 
 class _InProgress:
     """One request in progress."""
 
-    __slots__ = ("_asked", "_generation", "_model", "_offload", "_out", "_over")
+    __slots__ = ("_asked", "_entered", "_generation", "_inference", "_model", "_offload", "_out")
 
-    def __init__(self, model: TextModel, asked: TextRequest, out: Stream | Whole, offload: Offload) -> None:
-        self._model = model
-        self._asked = asked
-        self._out = out
-        self._offload = offload
+    def __init__(self, models: Models, model: TextModel, asked: TextRequest, out: Stream | Whole) -> None:
+        self._model, self._asked, self._out, self._offload = model, asked, out, models.offload
         self._generation: Generation | None = None
-        self._over = False
+        self._inference = Inference(model.name, {}, lambda outputs: None, self._fail, out.request.arrived)
+        """For the server's limit on requests, and the model's draining and statistics; tokenizing is not counted."""
+        self._entered = models.enter(self._inference) if asked.api != "tokenize" else None
 
     def begin(self) -> None:
         self._out.connection.gone = self._client_gone
@@ -65,7 +63,7 @@ class _InProgress:
         self, step: Callable[[list[list[int]]], None], ids: list[list[int]] | None, error: BaseException | None
     ) -> None:
         """Continue with the tokens of the prompts, unless there are none or the client has gone."""
-        if self._over:
+        if self._inference.is_over:
             return
         if error is None and ids is not None:
             self._out.n_in = sum(map(len, ids))
@@ -86,55 +84,53 @@ class _InProgress:
             why = f"{n_in} prompt tokens plus max_tokens {n_out} exceed the model's maximum of {most} tokens"
             raise Refusal(400, why, "context_length_exceeded")
         self._generation = generation = Generation(
-            prompt,
-            tokens=self._tokens,
-            ended=self._ended,
-            max_tokens=n_out,
-            arrived=self._out.request.arrived,
-            temperature=1.0 if sampling.temperature is None else sampling.temperature,
-            top_p=sampling.top_p or 1.0,
-            top_k=max(sampling.top_k or 0, 0),
-            seed=sampling.seed,
-            stop=sampling.stops,
-            ignore_eos=sampling.ignore_eos,
-            min_tokens=sampling.min_tokens,
-        )
+            prompt, tokens=self._tokens, ended=self._ended, max_tokens=n_out, arrived=self._out.request.arrived,
+            temperature=1.0 if sampling.temperature is None else sampling.temperature, top_p=sampling.top_p or 1.0,
+            top_k=max(sampling.top_k or 0, 0), seed=sampling.seed, stop=sampling.stops,
+            ignore_eos=sampling.ignore_eos, min_tokens=sampling.min_tokens,
+        )  # fmt: skip
         self._model.generate(generation)
         self._out.begin()
 
     def _tokens(self, text: str, count: int) -> None:
-        if self._over:
-            return
         if text:
             self._out.text(escaped(text), count)
         else:
             self._out.written += count
 
-    def _ended(self, reason: FinishReason, refused: Refused | None) -> None:
-        if self._over:
-            return
-        if reason == "abort":
+    def _ended(self, why: FinishReason, refused: Refused | None) -> None:
+        if why == "abort":
             self._fail(refused or Refused("UNAVAILABLE", "the generation was aborted"))
             return
-        self._over = True
-        if self._generation is not None:
-            self._out.started = self._generation.started
-        self._out.end(reason)
+        assert self._generation is not None
+        self._inference.started = self._out.started = self._generation.started
+        self._out.stopped = self._generation.stopped
+        self._leave()
+        self._out.end(why)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _leave(self, why: Refused | None = None) -> None:
+        """End the request for the model: no callback of it does anything from now on."""
+        self._inference.ended = lambda why: None
+        if self._entered is not None:
+            self._entered.left(self._inference, why)
+        self._inference.is_over = True
+        if why is not None and self._generation is not None:
+            self._model.cancel(self._generation)
 
     def _client_gone(self) -> None:
-        self._over = True
-        if self._generation is not None:
-            self._model.cancel(self._generation)
+        self._leave(Refused("CANCELLED", "the client disconnected"))
         self._out.finish(False)
 
     def _fail(self, error: BaseException | None) -> None:
-        self._over = True
-        if isinstance(error, Refused):
-            error = refusal_of(error)
-        elif not isinstance(error, Refusal):
-            line = f"{type(error).__name__}: {error}".splitlines()[0]
-            error = Refusal(500, f"internal server error: {line:.300}", "internal_error", "server_error")
-        self._out.fail(error)
+        """End the request with an error: ours, the model's, or that the server stops."""
+        if isinstance(error, Refusal):
+            refused = Refused("INVALID_ARGUMENT", error.message)
+        else:
+            refused = reason(error or RuntimeError("the model returned no result"))
+        self._leave(refused)
+        self._out.fail(error if isinstance(error, Refusal) else refusal_of(refused))
 
     # --- tokens and embeddings ---------------------------------------------------------------------------------------
 
@@ -150,7 +146,7 @@ class _InProgress:
         self._model.embed(inputs, self._embedded)
 
     def _embedded(self, vectors: list[np.ndarray] | None, refused: Refused | None) -> None:
-        if self._over:
+        if self._inference.is_over:
             return
         wanted = self._asked.dimensions
         if vectors is None:
@@ -159,14 +155,11 @@ class _InProgress:
             why = f"dimensions must be {vectors[0].size}, the length of this model's vectors (got {wanted})"
             self._fail(Refusal(400, why, "invalid_dimensions"))
         else:
-            size = sum(vector.nbytes for vector in vectors)
-            self._offload.run(size, lambda: self._vectors(vectors), self._made)
-
-    def _vectors(self, vectors: list[np.ndarray]) -> bytes:
-        return embeddings_body(self._model.name, vectors, self._asked.packed, self._out.n_in)
+            size, given = sum(vector.nbytes for vector in vectors), (vectors, self._asked.packed, self._out.n_in)
+            self._offload.run(size, lambda: embeddings_body(self._model.name, *given), self._made)
 
     def _made(self, body: bytes | None, error: BaseException | None) -> None:
-        if self._over:
+        if self._inference.is_over:
             return
         if body is None:
             self._fail(error)
@@ -174,6 +167,6 @@ class _InProgress:
             self._send(body)
 
     def _send(self, body: bytes) -> None:
-        self._over = True
+        self._leave()
         assert isinstance(self._out, Whole)
         self._out.send(body)

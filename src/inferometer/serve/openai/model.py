@@ -21,25 +21,14 @@ class Generation:
 
     __slots__ = (
         "arrived", "ended", "ignore_eos", "max_tokens", "min_tokens", "prompt", "queue_ns", "seed", "started", "state",
-        "stop", "temperature", "tokens", "top_k", "top_p",
+        "stop", "stopped", "temperature", "tokens", "top_k", "top_p",
     )  # fmt: skip
 
     def __init__(
-        self,
-        prompt: list[int],
-        *,
-        tokens: Callable[[str, int], None],
-        ended: Callable[[FinishReason, Refused | None], None],
-        max_tokens: int,
-        arrived: int = 0,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        seed: int | None = None,
-        stop: tuple[str, ...] = (),
-        ignore_eos: bool = False,
-        min_tokens: int = 0,
-    ) -> None:
+        self, prompt: list[int], *, tokens: Callable[[str, int], None], ended: Callable[[FinishReason, Refused | None], None],
+        max_tokens: int, arrived: int = 0, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int | None = None,
+        stop: tuple[str, ...] = (), ignore_eos: bool = False, min_tokens: int = 0,
+    ) -> None:  # fmt: skip
         self.prompt = prompt
         self.tokens = tokens
         """Called with the text of the next tokens, and how many they are. The text may be "" while a character or a stop
@@ -65,6 +54,8 @@ class Generation:
         """Set by the model: time from `arrived` to `started`."""
         self.started = -1
         """Set by the model: when it began to compute, in monotonic ns; -1 while it is queued."""
+        self.stopped: str | None = None
+        """Set by the model before `ended`: the stop text that ended it, if one did."""
         self.state: object = None
         """For the model's own use."""
 

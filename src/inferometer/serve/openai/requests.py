@@ -257,10 +257,7 @@ def _conversation(messages: list[_Message]) -> tuple[tuple[str, ...], tuple[dict
 
 
 def _generation(
-    given: _GenerationJson,
-    api: Literal["completion", "chat"],
-    parts: Parts,
-    messages: tuple[dict[str, str], ...] = (),
+    given: _GenerationJson, api: Literal["completion", "chat"], parts: Parts, messages: tuple[dict[str, str], ...] = ()
 ) -> TextRequest:
     if given.n not in (None, 1):
         raise Refusal(400, f"n must be 1 (got {given.n})", "invalid_n")

@@ -22,22 +22,21 @@ class Response:
 
     __slots__ = (
         "_frames", "_pieces", "_prefix", "_running_usage", "_sizes", "_stamp", "_tail", "_usage", "cached", "connection", "finish",
-        "keep_alive", "n", "n_in", "promise", "request", "stamps", "started", "write", "written",
+        "keep_alive", "n", "n_in", "promise", "request", "stamps", "started", "stopped", "write", "written",
     )  # fmt: skip
 
     def __init__(
         self, connection: Connection, request: Request, asked: TextRequest, frames: Frames, n: int, n_in: int
     ) -> None:
-        self.connection = connection
-        self.request = request
-        self.n = n
-        self.n_in = n_in
+        self.connection, self.request, self.n, self.n_in = connection, request, n, n_in
         self.cached = 0
         """Prompt tokens found in a prefix cache."""
         self.written = 0
         """Tokens of the text so far."""
         self.started = -1
         """When the model began to compute, in monotonic ns; -1: not known."""
+        self.stopped: str | None = None
+        """The stop text that ended it."""
         self.stamps = array("q")
         """When each content chunk, or the body, was sent, in monotonic ns."""
         self._stamp = self.stamps.append
@@ -47,10 +46,8 @@ class Response:
         """Whether to send an explicit keep-alive header, which HTTP/1.1 does not require."""
         self.write: Callable[[bytes], None] = connection.write
         self.finish: Callable[[bool], None] = connection.finish
-        self._frames = frames
-        self._prefix = b""
-        self._usage = asked.usage
-        self._running_usage = asked.running_usage
+        self._frames, self._prefix = frames, b""
+        self._usage, self._running_usage = asked.usage, asked.running_usage
 
     def usage(self) -> bytes:
         return self._frames.usage(self.n_in, self.written, self.cached)
@@ -85,7 +82,7 @@ class Stream(Response):
         """Complete the response, with the text of the last `count` tokens, if there is some, in the same send()."""
         self.written += count
         data = self._content(text) if text else b""
-        data += self._frames.finish(self._prefix, reason, self.usage() if self._usage else None)
+        data += self._frames.finish(self._prefix, reason, self.usage() if self._usage else None, self.stopped)
         if text:
             self._stamp(now())
         self.write(data)
@@ -122,7 +119,7 @@ class Whole(Response):
     def body(self, reason: str) -> bytes:
         """Return the body with the text so far."""
         text = b"".join(self._pieces)
-        return self._frames.whole(self.n, int(time.time()), text, reason, self.usage())
+        return self._frames.whole(self.n, int(time.time()), text, reason, self.usage(), self.stopped)
 
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
         """Send the body, with the text of the last `count` tokens."""

@@ -13,7 +13,6 @@ from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Refused
-from inferometer.serve.offload import Offload
 from inferometer.serve.openai import generated, requests
 from inferometer.serve.openai.frames import MESSAGES, Frames, MessageFrames, json_bytes
 from inferometer.serve.openai.model import TextModel
@@ -35,10 +34,9 @@ _FRAMES: dict[str, Callable[[str], Frames]] = {"chat": partial(Frames, chat=True
 class OpenAi:
     """The OpenAI endpoints of all text models."""
 
-    def __init__(self, models: Models, sim: Simulator | None, offload: Offload) -> None:
+    def __init__(self, models: Models, sim: Simulator | None) -> None:
         self._models = models
         self._sim = sim
-        self._offload = offload
         self._frames: dict[tuple[str, str], Frames] = {}
         self._n = secrets.randbits(32) << 20  # so that the ids of all processes differ
 
@@ -77,7 +75,7 @@ class OpenAi:
             model.respond(connection, request, asked, frames)
         else:
             self._n += 1
-            generated.respond(model, connection, request, asked, frames, self._n, self._offload)
+            generated.respond(self._models, model, connection, request, asked, frames, self._n)
 
     # --- text models -------------------------------------------------------------------------------------------------
 

@@ -10,18 +10,20 @@ class StopTexts:
         self._stops = stops
         self._longest = max(map(len, stops), default=0)
         self._held = ""
-        self.stopped = False
-        """Whether a stop text was found: what follows it is dropped."""
+        self.stopped: str | None = None
+        """The stop text that was found: it and what follows are dropped."""
 
     def feed(self, piece: str) -> str:
         """Return what is certain to precede any stop text."""
         if not self._stops:
             return piece
         text = self._held + piece
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found or self.stopped:
-            self.stopped, self._held = True, ""
-            return text[: min(found)] if found else ""
+        if self.stopped is not None:
+            return ""
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            (at, self.stopped), self._held = min(found), ""
+            return text[:at]
         keep = next(
             (size for size in range(min(self._longest - 1, len(text)), 0, -1) if self._may_start(text[-size:])), 0
         )

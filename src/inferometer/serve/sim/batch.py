@@ -29,11 +29,8 @@ class BatchTiming:
     def __init__(self, spec: Batch, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None) -> None:
         self.due = NEVER
         self.kv = KvCache(spec.kv_tokens, spec.block, spec.prefix_cache)
-        self.preemptions = 0
-        self.steps = 0
-        self._spec = spec
-        self._seed = seed
-        self._per_step = tokens_per_chunk
+        self.preemptions = self.steps = 0
+        self._spec, self._seed, self._per_step = spec, seed, tokens_per_chunk
         self._max_queue = NEVER if max_queue is None else max_queue
         self._budget = spec.token_budget if spec.chunked_prefill else NEVER
         self._waiting: deque[Job] = deque()

@@ -22,14 +22,10 @@ class FixedTiming:
     """Fixed TTFT and ITL as a timing model."""
 
     def __init__(self, spec: Fixed, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None) -> None:
-        self.due = NEVER
-        self.n_running = 0
-        self._ttft = round(spec.ttft * NS)
-        self._itl = round(spec.itl * NS)
-        self._jitter = spec.jitter
-        self._service = spec.service
-        self._seed = seed
-        self._per_chunk = tokens_per_chunk
+        self.due, self.n_running = NEVER, 0
+        self._ttft, self._itl = round(spec.ttft * NS), round(spec.itl * NS)
+        self._jitter, self._service = spec.jitter, spec.service
+        self._seed, self._per_chunk = seed, tokens_per_chunk
         self._max_batch = spec.max_batch or NEVER
         self._max_queue = NEVER if max_queue is None else max_queue
         self._waiting: deque[Job] = deque()

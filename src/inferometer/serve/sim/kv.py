@@ -98,7 +98,7 @@ class KvCache:
         for key in keys[holding.published : upto]:
             if (
                 key not in self._holders and key not in self._idle
-            ):  # otherwise another sequence computed it meanwhile; ours stays private
+            ):  # else another sequence was first; ours stays private
                 self._holders[key] = 1
                 holding.keyed.append(key)
                 holding.private -= 1

@@ -4,6 +4,7 @@ Plain counters are updated at a request's start and end; prometheus_client only 
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -30,12 +31,8 @@ class Counters:
         self.generation_tokens = 0
         """Tokens of responses that have ended."""
         self.ended = {"stop": 0, "length": 0, "abort": 0}
-        self.ttft = Histogram(_TTFT)
-        self.itl = Histogram(_ITL)
-        self.e2e = Histogram(_REQUEST)
-        self.queue = Histogram(_REQUEST)
-        self._model = model
-        self._timing = timing
+        self.ttft, self.itl, self.e2e, self.queue = map(Histogram, (_TTFT, _ITL, _REQUEST, _REQUEST))
+        self._model, self._timing = model, timing
         self._registry = CollectorRegistry()
         self._active: Iterable[Job] = ()
         self._registry.register(self)
@@ -51,15 +48,19 @@ class Counters:
         generated = self.generation_tokens + sum(job.made for job in self._active)
         preemptions = timing.preemptions if isinstance(timing, BatchTiming) else 0
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
-        yield self._one(gauge, "num_requests_running", "Number of requests in the running batch.", timing.n_running)
-        yield self._one(gauge, "num_requests_waiting", "Number of requests waiting in the queue.", timing.n_waiting)
-        usage = kv.usage if kv else 0
-        yield self._one(gauge, "kv_cache_usage_perc", "KV cache usage, from 0 (empty) to 1 (full).", usage)
-        yield self._one(counter, "num_preemptions", "Preemptions.", preemptions)
-        yield self._one(counter, "prompt_tokens", "Number of prefill tokens processed.", self.prompt_tokens)
-        yield self._one(counter, "generation_tokens", "Number of generation tokens processed.", generated)
-        yield self._one(counter, "prefix_cache_queries", "Prefix cache queries, in tokens.", kv.queried if kv else 0)
-        yield self._one(counter, "prefix_cache_hits", "Prefix cache hits, in tokens.", kv.hit if kv else 0)
+        for kind, name, text, value in (
+            (gauge, "num_requests_running", "Number of requests in the running batch.", timing.n_running),
+            (gauge, "num_requests_waiting", "Number of requests waiting in the queue.", timing.n_waiting),
+            (gauge, "kv_cache_usage_perc", "KV cache usage, from 0 (empty) to 1 (full).", kv.usage if kv else 0),
+            (counter, "num_preemptions", "Preemptions.", preemptions),
+            (counter, "prompt_tokens", "Number of prefill tokens processed.", self.prompt_tokens),
+            (counter, "generation_tokens", "Number of generation tokens processed.", generated),
+            (counter, "prefix_cache_queries", "Prefix cache queries, in tokens.", kv.queried if kv else 0),
+            (counter, "prefix_cache_hits", "Prefix cache hits, in tokens.", kv.hit if kv else 0),
+        ):
+            family: Any = kind(f"vllm:{name}", text, labels=["model_name"])
+            family.add_metric([self._model], value)
+            yield family
         labels = ["model_name", "finished_reason"]
         success = CounterMetricFamily("vllm:request_success", "Number of requests that ended.", labels=labels)
         for reason, count in self.ended.items():
@@ -74,10 +75,3 @@ class Counters:
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             family.add_metric([self._model], histogram.buckets(), histogram.sum)
             yield family
-
-    def _one(
-        self, kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, text: str, value: float
-    ) -> Metric:
-        family = kind(f"vllm:{name}", text, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family

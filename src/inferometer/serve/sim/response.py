@@ -31,21 +31,12 @@ class SimResponse(Job):
     __slots__ = ("_at", "_server", "_text", "_words", "asked", "ended", "fault", "out")
 
     def __init__(
-        self,
-        server: "Simulator",
-        out: Stream | Whole,
-        asked: TextRequest,
-        n_out: int,
-        keys: tuple[int, ...],
+        self, server: "Simulator", out: Stream | Whole, asked: TextRequest, n_out: int, keys: tuple[int, ...],
         fault: Fault | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(out.n, out.n_in, n_out, out.request.arrived, keys)
-        self.asked = asked
-        self.out = out
-        self.fault = fault
-        self.ended = False
-        self._server = server
-        self._words = server.words.words
+        self.asked, self.out, self.fault, self.ended = asked, out, fault, False
+        self._server, self._words = server, server.words.words
         self._at = out.n * 7  # its position in the words
         self._text = self._text_with_usage if asked.running_usage else out.text
         kind = fault.kind if fault is not None else ""

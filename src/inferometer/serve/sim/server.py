@@ -5,6 +5,7 @@ import itertools
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from inferometer.errors import UserError
 from inferometer.serve.http.connection import Connection
@@ -36,15 +37,11 @@ class Simulator:
 
     def __init__(self, settings: Sim, loop: asyncio.AbstractEventLoop, number: Callable[[], int] | None = None) -> None:
         """`number` returns the next request's ordinal if several processes count together."""
-        self.name = settings.model
-        self.names = settings.names
-        self.max_len = settings.max_len
-        self.settings = settings
-        self.loop = loop
+        self.name, self.names, self.max_len = settings.model, settings.names, settings.max_len
+        self.settings, self.loop = settings, loop
         self.timing = _timing(settings)
-        self.words = Words()
         self.counters = Counters(settings.model, self.timing)
-        self._prompts = Prompts()
+        self.words, self._prompts = Words(), Prompts()
         self._faults = Faults(settings.faults, settings.seed)
         self._truth = TruthLog(settings.truth, append=number is not None) if settings.truth is not None else None
         self._active: set[SimResponse] = set()
@@ -187,7 +184,6 @@ class Simulator:
 
 
 def _timing(settings: Sim) -> FixedTiming | BatchTiming:
-    spec, seed, per_chunk, queue = settings.timing, settings.seed, settings.tokens_per_chunk, settings.max_queue
-    if isinstance(spec, Fixed):
-        return FixedTiming(spec, seed=seed, tokens_per_chunk=per_chunk, max_queue=queue)
-    return BatchTiming(spec, seed=seed, tokens_per_chunk=per_chunk, max_queue=queue)
+    spec, chunk, queue = settings.timing, settings.tokens_per_chunk, settings.max_queue
+    more: Any = {"seed": settings.seed, "tokens_per_chunk": chunk, "max_queue": queue}
+    return FixedTiming(spec, **more) if isinstance(spec, Fixed) else BatchTiming(spec, **more)

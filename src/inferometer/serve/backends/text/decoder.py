@@ -22,6 +22,8 @@ _READ = {"cuda": 2048}
 """Tokens of prompts that are read between two steps, during which running texts wait; 128 on CPUs."""
 _TOLERANCE = 0.25
 """Share of the logits' standard deviation by which they may differ: rounding differs less, a wrong position more."""
+_KERNELS = "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"
+"""For prompts: all but cuDNN's, which takes 65 ms to prepare for each new length."""
 _ATTENTION = "inferometer_slots"
 _ALL = slice(None)
 Controls = np.ndarray[Any, Any]
@@ -136,17 +138,16 @@ class SlotDecoder(_Decoder):
         rows, positions = self.tensor(slots), torch.arange(start, start + size, device=self.device)
         if start:
             slot, end = slice(slots[0], slots[0] + 1), start + size
-            self.index, self.view, mask = (
-                (slot, _ALL, slice(start, end)),
-                (slot, _ALL, slice(end)),
-                self._mask(positions, end),
-            )
+            self.index, self.view = (slot, _ALL, slice(start, end)), (slot, _ALL, slice(end))
+            mask = self._mask(positions, end)
         else:  # the padding is behind the prompts, so they need only the causal mask
             self.index, self.view, mask = (rows, _ALL, slice(size)), None, None
         last = [len(one) - 1 for one in chunks]
         kept = sorted(set(last))
         tokens = self.tensor([one + [0] * (size - len(one)) for one in chunks])
-        logits = self._forward(tokens, positions.expand(len(slots), size), mask, self.tensor(kept))
+        attention = torch.nn.attention
+        with attention.sdpa_kernel([attention.SDPBackend.__members__[name] for name in _KERNELS]):
+            logits = self._forward(tokens, positions.expand(len(slots), size), mask, self.tensor(kept))
         chosen = self.chosen(logits[self._rows[: len(slots)], self.tensor([kept.index(one) for one in last])], controls)
         self._tokens[rows] = chosen
         return chosen
@@ -194,10 +195,8 @@ class SlotDecoder(_Decoder):
         """Return the additive mask [rows, 1, positions, length]: each position attends to all up to itself."""
         torch, dtype = self.torch, self.model.dtype
         is_ahead = torch.arange(length, device=self.device) > positions[..., None]
-        mask = torch.zeros(is_ahead.shape, dtype=dtype, device=self.device).masked_fill(
-            is_ahead, torch.finfo(dtype).min
-        )
-        return mask.reshape(-1, 1, *mask.shape[-2:])
+        mask = torch.zeros(is_ahead.shape, dtype=dtype, device=self.device)
+        return mask.masked_fill(is_ahead, torch.finfo(dtype).min).reshape(-1, 1, *mask.shape[-2:])
 
     def _capture(self) -> None:
         cuda, pool = self.torch.cuda, None

@@ -74,9 +74,8 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         ready: Future[Any] = Future()
-        self._thread = threading.Thread(
-            target=self._work, args=(torch, prepare, ready), name="text engine", daemon=True
-        )
+        given = torch, prepare, ready
+        self._thread = threading.Thread(target=self._work, args=given, name="text engine", daemon=True)
         self._thread.start()
         self._decoder = ready.result()
         self.length: int = self._decoder.length
@@ -91,10 +90,7 @@ class Engine:
         if len(prompt) >= most:
             what = f"the text has {len(prompt)} tokens; the maximum, including the response, is {most}"
             raise Refused("INVALID_ARGUMENT", what)
-        if not 0 <= min(prompt) <= max(prompt) < self._decoder.vocabulary:
-            raise Refused(
-                "INVALID_ARGUMENT", f"tokens must be in 0..{self._decoder.vocabulary - 1} (got {max(prompt)})"
-            )
+        check_tokens(prompt, self._decoder.vocabulary)
         self._loop = self._loop or asyncio.get_running_loop()
         row = _Row(request, max(1, min(request.max_tokens, most - len(prompt))), Text(self._decode, prompt))
         request.state = row
@@ -226,9 +222,8 @@ class Engine:
             return
         start, end = group[0].filled, group[0].filled + self._decoder.budget
         is_last, chunks = all(end >= len(row.prompt) for row in group), [row.prompt[start:end] for row in group]
-        tokens = self._decoder.prefill(
-            [row.slot for row in group], chunks, start, _controls(group) if is_last else None
-        )
+        slots, controls = [row.slot for row in group], _controls(group) if is_last else None
+        tokens = self._decoder.prefill(slots, chunks, start, controls)
         if is_last:
             made.append((group, tokens))
         for row in group:
@@ -266,8 +261,9 @@ class Engine:
             text = ("" if is_end else row.text.add(token)) + (row.text.rest() if is_last else "")
             if row.made >= row.request.min_tokens:
                 text = row.stops.feed(text)
-            is_stopped = is_end or row.stops.stopped
-            text += row.stops.rest() if is_last and not row.stops.stopped else ""
+            row.request.stopped = row.stops.stopped
+            is_stopped = is_end or row.stops.stopped is not None
+            text += row.stops.rest() if is_last and row.stops.stopped is None else ""
             row.is_over = is_last or is_stopped
             events.append((row, text, int(not is_end), "stop" if is_stopped else "length" if is_last else None, None))
         self._pass(events)
@@ -288,6 +284,13 @@ class Engine:
         for row in group:
             self._release(rows, row)
             row.is_over = True
+
+
+def check_tokens(tokens: list[int], vocabulary: int) -> None:
+    """Raise Refused for tokens that do not exist: on GPUs they would make every later computation fail."""
+    wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
+    if wrong is not None:
+        raise Refused("INVALID_ARGUMENT", f"tokens must be in 0..{vocabulary - 1} (got {wrong})")
 
 
 def _controls(rows: Sequence[_Row | None]) -> Any:

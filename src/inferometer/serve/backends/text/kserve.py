@@ -18,7 +18,7 @@ import numpy as np
 
 from inferometer.serve.backends import configured
 from inferometer.serve.backends.text.language import TextModel
-from inferometer.serve.models.types import Begin, Parameters, Refused, Tensors
+from inferometer.serve.models.types import Begin, Emit, Finish, Parameters, Refused, Tensors
 from inferometer.serve.openai.model import Generation
 from inferometer.tensors import TensorSpec, from_numpy, to_numpy
 from inferometer.timing.clock import now
@@ -42,12 +42,7 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
 def begin(model: TextModel, most: int) -> Begin:
     """Return what starts the generation of a text; `most` is the default for max_tokens."""
 
-    def start(
-        inputs: Tensors,
-        parameters: Parameters,
-        emit: Callable[[Tensors], None],
-        finish: Callable[[Refused | None], None],
-    ) -> Callable[[], None]:
+    def start(inputs: Tensors, parameters: Parameters, emit: Emit, finish: Finish) -> Callable[[], None]:
         texts = configured.texts(PROMPT, inputs[PROMPT])
         if len(texts) != 1:
             raise Refused("INVALID_ARGUMENT", f"input '{PROMPT}': expected one text (got {len(texts)})")

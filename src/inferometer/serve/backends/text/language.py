@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from inferometer.serve.backends.text.engine import Engine
+from inferometer.serve.backends.text.engine import Engine, check_tokens
 from inferometer.serve.models.types import Refused, reason
 from inferometer.serve.openai.model import Generation, Vectors
 from inferometer.serve.threads import Threads
@@ -34,6 +34,7 @@ class TextModel:
         self, name: str, language: Language, engine: Engine | None, vectors: Callable[..., Any] | None
     ) -> None:
         self.name, self._tokenizer, self._engine, self._vectors = name, language.tokenizer, engine, vectors
+        self._vocabulary: int = language.model.config.get_text_config().vocab_size
         self.max_len = engine.length if engine is not None else language.longest or 1 << 30
         self.can_generate, self.can_embed = engine is not None, vectors is not None
         self._thread: Threads | None = None
@@ -52,8 +53,7 @@ class TextModel:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def generate(self, request: Generation) -> None:
-        if self._engine is None:
-            raise Refused("INVALID_ARGUMENT", f"model {self.name} does not generate text")
+        assert self._engine is not None  # can_generate
         self._engine.generate(request)
 
     def cancel(self, request: Generation) -> None:
@@ -62,11 +62,7 @@ class TextModel:
 
     def embed(self, inputs: list[list[int]], then: Vectors) -> None:
         """Compute vectors in a thread, together with what other requests added while it was busy."""
-        if self._vectors is None:
-            raise Refused("INVALID_ARGUMENT", f"model {self.name} does not compute embeddings")
-        longest = max(map(len, inputs), default=0)
-        if longest > self.max_len:
-            raise Refused("INVALID_ARGUMENT", f"an input has {longest} tokens; the maximum is {self.max_len}")
+        check_tokens([token for one in inputs for token in one], self._vocabulary)
         self._thread = self._thread or Threads(asyncio.get_running_loop(), 1, f"{self.name} embeddings")
         self._pending.append((inputs, then))
         self._thread.do(self._embed_pending, self._embedded)
@@ -76,14 +72,12 @@ class TextModel:
         while self._pending and sum(len(inputs) for inputs, _ in taken) < _BATCH:
             taken.append(self._pending.popleft())
         try:
-            rows = self._computed([one for inputs, _ in taken for one in inputs])
+            assert self._vectors is not None  # can_embed
+            every = [one for inputs, _ in taken for one in inputs]
+            rows = [row for at in range(0, len(every), _BATCH) for row in self._vectors(every[at : at + _BATCH])]
         except Exception as error:
             return [(then, None, reason(error)) for _, then in taken]
         return [(then, [rows.pop(0) for _ in inputs], None) for inputs, then in taken]
-
-    def _computed(self, inputs: list[list[int]]) -> list[Any]:
-        assert self._vectors is not None
-        return [row for at in range(0, len(inputs), _BATCH) for row in self._vectors(inputs[at : at + _BATCH])]
 
     def _embedded(self, made: Any, error: BaseException | None) -> None:
         for then, vectors, refused in made or ():
