@@ -45,6 +45,14 @@ def declare(fields: Any, tensors: Sequence[TensorSpec]) -> None:
         fields.add(name=spec.name, dims=spec.shape, data_type=f"TYPE_{kind}", **more)
 
 
+def batch_by_default(loading: Loading, rows: int) -> None:
+    """Enable dynamic batching up to the parameter `default_max_batch_size` or `rows`."""
+    config = loading.config
+    config.max_batch_size = whole(loading, "default_max_batch_size", rows)
+    if config.max_batch_size and not config.WhichOneof("scheduling_choice"):
+        config.dynamic_batching.SetInParent()
+
+
 def complete(loading: Loading, found_inputs: Sequence[TensorSpec], found_outputs: Sequence[TensorSpec]) -> None:
     """Complete the configuration from a model file, whose shapes include the batch dimension.
 
@@ -54,9 +62,7 @@ def complete(loading: Loading, found_inputs: Sequence[TensorSpec], found_outputs
     config, everything = loading.config, (*found_inputs, *found_outputs)
     fixed = next((spec for spec in everything if spec.shape[:1] != (-1,)), None)
     if everything and fixed is None and not (config.max_batch_size or config.input or config.output):
-        config.max_batch_size = whole(loading, "default_max_batch_size", BATCH)
-        if config.max_batch_size and not config.WhichOneof("scheduling_choice"):
-            config.dynamic_batching.SetInParent()
+        batch_by_default(loading, BATCH)
     if config.max_batch_size and fixed is not None:
         first = f"the first dimension of {fixed.name} {shown(fixed.shape)} is fixed"
         remedy = "set max_batch_size to 0, or export the model with a dynamic first dimension"

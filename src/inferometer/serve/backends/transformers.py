@@ -217,7 +217,8 @@ def _let_pad(language: Language) -> None:
 
 
 def _batched(loading: Loading, output: TensorSpec) -> None:
-    configured.batch_by_default(loading, _BATCH)
+    if not loading.config.max_batch_size and not loading.config.input:
+        configured.batch_by_default(loading, _BATCH)
     configured.declare(loading.config.input, [TensorSpec(TEXT, "BYTES", (1,))])
     configured.declare(loading.config.output, [output])
     configured.expect(loading, {TEXT}, {output.name})
