@@ -53,7 +53,7 @@ def make(folder: Path, size: str) -> None:
     words = {"<unk>": 0, **{f"w{i}": i for i in range(1, config.vocab_size)}}
     tokenizer = Tokenizer(models.WordLevel(words, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 def prompts(size: str, count: int) -> list[list[int]]:
