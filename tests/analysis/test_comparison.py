@@ -243,6 +243,7 @@ def fresh_template() -> None:
     bench._TEMPLATE.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "comparisons"), [(bench.repeats(8, 500, True), 60), pytest.param(bench.repeats(4, 500, False), 60, marks=pytest.mark.slow), (bench.single(2_000), 60)]
 )  # fmt: skip

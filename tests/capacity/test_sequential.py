@@ -66,6 +66,7 @@ def test_the_looks_together_are_wrong_as_often_as_one_may_be(first: float, longe
     assert sum(spending([time for time in times if time >= telling]).values()) <= TAIL * 1.000001
 
 
+@pytest.mark.slow
 def test_verdicts_at_exactly_the_limit_are_wrong_in_five_percent_at_most() -> None:
     """Independent requests, exactly 10 % of which violate the limit: neither verdict is right, and each may come in 5 % of probes."""
     rng = np.random.default_rng(5)

@@ -141,6 +141,7 @@ def test_interrupted_sweep_reports_what_was_measured(
     assert "interrupted" in again.out
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_run_that_it_interrupts(tmp_path: Path) -> None:
     seen, second_run = [], threading.Event()
 

@@ -145,6 +145,7 @@ def test_objectives_that_are_met(sim: str, folder: Path) -> None:
     assert run_step("Judge", folder, STATUS="0", VERDICT="passed") == Outcome(0, {}, "", "")
 
 
+@pytest.mark.slow
 def test_objectives_that_are_missed(sim: str, folder: Path) -> None:
     (folder / "bench.yaml").write_text(
         "server: {url: 'http://127.0.0.1:9'}\ndata: {type: synthetic, input: 8, output: 4}\n"

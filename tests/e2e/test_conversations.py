@@ -228,6 +228,7 @@ def test_a_closed_loop_counts_sessions(tmp_path: Path, sim: str, processes: int)
     assert summary.sessions is not None and summary.sessions.cut == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [0, 2])
 def test_a_closed_loop_counts_requests(tmp_path: Path, sim: str, processes: int) -> None:
     """While users think, other sessions use the place: more sessions than requests are in progress."""
@@ -256,6 +257,7 @@ def test_an_open_loop_counts_requests(tmp_path: Path, sim: str) -> None:
     assert (run.manifest.plan[0].unit, run.manifest.plan[0].rate, run.manifest.plan[0].requests) == ("requests", 40, 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [0, 2])
 def test_users_take_turns_at_the_instants_of_the_schedule(tmp_path: Path, sim: str, processes: int) -> None:
     """Request i of 30 is of user i modulo 8, so that 6 users have four turns and two have three."""

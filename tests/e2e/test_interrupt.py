@@ -95,6 +95,7 @@ def test_ctrl_c_cancels_requests_that_do_not_end_within_the_grace_period(tmp_pat
     assert_complete(folder, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_second_ctrl_c_does_not_wait(tmp_path: Path, sim: str, first: signal.Signals) -> None:
     process = start_run(tmp_path, sim, *SLOW, "--set", "client.grace=60s")
@@ -233,6 +234,7 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_nothing_recorded_is_lost_when_the_disk_fills_up(tmp_path: Path, sim: str) -> None:
     """The spool's space is allocated before the start. What it did not need is freed when the client's process ends; the test then
     fills the disk, while the run is stopped, before the run writes its files: they no longer fit."""

@@ -192,6 +192,7 @@ def test_level_of_a_range_starts_when_the_level_before_has_drained(tmp_path: Pat
     assert [plan.drain for plan in run.manifest.plan] == [False, drain]
 
 
+@pytest.mark.slow
 def test_users_are_not_in_lockstep(tmp_path: Path, slow_sim: str) -> None:
     run, _ = run_load(
         tmp_path, slow_sim, {"type": "closed", "concurrency": 8, "duration": "1s"}, client={"processes": 2}
@@ -265,6 +266,7 @@ def test_cap_that_is_never_reached_changes_nothing(tmp_path: Path, sim: str) -> 
 # --- several processes, several URLs ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "load",
     [

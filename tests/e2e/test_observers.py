@@ -87,6 +87,7 @@ def test_observers_that_fail_or_hang_cost_a_line_and_not_the_run(
     assert "observer broken: RuntimeError: out of order in start" in console.render(run, summary)
 
 
+@pytest.mark.slow
 def test_a_killed_run_has_the_clients_series(tmp_path: Path, sim: str) -> None:
     arguments = ("--concurrency", "4", "--duration", "30s", "--prompt", "hello", "--output", "4")
     process = start("run", sim, *arguments, "--set", f"output={tmp_path}", cwd=tmp_path)

@@ -92,6 +92,7 @@ def test_the_manifest_says_why_there_are_so_many_processes(
 # --- the salt ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_repeated_run_meets_a_cold_prefix_cache(tmp_path: Path) -> None:
     """With the same prompts it would find them in the cache, as it used to."""
 

@@ -78,6 +78,7 @@ def test_histograms_of_replicas_are_merged(both: tuple[Run, Summary]) -> None:
     assert np.isclose(view.comparison["ttft.mean"].server, ttft.mean)
 
 
+@pytest.mark.slow
 def test_series_of_replicas_have_their_target(both: tuple[Run, Summary], replicas: list[str]) -> None:
     run, summary = both
     scraped = [each for each in run.series() if each.source == SOURCE]

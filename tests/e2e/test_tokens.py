@@ -28,6 +28,7 @@ def counts(run: Any) -> set[tuple[int, str, int, str]]:
     return {(n_in, COUNTED_BY[a], n_out, COUNTED_BY[b]) for n_in, a, n_out, b in zip(*columns, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("usage", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_servers_own_tokenizer_makes_prompts_of_exact_length(tmp_path: Path, sim: str, usage: bool) -> None:
     data = {"type": "synthetic", "input": 40, "output": 3, "tokenizer": "server"}

@@ -223,6 +223,7 @@ def test_each_stream_of_the_file_is_a_sequence_of_its_own_length(tmp_path: Path)
     assert [one["sent"] for one in seen] == [1, 2, 3, 4, 5] * 2
 
 
+@pytest.mark.slow
 def test_processes_have_different_streams(tmp_path: Path) -> None:
     seen = from_file(tmp_path, STREAMS, {"concurrency": 2, "requests": 6}, client={"processes": 2})
     by_sequence: dict[int, list[int]] = {}
@@ -293,6 +294,7 @@ def test_sequence_whose_start_timed_out_is_ended(tmp_path: Path) -> None:
     assert steps(seen)[:3] == [(0, True, False), (0, False, True), (1, True, False)]
 
 
+@pytest.mark.slow
 def test_users_of_several_processes_are_spread_over_the_urls(tmp_path: Path) -> None:
     seen: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     with scripted(serving(seen[0].append)) as one, scripted(serving(seen[1].append)) as other:

@@ -131,6 +131,7 @@ def test_process_that_dies_before_the_start_is_a_clear_error_and_leaves_nothing(
     assert not workers()
 
 
+@pytest.mark.slow
 def test_process_that_dies_while_the_other_is_starting_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +206,7 @@ def test_shard_that_fails_in_this_process_is_reported_like_a_process_that_died(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_client_processes_do_not_receive_the_terminals_ctrl_c(tmp_path: Path) -> None:
     """Not even while they start: they are in process groups of their own, and only the parent handles Ctrl-C."""
     groups: list[int] = []
@@ -232,6 +234,7 @@ def test_error_of_a_worker_is_the_last_line_of_its_log() -> None:
         assert worker.stderr.read().splitlines()[-1].startswith(b"AttributeError: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [0, 2])
 def test_ctrl_c_ends_the_preparation_of_requests(tmp_path: Path, processes: int) -> None:
     """There is more to prepare than this test has time for."""

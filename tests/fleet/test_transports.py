@@ -141,6 +141,7 @@ def test_next_stage_starts_after_the_pause_in_all_shards(tmp_path: Path, transpo
     assert not watched.snapshots[-1].pausing
 
 
+@pytest.mark.slow
 @EITHER
 def test_ctrl_c_during_a_pause_ends_the_run(tmp_path: Path, transport: str) -> None:
     class Interrupt(Watched):
@@ -157,6 +158,7 @@ def test_ctrl_c_during_a_pause_ends_the_run(tmp_path: Path, transport: str) -> N
     assert run.manifest.outcome.interrupted
 
 
+@pytest.mark.slow
 @EITHER
 def test_barriers_do_not_wait_for_a_shard_that_was_lost(tmp_path: Path, transport: str) -> None:
     with scripted(slow) as url:
@@ -179,6 +181,7 @@ def stuck_once(client: Client) -> None:
         client.send(http_response())
 
 
+@pytest.mark.slow
 @EITHER
 def test_drain_is_bounded_by_the_total_timeout(tmp_path: Path, transport: str) -> None:
     load = {"type": "constant", "rate": "50:100:50", "requests": 6}
@@ -195,6 +198,7 @@ def test_drain_is_bounded_by_the_total_timeout(tmp_path: Path, transport: str) -
     assert not watched.snapshots[-1].draining
 
 
+@pytest.mark.slow
 @EITHER
 def test_ctrl_c_while_draining_loses_nothing(tmp_path: Path, transport: str) -> None:
     class Interrupt(Watched):
@@ -226,6 +230,7 @@ def slow_for_odd_shards(client: Client) -> None:
         client.send(http_response())
 
 
+@pytest.mark.slow
 @EITHER
 def test_counted_closed_stage_ends_on_all_shards_together(tmp_path: Path, transport: str) -> None:
     load = {"type": "closed", "concurrency": 4, "requests": 200, "ramp_up": 0}
@@ -240,6 +245,7 @@ def test_counted_closed_stage_ends_on_all_shards_together(tmp_path: Path, transp
     assert abs(int(fast["sent"].max()) - int(slow["sent"].max())) < 3 * response  # 30 responses if each had a half
 
 
+@pytest.mark.slow
 def test_counted_stages_follow_each_other_without_a_drain(tmp_path: Path) -> None:
     stage = {"type": "closed", "concurrency": 4, "requests": 60}
     with scripted(slow_for_odd_shards) as url:

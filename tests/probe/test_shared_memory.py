@@ -409,6 +409,7 @@ def test_a_signal_in_the_middle_of_a_run(tmp_path: Path, number: int, status: in
         assert fake.left_over() == []
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_leaves_a_region_that_the_next_one_removes(tmp_path: Path) -> None:
     with serving() as (fake, url):
         with process_of(tmp_path, url) as process:

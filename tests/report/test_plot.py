@@ -87,6 +87,7 @@ def test_the_charts_of_a_sweep_are_drawn_with_their_knees(tmp_path: Path) -> Non
     assert "knee 60/s" in files[0].read_text() and len(files) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.matplotlib
 @pytest.mark.parametrize("name", ["staged", "tensors"])
 def test_every_chart_is_drawn(name: str, tmp_path: Path) -> None:

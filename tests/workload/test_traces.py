@@ -533,6 +533,7 @@ def test_a_malformed_trace_is_never_an_internal_error(
         assert error.next_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", pytest.param("csv", marks=pytest.mark.slow)])
 def test_a_large_trace_takes_little_memory(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"t.{kind}"
