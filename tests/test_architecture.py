@@ -5,13 +5,14 @@ from pathlib import Path
 from import_graph import PACKAGE, folder_of, graph, home_of, imports, layers
 
 FOUNDATION = {
-    "apis", "config", "errors", "memory", "open_files", "portable_math", "processors", "random_numbers", "records", "series", "server_metrics", "tensors", "timing", "types", "units",
+    "apis", "campaign", "config", "errors", "memory", "open_files", "portable_math", "processors", "random_numbers", "records", "series", "server_metrics", "tensors", "timing", "types", "units",
 }  # fmt: skip
 """What every folder may use."""
 
 MAY_IMPORT = {
     # the foundation
     "apis": set(),
+    "campaign": set(),
     "errors": set(),
     "portable_math": set(),
     "random_numbers": set(),
@@ -39,6 +40,7 @@ MAY_IMPORT = {
     "publish": FOUNDATION | {"observe", "analysis", "store", "wire"},
     "capacity_search": FOUNDATION | {"analysis"},
     "report": FOUNDATION | {"analysis", "store", "capacity_search"},
+    "engines": FOUNDATION | {"wire", "probe"},
     "manifest": FOUNDATION | {"wire", "probe", "workload"},
     # where the folders meet
     "conduct": FOUNDATION
@@ -55,6 +57,7 @@ MAY_IMPORT = {
         "report",
         "store",
         "manifest",
+        "engines",
     },
     # commands
     "calibrate": FOUNDATION | {"conduct", "analysis"},

@@ -11,7 +11,7 @@ from inferometer.units import parse_seconds
 
 def convert(tree: dict[str, Any]) -> Config:
     """The Config; raises msgspec.ValidationError if the tree does not fit the schema."""
-    return msgspec.convert(tree, Config, dec_hook=_quantity)
+    return msgspec.convert(tree, Config, dec_hook=quantity)
 
 
 def copied(tree: Any) -> Any:
@@ -21,7 +21,8 @@ def copied(tree: Any) -> Any:
     return [copied(value) for value in tree] if isinstance(tree, list) else tree
 
 
-def _quantity(kind: type, value: object) -> object:
+def quantity(kind: type, value: object) -> object:
+    """Read a duration or a window, for msgspec."""
     if kind is Seconds:
         return Seconds(parse_seconds(value))
     if kind is RampUp:
