@@ -56,7 +56,7 @@ def measure_pairs(sides: Sequence[tuple[str, Config, Starter | None]], count: in
     After a Ctrl-C it returns with the pairs that are complete.
     """
     pairs: list[tuple[str, str]] = []
-    with folder_for_runs(sides[0][1]) as folder, _terminable(), contextlib.suppress(KeyboardInterrupt):
+    with folder_for_runs(sides[0][1]) as folder, terminable(), contextlib.suppress(KeyboardInterrupt):
         for number in range(count):
             names: dict[int, str] = {}
             for position, index in enumerate((0, 1) if number % 2 == 0 else (1, 0)):
@@ -106,7 +106,7 @@ def _write(folder: Path, known: PairList) -> None:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Treat SIGTERM between the runs as Ctrl-C, so that servers that were started are ended."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:

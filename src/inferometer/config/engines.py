@@ -23,6 +23,8 @@ from inferometer.errors import UserError, named
 _MAX_ENGINES = 64
 _ANY_URL = "http://127.0.0.1:1"
 """Stands for the URL of an engine that is not started yet, when the file is checked."""
+_INTERVAL = "500ms"
+"""Between two samples of the use of resources: levels of a comparison are short."""
 
 
 class EngineSpec(Section, kw_only=True):
@@ -220,7 +222,7 @@ def level_config(campaign: Campaign, level: Level, server: dict[str, Any], salt:
         "client": copied(campaign.client),
         "measure": copied(campaign.measure),
         "limits": copied(campaign.limits),
-        "observe": copied(campaign.observe),
+        "observe": {"interval": _INTERVAL} | copied(campaign.observe),
         "cost": copied(campaign.cost),
         "slo": copied(campaign.slo),
         "seed": campaign.seed + repeat,

@@ -70,16 +70,24 @@ class _Trial(msgspec.Struct, frozen=True):
 
 
 def estimate(
-    config: Config, reached: Reached, requests: Sequence[Request], tag: str, shared: SharedRefs | None = None
+    config: Config,
+    reached: Reached,
+    requests: Sequence[Request],
+    tag: str,
+    shared: SharedRefs | None = None,
+    seconds: float = SECONDS,
 ) -> Probe:
-    """Send the requests one after the other. `tag` is the prefix of their X-Request-Ids; `shared`: where their tensors are."""
+    """Send the requests one after the other, for at most `seconds` in total.
+
+    `tag` is the prefix of their X-Request-Ids; `shared`: where their tensors are.
+    """
     secrets = words(config.server, reached.secrets, config.data)
     context = msgspec.structs.replace(
         reach.call_context(config.server, reached, tag), shared=shared, class_headers=class_headers(config.data)
     )
     trials: list[_Trial] = []
     try:
-        for trial in _trials(config.server, reached, requests, context):
+        for trial in _trials(config.server, reached, requests, context, seconds):
             trials.append(trial)
     except UserError as error:
         return _summary(trials, len(trials) + 1, hide(error.what, secrets))
@@ -88,14 +96,16 @@ def estimate(
     return _summary(trials, len(trials), hide(failure, secrets))
 
 
-def _trials(server: Server, reached: Reached, requests: Sequence[Request], context: CallContext) -> Iterable[_Trial]:
+def _trials(
+    server: Server, reached: Reached, requests: Sequence[Request], context: CallContext, seconds: float
+) -> Iterable[_Trial]:
     context = msgspec.structs.replace(context, persistent=False)
     encoded = calls.encode(context, requests)
     peers = [
-        msgspec.structs.replace(peer, timeout=0.0, connect_timeout=min(peer.connect_timeout or SECONDS, SECONDS))
+        msgspec.structs.replace(peer, timeout=0.0, connect_timeout=min(peer.connect_timeout or seconds, seconds))
         for peer in reach.peers_of(server, reached)[0]
     ]
-    end = now() + int(SECONDS * NS)
+    end = now() + int(seconds * NS)
     for number in range(len(requests)):
         trial = _send(peers[number % len(peers)], number, encoded, number % len(peers), (end - now()) / NS, server)
         yield trial
