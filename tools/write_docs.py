@@ -10,7 +10,7 @@ from inferometer.analysis.efficiency import DEFINITIONS as EFFICIENCY
 from inferometer.analysis.metrics import METRICS, OTHER_TOOLS, RATES, TOOL_FIGURES
 from inferometer.analysis.tail_parts import CAUSES
 from inferometer.compat.inference_perf import key_table
-from inferometer.config.reference import markdown
+from inferometer.config.reference import engines_markdown, markdown
 from inferometer.report import json_schema
 from inferometer.server_metrics.families import SERVERS, Row, Server
 from inferometer.server_metrics.vocabulary import QUANTITIES
@@ -198,6 +198,7 @@ def _schema(make: Callable[[], json_schema.Tree]) -> str:
 
 PAGES = {
     "reference/config.md": markdown,
+    "reference/engines.md": engines_markdown,
     "reference/inference-perf.md": key_table.markdown,
     "reference/metrics.md": metrics,
     "reference/server-metrics.md": server_metrics,

@@ -28,6 +28,7 @@ def sleeps(processes: list[psutil.Process]) -> int:
 
 def test_everything_that_a_command_started_is_ended(tmp_path: Path) -> None:
     with running(FAMILY, tmp_path / "log", grace=0.3) as process:
+        until(lambda: process.tail == ("started",))
         keeper = psutil.Process(process.pid).ppid()
         until(lambda: len(descendants(keeper)) == 4)
         family = descendants(keeper)
@@ -64,8 +65,11 @@ def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> Non
     assert "No such file" in process.tail[0]
 
 
-def test_a_ctrl_c_while_a_server_is_ended_does_not_leave_it_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyboardInterrupt), running("sleep 604", tmp_path / "log", grace=0.3) as process:
+def test_a_ctrl_c_while_a_server_is_ended_does_not_leave_it_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt), running(["sleep", "604"], tmp_path / "log", grace=0.3) as process:
+        until(lambda: psutil.Process(process.pid).name() == "sleep")
         own = psutil.Process(process.pid)
         end, calls = process.end, []
 

@@ -90,6 +90,11 @@ class Encoder(Section):
     task: Annotated[Literal["auto", "embedding", "classification"], Meta(description="What the model is loaded as. `auto`: by its architecture.")] = "auto"  # fmt: skip
 
 
+def _same(section: str, more: str = "") -> Meta:
+    """The description of a section that `inferometer run` has, too."""
+    return Meta(description=f"As in [the configuration file](config.md#{section}){more}.")
+
+
 class Campaign(Section, kw_only=True):
     """The whole file."""
 
@@ -102,17 +107,17 @@ class Campaign(Section, kw_only=True):
     profile: Annotated[Profile | None, Meta(description="Run an engine's own profiler for one level.")] = None
     device: Annotated[Device, Meta(description="What the hardware can do at most.")] = field(default_factory=Device)
     encoder: Annotated[Encoder | None, Meta(description="Measure an encoder instead of a text generator; `data`, `load` and `slo` do not apply then.")] = None  # fmt: skip
-    server: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-    load: dict[str, Any] = field(default_factory=lambda: {"type": "closed", "concurrency": [1, 8], "requests": 64})
-    client: dict[str, Any] = field(default_factory=dict)
-    measure: dict[str, Any] = field(default_factory=dict)
-    limits: dict[str, Any] = field(default_factory=dict)
-    observe: dict[str, Any] = field(default_factory=dict)
-    cost: dict[str, Any] = field(default_factory=dict)
-    slo: Any = field(default_factory=list)
-    seed: int = 0
-    output: str = "runs"
+    server: Annotated[dict[str, Any], _same("server", ", for all engines: `api`, `body`, `ignore_eos`, `timeouts` ...")] = field(default_factory=dict)  # fmt: skip
+    data: Annotated[dict[str, Any], _same("data")] = field(default_factory=dict)
+    load: Annotated[dict[str, Any], _same("load", ". Its levels are those of the comparison. Default: `{type: closed, concurrency: [1, 8], requests: 64}`")] = field(default_factory=lambda: {"type": "closed", "concurrency": [1, 8], "requests": 64})  # fmt: skip
+    client: Annotated[dict[str, Any], _same("client")] = field(default_factory=dict)
+    measure: Annotated[dict[str, Any], _same("measure")] = field(default_factory=dict)
+    limits: Annotated[dict[str, Any], _same("limits")] = field(default_factory=dict)
+    observe: Annotated[dict[str, Any], _same("observe")] = field(default_factory=dict)
+    cost: Annotated[dict[str, Any], _same("cost")] = field(default_factory=dict)
+    slo: Annotated[str | list[str], Meta(description="What interactive use requires: see [Service level objectives](slo.md).")] = field(default_factory=list)  # fmt: skip
+    seed: Annotated[int, Meta(description="Seed of everything random in the plan and the prompts.", ge=0)] = 0
+    output: Annotated[str, Meta(description="Folder in which each campaign creates its own folder.")] = "runs"
 
 
 class Level(msgspec.Struct, frozen=True):

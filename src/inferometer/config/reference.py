@@ -1,4 +1,4 @@
-"""Generates docs/reference/config.md from the schema, so that it documents what the code accepts."""
+"""Generates docs/reference/config.md and docs/reference/engines.md from the schemas, so that they document what the code accepts."""
 
 from collections.abc import Iterator
 from types import UnionType
@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
+from inferometer.config.engines import Campaign
 from inferometer.config.fields import RampUp, Seconds, Window
 from inferometer.config.lengths import Length
 from inferometer.config.schema import Config
@@ -26,8 +27,23 @@ load:   {type: poisson, rate: 500, duration: 10s}
 """
 
 
+ENGINES_INTRO = """# The file of a comparison of engines
+
+<!-- Written by `make docs` from src/inferometer/config/engines.py. Do not edit by hand. -->
+
+`inferometer engines engines.yaml` reads this file; `--set repeat=3` sets any of its keys. [Choosing an engine](../how-to/choose-an-engine.md)
+explains how to use it.
+
+"""
+
+
+def engines_markdown() -> str:
+    """The reference of the file of `inferometer engines`."""
+    return ENGINES_INTRO + "\n".join(_section("", Campaign, 2))
+
+
 def markdown() -> str:
-    """The whole reference."""
+    """The reference of the configuration file."""
     return INTRO + "".join(f"\n{part}" for part in (*_section("", Config, 2), *_lengths())) + "\n"
 
 

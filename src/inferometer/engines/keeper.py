@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK = 0.05
@@ -89,17 +90,11 @@ def _remaining(leader: int) -> bool:
 def _descendants() -> list[int]:
     """The processes below this one that still run; empty on systems without /proc."""
     children: dict[int, list[int]] = {}
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return []
-    for name in names:
-        if name.isdecimal():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
-                if state != b"Z":
-                    children.setdefault(int(parent), []).append(int(name))
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            state, parent = file.read_bytes().rpartition(b")")[2].split()[:2]
+            if state != b"Z":
+                children.setdefault(int(parent), []).append(int(file.parent.name))
     found, fresh = [], [os.getpid()]
     while fresh:
         fresh = [child for parent in fresh for child in children.get(parent, ())]
