@@ -8,6 +8,12 @@ from inferometer.engines.launching import EngineError, ServerEngine
 SERVERS: dict[str, str] = {
     "inferometer": "inferometer.engines.servers.inferometer",
     "command": "inferometer.engines.servers.command",
+    "vllm": "inferometer.engines.servers.vllm",
+    "transformers": "inferometer.engines.servers.transformers",
+    "llamacpp": "inferometer.engines.servers.llamacpp",
+    "sglang": "inferometer.engines.servers.sglang",
+    "tgi": "inferometer.engines.servers.tgi",
+    "triton": "inferometer.engines.servers.triton",
 }
 """The module of each server engine, which has `ENGINE`. Imported when it is needed."""
 

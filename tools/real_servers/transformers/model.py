@@ -4,6 +4,7 @@ As with llama_cpp/model.py, special tokens and single bytes have no output weigh
 of words, and has the requested length.
 """
 
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -57,3 +58,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", chat_template=CHAT
     )
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), context=int(sys.argv[2]))
