@@ -79,9 +79,10 @@ def decoded_tokens(rows: Columns) -> Column:
     """Output tokens that were streamed after the first chunk; NaN if there is one chunk, or if the number is not known.
 
     Tokens that were never streamed, such as hidden reasoning, do not count. If the tokens of the chunks are not known, the first
-    chunk is taken to have as many as the average chunk.
+    chunk is taken to have as many as the average chunk. An engine without a server may report only when the first and the last token
+    came: then there are tokens, and no chunks.
     """
-    chunks = _at_least(rows["chunk_count"], 2)
+    chunks = np.where((rows["chunk_count"] == 0) & (rows["first_tokens"] > 0), 2.0, _at_least(rows["chunk_count"], 2))
     n_out = _counted_output(rows)
     counted = _known(rows["streamed_tokens"]) - _known(rows["first_tokens"])
     tokens = np.where(_chunks_are_unknown(rows), np.where(n_out < 2, np.nan, n_out) * (1 - 1 / chunks), counted)

@@ -82,6 +82,11 @@ def receives_text(manifest: Manifest) -> bool:
     return api(manifest).response == "text"
 
 
+def is_in_process(manifest: Manifest) -> bool:
+    """Whether the run is of an engine without a server: no client and no network are part of it."""
+    return manifest.server.get("in_process") is True
+
+
 def has_new_prompts(manifest: Manifest) -> bool:
     """Whether each prompt is generated for this run. Later turns of a session still repeat the turns before, and files and lists of
     prompts may share a prefix on purpose."""

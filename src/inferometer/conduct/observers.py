@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from inferometer.config.observe import Observe
 from inferometer.config.secret import hidden, hide, observe_words
 from inferometer.errors import UserError
 from inferometer.fleet.job import Job
@@ -85,8 +86,11 @@ def _promql(job: Job) -> Mapping[str, Observer]:
 
 
 def _resources(job: Job) -> Mapping[str, Observer]:
+    return resource_observers(job.config.observe)
+
+
+def resource_observers(observe: Observe) -> dict[str, Observer]:
     """Make the observers of this machine, of processes and of GPUs."""
-    observe = job.config.observe
     interval = float(observe.interval)
     made: dict[str, Observer] = {"host": HostWatch(interval)} if observe.host else {}
     if observe.processes:

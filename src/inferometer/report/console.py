@@ -200,8 +200,9 @@ def _number(value: str, unit: str, style: str = "") -> Text:
 
 
 def _breakdown_is_expected(run: Run) -> bool:
-    """OpenAI-style endpoints do not report their own time, so its absence is not worth a line."""
-    return bool(run.manifest.server) or not settings.sends_text(run.manifest)
+    """OpenAI-style endpoints and engines without a server do not report their own time, so its absence is not worth a line."""
+    has_server = bool(run.manifest.server) and not settings.is_in_process(run.manifest)
+    return has_server or not settings.sends_text(run.manifest)
 
 
 _OVERHEAD = "overhead: network and server"

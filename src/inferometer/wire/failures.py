@@ -36,6 +36,8 @@ CODES = {
     "dropped": "the request was not sent: the concurrency cap was reached and load.when_full is drop",
     "cancelled": "the run ended before the response was complete",
     "lost": "the client process that handled the request died",
+    # reported by engines without a server
+    "engine_error": "the engine could not complete the request",
 }
 
 NOT_REACHED = frozenset(("connect_refused", "connect_failed", "connect_timeout", "tls"))

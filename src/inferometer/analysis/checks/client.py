@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inferometer.analysis import gaps
+from inferometer.analysis import gaps, settings
 from inferometer.analysis.checks.effect import (
     Effect,
     Mask,
@@ -38,7 +38,9 @@ UNSTAMPED = 0.01
 """Share of reads without a kernel timestamp above which there is a warning."""
 
 
-def cpu(evidence: Evidence) -> Check:
+def cpu(evidence: Evidence) -> Check | None:
+    if settings.is_in_process(evidence.run.manifest):  # there is no client that could be the bottleneck
+        return None
     limit = evidence.limits.cpu
     results = [
         (statistics.fmean(s.cpu for s in samples), shard, stage, sorted(s.cpu for s in samples))

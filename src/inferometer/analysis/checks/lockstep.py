@@ -6,6 +6,7 @@ more than half of the users send within 15 % of an end-to-end time: of users who
 
 import numpy as np
 
+from inferometer.analysis import settings
 from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
 from inferometer.analysis.metrics import e2e_service
 from inferometer.records import Columns
@@ -20,7 +21,12 @@ TOGETHER = 0.6
 
 
 def lockstep(evidence: Evidence) -> Check | None:
-    """Check closed loops without think time; warn about the stage whose users are closest together."""
+    """Check closed loops without think time; warn about the stage whose users are closest together.
+
+    Not of an engine without a server: in static batches, all requests start together because that is what is measured.
+    """
+    if settings.is_in_process(evidence.run.manifest):
+        return None
     found = [(share, stage) for stage in evidence.stages if (share := _together(evidence, stage)) is not None]
     if not found:
         return None
