@@ -12,6 +12,7 @@ FILE = "campaign.json"
 SCHEMA = 1
 
 Status = Literal["pending", "ok", "failed"]
+Cache = Literal["", "salted", "reset", "shared"]
 Reason = Literal["", "not installed", "port taken", "not ready", "died", "out of memory", "no good response", "failed"]
 
 
@@ -54,7 +55,7 @@ class LevelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine's profiler was on: such a level is not part of the comparison."""
     padding: float | None = None
     """Static batches: the share of the processed tokens that was padding."""
-    cache: Literal["", "salted", "reset", "shared"] = ""
+    cache: Cache = ""
     """What kept earlier levels out of the prefix cache: other prompts, or a reset. `shared`: nothing did."""
 
 

@@ -11,7 +11,9 @@ from inferometer.errors import UserError
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("file", metavar="[FILE]", required=False)
-@click.option("--model", metavar="PATH|NAME", help="The model that every engine serves: a folder, or a name on the hub.")
+@click.option(
+    "--model", metavar="PATH|NAME", help="The model that every engine serves: a folder, or a name on the hub."
+)
 @click.option(
     "--engine",
     "engines",
@@ -20,14 +22,20 @@ from inferometer.errors import UserError
     help="An engine, instead of those of the file: vllm, transformers:serial, transformers:batched,batch=8, "
     "'command,url=http://127.0.0.1:9000'. Can be repeated.",
 )
-@click.option("--concurrency", metavar="N,N...", help="The levels: requests in flight, or the batch size. Default: 1,8.")
+@click.option(
+    "--concurrency", metavar="N,N...", help="The levels: requests in flight, or the batch size. Default: 1,8."
+)
 @click.option("--requests", type=click.IntRange(min=1), metavar="N", help="Requests per level. Default: 64.")
 @click.option("--input", "input_tokens", type=int, metavar="N", help="The number of tokens in each prompt.")
 @click.option("--output", "output_tokens", type=int, metavar="N", help="The number of tokens to generate per request.")
 @click.option("--repeat", type=click.IntRange(min=1), metavar="N", help="Measure everything in N interleaved rounds.")
 @click.option("--slo", "slos", multiple=True, metavar="OBJECTIVE", help="What interactive use requires, such as 'ttft.p95 < 500ms'. Can be repeated.")  # fmt: skip
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any key of the file. Can be repeated.")
-@click.option("--resume", metavar="FOLDER", help="Continue the campaign in FOLDER: finished parts are not measured again.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any key of the file. Can be repeated."
+)
+@click.option(
+    "--resume", metavar="FOLDER", help="Continue the campaign in FOLDER: finished parts are not measured again."
+)
 @click.option("--json", "json_path", metavar="PATH", help="Write the results as JSON. Use - for standard output.")
 @click.option("--html", "html_path", metavar="PATH", help="Write a report with charts as one HTML file.")
 @click.option("--markdown", "markdown_path", metavar="PATH", help="Write the results as Markdown.")
@@ -97,7 +105,8 @@ def command(
         tree["cost"] = (tree.get("cost") or {}) | cost
     if not tree.get("model") or not tree.get("engines"):
         raise UserError(
-            "there is nothing to compare", "give a FILE, or --model and at least one --engine; see `inferometer engines --help`"
+            "there is nothing to compare",
+            "give a FILE, or --model and at least one --engine; see `inferometer engines --help`",
         )
     campaign = campaign_from(tree, overrides, file or "command line")
     folder = run_campaign(campaign, Quiet() if quiet else CampaignView(), Path(resume) if resume else None)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from inferometer import __version__, conduct, store, workload
-from inferometer.campaign import FILE, CampaignRecord, EngineRecord, LevelRecord, Output, StartUp
+from inferometer.campaign import FILE, Cache, CampaignRecord, EngineRecord, LevelRecord, Output, StartUp
 from inferometer.conduct.engine_server import opened_server, prompts_of, sample_row, version_of
 from inferometer.conduct.pairs import terminable
 from inferometer.config.engines import Campaign, EngineSpec, Level, is_in_process, level_config, levels_of, variants
@@ -115,15 +115,19 @@ def _measure_engine(campaign: Campaign, spec: EngineSpec, number: int, book: "_B
 
 
 def _measure_levels(
-    campaign: Campaign, spec: EngineSpec, number: int, pending: Sequence[Level], engine: Running, book: "_Book", view: View
+    campaign: Campaign,
+    spec: EngineSpec,
+    number: int,
+    pending: Sequence[Level],
+    engine: Running,
+    book: "_Book",
+    view: View,
 ) -> None:
     scratch = book.folder / _SCRATCH
     book.change(spec.name, facts=engine.facts)
     if campaign.agreement.samples and book.record.sample and not book[spec.name].outputs:
         view.doing(spec.name, "completing the sample")
-        outputs = engine.complete(
-            book.folder / SAMPLE, len(book.record.sample), campaign.agreement.tokens, scratch
-        )
+        outputs = engine.complete(book.folder / SAMPLE, len(book.record.sample), campaign.agreement.tokens, scratch)
         engine.check_alive()
         book.change(spec.name, outputs=tuple(outputs))
     if campaign.warmup:
@@ -132,6 +136,7 @@ def _measure_levels(
         engine.check_alive()
     for level in pending:
         _measure_level(spec, level, number, engine, book, view)
+    _check_measured(book[spec.name])
     profile = campaign.profile
     if profile is not None and profile.engine == spec.name and number == campaign.repeat - 1:
         _profile(campaign, spec, engine, book, view)
@@ -139,14 +144,28 @@ def _measure_levels(
         book.change(spec.name, status="ok")
 
 
+def _check_measured(record: EngineRecord) -> None:
+    """Raise EngineError when no level could be measured."""
+    errors = [level.error for level in record.levels if level.error]
+    if errors and not any(level.run for level in record.levels):
+        reason = "out of memory" if "out of memory" in errors[0] else "failed"
+        raise EngineError(errors[0], "", reason)
+
+
 def _measure_level(
-    spec: EngineSpec, level: Level, number: int, engine: Running, book: "_Book", view: View, hooks: tuple[str, str] = ("", "")
+    spec: EngineSpec,
+    level: Level,
+    number: int,
+    engine: Running,
+    book: "_Book",
+    view: View,
+    hooks: tuple[str, str] = ("", ""),
 ) -> None:
     """Measure one level and record it, also when it fails."""
     salt = f"{level.name} round {number}{' profiled' if any(hooks) else ''}"
     config = msgspec.structs.replace(engine.config(level, salt, number), output=str(book.folder))
     is_salted = workload.salt_of(config.data) is not None
-    cache = "salted" if is_salted else "reset" if engine.reset_cache() else "shared"
+    cache: Cache = "salted" if is_salted else "reset" if engine.reset_cache() else "shared"
     run, error, padding = None, "", None
     try:
         if hooks[0]:
@@ -183,7 +202,9 @@ def _profile(campaign: Campaign, spec: EngineSpec, engine: Running, book: "_Book
     hooks = (campaign.profile.start or engine.profiler[0], campaign.profile.stop or engine.profiler[1])
     if not hooks[0]:
         raise UserError(
-            f"{spec.name} has no profiler that can be started over its API", "give profile.start and profile.stop", "profile"
+            f"{spec.name} has no profiler that can be started over its API",
+            "give profile.start and profile.stop",
+            "profile",
         )
     by = levels_of(campaign, spec)[0].by
     view.doing(spec.name, f"profiling at {campaign.profile.level}")
@@ -201,7 +222,9 @@ def _opened(campaign: Campaign, spec: EngineSpec, book: "_Book") -> Iterator[Run
     if is_in_process(spec):
         from inferometer.conduct.engine_library import opened_library  # noqa: PLC0415 - few campaigns need it
 
-        opened: contextlib.AbstractContextManager[Running] = opened_library(campaign, spec, log, files, is_cold, dropped)
+        opened: contextlib.AbstractContextManager[Running] = opened_library(
+            campaign, spec, log, files, is_cold, dropped
+        )
     else:
         if is_cold:
             book.change(spec.name, version=version_of(campaign, spec, files))

@@ -1,7 +1,6 @@
 """A server engine of a comparison while it runs: started, measured over HTTP or gRPC like any other server, and ended."""
 
 import contextlib
-import re
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -56,9 +55,7 @@ class RunningServer:
         observe = msgspec.structs.replace(config.observe, processes=[self._process.pid])
         return msgspec.structs.replace(config, observe=observe)
 
-    def measure(
-        self, config: Config, level: Level, show: conduct.Show | None
-    ) -> tuple[Run, float | None]:
+    def measure(self, config: Config, level: Level, show: conduct.Show | None) -> tuple[Run, float | None]:
         """Measure one level. The second result is the share of padding, which servers do not report."""
         return conduct.measure(config, show)[0], None
 
@@ -154,7 +151,7 @@ def opened_server(
             first_token=first - begun if process is not None else None,
         )
         engine = RunningServer(campaign, spec, launch, process, startup)
-        engine.facts = launch.facts | _facts(lines, launch)
+        engine.facts = launch.facts | milestones.facts(lines, launch.fact_lines)
         yield engine
 
 
@@ -172,7 +169,10 @@ def version_of(campaign: Campaign, spec: EngineSpec, files: Path) -> str:
 
 def _launched(campaign: Campaign, spec: EngineSpec, files: Path) -> Launch:
     port = urlsplit(spec.url).port if spec.url else None
-    launch = server_engine(spec).launch(Start(spec, spec.model or campaign.model, port or free_port(), files))
+    is_profiled = campaign.profile is not None and campaign.profile.engine == spec.name
+    launch = server_engine(spec).launch(
+        Start(spec, spec.model or campaign.model, port or free_port(), files, is_profiled)
+    )
     changes = {"url": spec.url} if spec.url else {}
     return msgspec.structs.replace(launch, **changes, **({"ready": spec.ready} if spec.ready is not None else {}))
 
@@ -192,16 +192,6 @@ def _first_token(campaign: Campaign, launch: Launch, spec: EngineSpec, patience:
     if probe.failure or probe.is_cut:
         raise UserError(probe.failure or f"no complete response within {format_seconds(patience)}", "see its log")
     return probe.ttft if probe.ttft is not None else probe.e2e
-
-
-def _facts(lines: readiness.Lines, launch: Launch) -> dict[str, str]:
-    """What the log says, by the engine's regular expressions."""
-    found = {}
-    for name, pattern in launch.fact_lines:
-        for _, line in lines:
-            if match := re.search(pattern, line):
-                found[name] = match[1] if match.groups() else match[0]
-    return found
 
 
 def _explained(error: EngineError, process: ServerProcess | None) -> EngineError:

@@ -71,7 +71,10 @@ def await_ready(
             tail = process.tail if process is not None else ()
             kind = "not ready" if healthy is None else "no good response"
             raise EngineError(
-                f"not ready after {format_seconds(patience)}: {why}", "see its log, or raise startup.timeout", kind, tail
+                f"not ready after {format_seconds(patience)}: {why}",
+                "see its log, or raise startup.timeout",
+                kind,
+                tail,
             )
         time.sleep(_LOOK)
 

@@ -75,6 +75,7 @@ def estimate(
     requests: Sequence[Request],
     tag: str,
     shared: SharedRefs | None = None,
+    *,
     seconds: float = SECONDS,
 ) -> Probe:
     """Send the requests one after the other, for at most `seconds` in total.
