@@ -121,6 +121,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_heads: int | None = None
     head_size: int | None = None
     vocabulary: int | None = None
+    is_tied: bool | None = None
+    """Whether the output layer's weights are those of the embeddings."""
     context: int | None = None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import made_campaign
 import msgspec
 import pytest
 from html_runs import plain, staged, tensors
@@ -14,6 +15,7 @@ from synthetic_run import closed_rows, fail, manifest, run
 from test_capacity_report import FOUND
 
 from inferometer.analysis.comparison import Side, compare
+from inferometer.analysis.engine_results import summarise_campaign
 from inferometer.analysis.repeats import list_runs, summarise_repeats
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.analysis.sweep import Knee, Point, Sweep
@@ -60,6 +62,9 @@ def outputs(name: str) -> Iterator[Any]:
             yield with_words(msgspec.to_builtins(summarise_repeats([measured(plain()), measured(plain())])))
         case "runs":
             yield json.loads(encode(list_runs([measured(plain()), measured(staged()), measured(failed())])))
+        case "engines":
+            yield json.loads(encode(made_campaign.generators().results()))
+            yield json.loads(encode(summarise_campaign(made_campaign.encoders(), {})))
         case "sweep":
             yield with_words(msgspec.to_builtins(swept()))
         case "capacity":

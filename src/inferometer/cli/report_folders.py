@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from inferometer import conduct
+from inferometer.conduct.campaign_reading import open_campaign
 from inferometer.conduct.comparing import compare_pairs, open_runs, runs_of
 from inferometer.conduct.folders import Stored, stored_in
 from inferometer.conduct.sweep import open_sweep
@@ -13,6 +14,8 @@ from inferometer.errors import UserError, named
 from inferometer.report.capacity_output import FORMATS as CAPACITY_FORMATS
 from inferometer.report.capacity_output import deliver_capacity, read
 from inferometer.report.compare_output import deliver_comparison
+from inferometer.report.engines_output import FORMATS as ENGINE_FORMATS
+from inferometer.report.engines_output import deliver_engines
 from inferometer.report.output import deliver, show_as, show_request
 from inferometer.report.repeats import EXPORTS as REPEAT_FORMATS
 from inferometer.report.repeats import deliver_repeats
@@ -117,6 +120,11 @@ def _report_capacity(wanted: Wanted) -> int:
     return deliver_capacity(*read(wanted.run_dirs[0]), wanted.exports)
 
 
+def _report_campaign(wanted: Wanted) -> int:
+    found = open_campaign(Path(wanted.run_dirs[0]), wanted.slos or None, wanted.changes)
+    return deliver_engines(found, wanted.exports)
+
+
 RUN = Kind("a run", _report_run, ())
 _KINDS: dict[Stored, Kind] = {
     "run": RUN,
@@ -124,4 +132,5 @@ _KINDS: dict[Stored, Kind] = {
     "pairs": Kind("pairs of runs", _report_pairs, REPEAT_FORMATS, takes_slos=False),
     "sweep": Kind("a sweep", _report_sweep, SWEEP_FORMATS, takes_costs=True),
     "capacity": Kind("a search for the capacity", _report_capacity, CAPACITY_FORMATS, takes_slos=False),
+    "campaign": Kind("a comparison of engines", _report_campaign, ENGINE_FORMATS, takes_costs=True),
 }

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from inferometer.analysis import settings
+from inferometer.campaign import FILE as CAMPAIGN
 from inferometer.conduct.comparing import PAIRS
 from inferometer.conduct.remote import cache_folder, fetch_new, is_safe
 from inferometer.conduct.saving import DRAFT, SPOOL
@@ -29,10 +30,10 @@ from inferometer.store.folder import MANIFEST, SUMMARY, SWEEP
 from inferometer.store.objects import connect
 from inferometer.store.upload import read_upload
 
-Kind = Literal["run", "repeats", "sweep", "ab", "capacity"]
+Kind = Literal["run", "repeats", "sweep", "ab", "capacity", "engines"]
 State = Literal["complete", "incomplete", "running", "not uploaded", "damaged"]
 STATES = ("complete", "incomplete", "running", "not uploaded", "damaged")
-_READ = {MANIFEST, SUMMARY, SWEEP, PAIRS, CAPACITY}
+_READ = {MANIFEST, SUMMARY, SWEEP, PAIRS, CAPACITY, CAMPAIGN}
 _NAME = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{4,}")
 _THREADS = 8
 
@@ -159,7 +160,7 @@ def _entry(folder: Path, shown: str, objects: set[str] | None = None) -> Entry:
     def has(*parts: str) -> bool:
         return folder.joinpath(*parts).exists() if objects is None else "/".join(parts) in objects
 
-    kinds: dict[str, Kind] = {SWEEP: "sweep", PAIRS: "ab", CAPACITY: "capacity"}
+    kinds: dict[str, Kind] = {SWEEP: "sweep", PAIRS: "ab", CAPACITY: "capacity", CAMPAIGN: "engines"}
     kind = next((kinds[name] for name in kinds if has(name)), None)
     inner = _inner(folder, objects) if kind is not None or not (has(MANIFEST) or has(SPOOL, DRAFT)) else []
     if kind is None and not inner:

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from inferometer.conduct.campaign_reading import open_campaign
 from inferometer.conduct.comparing import compare_pairs, open_runs
 from inferometer.conduct.folders import Stored, stored_in
 from inferometer.conduct.remote import local_names
 from inferometer.conduct.saving import open_run
 from inferometer.conduct.sweep import open_sweep
 from inferometer.report import capacity_output
-from inferometer.report.html import capacity_page, compare_page, run_page, runs_page, sweep_page
+from inferometer.report.html import capacity_page, compare_page, engines_page, run_page, runs_page, sweep_page
 from inferometer.report.html.page import Page
 
 _PAGES: dict[Stored, Callable[[str], Page]] = {
@@ -18,6 +19,7 @@ _PAGES: dict[Stored, Callable[[str], Page]] = {
     "pairs": lambda name: compare_page.compare_page([compare_pairs(Path(name))]),
     "sweep": lambda name: sweep_page.sweep_page(*open_sweep(Path(name))),
     "capacity": lambda name: capacity_page.capacity_page(*capacity_output.read(name)),
+    "campaign": lambda name: engines_page.engines_page(open_campaign(Path(name))),
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from inferometer.analysis.comparison import Comparison
+from inferometer.analysis.engine_results import EngineResults
 from inferometer.analysis.repeats import Repeats, RunList
 from inferometer.analysis.summary import SCHEMA as SUMMARY_VERSION
 from inferometer.analysis.summary import Summary
@@ -96,6 +97,11 @@ def capacity() -> Tree:
     return tree
 
 
+def engines() -> Tree:
+    """`--json` of engines, and of report for such a folder."""
+    return _document("A comparison of engines", EngineResults, _default_version(EngineResults))
+
+
 SCHEMAS: dict[str, Callable[[], Tree]] = {
     "summary": summary,
     "compare": compare,
@@ -103,6 +109,7 @@ SCHEMAS: dict[str, Callable[[], Tree]] = {
     "repeats": repeats,
     "runs": runs,
     "sweep": sweep,
+    "engines": engines,
 }
 """By the name of the file: NAME.schema.json."""
 
