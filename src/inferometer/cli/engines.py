@@ -39,6 +39,7 @@ from inferometer.errors import UserError
 @click.option("--json", "json_path", metavar="PATH", help="Write the results as JSON. Use - for standard output.")
 @click.option("--html", "html_path", metavar="PATH", help="Write a report with charts as one HTML file.")
 @click.option("--markdown", "markdown_path", metavar="PATH", help="Write the results as Markdown.")
+@click.option("--csv", "csv_path", metavar="PATH", help="Write a line per engine and level as CSV.")
 @cost_options
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 def command(
@@ -56,6 +57,7 @@ def command(
     json_path: str | None,
     html_path: str | None,
     markdown_path: str | None,
+    csv_path: str | None,
     cost: dict[str, Any],
     quiet: bool,
 ) -> int:
@@ -93,12 +95,13 @@ def command(
     from inferometer.conduct.campaign_reading import open_campaign  # noqa: PLC0415
     from inferometer.config import read_tree  # noqa: PLC0415
     from inferometer.config.engines import campaign_from  # noqa: PLC0415
-    from inferometer.report.engines_output import check_paths, deliver_engines  # noqa: PLC0415
+    from inferometer.report.engines_output import deliver_engines  # noqa: PLC0415
     from inferometer.report.engines_view import CampaignView, Quiet  # noqa: PLC0415
+    from inferometer.report.output import check_exports  # noqa: PLC0415
 
-    paths = {"json": json_path, "html": html_path, "markdown": markdown_path}
+    paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "csv": csv_path}
     given = {name: path for name, path in paths.items() if path is not None}
-    check_paths(given)
+    check_exports(given)
     tree: dict[str, Any] = read_tree(file) if file is not None else {}
     _set_flags(tree, model, engines, concurrency, requests, input_tokens, output_tokens, repeat, slos)
     if cost:
@@ -110,10 +113,8 @@ def command(
         )
     campaign = campaign_from(tree, overrides, file or "command line")
     folder = run_campaign(campaign, Quiet() if quiet else CampaignView(), Path(resume) if resume else None)
-    results, measured = open_campaign(folder)
-    status = deliver_engines(results, measured, given)
-    if "-" not in given.values():
-        click.echo(f" {folder}")
+    results = open_campaign(folder)
+    status = deliver_engines(results, given)
     return 130 if results.interrupted else status
 
 

@@ -20,6 +20,7 @@ GROUPS = {
         "run": "Measure a server under load: a report and a verdict.",
         "capacity": "Find the highest load that holds the objectives.",
         "ab": "Measure two servers in turn and compare them.",
+        "engines": "Start several engines, measure them alike, choose one.",
         "compare-protocols": "Measure one model over gRPC, HTTP and JSON.",
         "infer": "Send one request and show where its time went.",
         "data": "Show what a workload sends, or convert samples.",
@@ -87,6 +88,7 @@ def main() -> None:
     inferometer run grpc://127.0.0.1:8001           a tensor server: Triton, KServe v2
     inferometer run bench.yaml --set load.rate=50   a file, with one key changed
     inferometer capacity http://127.0.0.1:8000      how much load it holds
+    inferometer engines engines.yaml                which engine to choose
     inferometer infer http://127.0.0.1:8000 --prompt Hello
     inferometer report runs/LATEST                  the last report again
     inferometer report runs/LATEST --open           the same with charts

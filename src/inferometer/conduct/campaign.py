@@ -18,6 +18,7 @@ import msgspec
 
 from inferometer import __version__, conduct, store, workload
 from inferometer.campaign import FILE, Cache, CampaignRecord, EngineRecord, LevelRecord, Output, StartUp
+from inferometer.conduct.campaign_reading import read_record
 from inferometer.conduct.engine_server import opened_server, prompts_of, sample_row, version_of
 from inferometer.conduct.pairs import terminable
 from inferometer.config.engines import Campaign, EngineSpec, Level, is_in_process, level_config, levels_of, variants
@@ -309,14 +310,6 @@ class _Book:
     def _write(self) -> None:
         with atomic_file(self.folder / FILE) as partial:
             partial.write_bytes(msgspec.json.format(msgspec.json.encode(self.record), indent=1) + b"\n")
-
-
-def read_record(folder: Path) -> CampaignRecord:
-    """Read campaign.json."""
-    try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=CampaignRecord)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UserError(f"{folder / FILE}: cannot be read: {error}", "give the folder of a campaign") from None
 
 
 def _fresh(spec: EngineSpec, number: int) -> EngineRecord:
