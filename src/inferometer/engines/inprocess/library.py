@@ -54,6 +54,8 @@ GRACE = 10.0
 """Seconds that an engine has to end by itself."""
 _LOOK = 0.2
 """Seconds after which the end of the process is noticed."""
+_GONE = 5.0
+"""Seconds to wait for processes that were killed."""
 _TAIL = 20
 
 Event = dict[str, Any]
@@ -270,8 +272,7 @@ class Library:
             if self._connection is not None and not self._is_busy:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE)
-            _kill_group(process)
-            process.wait()
+            _end_group(process)
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -404,6 +405,13 @@ def _interpreter(spec: EngineSpec) -> str:
     return str(path)
 
 
-def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the process and all others of its group, and wait until they are gone, so that their memory is free."""
+    deadline = time.monotonic() + _GONE
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(_LOOK / 10)
+    process.wait()

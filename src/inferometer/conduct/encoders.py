@@ -1,0 +1,194 @@
+"""The comparison of engines for an encoder: each is loaded, measured at every batch size and length, and ended; then outputs are compared."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from inferometer.analysis.energy import longest_power_gap, trapezoid
+from inferometer.analysis.output_comparison import compare_outputs
+from inferometer.campaign import EncoderLevel, EngineRecord, Reason, StartUp
+from inferometer.conduct.observers import resource_observers
+from inferometer.config.engines import Campaign, Encoder, EngineSpec
+from inferometer.config.observe import Observe
+from inferometer.engines.catalog import check_spec
+from inferometer.engines.inprocess.library import Library, start_library
+from inferometer.engines.inprocess.messages import Encoded
+from inferometer.engines.launching import EngineError
+from inferometer.errors import UserError
+from inferometer.observe.observer import Observers
+from inferometer.series import TimeSeries
+
+OUTPUTS = "outputs"
+"""Folder of the encoders' outputs, in the folder of the campaign."""
+_FEWEST_SAMPLES = 3
+"""Samples of power within the calls that their energy needs: between two, it is not known."""
+_PER_SIZE = 600.0
+"""Seconds that all calls of one size may take, besides those that `startup.timeout` allows for compiling."""
+
+Show = Callable[[str], None]
+
+
+def measure_encoders(
+    campaign: Campaign, specs: Sequence[EngineSpec], folder: Path, show: Show | None = None
+) -> list[EngineRecord]:
+    """Measure an encoder with each engine, and compare the outputs with those of the reference.
+
+    The reference is the first engine with torch and float32; if there is none, the first that has outputs. An engine that fails does not
+    keep the others from being measured, nor does a size for which there is too little memory.
+    """
+    tell = show or (lambda _: None)
+    records = [_record(spec) for spec in specs]
+    for repeat in range(campaign.repeat):
+        for index, spec in enumerate(specs):
+            tell(f"{spec.name}: round {repeat + 1} of {campaign.repeat}" if campaign.repeat > 1 else spec.name)
+            records[index] = _measured(campaign, spec, records[index], index, repeat, folder, tell)
+    return compared(records, folder)
+
+
+def _record(spec: EngineSpec) -> EngineRecord:
+    settings = msgspec.to_builtins(spec) | {"env": sorted(spec.env)}
+    return EngineRecord(name=spec.name, type=spec.type, mode=spec.mode, settings=settings)
+
+
+def _measured(
+    campaign: Campaign, spec: EngineSpec, record: EngineRecord, index: int, repeat: int, folder: Path, tell: Show
+) -> EngineRecord:
+    """Add a round of one engine to its record."""
+    log = f"engine-{index + 1}.log"
+    changes: dict[str, Any] = {"log": log}
+    levels = list(record.encoder)
+    try:
+        check_spec(spec, is_encoder=True)
+        encoder = campaign.encoder or Encoder()
+        library = start_library(
+            spec,
+            spec.model or campaign.model,
+            folder / log,
+            folder / f"engine-{index + 1}",
+            float(campaign.startup.timeout),
+            max_batch=max(encoder.batch),
+            task=encoder.task,
+        )
+        try:
+            start = StartUp(is_cold=not record.starts, phases=library.phases, ready=library.ready_at)
+            changes |= {"starts": (*record.starts, start), "facts": library.facts}
+            changes["version"] = library.versions.get(spec.type, "")
+            for batch in encoder.batch:
+                for length in encoder.length:
+                    levels.append(_level(campaign, encoder, library, index, (batch, length, repeat), folder))
+                    tell(f"{spec.name}: {in_words(levels[-1])}")
+                    if not library.is_running:
+                        raise EngineError(levels[-1].error, reason="died", log_tail=library.log_tail())
+        finally:
+            library.close()
+        is_any = any(level.seconds for level in levels)
+        changes |= {"status": "ok"} if is_any else {"status": "failed", "reason": "failed", "message": levels[-1].error}
+    except UserError as error:
+        tell(f"{spec.name}: {error.line}")
+        reason = cast("Reason", getattr(error, "reason", "failed"))
+        tail = getattr(error, "log_tail", ())
+        changes |= {"status": "failed", "reason": reason, "message": error.line, "log_tail": tail}
+    return msgspec.structs.replace(record, encoder=tuple(levels), **changes)
+
+
+def _level(
+    campaign: Campaign, encoder: Encoder, library: Library, index: int, size: tuple[int, int, int], folder: Path
+) -> EncoderLevel:
+    batch, length, repeat = size
+    (folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
+    observe = msgspec.convert(campaign.observe, Observe, dec_hook=lambda kind, value: kind(value))
+    observe = msgspec.structs.replace(observe, host=False, processes=[])
+    try:
+        with Observers(resource_observers(observe)) as watching:
+            watching.start()
+            encoded = library.encode(
+                batch,
+                length,
+                measurements=encoder.measurements,
+                warmup=encoder.warmup,
+                outputs=output_file(folder, index, batch, length),
+                seed=campaign.seed,
+                timeout=float(campaign.startup.timeout) + _PER_SIZE,
+            )
+            series = watching.end()
+    except EngineError as error:
+        return EncoderLevel(batch=batch, length=length, repeat=repeat, error=error.what)
+    return EncoderLevel(
+        batch=batch,
+        length=length,
+        repeat=repeat,
+        seconds=encoded.seconds,
+        energy=energy_of(series, encoded, float(observe.interval)),
+        memory=encoded.memory,
+    )
+
+
+def energy_of(series: Sequence[TimeSeries], encoded: Encoded, interval: float) -> float | None:
+    """Joules of all GPUs over the measured calls; None: there is no GPU, or the calls took too short a time to tell."""
+    powers = [each for each in series if each.name == "gpu_power"]
+    total = 0.0
+    for power in powers:
+        within = (power.at > encoded.began) & (power.at < encoded.ended)
+        if np.count_nonzero(within) < _FEWEST_SAMPLES:
+            return None
+        joules = trapezoid(power.at, power.value, encoded.began, encoded.ended, longest_power_gap(interval))
+        if isinstance(joules, str):
+            return None
+        total += joules
+    return total if powers else None
+
+
+def output_file(folder: Path, engine: int, batch: int, length: int) -> Path:
+    return folder / OUTPUTS / f"engine-{engine + 1}-batch-{batch}-length-{length}.npy"
+
+
+# --- comparing outputs ---------------------------------------------------------------------------------------------------
+
+
+def reference_of(records: Sequence[EngineRecord]) -> int | None:
+    """Index of the engine that the others are compared with; None if none has outputs."""
+    able = [index for index, record in enumerate(records) if any(level.seconds for level in record.encoder)]
+    exact = [
+        index for index in able if records[index].type == "torch" and records[index].facts.get("dtype") == "float32"
+    ]
+    return next(iter([*exact, *able]), None)
+
+
+def compared(records: Sequence[EngineRecord], folder: Path) -> list[EngineRecord]:
+    """The records with the difference of each engine's outputs from the reference's, where both have some."""
+    reference = reference_of(records)
+    if reference is None:
+        return list(records)
+    sizes = {(level.batch, level.length) for level in records[reference].encoder if level.seconds}
+    return [
+        msgspec.structs.replace(
+            record,
+            encoder=tuple(_compared(level, sizes, folder, reference, index) for level in record.encoder),
+        )
+        for index, record in enumerate(records)
+    ]
+
+
+def _compared(
+    level: EncoderLevel, sizes: set[tuple[int, int]], folder: Path, reference: int, index: int
+) -> EncoderLevel:
+    size = (level.batch, level.length)
+    if not level.seconds or size not in sizes:
+        return level
+    expected, got = (np.load(output_file(folder, each, *size)) for each in (reference, index))
+    if expected.shape != got.shape:
+        words = f"its outputs have the shape {list(got.shape)}, the reference's {list(expected.shape)}"
+        return msgspec.structs.replace(level, difference=math.inf, error=words)
+    return msgspec.structs.replace(level, difference=compare_outputs(expected, got).relative)
+
+
+def in_words(level: EncoderLevel) -> str:
+    """One line about a size: its mean duration, or why there is none."""
+    size = f"batch {level.batch}, length {level.length}"
+    if not level.seconds:
+        return f"{size}: {level.error}"
+    return f"{size}: {math.fsum(level.seconds) / len(level.seconds) * 1e3:.3g} ms"
