@@ -69,6 +69,7 @@ class View(Protocol):
     def measured(self, name: str, level: Level, run: Run | None, error: str) -> None: ...
     def failed(self, name: str, reason: str, message: str, log_tail: Sequence[str]) -> None: ...
     def stopped(self, name: str) -> None: ...
+    def line(self, text: str) -> None: ...
     def over(self) -> None: ...
 
 
@@ -79,12 +80,16 @@ def run_campaign(campaign: Campaign, view: View, resume: Path | None = None) -> 
         check_spec(spec, campaign.encoder is not None)
     folder = resume or store.new_folder(campaign.output)
     book = _Book(folder, campaign, specs, is_resumed=resume is not None)
-    view.planned([spec.name for spec in specs], [levels_of(campaign, spec) for spec in specs], campaign.repeat, folder)
+    levels = [levels_of(campaign, spec) if campaign.encoder is None else [] for spec in specs]
+    view.planned([spec.name for spec in specs], levels, campaign.repeat, folder)
     try:
         with terminable():
-            for number in range(campaign.repeat):
-                for spec in specs if number % 2 == 0 else reversed(specs):
-                    _measure_engine(campaign, spec, number, book, view)
+            if campaign.encoder is not None:
+                _measure_encoders(campaign, specs, book, view)
+            else:
+                for number in range(campaign.repeat):
+                    for spec in specs if number % 2 == 0 else reversed(specs):
+                        _measure_engine(campaign, spec, number, book, view)
             book.write(interrupted=False)
     except KeyboardInterrupt:
         book.write(interrupted=True)
@@ -93,6 +98,13 @@ def run_campaign(campaign: Campaign, view: View, resume: Path | None = None) -> 
         shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
     store.point_latest(folder)
     return folder
+
+
+def _measure_encoders(campaign: Campaign, specs: Sequence[EngineSpec], book: "_Book", view: View) -> None:
+    from inferometer.conduct.encoders import measure_encoders  # noqa: PLC0415 - few campaigns need it
+
+    for each in measure_encoders(campaign, specs, book.folder, view.line, book.record.engines, book.replace):
+        book.replace(each)
 
 
 def _measure_engine(campaign: Campaign, spec: EngineSpec, number: int, book: "_Book", view: View) -> None:
@@ -280,9 +292,10 @@ class _Book:
         return [level for level in levels_of(self._campaign, spec) if (level.by, level.value) not in done]
 
     def change(self, name: str, **changes: Any) -> None:
-        engines = tuple(
-            msgspec.structs.replace(each, **changes) if each.name == name else each for each in self.record.engines
-        )
+        self.replace(msgspec.structs.replace(self[name], **changes))
+
+    def replace(self, record: EngineRecord) -> None:
+        engines = tuple(record if each.name == record.name else each for each in self.record.engines)
         self.record = msgspec.structs.replace(self.record, engines=engines)
         self._write()
 

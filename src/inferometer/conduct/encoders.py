@@ -30,22 +30,36 @@ _PER_SIZE = 600.0
 """Seconds that all calls of one size may take, besides those that `startup.timeout` allows for compiling."""
 
 Show = Callable[[str], None]
+Keep = Callable[[EngineRecord], None]
 
 
 def measure_encoders(
-    campaign: Campaign, specs: Sequence[EngineSpec], folder: Path, show: Show | None = None
+    campaign: Campaign,
+    specs: Sequence[EngineSpec],
+    folder: Path,
+    show: Show | None = None,
+    known: Sequence[EngineRecord] = (),
+    keep: Keep | None = None,
 ) -> list[EngineRecord]:
     """Measure an encoder with each engine, and compare the outputs with those of the reference.
+
+    `known` are the records of a campaign that is resumed: rounds that they have are not measured again. `keep` is called with a record
+    whenever a round of its engine is finished.
 
     The reference is the first engine with torch and float32; if there is none, the first that has outputs. An engine that fails does not
     keep the others from being measured, nor does a size for which there is too little memory.
     """
     tell = show or (lambda _: None)
-    records = [_record(spec) for spec in specs]
+    records = list(known) or [_record(spec) for spec in specs]
     for repeat in range(campaign.repeat):
         for index, spec in enumerate(specs):
+            own = records[index]
+            if own.status == "failed" or any(level.repeat == repeat for level in own.encoder):
+                continue
             tell(f"{spec.name}: round {repeat + 1} of {campaign.repeat}" if campaign.repeat > 1 else spec.name)
-            records[index] = _measured(campaign, spec, records[index], index, repeat, folder, tell)
+            records[index] = _measured(campaign, spec, own, index, repeat, folder, tell)
+            if keep is not None:
+                keep(records[index])
     return compared(records, folder)
 
 
@@ -58,7 +72,7 @@ def _measured(
     campaign: Campaign, spec: EngineSpec, record: EngineRecord, index: int, repeat: int, folder: Path, tell: Show
 ) -> EngineRecord:
     """Add a round of one engine to its record."""
-    log = f"engine-{index + 1}.log"
+    log = record.log or f"engine-{index + 1}.log"
     changes: dict[str, Any] = {"log": log}
     levels = list(record.encoder)
     try:

@@ -77,10 +77,11 @@ class CampaignView:
     def planned(self, names: Sequence[str], levels: Sequence[Sequence[Level]], rounds: int, folder: Path) -> None:
         self._names, self._levels, self._rounds = names, dict(zip(names, levels, strict=True)), rounds
         count = sum(map(len, levels)) * rounds
-        engines = f"{len(names)} engine{'s' if len(names) != 1 else ''}"
+        words = [f"{len(names)} engine{'s' if len(names) != 1 else ''}"]
+        words += [f"{count} measurements"] if count else []
         repeats = f" in {rounds} rounds" if rounds > 1 else ""
-        self.line(f"{engines}, {count} measurements{repeats}, in {folder}")
-        if self._console.is_terminal:
+        self.line(f"{', '.join(words)}{repeats}, in {folder}")
+        if self._console.is_terminal and count:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._render)
             self._live.start()
 
@@ -168,6 +169,7 @@ class Quiet:
     def measured(self, name: str, level: Level, run: Run | None, error: str) -> None: ...
     def failed(self, name: str, reason: str, message: str, log_tail: Sequence[str]) -> None: ...
     def stopped(self, name: str) -> None: ...
+    def line(self, text: str) -> None: ...
     def over(self) -> None: ...
 
 
