@@ -49,7 +49,7 @@ class Offline:
         self.versions = devices.versions("vllm", "torch", "transformers")
         tokenizer = llm.get_tokenizer()
         self._prompts = Prompts(tokenizer, int(self.facts.get("max length") or 0))
-        self.facts["chat template"] = "yes" if self._prompts.has_template else "no"
+        self.facts["chat template"] = "the model's" if self._prompts.has_template else "none"
         ends = getattr(tokenizer, "eos_token_id", None)
         self._ends = set() if ends is None else {ends}
         self._since = 0.0
