@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from inferometer import __version__, conduct, store, workload
-from inferometer.campaign import FILE, Cache, CampaignRecord, EngineRecord, LevelRecord, Output, StartUp
+from inferometer import __version__, conduct, manifest, store, workload
+from inferometer.campaign import FILE, Cache, CampaignRecord, DeviceFacts, EngineRecord, LevelRecord, Output, StartUp
 from inferometer.conduct.campaign_reading import read_record
 from inferometer.conduct.engine_server import opened_server, prompts_of, sample_row, version_of
 from inferometer.conduct.pairs import terminable
@@ -28,6 +28,7 @@ from inferometer.engines import devices, model_files
 from inferometer.engines.catalog import check_spec
 from inferometer.engines.launching import EngineError
 from inferometer.errors import UserError
+from inferometer.observe.gpu import gpu_names
 from inferometer.records import Run
 from inferometer.store.folder import atomic_file
 
@@ -267,14 +268,14 @@ class _Book:
         rows = _sample(campaign) if campaign.encoder is None else []
         if rows:
             (folder / SAMPLE).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        facts = model_files.read_facts(campaign.model)
+        facts = model_files.model_facts(campaign.model)
         self.record = CampaignRecord(
             inferometer=__version__,
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             digest=digest,
             campaign=_redacted(msgspec.to_builtins(campaign, enc_hook=float)),
             model=facts,
-            device=devices.this_device(campaign.device.tflops, campaign.device.bandwidth, _dtype(specs, facts.dtype)),
+            device=_device(campaign, specs, facts.dtype),
             sample=prompts_of(rows),
             engines=engines,
         )
@@ -348,10 +349,17 @@ def _sample(campaign: Campaign) -> list[dict[str, Any]]:
     return [row for row in rows if row is not None]
 
 
-def _dtype(specs: Sequence[EngineSpec], stored: str) -> str:
-    """The data type whose peak counts: that of the engines if they agree, else that of the weights."""
+def _device(campaign: Campaign, specs: Sequence[EngineSpec], stored: str) -> DeviceFacts:
+    """The device that the engines run on: a GPU if there is one and no engine is told to use the CPU, else the processor.
+
+    The peak that counts is that of the engines' data type if all have the same one, else that of the stored weights.
+    """
     given = {spec.dtype for spec in specs}
-    return given.pop() or stored if len(given) == 1 else stored
+    dtype = (given.pop() or stored) if len(given) == 1 else stored
+    names = [] if any(spec.device == "cpu" for spec in specs) else gpu_names()
+    name = names[0] if names else str(manifest.host().get("cpu", ""))
+    gpus = campaign.cost.get("gpus")
+    return devices.device_facts(name, gpus if isinstance(gpus, int) else 1, dtype, campaign.device)
 
 
 def _digest(campaign: Campaign) -> str:

@@ -73,6 +73,21 @@ def _opened() -> Nvml:
     return nvml
 
 
+def gpu_names() -> list[str]:
+    """The names of this machine's GPUs; empty if there are none, or if the extra `gpu` is not installed."""
+    nvml = open_nvml("auto")
+    if nvml is None:
+        return []
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        names = [nvml.nvmlDeviceGetName(handle) for handle in handles]
+        return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    except nvml.NVMLError:
+        return []
+    finally:
+        nvml.nvmlShutdown()
+
+
 class GpuWatch(Observer):
     """Reads all GPUs: power as often as `power_interval` says, everything else every `interval` seconds."""
 
