@@ -190,7 +190,13 @@ def _chosen(
         return f"{rate} sequences/s on average over {over}" if len(lengths) > 1 else f"{rate} sequences/s at {over}"
 
     found: dict[str, Found] = {
-        name: Held(name, Rounds({0: 1 / geometric(own)}), text(own), is_inverted=batch is not None)
+        name: Held(
+            name,
+            Rounds({0: 1 / geometric(own)}),
+            "sequences/s" if batch is None else "s",
+            text(own),
+            is_inverted=batch is not None,
+        )
         for name, own in kept.items()
     }
 

@@ -13,7 +13,7 @@ from inferometer import __version__
 from inferometer.analysis import agreement, utilisation
 from inferometer.analysis.agreement import Encode, EngineAgreement, compare_outputs
 from inferometer.analysis.encoder_results import EncoderFigures, encoder_figures, recommend_encoders
-from inferometer.analysis.engine_choice import RULES, Recommendation, recommend
+from inferometer.analysis.engine_choice import RULES, Recommendation, headline, recommend
 from inferometer.analysis.engine_levels import EngineLevel, LevelRounds, Measured, currency_of, levels_of
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.parity import Mismatch, mismatches
@@ -73,6 +73,8 @@ class EngineResults(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceFacts
     engines: tuple[EngineResult, ...]
     """In the order of the file."""
+    answer: str = ""
+    """The recommendation in a sentence: which engine for which use."""
     recommendation: tuple[Recommendation, ...]
     parity: tuple[Mismatch, ...] = ()
     slos: tuple[str, ...] = ()
@@ -120,6 +122,7 @@ def summarise_campaign(
             )
             for engine in record.engines
         ),
+        answer=headline(recommendation)[1],
         recommendation=recommendation,
         parity=mismatches(record.engines, measured),
         slos=slos,

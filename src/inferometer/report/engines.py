@@ -186,7 +186,7 @@ def render(found: EngineResults, color: bool, width: int) -> str:
 
 
 def _title(found: EngineResults) -> RenderableType:
-    return Text(f"{subject(found)}\n", style="dim")
+    return Text.assemble((f"{subject(found)}\n\n", "dim"), (f"{formatting.one_line(found.answer, 1000)}\n", "bold"))
 
 
 def subject(found: EngineResults) -> str:
@@ -218,9 +218,7 @@ def _recommended(each: Recommendation, found: EngineResults) -> Table:
     made = Table.grid(padding=(0, 1))
     made.add_column(style={"none": "red", "clear": "green", "equal": "yellow"}[certainty(each)], width=1)
     made.add_column()
-    made.add_row(
-        SIGNS[certainty(each)], Text(formatting.one_line(each.text, 2000), style="bold" if each.engine else "")
-    )
+    made.add_row(SIGNS[certainty(each)], Text(formatting.one_line(each.text, 2000)))
     if each.engine and (without := left_out(each, found)):
         made.add_row("", Text(formatting.one_line(f"left out: {'; '.join(without)}", 600), style="dim"))
     return made

@@ -27,7 +27,7 @@ _STATISTICS = ("mean", "p50", "p95", "p99")
 
 def summary(found: EngineResults) -> str:
     """The recommendation in words, then the table of levels, failures, outputs, start-up and differences."""
-    lines = [f"## {markdown.escape(subject(found))}", ""]
+    lines = [f"## {markdown.escape(subject(found))}", "", f"**{markdown.escape(found.answer)}**", ""]
     for each in found.recommendation:
         lines.append(f"- {SIGNS[certainty(each)]} {markdown.escape(each.text)}")
     lines.append("")
