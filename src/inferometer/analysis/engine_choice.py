@@ -160,7 +160,13 @@ def _interactive(levels: Sequence[LevelRounds]) -> Found:
     quotable = [each for each in levels if each.level.quotable.get("latency") and each.level.slos]
     if not quotable:
         return _not_quotable(levels, "latencies")
-    met = [each for each in quotable if each.level.outcome == "met" and "throughput.requests" in each.figures]
+    met = [
+        each
+        for each in quotable
+        if each.level.outcome == "met"
+        and each.level.quotable.get("throughput")
+        and "throughput.requests" in each.figures
+    ]
     if met:
         best = max(met, key=lambda each: each.figures["throughput.requests"].value)
         rate = best.figures["throughput.requests"]

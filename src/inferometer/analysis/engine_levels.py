@@ -157,14 +157,7 @@ class LevelRounds(msgspec.Struct, frozen=True):
         return self.figures.get("throughput.output_tokens") or self.figures.get("throughput.requests")
 
 
-FIGURES = (
-    "throughput.requests",
-    "throughput.output_tokens",
-    "e2e.mean",
-    "e2e.p50",
-    "ttft.p50",
-    "goodput",
-)
+FIGURES = ("throughput.requests", "throughput.output_tokens", "e2e.p50")
 """What engines are compared by."""
 
 

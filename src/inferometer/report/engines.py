@@ -169,7 +169,7 @@ def render(found: EngineResults, color: bool, width: int) -> str:
         _list("not valid", problem_lines(found)),
         _list("outputs", output_lines(found)),
         _startup(found, width),
-        _list("differences between the engines", [each.text for each in found.parity]),
+        _list("differences between the engines", parity_lines(found)),
         _list("", [*found.notes, *_legend(found)]),
     ]
     with console.capture() as capture:
@@ -284,6 +284,13 @@ def failure_line(engine: EngineResult) -> str:
 def output_lines(found: EngineResults) -> list[str]:
     """How each engine's outputs compare with the reference's."""
     return [f"{engine.name}: {engine.agreement.text}" for engine in found.engines if engine.agreement is not None]
+
+
+def parity_lines(found: EngineResults) -> list[str]:
+    """What differs, one line each, and what is not known in one line."""
+    unknown = [f"{each.name} ({', '.join(each.values)})" for each in found.parity if each.kind == "unknown"]
+    lines = [each.text for each in found.parity if each.kind != "unknown"]
+    return [*lines, *([f"not known: {'; '.join(unknown)}"] if unknown else [])]
 
 
 def startup_rows(found: EngineResults) -> tuple[list[str], list[list[str]]]:

@@ -17,6 +17,7 @@ from inferometer.report.engines import (
     level_rows,
     level_text,
     output_lines,
+    parity_lines,
     problem_lines,
     startup_rows,
     subject,
@@ -46,7 +47,7 @@ def summary(found: EngineResults) -> str:
         "Failed": [failure_line(engine) for engine in found.engines if engine.status == "failed"],
         "Not valid": problem_lines(found),
         "Outputs": output_lines(found),
-        "Differences between the engines": [each.text for each in found.parity],
+        "Differences between the engines": parity_lines(found),
         "Notes": [*found.notes, *(f"{each.use}: {each.rule}" for each in found.recommendation)],
     }
     for title, texts in sections.items():
