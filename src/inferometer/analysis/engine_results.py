@@ -12,7 +12,7 @@ import msgspec
 from inferometer import __version__
 from inferometer.analysis import agreement, utilisation
 from inferometer.analysis.agreement import Encode, EngineAgreement, compare_outputs
-from inferometer.analysis.encoder_results import EncoderFigures, encoder_figures, recommend_encoders
+from inferometer.analysis.encoder_results import EncoderFigures, as_level, encoder_figures, recommend_encoders
 from inferometer.analysis.engine_choice import RULES, Recommendation, headline, recommend
 from inferometer.analysis.engine_levels import EngineLevel, LevelRounds, Measured, currency_of, levels_of
 from inferometer.analysis.metrics import METRICS
@@ -57,7 +57,9 @@ class EngineResult(msgspec.Struct, frozen=True, kw_only=True):
     agreement: EngineAgreement | None = None
     """Null if it has no outputs."""
     levels: tuple[EngineLevel, ...] = ()
+    """In ascending order. Encoders: one for each batch size and length."""
     encoder: tuple[EncoderFigures, ...] = ()
+    """Encoders: all figures of each batch size and length."""
     excluded: str = ""
     """Why it cannot be recommended; empty if it can."""
 
@@ -156,7 +158,7 @@ def _engine(
         facts=engine.facts,
         startup=engine.starts,
         agreement=outputs,
-        levels=tuple(each.level for each in levels),
+        levels=tuple(each.level for each in levels) or tuple(map(as_level, encoder)),
         encoder=tuple(encoder),
         excluded=excluded,
     )

@@ -121,7 +121,7 @@ LevelRow = tuple[EngineResult, EngineLevel, list[str]]
 
 def level_rows(found: EngineResults, columns: Sequence[Column]) -> tuple[list[Column], list[LevelRow]]:
     """The columns that any level has, and the cells of each engine and level."""
-    every = [(engine, level) for engine in found.engines for level in engine.levels]
+    every = [(engine, level) for engine in found.engines for level in engine.levels if not engine.encoder]
     kept = [column for column in columns if any(column.read(level, found) not in ("-", "") for _, level in every)]
     rows = [(engine, level, [column.read(level, found) for column in kept]) for engine, level in every] if kept else []
     return kept, rows
@@ -266,8 +266,7 @@ def problem_lines(found: EngineResults) -> list[str]:
     """Why levels of engines that took part are not valid."""
     where: dict[tuple[str, str], list[str]] = {}
     for engine in found.engines:
-        each: list[EngineLevel | EncoderFigures] = [*engine.levels, *engine.encoder]
-        for one in each:
+        for one in engine.levels:
             if not one.valid and engine.status == "ok":
                 where.setdefault((engine.name, next(iter(one.problems), "no run")), []).append(one.name)
     return [
@@ -329,10 +328,10 @@ def _startup(found: EngineResults, width: int) -> Table | None:
 
 
 def _legend(found: EngineResults) -> Iterable[str]:
-    if any(engine.levels for engine in found.engines):
+    if level_rows(found, PERFORMANCE)[1]:
         price = f", cost in {found.currency} per million output tokens" if _has_cost(found) else ""
         yield f"latencies in ms{price}; scaling: throughput per request in flight, relative to the lowest level"
-    elif any(engine.encoder for engine in found.engines):
+    if any(engine.encoder for engine in found.engines):
         yield "latencies in ms; diff: difference of outputs from the reference's, relative to its largest magnitude"
     cells = [cell for _, _, row in (*level_rows(found, PERFORMANCE)[1], *encoder_rows(found)[1]) for cell in row]
     if any(tables.MARK in cell for cell in cells):

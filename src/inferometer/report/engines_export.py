@@ -63,7 +63,7 @@ def summary(found: EngineResults) -> str:
 
 def csv_rows(found: EngineResults) -> bytes:
     """One row per engine and level; of encoders, per engine, batch size and length. Times are in seconds; what is not known is empty."""
-    rows = [_level(engine, level) for engine in found.engines for level in engine.levels]
+    rows = [_level(engine, level) for engine in found.engines if not engine.encoder for level in engine.levels]
     rows += [
         {
             "engine": engine.name,

@@ -40,7 +40,9 @@ def looks(found: EngineResults) -> dict[str, Look]:
 
 def shown(found: EngineResults) -> list[tuple[EngineResult, list[EngineLevel]]]:
     """The engines that have levels with figures."""
-    each = [(engine, [level for level in engine.levels if level.repeats]) for engine in found.engines]
+    each = [
+        (engine, [level for level in engine.levels if level.repeats]) for engine in found.engines if not engine.encoder
+    ]
     return [(engine, levels) for engine, levels in each if levels]
 
 

@@ -30,6 +30,8 @@ from inferometer.report.html.page import Block, Page, Section, render
 from inferometer.units import format_bytes, format_seconds
 
 _TONES = {"clear": "good", "equal": "warn", "none": "bad"}
+_MOST_RATIOS = 8
+"""Other engines that a use is compared with in the chart of ratios, the best first."""
 _SHORT = {"requests/s": "req/s", "output tokens/s": "tokens/s", "sequences/s": "seq/s"}
 """Units on a card."""
 _VERDICTS = {
@@ -147,7 +149,7 @@ def _forest(recommendation: Sequence[Recommendation]) -> Block | None:
     for each in recommendation:
         if each.ratios:
             rows.append({"heading": f"{TITLES[each.use]}: {formatting.one_line(each.engine, 40)} against"})
-        for ratio in each.ratios:
+        for ratio in each.ratios[:_MOST_RATIOS]:
             low, high = ratio.ci
             at, lo, hi = page.rounded((ratio.ratio, low, high))
             tone = "good" if ratio.is_clear else "plain"
@@ -285,7 +287,9 @@ def _parity(found: EngineResults) -> Section:
     blocks: list[Block] = []
     if len(measured) > 1:
         same = page.item("✓", "good", "Every engine got the same number of requests with the same numbers of tokens.")
-        is_same = any(engine.levels for engine in measured) and not any(each.kind not in signs for each in found.parity)
+        is_same = any(level.runs for engine in measured for level in engine.levels) and not any(
+            each.kind not in signs for each in found.parity
+        )
         blocks += [page.items([same])] if is_same else []
         blocks += [page.items(lines)] if lines else []
     if names:
