@@ -9,6 +9,7 @@ import pytest
 from made_campaign import AGREES, MODEL, Maker, encoders, generators, run_of
 
 from inferometer.analysis.engine_results import EngineResults, summarise_campaign
+from inferometer.analysis.resources import EnergyUse, GpuUse, ProcessUse, ResourceUse
 from inferometer.campaign import EngineRecord, LevelRecord
 
 
@@ -227,3 +228,44 @@ def test_encoders_over_several_rounds_are_paired() -> None:
 
 def test_the_model_and_device_are_passed_on(found: EngineResults) -> None:
     assert found.model == MODEL and found.device.tflops == 989.0 and found.definitions["mfu"]
+
+
+def test_encoders_have_levels_too() -> None:
+    first, *_, last = summarise_campaign(encoders(), {}).engines[0].levels
+    assert (first.by, first.level, first.length, first.name) == ("batch", 1, 32, "batch 1, length 32")
+    assert first.e2e.p50 is not None and first.e2e.ci["p50"][0] <= first.e2e.p50 and first.ttft is None
+    assert last.throughput.sequences.value == pytest.approx(8 / last.e2e.mean)
+    assert last.throughput.requests.value == pytest.approx(1 / last.e2e.mean)
+
+
+def test_resources_are_those_of_the_engines_processes_and_the_gpus_that_worked() -> None:
+    maker = Maker(2).measured("vllm", levels=(4,))
+    for number in (0, 1):
+        run, summary = maker.runs[f"vllm-4-{number}"]
+        gpus = {
+            "0": GpuUse(use=0.5 + 0.2 * number, memory_max=(30 + number) * 2.0**30, power=400.0),
+            "1": GpuUse(use=0.0, memory_max=2.0**30, power=60.0),
+        }
+        used = ResourceUse(
+            span=10.0,
+            is_servers_machine=True,
+            processes={"1": ProcessUse(cpu=1.0 + number, memory_max=5e8), "2": ProcessUse(cpu=0.5, memory_max=1e8)},
+            gpus=gpus,
+            energy=EnergyUse(4600.0, 10.0, 0.4 + 0.2 * number),
+        )
+        maker.runs[f"vllm-4-{number}"] = (run, msgspec.structs.replace(summary, resources=used))
+    found = maker.results()
+    level = found.engines[0].levels[0]
+    used = level.resources
+    assert used is not None and used.cpu == pytest.approx(2.0) and used.memory == 6e8
+    assert used.gpu_memory == 31 * 2.0**30 and used.gpu_use == pytest.approx(0.6) and used.power == 460.0
+    assert level.energy_per_token == pytest.approx(0.5)
+    energy = next(each for each in found.recommendation if each.use == "energy")
+    assert energy.engine == "vllm" and "0.5 J per output token at concurrency 4" in energy.text
+
+
+def test_levels_that_are_rates() -> None:
+    maker = Maker(1).measured("a", by="rate", levels=(4, 16))
+    found = maker.results()
+    assert [level.scaling for level in found.engines[0].levels] == [None, None]  # the rate was offered, not achieved
+    assert {each.use for each in found.recommendation} == {"interactive", "offline", "cost"}

@@ -19,7 +19,7 @@ from inferometer.campaign import FILE
 from inferometer.conduct.campaign_reading import open_campaign, read_record
 from inferometer.conduct.folders import stored_in
 from inferometer.errors import UserError
-from inferometer.report import engines_export
+from inferometer.report import engines_export, plot
 from inferometer.report.engines import render
 from inferometer.report.engines_output import deliver_engines, status
 from inferometer.report.html import engines_page
@@ -98,7 +98,7 @@ def test_the_page_says_why_engines_are_left_out(generators: EngineResults) -> No
     assert "vllm holds 22.4 x the load of transformers serial" in text
     assert "Cannot be recommended" in text and "RuntimeError: <boom>" in text
     assert "0 of 4 outputs and 0% of all tokens are those of transformers serial" in text
-    assert "Dtype differs" in text
+    assert "dtype differs (less precision" in text
 
 
 def test_charts_have_a_line_per_engine_with_figures(generators: EngineResults) -> None:
@@ -180,3 +180,12 @@ def test_a_record_that_cannot_be_read_is_an_error_of_the_user(tmp_path: Path) ->
     (tmp_path / FILE).write_text("{}")
     with pytest.raises(UserError, match="cannot be read"):
         open_campaign(tmp_path)
+
+
+@pytest.mark.matplotlib
+def test_every_chart_can_be_plotted(generators: EngineResults, encoders: EngineResults, tmp_path: Path) -> None:
+    for found in (generators, encoders):
+        page = engines_page.engines_page(found)
+        few = {name: chart for name, chart in named_charts(page).items() if not name.startswith("latency-")}
+        written = plot.write_charts(page, few, str(tmp_path / str(len(few))), "svg")
+        assert len(written) == len(few) > 2 and all(b"<svg" in path.read_bytes() for path in written)

@@ -12,11 +12,13 @@ from typing import Any
 
 import html_runs
 import html_sweeps
+import made_campaign
 import made_capacity
 import pytest
 from several_runs import FASTER, compared, measured, pairs, side
 
-from inferometer.report.html import capacity_page, compare_page, runs_page
+from inferometer.analysis.engine_results import summarise_campaign
+from inferometer.report.html import capacity_page, compare_page, engines_page, runs_page
 
 pytestmark = pytest.mark.chromium
 
@@ -219,6 +221,40 @@ def test_a_comparison_opens_and_its_ratios_respond(tmp_path: Path) -> None:
     assert found["hover"].startswith("TTFT p50: −10 % (")
     low, high = map(float, found["zoom"].split())
     assert 0.5 < low < high < 1.2
+
+
+ENGINES_DRIVER = """
+const found = {}, all = [...document.querySelectorAll("figure[data-chart]")];
+const shown = () => all.filter(each => each.querySelector(".plot").clientWidth);
+const send = (figure, share, down) => {
+  const plot = figure.querySelector(".plot"), box = plot.getBoundingClientRect();
+  plot.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + share * box.width, clientY: box.top + down, bubbles: true, pointerId: 1 }));
+};
+found.drawn = shown().every(each => each.dataset.drawn);
+found.charts = shown().length;
+const throughput = document.querySelector("#throughput figure"), startup = document.querySelector("#startup figure");
+send(throughput, 0.95, 20);
+found.hover = throughput.dataset.hover;
+if (startup) { send(startup, 0.3, 40); found.phase = startup.dataset.hover; }
+[...document.querySelectorAll("#throughput .switch button")].at(-1).click();
+found.pane = [...document.querySelectorAll("#throughput .pane")].filter(each => !each.hidden).map(each => each.dataset.key);
+found.overflow = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+document.body.append(Object.assign(document.createElement("pre"), { id: "driven", textContent: JSON.stringify(found) }));
+"""
+
+
+@pytest.mark.parametrize("size", ["1280,900", "390,844"])
+def test_a_comparison_of_engines_opens_and_responds(size: str, tmp_path: Path) -> None:
+    source = engines_page.encode(made_campaign.generators().results())
+    found = driven(source, tmp_path, f"--window-size={size}", driver=ENGINES_DRIVER)
+    assert found["drawn"] and found["charts"] == 5 and not found["overflow"]
+    assert found["hover"].startswith("vllm, 16 in flight") and found["phase"].startswith("vllm, cold: 43.4 s")
+    assert found["pane"] == ["scaling"]
+
+
+def test_a_comparison_of_encoders_opens_without_an_error(tmp_path: Path) -> None:
+    page, log = opened(engines_page.encode(summarise_campaign(made_campaign.encoders(), {})), tmp_path)
+    assert 'data-ready="1"' in page and "data-errors" not in page and "CONSOLE" not in log
 
 
 def test_pages_of_several_sides_and_runs_open_without_an_error(tmp_path: Path) -> None:

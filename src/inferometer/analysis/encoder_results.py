@@ -10,9 +10,11 @@ from inferometer.analysis import log_ratio
 from inferometer.analysis.blocks import BLOCKS, Placed
 from inferometer.analysis.efficiency import Estimate, Interval
 from inferometer.analysis.engine_choice import Found, Held, Recommendation, Use, choose
+from inferometer.analysis.engine_levels import EngineLevel, Latency, LevelThroughput
 from inferometer.analysis.percentiles import Distribution, distribution
 from inferometer.analysis.rounds import Ratio, Rounds, geometric, judged, log_ratio_of, together
 from inferometer.analysis.student import quantile
+from inferometer.analysis.summary import FIGURES
 from inferometer.campaign import EncoderLevel, EngineRecord
 from inferometer.units import format_number, format_seconds
 
@@ -64,6 +66,36 @@ def encoder_figures(engine: EngineRecord, tolerance: float) -> tuple[dict[Cell, 
         if found.valid:
             rounds[cell] = _rounds(measured)
     return rounds, lines
+
+
+def as_level(line: EncoderFigures) -> EngineLevel:
+    """The same line as a level, for readers of the JSON file that know only levels: a call is a request, and its duration `e2e`."""
+    e2e = Latency(
+        count=line.count,
+        mean=line.mean,
+        p50=line.median,
+        p95=line.p95,
+        p99=line.p99,
+        ci={"p50" if name == "median" else name: ends for name, ends in line.ci.items()},
+        unsupported=line.unsupported,
+    )
+    calls = line.throughput
+    low, high = (None, None) if calls is None else (None if end is None else end / line.batch for end in calls.ci)
+    return EngineLevel(
+        by="batch",
+        level=line.batch,
+        name=line.name,
+        length=line.length,
+        repeats=line.repeats,
+        valid=line.valid,
+        quotable=dict.fromkeys(FIGURES, line.valid),
+        problems=line.problems,
+        e2e=e2e if line.count else None,
+        throughput=LevelThroughput(
+            requests=None if calls is None else Estimate(calls.value / line.batch, (low, high)),
+            sequences=calls,
+        ),
+    )
 
 
 def _line(
@@ -190,7 +222,13 @@ def _chosen(
         return f"{rate} sequences/s on average over {over}" if len(lengths) > 1 else f"{rate} sequences/s at {over}"
 
     found: dict[str, Found] = {
-        name: Held(name, Rounds({0: 1 / geometric(own)}), text(own), is_inverted=batch is not None)
+        name: Held(
+            name,
+            Rounds({0: 1 / geometric(own)}),
+            "sequences/s" if batch is None else "s",
+            text(own),
+            is_inverted=batch is not None,
+        )
         for name, own in kept.items()
     }
 

@@ -30,6 +30,15 @@ RULES: dict[Use, str] = {
     "encoder, batches": "the most sequences per second at any batch size, as the geometric mean over all lengths",
 }
 """How each recommendation is derived."""
+TITLES: dict[Use, str] = {
+    "interactive": "interactive use",
+    "offline": "offline batches",
+    "single user": "a single user",
+    "cost": "the lowest cost",
+    "energy": "the least energy",
+    "encoder, one input": "one input at a time",
+    "encoder, batches": "batches",
+}
 _MOST = 3
 """Other engines that a sentence names."""
 
@@ -40,6 +49,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     value: float
     ci: Interval = (None, None)
+    unit: str = ""
+    """Of the value: requests/s, output tokens/s, s, sequences/s, J per output token ..."""
     by: str = ""
     level: float | None = None
     """The level at which it does."""
@@ -75,6 +86,7 @@ class Held(msgspec.Struct, frozen=True):
 
     engine: str
     figure: Rounds
+    unit: str
     text: str
     level: EngineLevel | None = None
     is_inverted: bool = False
@@ -120,6 +132,27 @@ def _each(candidates: Candidates, rule: Callable[[Sequence[LevelRounds]], Found 
     return found
 
 
+def headline(recommendation: Sequence[Recommendation]) -> tuple[str, str]:
+    """The whole answer in a few words, and in a sentence: which engine for which uses."""
+    by_engine: dict[str, list[Use]] = {}
+    for each in recommendation:
+        if each.engine and each.is_clear:
+            by_engine.setdefault(each.engine, []).append(each.use)
+    parts = [f"{name} for {_listed([TITLES[use] for use in uses])}" for name, uses in by_engine.items()]
+    parts += [
+        f"{_listed([each.engine, *each.equal], 'or')} for {TITLES[each.use]}, without a clear difference"
+        for each in recommendation
+        if each.engine and not each.is_clear
+    ]
+    none = [TITLES[each.use] for each in recommendation if not each.engine]
+    if not parts:
+        return "No engine can be recommended", "None of them has a figure that may be quoted."
+    text = f"Use {'; '.join(parts)}{f'; no engine for {_listed(none)}' if none else ''}."
+    if len(by_engine) == 1 and len(parts) == 1:
+        return next(iter(by_engine)), text
+    return (_listed(list(by_engine)) if by_engine and len(by_engine) == len(parts) else "It depends"), text
+
+
 # --- the rules -------------------------------------------------------------------------------------------------------
 
 
@@ -127,12 +160,18 @@ def _interactive(levels: Sequence[LevelRounds]) -> Found:
     quotable = [each for each in levels if each.level.quotable.get("latency") and each.level.slos]
     if not quotable:
         return _not_quotable(levels, "latencies")
-    met = [each for each in quotable if each.level.outcome == "met" and "throughput.requests" in each.figures]
+    met = [
+        each
+        for each in quotable
+        if each.level.outcome == "met"
+        and each.level.quotable.get("throughput")
+        and "throughput.requests" in each.figures
+    ]
     if met:
         best = max(met, key=lambda each: each.figures["throughput.requests"].value)
         rate = best.figures["throughput.requests"]
         more = "" if best.level.level < max(each.level.level for each in levels) else ", the highest that was measured"
-        return Held("", rate, f"{_number(rate.value)} requests/s at {best.level.name}{more}", best.level)
+        return Held("", rate, "requests/s", f"{_number(rate.value)} requests/s at {best.level.name}{more}", best.level)
     undecided = [each for each in quotable if each.level.outcome == "undecided"]
     if undecided:
         first = undecided[0].level
@@ -150,7 +189,7 @@ def _offline(levels: Sequence[LevelRounds]) -> Found:
     best = max(usable, key=lambda each: each.rate.value if each.rate else 0.0)
     assert best.rate is not None
     unit = "output tokens/s" if "throughput.output_tokens" in best.figures else "requests/s"
-    return Held("", best.rate, f"{_number(best.rate.value)} {unit} at {best.level.name}", best.level)
+    return Held("", best.rate, unit, f"{_number(best.rate.value)} {unit} at {best.level.name}", best.level)
 
 
 def _single(levels: Sequence[LevelRounds]) -> Found | None:
@@ -165,7 +204,7 @@ def _single(levels: Sequence[LevelRounds]) -> Found | None:
     first = best.level.ttft.p50 if best.level.ttft is not None else None
     words = f", first token after {format_seconds(first)}" if first is not None and math.isfinite(first) else ""
     text = f"{format_seconds(time.value)} for a median response{words}"
-    return Held("", time.inverse(), text, best.level, is_inverted=True)
+    return Held("", time.inverse(), "s", text, best.level, is_inverted=True)
 
 
 def _cost(currency: str, levels: Sequence[LevelRounds]) -> Found:
@@ -177,9 +216,10 @@ def _cost(currency: str, levels: Sequence[LevelRounds]) -> Found:
     tokens = best.figures.get("throughput.output_tokens")
     if price is None or tokens is None:
         return "its output tokens per second are not known"
-    text = f"{_number(price.value)} {currency} per million output tokens at {best.level.name}"
+    unit = f"{currency} per million output tokens"
+    text = f"{_number(price.value)} {unit} at {best.level.name}"
     figure = tokens.scaled(1 / (tokens.value * price.value))  # tokens per money: the price of the hardware is exact
-    return Held("", figure, text, best.level, is_inverted=True)
+    return Held("", figure, unit, text, best.level, is_inverted=True)
 
 
 def _energy(levels: Sequence[LevelRounds]) -> Found:
@@ -191,7 +231,9 @@ def _energy(levels: Sequence[LevelRounds]) -> Found:
     if tokens is None or not joules:
         return "its output tokens per second are not known"
     text = f"{_number(joules)} J per output token at {best.level.name}"
-    return Held("", tokens.scaled(1 / (tokens.value * joules)), text, best.level, is_inverted=True)
+    return Held(
+        "", tokens.scaled(1 / (tokens.value * joules)), "J per output token", text, best.level, is_inverted=True
+    )
 
 
 def _not_quotable(levels: Sequence[LevelRounds], what: str) -> str:
@@ -253,6 +295,7 @@ def _standing(held: Held) -> Standing:
         engine=held.engine,
         value=estimate.value,
         ci=estimate.ci,
+        unit=held.unit,
         by="" if held.level is None else held.level.by,
         level=None if held.level is None else held.level.level,
         text=held.text,
@@ -293,6 +336,11 @@ def _range(ratio: Ratio) -> str:
     return f"ratio {_ratio(ratio)}, {_ends(ratio)}"
 
 
+def times(ratio: Ratio) -> str:
+    """`3.1 x transformers (2.8 to 3.4)`."""
+    return f"{_ratio(ratio)} x {ratio.engine} ({_ends(ratio)})"
+
+
 def _ratio(ratio: Ratio) -> str:
     return f"{ratio.ratio:,.{_decimals(ratio)}f}"
 
@@ -314,5 +362,5 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else format_number(value, 3)
 
 
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+def _listed(words: Sequence[str], joined_by: str = "and") -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {joined_by} {words[-1]}"

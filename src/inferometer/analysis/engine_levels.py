@@ -60,6 +60,8 @@ class LevelThroughput(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: Estimate | None = None
     input_tokens: Estimate | None = None
     total_tokens: Estimate | None = None
+    sequences: Estimate | None = None
+    """Encoders: the batch size times the calls per second."""
     reason: str = ""
     """Why there are no rates."""
 
@@ -95,6 +97,8 @@ class EngineLevel(msgspec.Struct, frozen=True, kw_only=True):
     """concurrency, batch or rate."""
     level: float
     name: str
+    length: int | None = None
+    """Encoders: the sequence length in tokens."""
     repeats: int
     """Rounds that count: those in which its run is valid, or all if it is valid in none."""
     left_out: int = 0
@@ -157,14 +161,7 @@ class LevelRounds(msgspec.Struct, frozen=True):
         return self.figures.get("throughput.output_tokens") or self.figures.get("throughput.requests")
 
 
-FIGURES = (
-    "throughput.requests",
-    "throughput.output_tokens",
-    "e2e.mean",
-    "e2e.p50",
-    "ttft.p50",
-    "goodput",
-)
+FIGURES = ("throughput.requests", "throughput.output_tokens", "e2e.p50")
 """What engines are compared by."""
 
 

@@ -12,8 +12,8 @@ import msgspec
 from inferometer import __version__
 from inferometer.analysis import agreement, utilisation
 from inferometer.analysis.agreement import Encode, EngineAgreement, compare_outputs
-from inferometer.analysis.encoder_results import EncoderFigures, encoder_figures, recommend_encoders
-from inferometer.analysis.engine_choice import RULES, Recommendation, recommend
+from inferometer.analysis.encoder_results import EncoderFigures, as_level, encoder_figures, recommend_encoders
+from inferometer.analysis.engine_choice import RULES, Recommendation, headline, recommend
 from inferometer.analysis.engine_levels import EngineLevel, LevelRounds, Measured, currency_of, levels_of
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.parity import Mismatch, mismatches
@@ -57,7 +57,9 @@ class EngineResult(msgspec.Struct, frozen=True, kw_only=True):
     agreement: EngineAgreement | None = None
     """Null if it has no outputs."""
     levels: tuple[EngineLevel, ...] = ()
+    """In ascending order. Encoders: one for each batch size and length."""
     encoder: tuple[EncoderFigures, ...] = ()
+    """Encoders: all figures of each batch size and length."""
     excluded: str = ""
     """Why it cannot be recommended; empty if it can."""
 
@@ -73,6 +75,8 @@ class EngineResults(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceFacts
     engines: tuple[EngineResult, ...]
     """In the order of the file."""
+    answer: str = ""
+    """The recommendation in a sentence: which engine for which use."""
     recommendation: tuple[Recommendation, ...]
     parity: tuple[Mismatch, ...] = ()
     slos: tuple[str, ...] = ()
@@ -120,6 +124,7 @@ def summarise_campaign(
             )
             for engine in record.engines
         ),
+        answer=headline(recommendation)[1],
         recommendation=recommendation,
         parity=mismatches(record.engines, measured),
         slos=slos,
@@ -153,7 +158,7 @@ def _engine(
         facts=engine.facts,
         startup=engine.starts,
         agreement=outputs,
-        levels=tuple(each.level for each in levels),
+        levels=tuple(each.level for each in levels) or tuple(map(as_level, encoder)),
         encoder=tuple(encoder),
         excluded=excluded,
     )

@@ -35,7 +35,7 @@ def command(
     inferometer plot runs/LATEST --chart latency-ttft-all -o ttft.svg
     inferometer plot runs/LATEST --chart 'time-*' -o charts/ --dark
 
-    RUN_DIR may also be the folder of a sweep, of a search for the capacity, of `run --repeat`, or of `ab`, or the URL of any of
+    RUN_DIR may also be the folder of a sweep, of a search for the capacity, of `run --repeat`, of `ab`, or of `engines`, or the URL of any of
     these in a bucket. The charts need matplotlib: pip install 'inferometer[plot]'.
     """
     from inferometer.conduct.pages import open_page  # noqa: PLC0415

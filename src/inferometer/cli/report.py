@@ -84,7 +84,7 @@ def command(
 
     Without options, the report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
     what had been recorded until then. RUN_DIR may also be the folder of a sweep, of a search for the capacity, of `run --repeat` (the
-    variation between runs), or of `ab` (the comparison), or a quoted glob.
+    variation between runs), of `ab` (the comparison), or of `engines` (which engine is best), or a quoted glob.
 
     Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed or undecided, 2 bad
     input, 3 internal error.

@@ -121,7 +121,7 @@ LevelRow = tuple[EngineResult, EngineLevel, list[str]]
 
 def level_rows(found: EngineResults, columns: Sequence[Column]) -> tuple[list[Column], list[LevelRow]]:
     """The columns that any level has, and the cells of each engine and level."""
-    every = [(engine, level) for engine in found.engines for level in engine.levels]
+    every = [(engine, level) for engine in found.engines for level in engine.levels if not engine.encoder]
     kept = [column for column in columns if any(column.read(level, found) not in ("-", "") for _, level in every)]
     rows = [(engine, level, [column.read(level, found) for column in kept]) for engine, level in every] if kept else []
     return kept, rows
@@ -169,7 +169,7 @@ def render(found: EngineResults, color: bool, width: int) -> str:
         _list("not valid", problem_lines(found)),
         _list("outputs", output_lines(found)),
         _startup(found, width),
-        _list("differences between the engines", [each.text for each in found.parity]),
+        _list("differences between the engines", parity_lines(found)),
         _list("", [*found.notes, *_legend(found)]),
     ]
     with console.capture() as capture:
@@ -186,7 +186,7 @@ def render(found: EngineResults, color: bool, width: int) -> str:
 
 
 def _title(found: EngineResults) -> RenderableType:
-    return Text(f"{subject(found)}\n", style="dim")
+    return Text.assemble((f"{subject(found)}\n\n", "dim"), (f"{formatting.one_line(found.answer, 1000)}\n", "bold"))
 
 
 def subject(found: EngineResults) -> str:
@@ -218,9 +218,7 @@ def _recommended(each: Recommendation, found: EngineResults) -> Table:
     made = Table.grid(padding=(0, 1))
     made.add_column(style={"none": "red", "clear": "green", "equal": "yellow"}[certainty(each)], width=1)
     made.add_column()
-    made.add_row(
-        SIGNS[certainty(each)], Text(formatting.one_line(each.text, 2000), style="bold" if each.engine else "")
-    )
+    made.add_row(SIGNS[certainty(each)], Text(formatting.one_line(each.text, 2000)))
     if each.engine and (without := left_out(each, found)):
         made.add_row("", Text(formatting.one_line(f"left out: {'; '.join(without)}", 600), style="dim"))
     return made
@@ -268,8 +266,7 @@ def problem_lines(found: EngineResults) -> list[str]:
     """Why levels of engines that took part are not valid."""
     where: dict[tuple[str, str], list[str]] = {}
     for engine in found.engines:
-        each: list[EngineLevel | EncoderFigures] = [*engine.levels, *engine.encoder]
-        for one in each:
+        for one in engine.levels:
             if not one.valid and engine.status == "ok":
                 where.setdefault((engine.name, next(iter(one.problems), "no run")), []).append(one.name)
     return [
@@ -286,6 +283,13 @@ def failure_line(engine: EngineResult) -> str:
 def output_lines(found: EngineResults) -> list[str]:
     """How each engine's outputs compare with the reference's."""
     return [f"{engine.name}: {engine.agreement.text}" for engine in found.engines if engine.agreement is not None]
+
+
+def parity_lines(found: EngineResults) -> list[str]:
+    """What differs, one line each, and what is not known in one line."""
+    unknown = [f"{each.name} ({', '.join(each.values)})" for each in found.parity if each.kind == "unknown"]
+    lines = [each.text for each in found.parity if each.kind != "unknown"]
+    return [*lines, *([f"not known: {'; '.join(unknown)}"] if unknown else [])]
 
 
 def startup_rows(found: EngineResults) -> tuple[list[str], list[list[str]]]:
@@ -324,10 +328,10 @@ def _startup(found: EngineResults, width: int) -> Table | None:
 
 
 def _legend(found: EngineResults) -> Iterable[str]:
-    if any(engine.levels for engine in found.engines):
+    if level_rows(found, PERFORMANCE)[1]:
         price = f", cost in {found.currency} per million output tokens" if _has_cost(found) else ""
         yield f"latencies in ms{price}; scaling: throughput per request in flight, relative to the lowest level"
-    elif any(engine.encoder for engine in found.engines):
+    if any(engine.encoder for engine in found.engines):
         yield "latencies in ms; diff: difference of outputs from the reference's, relative to its largest magnitude"
     cells = [cell for _, _, row in (*level_rows(found, PERFORMANCE)[1], *encoder_rows(found)[1]) for cell in row]
     if any(tables.MARK in cell for cell in cells):

@@ -17,6 +17,7 @@ from inferometer.report.engines import (
     level_rows,
     level_text,
     output_lines,
+    parity_lines,
     problem_lines,
     startup_rows,
     subject,
@@ -27,7 +28,7 @@ _STATISTICS = ("mean", "p50", "p95", "p99")
 
 def summary(found: EngineResults) -> str:
     """The recommendation in words, then the table of levels, failures, outputs, start-up and differences."""
-    lines = [f"## {markdown.escape(subject(found))}", ""]
+    lines = [f"## {markdown.escape(subject(found))}", "", f"**{markdown.escape(found.answer)}**", ""]
     for each in found.recommendation:
         lines.append(f"- {SIGNS[certainty(each)]} {markdown.escape(each.text)}")
     lines.append("")
@@ -46,7 +47,7 @@ def summary(found: EngineResults) -> str:
         "Failed": [failure_line(engine) for engine in found.engines if engine.status == "failed"],
         "Not valid": problem_lines(found),
         "Outputs": output_lines(found),
-        "Differences between the engines": [each.text for each in found.parity],
+        "Differences between the engines": parity_lines(found),
         "Notes": [*found.notes, *(f"{each.use}: {each.rule}" for each in found.recommendation)],
     }
     for title, texts in sections.items():
@@ -62,7 +63,7 @@ def summary(found: EngineResults) -> str:
 
 def csv_rows(found: EngineResults) -> bytes:
     """One row per engine and level; of encoders, per engine, batch size and length. Times are in seconds; what is not known is empty."""
-    rows = [_level(engine, level) for engine in found.engines for level in engine.levels]
+    rows = [_level(engine, level) for engine in found.engines if not engine.encoder for level in engine.levels]
     rows += [
         {
             "engine": engine.name,

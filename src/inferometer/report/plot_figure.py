@@ -57,7 +57,7 @@ def read_theme(is_dark: bool) -> Theme:
     style = resources.files("inferometer.report.html").joinpath("style.css").read_text("utf-8")
     block = style.split(':root[data-theme="dark"] {' if is_dark else ":root {", 1)[1].split("}", 1)[0]
     colours = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{3,6});", block))
-    parts = re.findall(r"\.part\.([a-z]+) \{ fill: var\(--([a-z0-9]+)\); opacity: ([0-9.]+); \}", style)
+    parts = re.findall(r"\.part\.([a-z0-9]+) \{ fill: var\(--([a-z0-9]+)\); opacity: ([0-9.]+); \}", style)
     return Theme(colours, {name: (colours[colour], float(opacity)) for name, colour, opacity in parts})
 
 

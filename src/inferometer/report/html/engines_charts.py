@@ -40,7 +40,9 @@ def looks(found: EngineResults) -> dict[str, Look]:
 
 def shown(found: EngineResults) -> list[tuple[EngineResult, list[EngineLevel]]]:
     """The engines that have levels with figures."""
-    each = [(engine, [level for level in engine.levels if level.repeats]) for engine in found.engines]
+    each = [
+        (engine, [level for level in engine.levels if level.repeats]) for engine in found.engines if not engine.encoder
+    ]
     return [(engine, levels) for engine, levels in each if levels]
 
 
@@ -209,13 +211,15 @@ def _latency_chart(found: EngineResults, name: str, statistic: str, series: Sequ
         objective = parse(text)
         if objective.kind == "metric" and objective.name == name and objective.statistic == statistic:
             lines.append({"at": 1e3 * objective.threshold.value, "label": formatting.one_line(text, 60)})
+    has_tokens = any(level.throughput.output_tokens is not None for _, levels in shown(found) for level in levels)
+    rate = "output tokens/s" if has_tokens else "requests/s"
     return page.chart(
-        f"{TITLES[name]} {statistic} against output tokens/s.",
+        f"{TITLES[name]} {statistic} against {rate}.",
         "A point per level. Bars are 95 % confidence intervals. Hollow: too few values, or not valid.",
         {
             "kind": "xy",
             "height": 320,
-            "x": {"label": "output tokens/s", "min": 0, "pad": True},
+            "x": {"label": rate, "min": 0, "pad": True},
             "y": {"label": "ms (logarithmic)", "scale": "log"},
             "series": series,
             "hlines": lines,

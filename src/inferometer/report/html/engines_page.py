@@ -5,10 +5,10 @@ from pathlib import Path
 
 import yaml
 
-from inferometer.analysis.engine_choice import Recommendation
+from inferometer.analysis.engine_choice import TITLES, Recommendation, headline, times
 from inferometer.analysis.engine_results import EngineResult, EngineResults
 from inferometer.campaign import ModelFacts
-from inferometer.report import formatting, tables
+from inferometer.report import cost, formatting, tables
 from inferometer.report.engines import (
     PERFORMANCE,
     RESOURCES,
@@ -27,18 +27,13 @@ from inferometer.report.engines import (
 )
 from inferometer.report.html import engines_charts, page
 from inferometer.report.html.page import Block, Page, Section, render
-from inferometer.units import format_bytes
+from inferometer.units import format_bytes, format_seconds
 
 _TONES = {"clear": "good", "equal": "warn", "none": "bad"}
-_TITLES = {
-    "interactive": "interactive use",
-    "offline": "offline batches",
-    "single user": "a single user",
-    "cost": "lowest cost",
-    "energy": "least energy",
-    "encoder, one input": "one input at a time",
-    "encoder, batches": "batches",
-}
+_MOST_RATIOS = 8
+"""Other engines that a use is compared with in the chart of ratios, the best first."""
+_SHORT = {"requests/s": "req/s", "output tokens/s": "tokens/s", "sequences/s": "seq/s"}
+"""Units on a card."""
 _VERDICTS = {
     "reference": "",
     "agrees": "good",
@@ -94,13 +89,22 @@ def sections(found: EngineResults) -> list[Section]:
 
 
 def _answer(found: EngineResults) -> Section:
-    blocks: list[Block] = [page.cards([_card(each) for each in found.recommendation])] if found.recommendation else []
+    words, text = headline(found.recommendation)
+    tone = (
+        "good"
+        if all(each.is_clear for each in found.recommendation)
+        else "warn"
+        if any(each.engine for each in found.recommendation)
+        else "bad"
+    )
+    blocks: list[Block] = [page.answer(formatting.one_line(words, 80), formatting.one_line(text, 1000), tone)]
+    blocks += [page.cards([_card(each) for each in found.recommendation])] if found.recommendation else []
     lines = []
     for each in found.recommendation:
         kind = certainty(each)
         without = f" Left out: {'; '.join(left_out(each, found))}." if each.engine and left_out(each, found) else ""
         text = formatting.one_line(each.text + without, 2000)
-        lines.append(page.item(SIGNS[kind], _TONES[kind], text, _TITLES[each.use]))
+        lines.append(page.item(SIGNS[kind], _TONES[kind], text, TITLES[each.use]))
     blocks += [page.items(lines)] if lines else []
     excluded = [
         page.item("✗", "bad", page.sentence(engine.excluded), engine.name)
@@ -111,15 +115,32 @@ def _answer(found: EngineResults) -> Section:
     forest = _forest(found.recommendation)
     blocks += [forest] if forest is not None else []
     blocks += [page.note(page.sentence(note)) for note in found.notes]
+    if found.recommendation:
+        rules = [(TITLES[each.use], each.rule) for each in found.recommendation]
+        rules.append(("a clear difference", "the 95 % interval of the ratio of the two figures does not include 1"))
+        blocks.append(page.details("By which rules", [page.facts(rules)]))
     return Section("answer", "Answer", blocks)
 
 
 def _card(each: Recommendation) -> dict[str, str]:
-    under = each.standings[0].text if each.standings else "no engine can be recommended"
-    value = formatting.one_line(each.engine, 24) or "none"
+    """The figure that the recommendation is about, and how far ahead it is."""
+    title = f"{TITLES[each.use]}: {formatting.one_line(each.engine, 40) or 'no engine'}"
+    if not each.standings:
+        return page.card(title, "–", "", "no engine can be recommended", "bad")
+    best = each.standings[0]
+    value, unit = formatting.number(best.value), _SHORT.get(best.unit, best.unit)
+    if unit == "s":
+        value, _, unit = format_seconds(best.value).partition(" ")
+    elif " per " in unit:
+        value = cost.money(best.value) if each.use == "cost" else value
+        unit = unit.partition(" per ")[0]
+    where = f"at {best.by} {formatting.rate(best.level)}" if best.level is not None else ""
+    per = f"per {best.unit.partition(' per ')[2]}" if " per " in best.unit else ""
+    ahead = times(each.ratios[0]) if each.ratios else "the only one"
     if each.equal:
-        under = f"no clear difference from {', '.join(each.equal)}; {under}"
-    return page.card(_TITLES[each.use], value, "", formatting.one_line(under, 160), _TONES[certainty(each)])
+        ahead = f"no clear difference from {', '.join(each.equal)}"
+    under = "; ".join(filter(None, (" ".join(filter(None, (per, where))), ahead)))
+    return page.card(title, value, unit, formatting.one_line(under, 160), _TONES[certainty(each)])
 
 
 def _forest(recommendation: Sequence[Recommendation]) -> Block | None:
@@ -127,8 +148,8 @@ def _forest(recommendation: Sequence[Recommendation]) -> Block | None:
     rows: list[dict[str, object]] = []
     for each in recommendation:
         if each.ratios:
-            rows.append({"heading": f"{_TITLES[each.use]}: {formatting.one_line(each.engine, 40)} against"})
-        for ratio in each.ratios:
+            rows.append({"heading": f"{TITLES[each.use]}: {formatting.one_line(each.engine, 40)} against"})
+        for ratio in each.ratios[:_MOST_RATIOS]:
             low, high = ratio.ci
             at, lo, hi = page.rounded((ratio.ratio, low, high))
             tone = "good" if ratio.is_clear else "plain"
@@ -258,14 +279,17 @@ def _outputs(found: EngineResults) -> Section:
 def _parity(found: EngineResults) -> Section:
     signs = {"unknown": ("?", "soft"), "setting": ("≠", "warn")}
     lines = [
-        page.item(*signs.get(each.kind, ("!", "bad")), page.sentence(each.text), each.name) for each in found.parity
+        page.item(*signs.get(each.kind, ("!", "bad")), f"{formatting.one_line(each.text, 1000)}.", each.name)
+        for each in found.parity
     ]
     names = list(dict.fromkeys(name for engine in found.engines for name in engine.facts))
     measured = [engine for engine in found.engines if engine.status == "ok"]
     blocks: list[Block] = []
     if len(measured) > 1:
         same = page.item("✓", "good", "Every engine got the same number of requests with the same numbers of tokens.")
-        is_same = any(engine.levels for engine in measured) and not any(each.kind not in signs for each in found.parity)
+        is_same = any(level.runs for engine in measured for level in engine.levels) and not any(
+            each.kind not in signs for each in found.parity
+        )
         blocks += [page.items([same])] if is_same else []
         blocks += [page.items(lines)] if lines else []
     if names:
@@ -283,7 +307,7 @@ def _failures(found: EngineResults) -> Section:
             blocks.append(page.note(page.sentence(words)))
             if engine.log_tail:
                 blocks.append(page.code("\n".join(formatting.one_line(line, 400) for line in engine.log_tail)))
-    problems = [page.item("✗", "bad", page.sentence(line)) for line in problem_lines(found)]
+    problems = [page.item("✗", "bad", formatting.one_line(line, 1000)) for line in problem_lines(found)]
     if problems:
         blocks += [page.heading("Levels that are not valid"), page.items(problems)]
     counts = [
