@@ -29,6 +29,8 @@ REAL = {
     "perf_analyzer": "perf_analyzer",
     "transformers_server": "transformers",
     "vllm": "vllm",
+    "openvino": "openvino",
+    "onnxruntime_genai": "onnxruntime_genai",
     "phoenix": "phoenix",
     "anthropic_client": "anthropic",
     "kubernetes": "kubernetes",

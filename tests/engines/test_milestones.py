@@ -31,6 +31,26 @@ def launches(tmp_path: Path) -> dict[str, Launch]:
     return {spec.type: server_engine(spec).launch(Start(spec, str(model), 1, tmp_path)) for spec in specs}
 
 
+def test_vllm_that_compiles(launches: dict[str, Launch]) -> None:
+    lines, launch = recorded("vllm"), launches["vllm"]
+    assert milestones.phases(lines, launch.milestones) == {
+        "imported": 42.42,
+        "weights loaded": 127.08,
+        "compiled": 177.11,
+        "initialised": 177.65,
+        "listening": 180.22,
+    }
+    assert milestones.facts(lines, launch.fact_lines) == {
+        "dtype": "float32",
+        "max length": "1024",
+        "prefix cache": "on",
+        "speculation": "off",
+        "device": "cpu",
+        "parallelism": "1",
+        "quantization": "off",
+    }
+
+
 def test_llamacpp(launches: dict[str, Launch]) -> None:
     lines, launch = recorded("llamacpp"), launches["llamacpp"]
     assert list(milestones.phases(lines, launch.milestones)) == ["weights loaded", "initialised", "listening"]

@@ -14,6 +14,8 @@ SERVERS: dict[str, str] = {
     "sglang": "inferometer.engines.servers.sglang",
     "tgi": "inferometer.engines.servers.tgi",
     "triton": "inferometer.engines.servers.triton",
+    "openvino": "inferometer.engines.servers.openvino",
+    "onnxruntime": "inferometer.engines.servers.onnxruntime",
 }
 """The module of each server engine, which has `ENGINE`. Imported when it is needed."""
 

@@ -34,6 +34,7 @@ _CAUSES = (
         r"no available memory for the cache blocks",
         r"(kv cache|memory).{0,60}(is|are) (larger|greater|more) than.{0,40}(available|free)",
         r"not enough (\w+ )?memory",
+        r"(available|free) memory .{0,120}is less than",
         r"Failed core proc\(s\):.*-9\b",
     ),
     _cause(
