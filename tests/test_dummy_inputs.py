@@ -187,3 +187,49 @@ def test_a_model_of_the_transformers_library_gets_its_usual_inputs() -> None:
     bert = BertModel(settings).eval()
     made = inferometer.dummy_inputs(bert, batch=2, length=9, as_="torch")
     assert bert(**made).last_hidden_state.shape == (2, 9, 16)
+
+
+@pytest.mark.transformers
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_token_ids_stay_within_the_vocabulary_of_a_model(tmp_path: Path, is_folder: bool) -> None:
+    from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415 - not installed everywhere
+
+    settings = BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=3
+    )
+    bert = BertForSequenceClassification(settings).eval()
+    bert.save_pretrained(tmp_path)
+    made = inferometer.dummy_inputs(tmp_path if is_folder else bert, batch=4, length=50, as_="torch", seed=1)
+    assert isinstance(made, dict)
+    assert made["input_ids"].max() < 20
+    assert made["input_ids"].unique().numel() > 10
+    assert bert(**made).logits.shape == (4, 3)
+    fixed = inferometer.dummy_inputs(bert, length=3, fill={"input_ids": {"value": 7}})
+    assert isinstance(fixed, dict)
+    assert fixed["input_ids"].tolist() == [[7, 7, 7]]
+
+
+@pytest.mark.transformers
+def test_models_of_images_and_with_decoders_get_what_they_need() -> None:
+    import transformers  # noqa: PLC0415 - not installed everywhere
+
+    small: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    images = transformers.ViTModel(transformers.ViTConfig(image_size=32, patch_size=16, **small)).eval()
+    made = inferometer.dummy_inputs(images, batch=2, as_="torch")
+    assert isinstance(made, dict)
+    assert made["pixel_values"].shape == (2, 3, 32, 32)
+    assert images(**made).last_hidden_state.shape == (2, 5, 16)
+    config = transformers.T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    decoder = transformers.T5Model(config).eval()
+    made = inferometer.dummy_inputs(decoder, batch=2, length=6, as_="torch")
+    assert decoder(**made).last_hidden_state.shape == (2, 6, 16)
+
+
+def test_a_folder_without_a_model_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        inferometer.dummy_inputs(tmp_path)

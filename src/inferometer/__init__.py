@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from inferometer.analysis.output_comparison import OutputDifference as OutputDifference
+    from inferometer.analysis.output_comparison import compare_outputs as compare_outputs
     from inferometer.analysis.summary import StageSummary as StageSummary
     from inferometer.analysis.summary import Summary as Summary
     from inferometer.dummies import dummy_inputs as dummy_inputs
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from inferometer.public.runs import run as run
     from inferometer.public.searches import Capacity as Capacity
     from inferometer.public.searches import capacity as capacity
+    from inferometer.public.timed import Timed as Timed
+    from inferometer.public.timed import timed as timed
 
 __version__ = "0.1.0"
 
@@ -34,16 +38,20 @@ _HOMES = {
     "Client": "inferometer.public.client",
     "Comparison": "inferometer.public.comparisons",
     "Error": "inferometer.errors:UserError",
+    "OutputDifference": "inferometer.analysis.output_comparison",
     "Run": "inferometer.public.runs",
     "StageSummary": "inferometer.analysis.summary",
     "Summary": "inferometer.analysis.summary",
     "Text": "inferometer.public.generated",
     "TextStream": "inferometer.public.generated",
+    "Timed": "inferometer.public.timed",
     "capacity": "inferometer.public.searches",
     "compare": "inferometer.public.comparisons",
+    "compare_outputs": "inferometer.analysis.output_comparison",
     "dummy_inputs": "inferometer.dummies",
     "open": "inferometer.public.runs",
     "run": "inferometer.public.runs",
+    "timed": "inferometer.public.timed",
 }
 """The module of each public name, and the name that it has there if that is another one."""
 
@@ -52,17 +60,21 @@ __all__ = [
     "Client",
     "Comparison",
     "Error",
+    "OutputDifference",
     "Run",
     "StageSummary",
     "Summary",
     "Text",
     "TextStream",
+    "Timed",
     "__version__",
     "capacity",
     "compare",
+    "compare_outputs",
     "dummy_inputs",
     "open",
     "run",
+    "timed",
 ]
 
 

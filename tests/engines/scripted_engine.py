@@ -36,6 +36,8 @@ class Scripted:
     def __init__(self, options: Any) -> None:
         self.facts = {"dtype": "float32", "max length": "", "mode": options.mode, "batch": str(options.max_batch)}
         self.versions = {"transformers": "1.2.3"}
+        self.facts["dtype"] = options.dtype or "float32"
+        self.args = options.args
         self.is_static = options.mode == "batched"
         self.freed = 0
 
@@ -81,6 +83,20 @@ class Scripted:
 
     def complete(self, requests: Any, tokens: int, chat: bool) -> list[dict[str, Any]]:
         return [{"text": f"{each.prompt} {chat}", "ids": [1] * tokens} for each in requests]
+
+    def encode(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Calls take as many ms as the batch has sequences. The outputs are all 1, and one is off by `off`."""
+        import numpy as np  # noqa: PLC0415
+
+        if command["batch"] >= self.args.get("memory-at", 1000):
+            raise MemoryError("no room for the batch")
+        if command["batch"] >= self.args.get("crash-at", 1000):
+            os._exit(5)
+        made = np.ones((command["batch"], self.args.get("width", 2)), np.float32)
+        made[0, 0] += self.args.get("off", 0.0)
+        np.save(command["outputs"], made)
+        seconds = [command["batch"] / 1000] * command["measurements"]
+        return {"seconds": seconds, "began": now(), "ended": now() + 1, "memory": 1 << 20}
 
     def start_profile(self) -> None:
         raise Unusable("there is no profiler")

@@ -15,18 +15,22 @@ SIGNATURES = {
     "connect_timeout=10.0, verify=True, ca=None, cert=None, key=None)",
     "Comparison": None,
     "Error": None,
+    "OutputDifference": None,
     "Run": None,
     "StageSummary": None,
     "Summary": None,
     "Text": None,
     "TextStream": None,
+    "Timed": "(name='', *, cuda=False)",
     "capacity": "(config, overrides=None, /, *, slo=None, by='rate', budget='2m', percentile='p90', think='20s', start=None, "
     "precision=0.05, at_least=None, progress=False, **settings)",
     "compare": "(a, b, *, fail_if=(), force=False)",
+    "compare_outputs": "(reference, output, tolerance=0.02)",
     "dummy_inputs": "(source, *, count=None, model=None, names=None, batch=1, length=None, shapes=None, datatypes=None, "
     "fill='random', seed=None, as_='numpy', device='cpu')",
     "open": "(folder, *, slo=None)",
     "run": "(config, overrides=None, /, *, progress=False, **settings)",
+    "timed": "(name='', *, cuda=False)",
 }
 """Every public name, and what it is called with; None: users do not call it."""
 MEMBERS = {
@@ -36,6 +40,8 @@ MEMBERS = {
     "Client": "close config generate infer metadata ready",
     "Text": "arrivals e2e gaps input_tokens model output_tokens text ttft",
     "TextStream": "close result",
+    "Timed": "all name seconds statistics",
+    "OutputDifference": "agrees expected got largest mean relative tolerance where",
 }
 
 

@@ -89,9 +89,7 @@ def _differences(expected: NDArray[np.float64], got: NDArray[np.float64]) -> NDA
     same = (expected == got) | (np.isnan(expected) & np.isnan(got))
     with np.errstate(invalid="ignore"):
         found = np.abs(expected - got)
-    found[~np.isfinite(found)] = np.inf
-    found[same] = 0.0
-    return found
+    return np.asarray(np.where(same, 0.0, np.where(np.isfinite(found), found, np.inf)))
 
 
 def _arrays(output: Any, path: str = "") -> Iterator[tuple[str, NDArray[np.float64]]]:

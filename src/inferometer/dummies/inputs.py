@@ -38,7 +38,8 @@ def dummy_inputs(
     """Make inputs that a model takes, without knowing more than its signature.
 
     `source` is the model: the URL of a KServe v2 server (with `model`), its metadata as a dict, the path of an .onnx or a
-    TorchScript file, an ONNX Runtime session, an ONNX ModelProto, or a torch module.
+    TorchScript file, the path of a folder with a Hugging Face model, an ONNX Runtime session, an ONNX ModelProto, or a torch
+    module, of which those of Hugging Face say most about their inputs.
 
     `count`      how many to make: None returns one dict of inputs by name, a number a list of that many
     `names`      the inputs to make (default: all that are required)
@@ -50,8 +51,8 @@ def dummy_inputs(
     `seed`       the same seed gives the same inputs (default: other ones with every call)
     `as_`        numpy arrays or torch tensors, the latter on `device`: cpu, cuda, cuda:1 ...
 
-    Random inputs differ from one another, and inputs of language models are filled by name (input_ids below 1000,
-    attention_mask 1, token_type_ids 0). Raises UserError when something does not fit the model.
+    Random inputs differ from one another, and inputs of language models are filled by name (input_ids below 1000, or within the
+    vocabulary if it is known; attention_mask 1, token_type_ids 0). Raises UserError when something does not fit the model.
     """
     shapes = shapes or {}
     signature = signature_of(source, model, names, shapes)
@@ -88,8 +89,13 @@ def _completed(
             f"dummy_inputs: batch is {batch}, but the first dimension of every input is fixed", "leave it out"
         )
     try:
+        wanted = msgspec.convert(fill, Fill)
+        if signature.fills and wanted == "random":
+            wanted = {}
+        if isinstance(wanted, dict):
+            wanted = dict(signature.fills) | wanted
         spec = Tensors(
-            fill=msgspec.convert(fill, Fill),
+            fill=wanted,
             length=msgspec.convert(length, Length | None),
             batch=msgspec.convert(batch, int),
             inputs=[TensorInput(one.name, one.datatype, list(one.shape)) for one in known],

@@ -1,7 +1,8 @@
 """Names, datatypes and shapes of a model's inputs: from a server, from KServe metadata, from ONNX, or from PyTorch.
 
 PyTorch's modules do not say what their arguments are. Arguments with well-known names (input_ids, attention_mask ...) are whole
-numbers of shape [batch, length]; all others are floats, whose shape the caller gives.
+numbers of shape [batch, length]; all others are floats, whose shape the caller gives. A Hugging Face model has a config, which says
+more: the size of its vocabulary and of its images, and whether it has a decoder.
 """
 
 import importlib
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from inferometer.config.data.tensors import InputFill
 from inferometer.errors import UserError
 from inferometer.tensors import DATATYPES, TensorSpec
 from inferometer.workload.fill import well_known
@@ -23,6 +25,8 @@ class Signature(msgspec.Struct, frozen=True):
     inputs: tuple[TensorSpec, ...]
     max_batch: int = 0
     """0: the model takes no batches, or it is not known."""
+    fills: dict[str, InputFill] = {}
+    """What some inputs must be filled with, unless the caller says otherwise."""
 
 
 def signature_of(
@@ -43,7 +47,7 @@ def signature_of(
         return _from_module(source, names, shapes)
     raise UserError(
         f"dummy_inputs: {type(source).__name__} does not describe a model",
-        "give a URL, KServe metadata, an .onnx or TorchScript file, an ONNX Runtime session, or a torch module",
+        "give a URL, KServe metadata, an .onnx or TorchScript file, a Hugging Face folder, an ONNX Runtime session, or a torch module",
     )
 
 
@@ -60,6 +64,8 @@ def _chosen(found: Signature, names: Sequence[str] | None) -> Signature:
 def _loaded(path: Path) -> Any:
     if not path.exists():
         raise UserError(f"dummy_inputs: {path}: No such file", "give an .onnx or a TorchScript file")
+    if path.is_dir():
+        return _hugging_face(path)
     if path.suffix == ".onnx":
         return _onnx_session(path)
     try:
@@ -75,6 +81,29 @@ def _loaded(path: Path) -> Any:
         raise UserError(
             f"dummy_inputs: {path} is not a TorchScript file: {reason}", "save it with torch.jit.save"
         ) from None
+
+
+def _hugging_face(folder: Path) -> Any:
+    """A Hugging Face model without its weights: the class that its config names, on the device `meta`."""
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"dummy_inputs: {folder} has no config.json", "give the folder of a Hugging Face model, or a file"
+        )
+    try:
+        torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError(
+            f"dummy_inputs: {folder.name} needs {error.name}, which is not installed",
+            "pip install 'inferometer[transformers]'",
+        ) from None
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        kind = getattr(transformers, next(iter(config.architectures or ()), ""), None)
+        with torch.device("meta"):
+            return kind(config) if kind is not None else transformers.AutoModel.from_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"dummy_inputs: {folder} cannot be loaded: {reason:.200}", "check its config.json") from None
 
 
 def _onnx_session(path: Path) -> Any:
@@ -158,16 +187,54 @@ _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Arguments that are given although they are optional, as those of the transformers library are."""
 
 
+_FLOATS = {"torch.float16": "FP16", "torch.bfloat16": "BF16", "torch.float64": "FP64"}
+"""Datatypes of modules that are not FP32."""
+
+
 def _from_module(module: Any, names: Sequence[str] | None, shapes: Mapping[str, Sequence[int]]) -> Signature:
     arguments = _arguments(module)
+    known = _from_config(module)
     chosen = list(names or ()) or [name for name, is_required in arguments.items() if is_required or name in shapes]
-    chosen = chosen or [name for name in _TEXT_INPUTS if name in arguments]
+    chosen = chosen or [name for name in dict.fromkeys((*known, *_TEXT_INPUTS)) if name in arguments]
     for name in chosen:
         if name not in arguments:
             raise UserError(
                 f"dummy_inputs: forward has no argument {name}", f"its arguments are {', '.join(arguments) or 'none'}"
             )
-    return Signature(tuple(_from_argument(name, shapes) for name in chosen))
+    inputs = tuple(
+        known[name] if name in known and name not in shapes else _from_argument(name, shapes) for name in chosen
+    )
+    size = getattr(_text_config(module), "vocab_size", None)
+    ids = [name for name in chosen if isinstance(well_known(name, "INT64"), InputFill)]
+    fills = {name: InputFill(random=[0, size]) for name in ids} if isinstance(size, int) and size > 0 else {}
+    return Signature(inputs, fills=fills)
+
+
+def _from_config(module: Any) -> dict[str, TensorSpec]:
+    """The inputs that a Hugging Face model needs, as far as its config says what they are."""
+    config, main = getattr(module, "config", None), getattr(module, "main_input_name", None)
+    if config is None or not isinstance(main, str):
+        return {}
+    kind = _FLOATS.get(str(getattr(module, "dtype", "")), "FP32")
+    found: dict[str, TensorSpec] = {}
+    if main == "pixel_values" and (size := getattr(config, "image_size", None)):
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        found[main] = TensorSpec(main, kind, (-1, int(getattr(config, "num_channels", 3)), int(height), int(width)))
+    elif main == "input_values":
+        found[main] = TensorSpec(main, kind, (-1, -1))
+    elif main == "input_features" and (bins := getattr(config, "num_mel_bins", None)):
+        length = 2 * int(getattr(config, "max_source_positions", 0) or 0) or -1
+        found[main] = TensorSpec(main, kind, (-1, int(bins), length))
+    elif well_known(main, "INT64") is not None:
+        found |= {name: TensorSpec(name, "INT64", (-1, -1)) for name in dict.fromkeys((main, *_TEXT_INPUTS))}
+    if getattr(config, "is_encoder_decoder", False):
+        found["decoder_input_ids"] = TensorSpec("decoder_input_ids", "INT64", (-1, -1))
+    return found
+
+
+def _text_config(module: Any) -> Any:
+    config: Any = getattr(module, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _arguments(module: Any) -> dict[str, bool]:

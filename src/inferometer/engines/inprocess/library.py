@@ -60,7 +60,7 @@ _TAIL = 20
 
 Event = dict[str, Any]
 Start = Callable[[Sequence[str], Mapping[str, str], Path], "subprocess.Popen[bytes]"]
-"""Starts a process with these words, this environment and this log, in a session of its own."""
+"""Starts a process with these words, this environment and this log. Its id is that of a process group, with which it is ended."""
 
 
 def start_process(words: Sequence[str], env: Mapping[str, str], log_path: Path) -> "subprocess.Popen[bytes]":

@@ -84,13 +84,15 @@ class _Host:
     def serve(self, commands: "queue.SimpleQueue[Command]") -> None:
         """Do one command after the other until `close`."""
         while (command := commands.get())["do"] != "close":
+            needs_recovery = False
             try:
                 event = self._does[command["do"]](command)
-            except BaseException as error:
-                if not isinstance(error, Unusable):
-                    traceback.print_exc()
+            except Unusable as error:
                 event = explain(error)
-                del error  # its traceback refers to tensors, which hold memory
+            except BaseException as error:
+                traceback.print_exc()
+                event, needs_recovery = explain(error), True
+            if needs_recovery:  # only now: the exception refers to frames, and these to tensors
                 self._recover()
             self._events.send(event)
         if self._engine is not None:

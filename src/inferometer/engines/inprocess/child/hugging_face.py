@@ -131,13 +131,12 @@ class _Engine:
         torch, width = self.torch, max(map(len, prompts))
         ids = torch.tensor([[self.loaded.pad] * (width - len(one)) + one for one in prompts])
         mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts])
-        with torch.inference_mode():
-            made = self.loaded.model.generate(
-                input_ids=ids.to(self.loaded.device),
-                attention_mask=mask.to(self.loaded.device),
-                generation_config=self.loaded.settings(most, is_forced),
-                streamer=streamer,
-            )
+        made = self.loaded.model.generate(  # without gradients
+            input_ids=ids.to(self.loaded.device),
+            attention_mask=mask.to(self.loaded.device),
+            generation_config=self.loaded.settings(most, is_forced),
+            streamer=streamer,
+        )
         rows: list[list[int]] = made[:, width:].tolist()  # waits for the device, once
         return rows
 
