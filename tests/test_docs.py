@@ -25,6 +25,7 @@ from inferometer.cli.main import main
 from inferometer.cli.serve import command as serve
 from inferometer.compat import converting, perf_analyzer
 from inferometer.compat.converting import to_yaml
+from inferometer.config.engines import campaign_from, variants
 from inferometer.config.grid import grid_from_mapping
 from inferometer.report.json import encode
 from inferometer.serve import backends, metrics
@@ -76,7 +77,9 @@ def test_pages_that_messages_name_exist() -> None:
 @each_page
 def test_yaml_examples_are_valid(page: Path) -> None:
     for block in _blocks(page, "yaml"):
-        if not block.startswith("# config.yaml"):
+        if block.startswith("# engines.yaml"):
+            variants(campaign_from(yaml.safe_load(block)))
+        elif not block.startswith("# config.yaml"):
             tree = yaml.safe_load(block)
             grid_from_mapping({"server": {"url": "http://x"}} | tree)
 

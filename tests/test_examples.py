@@ -13,6 +13,7 @@ from command import cli
 
 from inferometer.cli.serve import command as serve
 from inferometer.config.data import Data
+from inferometer.config.engines import campaign_from, variants
 from inferometer.config.grid import grid_from_mapping
 from inferometer.config.loads import Load
 from inferometer.config.schema import Server
@@ -21,7 +22,8 @@ from inferometer.serve.settings import Settings
 from inferometer.serve.sim.settings import Fixed, Sim
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+ENGINES = sorted((ROOT / "examples/engines").glob("*.yaml"))
+EXAMPLES = [path for path in sorted((ROOT / "examples").rglob("*.yaml")) if path not in ENGINES]
 SERVED = ("identity", "sim", "examples/data/brightness.py")
 
 
@@ -84,6 +86,13 @@ def test_example_names_the_server_and_the_command(path: Path) -> None:
     assert set(arguments["models"]) <= set(SERVED), "start it in the fixture `server`, or use one that is there"
 
 
+@pytest.mark.parametrize("path", ENGINES, ids=short_name)
+def test_comparison_of_engines_is_valid_and_names_the_command(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert f"#     inferometer engines {path.relative_to(ROOT).as_posix()}" in text
+    assert variants(campaign_from(yaml.safe_load(text)))
+
+
 def tags(union: Any) -> set[str]:
     return {str(variant.__struct_config__.tag) for variant in get_args(union)}
 
@@ -121,7 +130,7 @@ def test_example_shows_what_its_name_says(path: Path) -> None:
 
 def test_the_table_lists_every_example() -> None:
     table = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    assert {ROOT / "examples" / link for link in re.findall(r"\]\((\S+\.yaml)\)", table)} == set(EXAMPLES)
+    assert {ROOT / "examples" / link for link in re.findall(r"\]\((\S+\.yaml)\)", table)} == {*EXAMPLES, *ENGINES}
 
 
 def test_the_image_is_small_and_decodes() -> None:

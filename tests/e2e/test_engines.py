@@ -101,7 +101,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
         result = cli("engines", file, "--json", folder / "out.json", "--html", folder / "out.html")
     assert result.status == 0, result
     tree: dict[str, Any] = json.loads((folder / "out.json").read_text())
-    yield tree | {"left": set(below(os.getpid())) - before, "console": result.out, "folder": folder}
+    yield tree | {"left": set(below(os.getpid())) - before, "console": result.out, "at": folder}
 
 
 def engine(campaign: dict[str, Any], name: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def test_the_faster_engine_is_recommended(campaign: dict[str, Any]) -> None:
 
 
 def test_the_stored_campaign_gives_the_same_report(campaign: dict[str, Any], tmp_path: Path) -> None:
-    latest = campaign["folder"] / "runs/LATEST"
+    latest = campaign["at"] / "runs/LATEST"
     assert cli("report", latest, "--json", tmp_path / "again.json").status == 0
     again = json.loads((tmp_path / "again.json").read_text())
     assert {name: campaign[name] for name in again} == again
