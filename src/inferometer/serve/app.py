@@ -91,7 +91,9 @@ async def _front_end(
         for source in settings.models:
             models.add(source)
         started = time.time()
-        group.join(models, lambda: metrics.page(models, started) + (simulator.metrics() if simulator else b""))
+        group.join(
+            models, lambda: metrics.page(models, started) + (simulator.metrics() if simulator else b""), simulator
+        )
         if not await _finished_before(group.started(models.start()), stop):
             return
         web = Web(settings, models, simulator, group.metrics)
@@ -129,7 +131,8 @@ def _simulator(settings: Settings, models: Models, held: contextlib.AsyncExitSta
     """Return the simulator's OpenAI endpoints, and register the simulator as a text model."""
     if settings.sim is None:
         return None
-    simulator = Simulator(settings.sim, models.loop, group.number if group.is_shared else None)
+    of_all = (group.number, group.freeze) if group.is_shared else ()
+    simulator = Simulator(settings.sim, models.loop, *of_all)
     held.callback(simulator.close)
     models.add_own(settings.sim.model, text_model.CONFIG, text_model.loader(simulator))
     return simulator

@@ -3,6 +3,7 @@
 An operation that concerns the whole server goes to all of them, and each carries out its own part. Results are added up.
 """
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.processes import remote
 from inferometer.serve.processes.link import Handlers
+from inferometer.serve.sim.server import Simulator
 
 Call = Callable[..., Awaitable[Any]]
 _OF_THE_SERVER = ("nv_cpu_", "process_start_time_seconds", "inferometer_serve_info")
@@ -29,7 +31,7 @@ class Group:
         self.is_shared = counter is not None
         """Whether there are several front ends."""
 
-    def join(self, models: Models, page: Callable[[], bytes]) -> None:
+    def join(self, models: Models, page: Callable[[], bytes], simulator: Simulator | None) -> None:
         """Take part, with these models and this page of metrics."""
         self._models = models
         self._handlers |= {
@@ -40,6 +42,8 @@ class Group:
             "register": models.regions.register,
             "unregister": models.regions.unregister,
         }
+        if simulator is not None:
+            self._handlers["freeze"] = simulator.freeze
         models.group = self
 
     async def everywhere(self, operation: str, *arguments: Any) -> None:
@@ -62,6 +66,10 @@ class Group:
         """Return the next request's ordinal, in the whole server."""
         assert self._counter is not None
         return os.lseek(self._counter, 1, os.SEEK_CUR)  # all processes share the file's position, and the kernel counts
+
+    def freeze(self, ns: int) -> None:
+        """Freeze the simulators of all front ends."""
+        self._freezing = asyncio.ensure_future(self._call("all", "freeze", ns))
 
     async def model(self, source: ModelSource, config: str, serial: int, device: str, overrides: Any) -> Model:
         """Return a model that runs in a process of its own, which is started by the first front end that needs it."""

@@ -22,6 +22,7 @@ import msgspec
 
 from inferometer.errors import UserError
 from inferometer.serve.models.types import Refused, reason
+from inferometer.serve.threads import result_of
 
 Handlers = dict[str, Callable[..., Any]]
 Part = Callable[..., None]
@@ -76,14 +77,7 @@ class Link(asyncio.Protocol):
 
     async def call(self, name: str, *arguments: Any) -> Any:
         """Return the result of the other process; raises its Refused or UserError, and Refused if it ends."""
-        future = self.loop.create_future()
-
-        def done(result: Any, error: Exception | None) -> None:
-            if not future.done():
-                future.set_result(result) if error is None else future.set_exception(error)
-
-        self.start(name, *arguments, done=done)
-        return await future
+        return await result_of(lambda done: self.start(name, *arguments, done=done))
 
     def close(self) -> None:
         transport, self._transport = self._transport, None
@@ -186,12 +180,9 @@ async def listen(make: Callable[[], Link]) -> str:
     return address
 
 
-def connect(address: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    sock.connect(address)
-    return sock
-
-
-async def attach(sock: socket.socket, handlers: Handlers, other: str = "the server") -> Link:
-    """Return the link on a connected socket."""
+async def attach(to: socket.socket | str, handlers: Handlers, other: str = "the server") -> Link:
+    """Return the link on a connected socket, or to an address of `listen`."""
+    sock = to if isinstance(to, socket.socket) else socket.socket(socket.AF_UNIX)
+    if isinstance(to, str):
+        sock.connect(to)
     return (await asyncio.get_running_loop().create_unix_connection(lambda: Link(handlers, other), sock=sock))[1]

@@ -4,11 +4,9 @@ The queue, the batches, the instances and the statistics are those of the other 
 of all front ends share them.
 """
 
-import struct
-import threading
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from inferometer.serve.kserve.messages import ModelConfig
@@ -17,7 +15,7 @@ from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Refused
 from inferometer.serve.offload import Offload
 from inferometer.serve.openai.model import Generation, Vectors
-from inferometer.serve.processes.link import LENGTH, Cancel, Link, attach, connect
+from inferometer.serve.processes.link import Cancel, Link, attach
 from inferometer.serve.processes.segments import Segments
 
 _AT_ONCE = 1 << 20
@@ -29,13 +27,13 @@ _SENT = (
 
 async def bring_up(address: str, name: str, models: Models) -> Model:
     """Return the model whose process listens at `address`."""
-    link = await attach(connect(address), {}, f"the process of model {name}")
+    link = await attach(address, {}, f"the process of model {name}")
     requests = _Requests(link, models.offload)
     encoded, version, platform, labels, facts = await link.call("describe")
     labels = {output: tuple(names) for output, names in labels.items()}
     loaded = Loaded(forward=requests.forward, labels=labels, close=link.close)
     if facts:
-        loaded.text = _Text(address, link, *facts)
+        loaded.text = _Text(link, *facts)
     model = Model(models, name, version, ModelConfig.FromString(encoded), platform=platform, loaded=[loaded])
     link.lost.add_done_callback(lambda _: models.lose(model, f"{link.other} ended"))
     return model
@@ -79,30 +77,29 @@ class _Requests:
 
 
 class _Text:
-    """A text model in another process (openai.model.TextModel). Tokenizing returns at once, so it waits for the other
-    process, on a connection of its own; generating and computing embeddings do not."""
+    """A text model in another process (openai.model.TextModel)."""
 
-    def __init__(self, address: str, link: Link, name: str, max_len: int, can_generate: bool, can_embed: bool) -> None:
+    def __init__(self, link: Link, name: str, max_len: int, can_generate: bool, can_embed: bool) -> None:
         """The last arguments are worker.TEXT_FACTS."""
         self.name, self.max_len, self.can_generate, self.can_embed = name, max_len, can_generate, can_embed
-        self._link, self._lock, self._socket = link, threading.Lock(), connect(address)
-        link.lost.add_done_callback(lambda _: self._socket.close())
+        self._link = link
 
-    def encode(self, text: str) -> list[int]:
-        return self._wait_for("encode", text)
+    def encode(self, texts: Sequence[str | list[int]]) -> Awaitable[list[list[int]]]:
+        return self._link.call("encode", texts)
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return self._wait_for("encode_chat", messages)
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> Awaitable[list[list[int]]]:
+        return self._link.call("encode_chat", messages)
 
     def generate(self, request: Generation) -> None:
-        def part(text: str, count: int, queue_ns: int, started: int) -> None:
+        def part(text: str, count: int, started: int) -> None:
             if request.state is not None:
-                request.queue_ns, request.started = queue_ns, started
+                request.started = started
                 request.tokens(text, count)
 
         def done(how: Any, why: Any) -> None:
             if request.state is not None:
-                request.ended(how or "abort", why)
+                how, request.stopped = how or ("abort", None)
+                request.ended(how, why)
 
         fields = {name: getattr(request, name) for name in _SENT}
         request.state = self._link.start("generate", fields, part=part, done=done)
@@ -116,18 +113,3 @@ class _Text:
             then(None if why else [np.frombuffer(vector, np.float32) for vector in vectors or ()], why)
 
         self._link.start("embed", inputs, done=done)
-
-    def _wait_for(self, name: str, argument: Any) -> list[int]:
-        """Return the result of a call; blocks for as long as the other process takes."""
-        data = msgspec.msgpack.encode((1, name, (argument,)))
-        with self._lock:
-            try:
-                self._socket.sendall(LENGTH.pack(len(data)) + data)
-                with self._socket.makefile("rb") as reader:
-                    _, error, result = msgspec.msgpack.decode(reader.read(*LENGTH.unpack(reader.read(LENGTH.size))))
-            except (OSError, ValueError, struct.error) as why:
-                raise Refused("UNAVAILABLE", f"the process of model {self.name} ended: {why}") from None
-        if error:
-            raise Refused(*result)
-        tokens: list[int] = result[0]
-        return tokens

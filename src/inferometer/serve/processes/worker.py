@@ -82,9 +82,12 @@ def _infer(models: Models, segments: Segments, part: Part, done: Done, tensors: 
 
 def _generate(text: TextModel, part: Part, done: Done, fields: dict[str, Any]) -> Cancel:
     def tokens(new: str, count: int) -> None:
-        part(new, count, request.queue_ns, request.started)
+        part(new, count, request.started)
 
-    request = Generation(tokens=tokens, ended=done, **(fields | {"stop": tuple(fields["stop"])}))
+    def ended(how: str, why: Refused | None) -> None:
+        done((how, request.stopped), why)
+
+    request = Generation(tokens=tokens, ended=ended, **(fields | {"stop": tuple(fields["stop"])}))
     text.generate(request)
     return partial(text.cancel, request)
 
