@@ -13,7 +13,7 @@ from inferometer.serve.kserve.messages import ModelStatisticsResponse
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
-from inferometer.serve.processes import remote
+from inferometer.serve.processes import model_process
 from inferometer.serve.processes.link import Handlers
 from inferometer.serve.sim.server import Simulator
 
@@ -56,12 +56,6 @@ class Group:
     async def statistics(self, name: str, version: str) -> Any:
         return _statistics(await self._call("all", "statistics", name, version))
 
-    async def started(self, loading: Awaitable[None]) -> None:
-        """Wait until all front ends have loaded their models."""
-        await loading
-        if self.is_shared:
-            await self._call("loaded")
-
     def number(self) -> int:
         """Return the next request's ordinal, in the whole server."""
         assert self._counter is not None
@@ -75,7 +69,7 @@ class Group:
         """Return a model that runs in a process of its own, which is started by the first front end that needs it."""
         given = [source.name, *(path and str(path) for path in (source.path, source.root))]
         address = await self._call("start_model", f"{serial} {source.name}", given, config, device, overrides)
-        return await remote.bring_up(address, source.name, self._models)
+        return await model_process.bring_up(address, source.name, self._models)
 
 
 def _metrics(pages: Sequence[bytes]) -> bytes:

@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -56,7 +56,7 @@ class Link(asyncio.Protocol):
         self._calls: dict[int, tuple[Part, Done]] = {}
         self._running: dict[int, Cancel] = {}
         """What cancels the streams of the other process."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._encode = msgspec.msgpack.Encoder().encode
 
     def tell(self, name: str, *arguments: Any, number: int = 0) -> None:
@@ -135,15 +135,18 @@ class Link(asyncio.Protocol):
                 cancel = self.streams[name](partial(self.tell, _PART, number=-number), done, *arguments)
                 if number in self._running:
                     self._running[number] = cancel
-            elif inspect.isawaitable(result := self.handlers[name](*arguments)):
-                self._tasks.add(task := self.loop.create_task(_finish(result, done)))
-                task.add_done_callback(self._tasks.discard)
             else:
-                done(result, None)
+                self._tasks.add(task := self.loop.create_task(called(self.handlers[name], arguments)))
+                task.add_done_callback(partial(self._called, number))
         except Exception as error:
             done(None, error)
 
-    def _done(self, number: int, result: Any, error: Exception | None) -> None:
+    def _called(self, number: int, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        error = task.exception()
+        self._done(number, None if error else task.result(), error)
+
+    def _done(self, number: int, result: Any, error: BaseException | None) -> None:
         if self._running.pop(number, None) is None:  # cancelled
             return
         if error is None:
@@ -164,11 +167,10 @@ class Link(asyncio.Protocol):
             self._calls.pop(next(iter(self._calls)))[1](None, Refused("UNAVAILABLE", f"{self.other} ended"))
 
 
-async def _finish(result: Any, done: Done) -> None:
-    try:
-        done(await result, None)
-    except Exception as error:
-        done(None, error)
+async def called(handler: Callable[..., Any], arguments: Iterable[Any]) -> Any:
+    """Return the result of a function or coroutine function."""
+    result = handler(*arguments)
+    return await result if inspect.isawaitable(result) else result
 
 
 async def listen(make: Callable[[], Link]) -> str:
