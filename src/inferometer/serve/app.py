@@ -94,7 +94,7 @@ async def _front_end(
         group.join(
             models, lambda: metrics.page(models, started) + (simulator.metrics() if simulator else b""), simulator
         )
-        if not await _done_before(stop, models.start()):
+        if not await _done_before(stop, group.started(models.start())):
             return
         web = Web(settings, models, simulator, group.metrics)
         grpc = await _grpc(settings, models, sockets, held)

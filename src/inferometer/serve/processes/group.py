@@ -56,6 +56,12 @@ class Group:
     async def statistics(self, name: str, version: str) -> Any:
         return _statistics(await self._call("all", "statistics", name, version))
 
+    async def started(self, loading: Awaitable[None]) -> None:
+        """Wait until all front ends have loaded their models."""
+        await loading
+        if self.is_shared:
+            await self._call("loaded")
+
     def number(self) -> int:
         """Return the next request's ordinal, in the whole server."""
         assert self._counter is not None

@@ -123,7 +123,10 @@ class Hub:
             if len(addresses) == settings.processes:
                 is_ready.set_result(at)
 
-        handlers: Handlers = {"all": self.all, "start_model": self.start_model, "ready": listening}
+        loaded = asyncio.Barrier(settings.processes).wait
+        handlers: Handlers = {
+            "all": self.all, "start_model": self.start_model, "loaded": loaded, "ready": listening,
+        }  # fmt: skip
         if settings.sim is not None and settings.sim.truth is not None:
             TruthLog(settings.sim.truth).close()  # the front ends append to it
         with contextlib.ExitStack() as held:
