@@ -160,6 +160,11 @@ def error_body(message: str, kind: str, code: str) -> bytes:
     return json_bytes({"error": {"message": message, "type": kind, "code": code}})
 
 
+def tokenize_body(tokens: list[int], max_len: int) -> bytes:
+    """Return the response to /tokenize, with vLLM's fields."""
+    return json_bytes({"count": len(tokens), "max_model_len": max_len, "tokens": tokens})
+
+
 def embeddings_body(model: str, vectors: Sequence[np.ndarray], packed: bool, n_in: int) -> bytes:
     """Return the JSON of embeddings: float32 vectors as numbers, or `packed` as base64 of 32-bit floats."""
     values = (base64.b64encode(vector.tobytes()).decode() if packed else vector.tolist() for vector in vectors)

@@ -10,9 +10,9 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Refused, reason
-from inferometer.serve.openai.frames import embeddings_body, escaped, json_bytes
+from inferometer.serve.openai.frames import embeddings_body, escaped, tokenize_body
 from inferometer.serve.openai.model import Generation, TextModel
-from inferometer.serve.openai.requests import Refusal, TextRequest, check_supported, refusal_of
+from inferometer.serve.openai.requests import Refusal, TextRequest, check_supported, refusal_of, too_long
 from inferometer.serve.openai.response import Stream, Whole
 from inferometer.serve.threads import OnDone, result_of
 
@@ -49,8 +49,7 @@ class _InProgress:
             prompts = await self._encoded()
             self._out.n_in = sum(map(len, prompts))
             if self._asked.api == _TOKENIZE:
-                content = {"count": len(prompts[0]), "max_model_len": self._model.max_len, "tokens": prompts[0]}
-                self._send(json_bytes(content))
+                self._send(tokenize_body(prompts[0], self._model.max_len))
             elif self._asked.api == _EMBEDDING:
                 self._send(await self._embeddings(prompts))
             else:
@@ -69,8 +68,7 @@ class _InProgress:
         n_in, most = len(prompt), self._model.max_len
         n_out = asked.n_out or most - n_in
         if n_in + max(n_out, 1) > most:
-            why = f"{n_in} prompt tokens plus max_tokens {n_out} exceed the model's maximum of {most} tokens"
-            raise Refusal(400, why, "context_length_exceeded")
+            raise too_long(n_in, n_out, f"the model's maximum of {most} tokens")
 
         def start(ended: OnDone) -> None:
             self._generation = Generation(

@@ -93,6 +93,12 @@ def parse(path: bytes, body: Body) -> TextRequest:
         raise Refusal(400, f"the request body is not valid JSON: {error}", "invalid_json") from None
 
 
+def too_long(n_in: int, n_out: int, limit: str) -> Refusal:
+    """Return the refusal of a prompt and a response that are longer than `limit`."""
+    what = f"{n_in} prompt tokens plus max_tokens {n_out} exceed {limit}"
+    return Refusal(400, what, "context_length_exceeded")
+
+
 # --- what clients send -----------------------------------------------------------------------------------------------
 
 

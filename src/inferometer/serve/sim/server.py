@@ -11,8 +11,8 @@ from inferometer.errors import UserError
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
-from inferometer.serve.openai.frames import json_bytes
-from inferometer.serve.openai.requests import Parts, Refusal, TextRequest
+from inferometer.serve.openai.frames import tokenize_body
+from inferometer.serve.openai.requests import Parts, Refusal, TextRequest, too_long
 from inferometer.serve.openai.response import Stream, Whole, refusal_body
 from inferometer.serve.sim.batch import BatchTiming
 from inferometer.serve.sim.clockwork import Clockwork
@@ -62,9 +62,7 @@ class Simulator:
     def respond(self, connection: Connection, request: Request, asked: TextRequest) -> None:
         """Respond to a request now or later; raises Refusal if it cannot be served."""
         if asked.api == "tokenize":
-            tokens = self._prompts.ids(asked.parts)
-            content = {"count": len(tokens), "max_model_len": self.max_len, "tokens": tokens}
-            reply(connection, request, 200, json_bytes(content))
+            reply(connection, request, 200, tokenize_body(self._prompts.ids(asked.parts), self.max_len))
             return
         n_out = asked.n_out or CHAT_TOKENS
         n_in = self.length(asked.parts, n_out)
@@ -92,14 +90,10 @@ class Simulator:
     def length(self, parts: Parts, n_out: int) -> int:
         """Return the prompt's tokens; raises Refusal if prompt and response are too long."""
         n_in = self._prompts.count(parts)
-        limit = ""
         if n_in + n_out > self.max_len:
-            limit = f"the model's maximum of {self.max_len} tokens"
-        elif isinstance(self.timing, BatchTiming) and not self.timing.kv.fits(n_in + n_out):
-            limit = "the size of the KV cache"
-        if limit:
-            message = f"{n_in} prompt tokens plus max_tokens {n_out} exceed {limit}"
-            raise Refusal(400, message, "context_length_exceeded")
+            raise too_long(n_in, n_out, f"the model's maximum of {self.max_len} tokens")
+        if isinstance(self.timing, BatchTiming) and not self.timing.kv.fits(n_in + n_out):
+            raise too_long(n_in, n_out, "the size of the KV cache")
         return n_in
 
     def ended(self, response: SimResponse, aborted: bool) -> None:
