@@ -21,6 +21,7 @@ Json = dict[str, Any]
 
 MESSAGES = b"/v1/messages"
 _MARK = b"\0"  # never part of JSON
+_MARKED = Raw(b'"\0"')
 
 
 class Completion:
@@ -136,18 +137,20 @@ def quoted(text: bytes) -> Raw:
 
 
 def events(*given: Json) -> bytes:
-    """Return server-sent events, each in a chunk of its own. Anthropic's have the name that is their type."""
-    return b"".join(
-        chunk(b"%bdata: %b\n\n" % (b"event: %b\n" % one["type"].encode() if "type" in one else b"", json_bytes(one)))
-        for one in given
-    )
+    """Return server-sent events, each in a chunk of its own."""
+    return b"".join([chunk(_event(one)) for one in given])
+
+
+def _event(given: Json) -> bytes:
+    if "type" not in given:
+        return b"data: %b\n\n" % json_bytes(given)
+    return b"event: %b\ndata: %b\n\n" % (given["type"].encode(), json_bytes(given))  # Anthropic's have names
 
 
 def around(content: Format) -> tuple[bytes, bytes, list[bytes]]:
     """Return what precedes and follows the text in a content event, and the chunk's size line by the text's length."""
-    _, _, event = events(content.content(quoted(_MARK))).partition(b"\r\n")
-    before, _, after = event.partition(_MARK)
-    return before, after, _size_lines(len(before) + len(after) - 2)
+    before, _, after = _event(content.content(_MARKED)).partition(_MARK)
+    return before, after + b"\r\n", _size_lines(len(before) + len(after))
 
 
 @cache
