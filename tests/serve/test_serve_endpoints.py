@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -254,10 +255,19 @@ def test_http10_cannot_stream(client: RawClient):
     assert client.at_end()
 
 
-def test_a_slow_reader_gets_every_byte():
-    with running(simulator(timing=Fixed(ttft=0, itl=0), tokens_per_chunk=2)) as url, RawClient(url) as client:
+@pytest.fixture(scope="module")
+def special() -> Iterator[str]:
+    """The URL of a server with a token, adapters, and two tokens per chunk."""
+    sim = Sim(timing=Fixed(ttft=0, itl=0), tokens_per_chunk=2, lora=("movie", "news"))
+    with running(Settings(sim=sim, http=0, token="secret")) as url:
+        yield url
+
+
+def test_a_slow_reader_gets_every_byte(special: str):
+    with RawClient(special) as client:
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-        client.send(request(COMPLETIONS, body_for(COMPLETIONS, stream=True, max_tokens=60_001)))
+        body = body_for(COMPLETIONS, stream=True, max_tokens=60_001, model="sim")
+        client.send(request(COMPLETIONS, body, Authorization="Bearer secret"))
         client.send(request("/health"))
         time.sleep(0.3)
         *events, done = client.response().events
@@ -267,12 +277,35 @@ def test_a_slow_reader_gets_every_byte():
         assert client.response().status == 200
 
 
-def test_the_token_protects_v1_only():
-    with running(Settings(sim=Sim(), http=0, token="secret")) as url, RawClient(url) as client:
+def test_the_token_protects_v1_only(special: str):
+    with RawClient(special) as client:
         assert client.request("/v1/models").json["error"]["code"] == "invalid_api_key"
         assert client.request("/v1/models", Authorization="Bearer wrong").status == 401
         assert client.request("/v1/models", Authorization="Bearer secret").status == 200
         assert client.request("/health").status == 200
+
+
+def test_anthropics_clients_send_the_token_in_a_header_of_their_own(special: str):
+    body = {"model": "sim", "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}
+    with RawClient(special) as client:
+        assert client.request("/v1/messages", body, x_api_key="secret").status == 200
+        refused = client.request("/v1/messages", body, x_api_key="wrong")
+        assert (refused.status, refused.json["error"]["type"]) == (401, "authentication_error")
+
+
+def test_adapters_are_listed_and_served_like_the_model(special: str):
+    key = {"Authorization": "Bearer secret"}
+    with RawClient(special) as client:
+        listed = client.request("/v1/models", **key).json["data"]
+        assert [(model["id"], model.get("parent")) for model in listed] == [
+            ("sim", None),
+            ("movie", "sim"),
+            ("news", "sim"),
+        ]
+        for name, status in (("sim", 200), ("movie", 200), ("news", 200), ("sport", 404)):
+            assert client.request(COMPLETIONS, body_for(COMPLETIONS, model=name, max_tokens=1), **key).status == status
+    with pytest.raises(UserError, match="--lora"):
+        check(simulator(lora=("sim",)))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")  # noqa: PTH110
@@ -280,17 +313,3 @@ def test_ipv6():
     with running(Settings(sim=Sim(), http=0, host="::1")) as url, RawClient(url) as client:
         assert url.startswith("http://[::1]:")
         assert client.request("/health").status == 200
-
-
-def test_adapters_are_listed_and_served_like_the_model():
-    with running(simulator(timing=Fixed(ttft=0.001), lora=("movie", "news"))) as url, RawClient(url) as client:
-        listed = client.request("/v1/models").json["data"]
-        assert [(model["id"], model.get("parent")) for model in listed] == [
-            ("sim", None),
-            ("movie", "sim"),
-            ("news", "sim"),
-        ]
-        for name, status in (("sim", 200), ("movie", 200), ("news", 200), ("sport", 404)):
-            assert client.request(COMPLETIONS, body_for(COMPLETIONS, model=name, max_tokens=1)).status == status
-    with pytest.raises(UserError, match="--lora"):
-        check(simulator(lora=("sim",)))

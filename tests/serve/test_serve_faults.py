@@ -29,7 +29,6 @@ MS = 1_000_000
         ("reject", Fault("reject", 503)),
         ("reject=429", Fault("reject", 429)),
         ("stall=250ms", Fault("stall", 250 * MS)),
-        ("slow", Fault("slow", 20 * MS)),
         ("split=1", Fault("split", 1)),
         ("reset", Fault("reset")),
     ],
@@ -41,7 +40,7 @@ def test_valid_faults_are_parsed(text: str, fault: Fault):
 @pytest.mark.parametrize(
     "text",
     ["", "nope", "reject=99", "reject=x", "split=0", "stall=x", "reset=1", "reset@", "reset@#0", "reset@#x", "reset@every=0",
-     "reset@0%", "reset@101%", "reset@x%", "reset@t=x", "reset@later"],
+     "reset@0%", "reset@101%", "reset@x%", "reset@t=5s", "freeze@t=x", "reset@later"],
 )  # fmt: skip
 def test_invalid_faults_are_explained(text: str):
     with pytest.raises(UserError) as error:
@@ -51,13 +50,12 @@ def test_invalid_faults_are_explained(text: str):
 
 def struck(*rules: str, seed: int = 0, n: int = 1000) -> list[int]:
     faults = Faults(rules, seed)
-    return [k for k in range(1, n + 1) if faults.pick(k, k * MS)]
+    return [k for k in range(1, n + 1) if faults.pick(k)]
 
 
 def test_rules_select_requests():
     assert struck("reset@#7") == [7]
     assert struck("reset@every=300") == [300, 600, 900]
-    assert struck("reset@t=10ms") == [11]
     assert struck("reset", n=3) == [1, 2, 3]
     assert struck() == []
 
@@ -71,7 +69,7 @@ def test_a_share_is_random_and_reproducible():
 
 def test_the_first_matching_rule_wins():
     faults = Faults(("reset@#2", "html@every=2"), 0)
-    assert [getattr(faults.pick(n, n), "kind", None) for n in range(1, 5)] == [None, "reset", None, "html"]
+    assert [getattr(faults.pick(n), "kind", None) for n in range(1, 5)] == [None, "reset", None, "html"]
 
 
 # --- as the client sees them -----------------------------------------------------------------------------------------
@@ -172,10 +170,9 @@ def test_stall_pauses_halfway_and_loses_nothing(client: RawClient):
     assert len(response.events) == 12
 
 
-@pytest.mark.parametrize("fault", ["split=3", "slow=1ms"])
-def test_split_and_slow_writes_arrive_complete(client: RawClient, fault: str):
+def test_split_writes_arrive_complete(client: RawClient):
     before = segments(client)
-    response = send(client, fault)
+    response = send(client, "split=3")
     assert len(response.events) == 12
     assert segments(client) - before > 12
     assert send(client, "close").complete
@@ -197,7 +194,7 @@ def test_close_breaks_keep_alive(client: RawClient):
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "freeze"])
 def test_every_fault_in_short_responses_leaves_the_server_working(sim: str, kind: str, stream: bool, tokens: int):
-    fault = {"stall": "stall=1ms", "slow": "slow=1ms"}.get(kind, kind)
+    fault = "stall=1ms" if kind == "stall" else kind
     with RawClient(sim) as client:
         response = send(client, fault, stream, tokens)
         broken = kind in ("reset", "abort", "cut")
@@ -221,15 +218,10 @@ def test_an_unknown_fault_in_the_header_is_400(client: RawClient):
     assert send(client, "nonsense").json["error"]["code"] == "invalid_fault"
 
 
-def test_the_fault_header_has_no_effect_unless_allowed():
-    with (
-        running(simulator(timing=Fixed(ttft=0, itl=0), faults=("reject=500@#2",))) as url,
-        RawClient(url) as client,
-    ):
-        assert [send(client, "html").status for _ in range(3)] == [200, 500, 200]
-
-
-@pytest.mark.parametrize("timing", [Fixed(ttft=0.02, itl=0.02), Batch(prefill_rate=100, decode_step=0.02)])
+@pytest.mark.parametrize(
+    "timing",
+    [Fixed(ttft=0.02, itl=0.02), pytest.param(Batch(prefill_rate=100, decode_step=0.02), marks=pytest.mark.slow)],
+)
 def test_a_timed_freeze_delays_everything(timing: Fixed | Batch, truth_file: str):
     settings = simulator(timing=timing, faults=("freeze=300ms@t=50ms",), truth=truth_file)
     with running(settings) as url, RawClient(url) as client:

@@ -3,13 +3,9 @@
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from raw_client import RawClient
 
-from inferometer.serve.background import running
-from inferometer.serve.settings import simulator
-from inferometer.serve.sim.settings import Fixed
 from inferometer.workload.tokenizer import load
 
 PATH = "/v1/messages"
@@ -61,12 +57,3 @@ def test_errors_have_the_format_of_the_api(
     assert response.status == status
     assert response.json["type"] == "error" and response.json["error"]["type"] == kind
     assert message in response.json["error"]["message"]
-
-
-def test_the_key_may_be_in_either_header() -> None:
-    settings = msgspec.structs.replace(simulator(timing=Fixed(ttft=0, itl=0)), token="sesame-opens")
-    with running(settings) as url, RawClient(url) as client:
-        assert client.request(PATH, HI, x_api_key="sesame-opens").status == 200
-        assert client.request(PATH, HI, Authorization="Bearer sesame-opens").status == 200
-        refused = client.request(PATH, HI, x_api_key="wrong")
-        assert (refused.status, refused.json["error"]["type"]) == (401, "authentication_error")

@@ -63,7 +63,7 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_tokenizers_library_is_imported_on_first_use() -> None:
-    code = "import sys, inferometer.workload; assert 'tokenizers' not in sys.modules; inferometer.workload.tokenizer.load().count('a'); assert 'tokenizers' in sys.modules"
+    code = "import sys, inferometer.workload.tokenizer; assert 'tokenizers' not in sys.modules; inferometer.workload.tokenizer.load().count('a'); assert 'tokenizers' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -13,7 +13,7 @@ web         routes HTTP paths to these parts
 metrics     /metrics with Triton's metric names
 settings    all settings of the server
 ports       binding ports
-histogram   latency histograms
+prometheus  the text format of metrics, and latency histograms
 memory      memory allocation settings
 app         assembles the server and runs it, from start to drain
 background  runs the server in a child process

@@ -14,7 +14,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -91,8 +91,10 @@ async def _front_end(
         for source in settings.models:
             models.add(source)
         started = time.time()
-        group.join(models, lambda: metrics.page(models, started) + (simulator.metrics() if simulator else b""))
-        if not await _finished_before(group.started(models.start()), stop):
+        group.join(
+            models, lambda: metrics.page(models, started) + (simulator.metrics() if simulator else b""), simulator
+        )
+        if not await _done_before(stop, group.started(models.start())):
             return
         web = Web(settings, models, simulator, group.metrics)
         grpc = await _grpc(settings, models, sockets, held)
@@ -111,25 +113,25 @@ async def _front_end(
         await _drain(settings.drain, at_once, models, web, listeners, grpc)
 
 
-async def _finished_before(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
-    """Return whether the work finished before the server was stopped; if not, it is abandoned."""
-    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-        return working.done()
-    finally:
-        for task in (working, stopping):
-            task.cancel()
-        await asyncio.gather(working, stopping, return_exceptions=True)
+async def _done_before(event: asyncio.Event, work: Awaitable[Any], seconds: float | None = None) -> bool:
+    """Return whether the work was done before the event and within the time; otherwise it is abandoned."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    await asyncio.wait((working, waiting), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    is_done = working.done()
+    for task in (working, waiting):
+        task.cancel()
+    await asyncio.gather(working, waiting, return_exceptions=True)
+    if is_done:
+        working.result()
+    return is_done
 
 
 def _simulator(settings: Settings, models: Models, held: contextlib.AsyncExitStack, group: Group) -> Simulator | None:
     """Return the simulator's OpenAI endpoints, and register the simulator as a text model."""
     if settings.sim is None:
         return None
-    simulator = Simulator(settings.sim, models.loop, group.number if group.is_shared else None)
+    of_all = (group.number, group.freeze) if group.is_shared else ()
+    simulator = Simulator(settings.sim, models.loop, *of_all)
     held.callback(simulator.close)
     models.add_own(settings.sim.model, text_model.CONFIG, text_model.loader(simulator))
     return simulator
@@ -162,41 +164,24 @@ async def _drain(
         grpc.health.set_serving(False)
     models.say_not_ready()
     if seconds:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(at_once.wait(), min(seconds, _ANNOUNCED_S))
+        await _done_before(at_once, asyncio.sleep(min(seconds, _ANNOUNCED_S)))
     for listener in listeners:
         listener.let_in()
     web.refuse_new()
     models.refuse_new()
     for listener in listeners:
         listener.stop_accepting()
-    if seconds:
-        await _finish(seconds, at_once, listeners, grpc)
-    await _refuse_rest(seconds, at_once, models, web, listeners)
-
-
-async def _refuse_rest(
-    seconds: float, at_once: asyncio.Event, models: Models, web: Web, listeners: list[Listener]
-) -> None:
-    """Refuse the remaining requests with an error before closing their connections. Clients that are still sending get
-    a second to read it, unless the server must stop at once or had no `seconds` to begin with."""
+    if seconds:  # gRPC gets longer, to send errors to the rest
+        leaving = [_quiet(listeners)] if grpc is None else [_quiet(listeners), grpc.stop(seconds + 1)]
+        await _done_before(at_once, asyncio.gather(*leaving), seconds)
     why = "the server stopped before the request was complete"
     partial = sum(listener.refuse_partial(why) for listener in listeners)
     if web.refuse_rest() + models.in_flight:
         await models.close()
         await asyncio.sleep(_LOOK_S)
+    # Clients that are still sending get a second to read the error.
     while seconds and partial and not at_once.is_set() and any(listener.leaving for listener in listeners):
         await asyncio.sleep(_LOOK_S)
-
-
-async def _finish(seconds: float, at_once: asyncio.Event, listeners: list[Listener], grpc: "KserveGrpc | None") -> None:
-    """Finish the requests in progress, as far as the time allows. (gRPC gets longer, to send errors to the rest.)"""
-    leaving = asyncio.gather(_quiet(listeners), *([grpc.stop(seconds + 1)] if grpc else []))
-    forced = asyncio.ensure_future(at_once.wait())
-    await asyncio.wait((leaving, forced), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for task in (leaving, forced):
-        task.cancel()
-    await asyncio.gather(leaving, forced, return_exceptions=True)
 
 
 async def _quiet(listeners: list[Listener]) -> None:
@@ -217,9 +202,6 @@ def _on_signals(stop: asyncio.Event | None = None) -> tuple[asyncio.Event, async
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, lambda: next(means).set())
     return stop, at_once
-
-
-# --- the process -----------------------------------------------------------------------------------------------------
 
 
 def _listening(settings: Settings, sockets: dict[str, socket.socket], models: Models) -> Listening:

@@ -91,22 +91,10 @@ def running(settings: Settings) -> Iterator[str]:
         yield server.url
 
 
-def _send(reply: _Reply, pipe: int) -> None:
-    os.write(pipe, msgspec.json.encode(reply) + b"\n")
-
-
-def _own_stdout() -> int:
-    """Return the pipe to the parent, which is ours alone: what models print goes to standard error."""
-    pipe = os.dup(1)
-    os.dup2(2, 1)
-    return pipe
-
-
 async def _serve_until_stdin_ends(settings: Settings, pipe: int) -> None:
-    from inferometer.serve.app import Listening, serve  # noqa: PLC0415  (heavy: for the child only)
+    from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: for the child only)
 
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     os.set_blocking(0, False)
 
     def readable() -> None:
@@ -115,11 +103,12 @@ async def _serve_until_stdin_ends(settings: Settings, pipe: int) -> None:
                 loop.remove_reader(0)
                 stop.set()
 
-    def ready(at: Listening) -> None:
-        _send(_Reply(at.http, at.grpc, at.metrics), pipe)
-
     loop.add_reader(0, readable)
-    await serve(settings, ready, stop)
+    await serve(settings, lambda at: _send(_Reply(at.http, at.grpc, at.metrics), pipe), stop)
+
+
+def _send(reply: _Reply, pipe: int) -> None:
+    os.write(pipe, msgspec.json.encode(reply) + b"\n")
 
 
 def end_with(parent: int) -> None:
@@ -134,7 +123,8 @@ def _main() -> None:
     threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
     from inferometer.timing.loop import run  # noqa: PLC0415  (the same)
 
-    pipe = _own_stdout()
+    pipe = os.dup(1)
+    os.dup2(2, 1)  # the pipe to the parent is ours alone: what models print goes to standard error
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     try:
         run(_serve_until_stdin_ends(settings, pipe))

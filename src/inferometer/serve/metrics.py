@@ -1,23 +1,14 @@
-"""/metrics of the models in Prometheus' text format, with Triton's metric names and additional latency histograms.
+"""/metrics of the models, with Triton's metric names and additional latency histograms."""
 
-Written by hand instead of with prometheus_client, which would append `_total` to the counters' names; Triton's have no
-suffix.
-"""
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 
 from inferometer import __version__
-from inferometer.serve.histogram import Histogram
+from inferometer.serve import prometheus
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.statistics import Statistics
-
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-
-Samples = Iterable[tuple[dict[str, str], Any]]
-"""Labels with a number or a histogram."""
 
 _CACHED, _NOT_CACHED = "in microseconds (includes cached requests)", "(does not include cached requests)"
 _MODEL: dict[str, tuple[str, str, Callable[[Statistics], Any]]] = {
@@ -42,7 +33,7 @@ def page(models: Models, started: float) -> bytes:
     labels = {model: {"model": model.name, "version": model.version} for model in served}
     reasons = [({**labels[one], "reason": why}, count) for one in served for why, count in one.counted.failures.items()]
     memory, pending = psutil.virtual_memory(), [(labels[one], one.pending) for one in served]
-    families: list[tuple[str, str, str, Samples]] = [
+    families: list[prometheus.Family] = [
         *(
             (f"nv_inference_{name}", kind, text, [(labels[one], value(one.counted)) for one in served])
             for name, (kind, text, value) in _MODEL.items()
@@ -56,23 +47,4 @@ def page(models: Models, started: float) -> bytes:
         # The other names are those of vLLM and Triton: only this one tells that it is neither.
         ("inferometer_serve_info", "gauge", "Version of inferometer serve.", [({"version": __version__}, 1)]),
     ]  # fmt: skip
-    return "".join([line for family in families for line in _family(*family)]).encode()
-
-
-def _family(name: str, kind: str, text: str, samples: Samples) -> Iterable[str]:
-    yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
-    for labels, value in samples:
-        if not isinstance(value, Histogram):
-            yield f"{name}{_written(labels)} {value}\n"
-            continue
-        count = 0
-        for bound, count in value.buckets():
-            yield f"{name}_bucket{_written({**labels, 'le': bound})} {count}\n"
-        yield f"{name}_sum{_written(labels)} {value.sum}\n{name}_count{_written(labels)} {count}\n"
-
-
-def _written(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
-    escaped = {k: v.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') for k, v in labels.items()}
-    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}"
+    return prometheus.page(families)

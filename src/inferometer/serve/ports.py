@@ -8,11 +8,20 @@ from collections.abc import Iterator, Mapping
 from inferometer.errors import UserError
 
 
-def bound(host: str, port: int, option: str = "--port", shared: bool = False) -> socket.socket:
+def bound(host: str, port: int, option: str, shared: bool = False) -> socket.socket:
     """Return a socket bound to that address but not listening yet: until it does, others can bind the same address.
     `option` is the command-line option that sets the port. Several `shared` sockets can listen on the same port."""
-    with explained(host, port, option):
-        return _bind(host, port, shared)
+    with explained(host, port, option), contextlib.ExitStack() as failed:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = failed.enter_context(socket.socket(family, kind, protocol))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+        failed.pop_all()
+    return sock
 
 
 def bound_all(
@@ -33,8 +42,6 @@ def explained(host: str, port: int, option: str) -> Iterator[None]:
         yield
     except socket.gaierror as error:
         raise UserError(f"cannot resolve {host}: {error.strerror}", "set --host to an address or host name") from None
-    except OverflowError:
-        raise UserError(f"port {port} is out of range", f"choose a {option} from 0 to 65535") from None
     except OSError as error:
         reason, remedy = _REASONS.get(
             error.errno or 0, (f"is not available: {error.strerror}", "check --host and {option}")
@@ -50,22 +57,6 @@ _REASONS = {
         "set --host to an address of this machine, or 0.0.0.0 for all interfaces",
     ),
 }
-
-
-def _bind(host: str, port: int, shared: bool) -> socket.socket:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.setblocking(False)
-        sock.bind(address)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 def place(host: str, port: int) -> str:

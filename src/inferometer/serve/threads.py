@@ -52,7 +52,7 @@ class Threads:
         thread = threading.current_thread()
         while (job := self._jobs.get()) is not None:
             _at_work.add(thread)
-            made = _done(*job)
+            made = _result(*job)
             _at_work.discard(thread)
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._ended, *made)
@@ -68,30 +68,34 @@ class Threads:
         on_done(result, error)
 
 
-def _done(work: Callable[[], Any], on_done: OnDone) -> tuple[OnDone, Any, BaseException | None]:
+def _result(work: Callable[[], Any], on_done: OnDone) -> tuple[OnDone, Any, BaseException | None]:
     try:
         return on_done, work(), None
     except BaseException as error:  # even SystemExit: it is reported to the caller
         return on_done, None, error
 
 
+async def result_of(start: Callable[[OnDone], object]) -> Any:
+    """Return the result that `start` passes to its callback, now or later; raises the error that it passes."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def on_done(result: Any, error: BaseException | None) -> None:
+        if not future.done():  # else the caller has gone away
+            future.set_result(result) if error is None else future.set_exception(error)
+
+    start(on_done)
+    return await future
+
+
 async def in_thread(work: Callable[..., T], *words: object) -> T:
     """Run `work` in a thread of its own: for rare work that may take long."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
+    threads = Threads(asyncio.get_running_loop(), 1, "loading")
 
-    def on_done(result: T, error: BaseException | None) -> None:
-        if future.done():  # the caller has gone away
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+    def start(on_done: OnDone) -> None:
+        threads.do(lambda: work(*words), on_done)
+        threads.close()
 
-    threads = Threads(loop, 1, "loading")
-    threads.do(lambda: work(*words), on_done)
-    threads.close()
-    return await future
+    return await result_of(start)  # type: ignore[no-any-return]
 
 
 def leave(status: int = 0) -> None:

@@ -24,12 +24,12 @@ from inferometer.serve.http.parse import Problem, Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import http_codec as kserve_http
 from inferometer.serve.kserve.routes import Kserve, unexpected
-from inferometer.serve.metrics import CONTENT_TYPE
 from inferometer.serve.models.registry import Models
 from inferometer.serve.openai.frames import error_body
 from inferometer.serve.openai.requests import Refusal
 from inferometer.serve.openai.response import refusal_body
 from inferometer.serve.openai.routes import OpenAi
+from inferometer.serve.prometheus import CONTENT_TYPE
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.server import Simulator
 

@@ -182,8 +182,7 @@ def test_concurrent_texts_of_different_length_match_generate(causal: Any, writer
     for i, (one, (size, count)) in enumerate(zip(made, sizes, strict=True)):
         assert one.words == expected_tokens(causal, ids(size, i), count)
         assert (one.over.result(), one.count) == (("length", None), count)
-    assert made[0].request.queue_ns >= 0
-    assert max(one.request.queue_ns for one in made) > min(one.request.queue_ns for one in made)
+    assert len({one.request.started for one in made}) > 1
 
 
 def test_long_prompts_are_read_in_chunks(tmp_path: Path) -> None:
@@ -456,7 +455,7 @@ def test_chats_use_the_tokenizers_template(writer: Loaded, writer_folder: Path) 
         "w9 {{ m.content }} {% endfor %}{% if add_generation_prompt %}w8{% endif %}"
     )
     try:
-        assert writer.text.encode_chat(messages) == writer.text.encode("w9 w1 w2 w8")
+        assert writer.text.encode_chat(messages) == writer.text.encode(["w9 w1 w2 w8"])
         with pytest.raises(Refused, match="the chat template: TemplateError: only users"):
             writer.text.encode_chat([{"role": "system", "content": "w1"}])
     finally:
@@ -542,9 +541,7 @@ def test_embeddings_of_tokens_are_computed_in_a_thread(encoder_folder: Path) -> 
         calls = []
         for texts in (TEXTS[:1], TEXTS[1:]):
             made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            loaded.text.embed(
-                [loaded.text.encode(text) for text in texts], lambda *end, made=made: made.set_result(end)
-            )
+            loaded.text.embed(loaded.text.encode(texts), lambda *end, made=made: made.set_result(end))
             calls.append(made)
         (first, _), (others, refused) = await asyncio.wait_for(asyncio.gather(*calls), 60)
         assert refused is None

@@ -284,7 +284,7 @@ def test_models_refuse_what_they_are_not_for(client: RawClient, echo: text_doubl
 
 
 def test_the_tokenizer_of_a_model(client: RawClient, echo: text_double.Echo) -> None:
-    tokens = echo.encode("a b")
+    (tokens,) = echo.encode(["a b"])
     response = client.request("/tokenize", {"model": "echo", "prompt": "a b"})
     assert response.json == {"count": 2, "max_model_len": 100, "tokens": tokens}
 

@@ -5,7 +5,7 @@ Tokens are the words' positions in a growing list. Special words of the prompt c
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -42,15 +42,15 @@ class Echo:
         self.slots = 100
         self._words: list[str] = []
 
-    def encode(self, text: str) -> list[int]:
-        if "<unencodable>" in text:
+    def encode(self, texts: Sequence[str | list[int]]) -> list[list[int]]:
+        if "<unencodable>" in texts:
             raise ValueError("cannot encode this")
-        return [self._number(word) for word in text.split()]
+        return [[self._number(word) for word in one.split()] if isinstance(one, str) else one for one in texts]
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[list[int]]:
         if messages[-1]["role"] != "user":
             raise Refused("INVALID_ARGUMENT", "the last message must be the user's")
-        return self.encode(" ".join(f"[{message['role']}] {message['content']}" for message in messages))
+        return self.encode([" ".join(f"[{message['role']}] {message['content']}" for message in messages)])
 
     def generate(self, request: Generation) -> None:
         if len(self.running) >= self.slots:

@@ -76,7 +76,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         (folder / "models" / name / "config.pbtxt").write_text(config)
     (folder / "sitecustomize.py").write_text(REGISTER)  # how the processes know the double of a text model
     paths = [str(folder), str(HERE.parent / "openai"), *(path for path in sys.path if path)]
-    sim = Sim(timing=Fixed(ttft=0, itl=0), truth=str(folder / "truth.jsonl"))
+    sim = Sim(timing=Fixed(ttft=0, itl=0), truth=str(folder / "truth.jsonl"), allow_fault_header=True)
     served = (str(folder / "models"), "identity", "echo")
     settings = Settings(models=served, sim=sim, processes=2, http=0, grpc=0, metrics=0, control=True)
     with pytest.MonkeyPatch.context() as patch:

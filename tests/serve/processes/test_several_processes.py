@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
@@ -154,14 +155,28 @@ def test_text_models_in_another_process_have_openai_endpoints(front_ends: list[R
 
 
 def test_simulated_requests_are_numbered_and_logged_together(front_ends: list[RawClient], server: Running):
-    ids = []
+    ids, path = [], server.truth  # type: ignore[attr-defined]
     for client in front_ends * 3:
         ids.append(client.request("/v1/completions", {"model": "sim", "prompt": "x", "max_tokens": 2}).json["id"])
     assert len(set(ids)) == 6
-    until(lambda: len(truth.read(server.truth)) == 6)  # type: ignore[attr-defined]
-    assert sorted(row.n for row in truth.read(server.truth)) == [1, 2, 3, 4, 5, 6]  # type: ignore[attr-defined]
+    until(lambda: [row.n_out for row in truth.read(path)].count(2) == 6)
+    rows = truth.read(path)
+    assert sorted(row.n for row in rows) == list(range(1, len(rows) + 1))
     page = front_ends[0].request("/metrics").body.decode()
-    assert 'vllm:generation_tokens_total{model_name="sim"} 12.0' in page
+    assert f'vllm:generation_tokens_total{{model_name="sim"}} {sum(row.n_out for row in rows)}\n' in page
+
+
+def test_a_freeze_stops_all_front_ends(front_ends: list[RawClient]):
+    one, other = front_ends
+    one.send(request("/v1/completions", {"model": "sim", "prompt": "x", "max_tokens": 1}, x_sim_fault="freeze=600ms"))
+
+    def took_long() -> bool:
+        start = time.monotonic()
+        assert other.request("/health").status == 200
+        return time.monotonic() - start > 0.5
+
+    until(took_long, "the other front end is frozen, too")
+    assert one.response().status == 200
 
 
 def both(front_ends: list[RawClient], *values: float) -> list[Response]:

@@ -6,9 +6,9 @@ times of the execution it was part of (joining inputs, inferring, splitting outp
 
 from typing import Any, Literal
 
-from inferometer.serve.histogram import Histogram
 from inferometer.serve.kserve.messages import ModelStatistics
 from inferometer.serve.models.types import Compute, Inference
+from inferometer.serve.prometheus import Histogram
 from inferometer.timing.clock import wall_offset
 
 Reason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]

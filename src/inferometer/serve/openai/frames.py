@@ -1,24 +1,129 @@
-"""The bytes of responses: JSON bodies, and server-sent events in HTTP chunk framing, prebuilt as far as possible.
+"""The JSON of responses: whole bodies, and server-sent events in HTTP chunks.
 
-A content chunk has four pieces: the size line for the text's length, the stream's prefix, the text, the tail. Prefixes
-have a fixed length, so that all streams of a kind share the size lines. No JSON is encoded per token. Texts are passed
-already JSON-escaped.
+A class per API says what its events and bodies are; each response has an instance. The content events of a stream
+differ only in their text: one is encoded, and what is around its text is used for all. Texts are passed JSON-escaped.
 """
 
 import base64
+import time
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Raw
 
 from inferometer.serve.http.answers import LAST_CHUNK, chunk
 
 json_bytes = msgspec.json.encode
+Json = dict[str, Any]
 
 MESSAGES = b"/v1/messages"
-_DONE = chunk(b"data: [DONE]\n\n") + LAST_CHUNK
-_TABLE = 4096
-"""Text lengths with prebuilt size lines."""
+_MARK = b"\0"  # never part of JSON
+_MARKED = Raw(b'"\0"')
+
+
+class Completion:
+    """A response of OpenAI's completions."""
+
+    done = chunk(b"data: [DONE]\n\n") + LAST_CHUNK
+    """What follows the last event."""
+    id, object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, model: str, n: int) -> None:
+        self._head = {"id": f"{self.id}-{n:016x}", "object": self.object, "created": int(time.time()), "model": model}
+
+    def opening(self, n_in: int) -> list[Json]:
+        """Return the events before the text."""
+        return []
+
+    def content(self, text: Raw, usage: Json | None = None) -> Json:
+        """Return the event of a part of the text."""
+        return self._event([_choice(self._part(text), None)], usage)
+
+    def closing(self, reason: str, usage: Json | None, stopped: str | None) -> list[Json]:
+        """Return the events after the text; `stopped` is the stop text that ended it."""
+        end = self._event([_choice(self._part(None), reason)], None)
+        return [end] if usage is None else [end, self._event([], usage)]
+
+    def body(self, text: Raw, reason: str, usage: Json, stopped: str | None) -> Json:
+        """Return the body of a response that is not streamed."""
+        return {**self._head, "choices": [_choice(self._whole(text), reason)], "usage": usage}
+
+    def usage(self, n_in: int, n_out: int, cached: int) -> Json:
+        counts = {"prompt_tokens": n_in, "completion_tokens": n_out, "total_tokens": n_in + n_out}
+        return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+
+    def _event(self, choices: list[Json], usage: Json | None) -> Json:
+        event = {**self._head, "object": self.chunk_object, "choices": choices}
+        return event if usage is None else {**event, "usage": usage}
+
+    def _part(self, text: Raw | None) -> Json:
+        return {"text": "" if text is None else text}
+
+    _whole = _part
+
+
+class Chat(Completion):
+    """A response of OpenAI's chat completions."""
+
+    id, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, n_in: int) -> list[Json]:
+        return [self._event([_choice({"delta": {"role": "assistant", "content": ""}}, None)], None)]
+
+    def _part(self, text: Raw | None) -> Json:
+        return {"delta": {} if text is None else {"content": text}}
+
+    def _whole(self, text: Raw | None) -> Json:
+        return {"message": {"role": "assistant", "content": text}}
+
+
+class Message:
+    """A response of Anthropic's Messages API."""
+
+    done = LAST_CHUNK
+
+    def __init__(self, model: str, n: int) -> None:
+        self._head = {"id": f"msg_{n:016x}", "type": "message", "role": "assistant", "model": model}
+
+    def opening(self, n_in: int) -> list[Json]:
+        message: Json = self._head | {"content": []} | _stop("", None) | {"usage": self.usage(n_in, 0, 0)}
+        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        return [{"type": "message_start", "message": message}, block, {"type": "ping"}]
+
+    def content(self, text: Raw, usage: Json | None = None) -> Json:
+        return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+
+    def closing(self, reason: str, usage: Json | None, stopped: str | None) -> list[Json]:
+        delta = {"type": "message_delta", "delta": _stop(reason, stopped), "usage": usage}
+        return [{"type": "content_block_stop", "index": 0}, delta, {"type": "message_stop"}]
+
+    def body(self, text: Raw, reason: str, usage: Json, stopped: str | None) -> Json:
+        content = [{"type": "text", "text": text}] if text != Raw(b'""') else []
+        return self._head | {"content": content} | _stop(reason, stopped) | {"usage": usage}
+
+    def usage(self, n_in: int, n_out: int, cached: int) -> Json:
+        """Return the usage. `input_tokens` are those that were not read from the cache."""
+        counts = {"input_tokens": n_in - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached}
+        return {**counts, "output_tokens": n_out}
+
+
+Format = Completion | Message
+FORMATS: dict[str, type[Format]] = {"completion": Completion, "chat": Chat, "message": Message}
+
+
+def _choice(text: Json, reason: str | None) -> Json:
+    return {"index": 0, **text, "logprobs": None, "finish_reason": reason}
+
+
+def _stop(reason: str, stopped: str | None) -> Json:
+    found = {"length": "max_tokens", "stop": "end_turn" if stopped is None else "stop_sequence"}.get(reason)
+    return {"stop_reason": found, "stop_sequence": stopped}
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
 
 
 def escaped(text: str) -> bytes:
@@ -26,131 +131,31 @@ def escaped(text: str) -> bytes:
     return json_bytes(text)[1:-1]
 
 
-class Frames:
-    """The streams and bodies of OpenAI's completions (or chat) of one model."""
-
-    def __init__(self, model: str, chat: bool) -> None:
-        self._chat = chat
-        self._model = json_bytes(model)
-        self._id = b"chatcmpl-" if chat else b"cmpl-"
-        object_ = b"chat.completion.chunk" if chat else b"text_completion"
-        head = b'data: {"id":"%b%%016x","object":"%b","created":%%010d,"model":%b,"choices":['
-        self._head = head % (self._id, object_, self._model.replace(b"%", b"%%"))
-        self._open = b'{"index":0,"delta":{"content":"' if chat else b'{"index":0,"text":"'
-        self._shut = b'"}' if chat else b'"'
-        self._shut += b',"logprobs":null,"finish_reason":null}]'
-        self.tail = self._shut + b"}\n\n\r\n"
-        self.sizes = _sizes(self.prefix(0, 0), self.tail)
-        """Size lines of content chunks, by the length of the text."""
-
-    def prefix(self, n: int, created: int) -> bytes:
-        """Return what precedes the text in each chunk of the n-th stream."""
-        return self._head % (n, created) + self._open
-
-    def content_with_usage(self, prefix: bytes, text: bytes, usage: bytes) -> bytes:
-        return chunk(prefix + text + self._shut + b',"usage":' + usage + b"}\n\n")
-
-    def opening(self, prefix: bytes, n: int, n_in: int) -> bytes:
-        """Return what precedes the content: chat's first chunk, which carries no token."""
-        if not self._chat:
-            return b""
-        delta = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
-        return chunk(prefix.removesuffix(self._open) + delta)
-
-    def finish(self, prefix: bytes, reason: str, usage: bytes | None, stopped: str | None) -> bytes:
-        """Return everything after the content: the finish chunk, the usage chunk, [DONE], the end of the body."""
-        head = prefix.removesuffix(self._open)
-        empty = b'"delta":{}' if self._chat else b'"text":""'
-        event = b'%b{"index":0,%b,"logprobs":null,"finish_reason":"%b"}]}\n\n' % (head, empty, reason.encode())
-        with_usage = chunk(head + b'],"usage":' + usage + b"}\n\n") if usage is not None else b""
-        return chunk(event) + with_usage + _DONE
-
-    def error(self, message: str, kind: str, code: str, status: int) -> bytes:
-        """Return a framed error in the middle of a stream, and its end."""
-        return chunk(b"data: " + error_body(message, kind, code) + b"\n\n") + _DONE
-
-    def usage(self, n_in: int, n_out: int, cached: int) -> bytes:
-        details = b'"prompt_tokens_details":{"cached_tokens":%d}' % cached
-        counts = n_in, n_out, n_in + n_out, details
-        return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,%b}' % counts
-
-    def whole(self, n: int, created: int, text: bytes, reason: str, usage: bytes, stopped: str | None) -> bytes:
-        """Return the body of a non-streamed response."""
-        object_ = b"chat.completion" if self._chat else b"text_completion"
-        content = b'"message":{"role":"assistant","content":"%b"}' if self._chat else b'"text":"%b"'
-        return (
-            b'{"id":"%b%016x","object":"%b","created":%d,"model":%b,"choices":[{"index":0,%b,"logprobs":null,"finish_reason":"%b"}],"usage":%b}'
-            % (self._id, n, object_, created, self._model, content % text, reason.encode(), usage)
-        )
+def quoted(text: bytes) -> Raw:
+    """Return an escaped text as a JSON string."""
+    return Raw(b'"' + text + b'"')
 
 
-class MessageFrames(Frames):
-    """The streams and messages of one model in Anthropic's Messages API."""
-
-    def __init__(self, model: str) -> None:
-        self._model = json_bytes(model)
-        self.tail = b'"}}\n\n\r\n'
-        self.sizes = _sizes(_DELTA, self.tail)
-
-    def prefix(self, n: int, created: int) -> bytes:
-        return _DELTA
-
-    def opening(self, prefix: bytes, n: int, n_in: int) -> bytes:
-        """Return the events that open the message and its only block."""
-        message = self._message(n, b"", _stop("", None), self.usage(n_in, 0, 0))
-        return chunk(
-            _event(b"message_start", b'"message":' + message)
-            + _event(b"content_block_start", b'"index":0,"content_block":{"type":"text","text":""}')
-            + _event(b"ping")
-        )
-
-    def finish(self, prefix: bytes, reason: str, usage: bytes | None, stopped: str | None) -> bytes:
-        """Return the ends of the block and the message, and the end of the body."""
-        delta = b'"delta":{%b},"usage":%b' % (_stop(reason, stopped), usage or b"{}")
-        events = _event(b"content_block_stop", b'"index":0') + _event(b"message_delta", delta) + _event(b"message_stop")
-        return chunk(events) + LAST_CHUNK
-
-    def error(self, message: str, kind: str, code: str, status: int) -> bytes:
-        return chunk(b"event: error\ndata: " + message_error_body(message, status) + b"\n\n") + LAST_CHUNK
-
-    def usage(self, n_in: int, n_out: int, cached: int) -> bytes:
-        """Return the usage. `input_tokens` are those that were not read from the cache."""
-        return (
-            b'{"input_tokens":%d,"cache_creation_input_tokens":0,"cache_read_input_tokens":%d,"output_tokens":%d}'
-            % (n_in - cached, cached, n_out)
-        )
-
-    def whole(self, n: int, created: int, text: bytes, reason: str, usage: bytes, stopped: str | None) -> bytes:
-        content = b'{"type":"text","text":"%b"}' % text if text else b""
-        return self._message(n, content, _stop(reason, stopped), usage)
-
-    def _message(self, n: int, content: bytes, stop: bytes, usage: bytes) -> bytes:
-        head = b'{"id":"msg_%016x","type":"message","role":"assistant","model":%b,' % (n, self._model)
-        return head + b'"content":[%b],%b,"usage":%b}' % (content, stop, usage)
+def events(*given: Json) -> bytes:
+    """Return server-sent events, each in a chunk of its own."""
+    return b"".join([chunk(_event(one)) for one in given])
 
 
-_DELTA = (
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"'
-)
-_STOP_REASONS = {"length": b'"max_tokens"', "stop": b'"end_turn"', "": b"null"}
-_KINDS = {
-    401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
-    503: "overloaded_error", 529: "overloaded_error",
-}  # fmt: skip
+def _event(given: Json) -> bytes:
+    if "type" not in given:
+        return b"data: %b\n\n" % json_bytes(given)
+    return b"event: %b\ndata: %b\n\n" % (given["type"].encode(), json_bytes(given))  # Anthropic's have names
 
 
-def _sizes(prefix: bytes, tail: bytes) -> list[bytes]:
-    fixed = len(prefix) + len(tail) - 2
-    return [b"%x\r\n" % (fixed + length) for length in range(_TABLE)]
+def around(content: Format) -> tuple[bytes, bytes, list[bytes]]:
+    """Return what precedes and follows the text in a content event, and the chunk's size line by the text's length."""
+    before, _, after = _event(content.content(_MARKED)).partition(_MARK)
+    return before, after + b"\r\n", _size_lines(len(before) + len(after))
 
 
-def _stop(reason: str, stopped: str | None) -> bytes:
-    stop_reason = b'"stop_sequence"' if stopped is not None else _STOP_REASONS[reason]
-    return b'"stop_reason":%b,"stop_sequence":%b' % (stop_reason, json_bytes(stopped))
-
-
-def _event(name: bytes, fields: bytes = b"") -> bytes:
-    return b'event: %b\ndata: {"type":"%b"%b}\n\n' % (name, name, b"," + fields if fields else b"")
+@cache
+def _size_lines(fixed: int) -> list[bytes]:
+    return [b"%x\r\n" % (fixed + length) for length in range(512)]
 
 
 def error_body(message: str, kind: str, code: str) -> bytes:
@@ -158,10 +163,9 @@ def error_body(message: str, kind: str, code: str) -> bytes:
     return json_bytes({"error": {"message": message, "type": kind, "code": code}})
 
 
-def message_error_body(message: str, status: int) -> bytes:
-    """Return the body of an error response of the Messages API, whose type follows from its status."""
-    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return json_bytes({"type": "error", "error": {"type": kind, "message": message}})
+def tokenize_body(tokens: list[int], max_len: int) -> bytes:
+    """Return the response to /tokenize, with vLLM's fields."""
+    return json_bytes({"count": len(tokens), "max_model_len": max_len, "tokens": tokens})
 
 
 def embeddings_body(model: str, vectors: Sequence[np.ndarray], packed: bool, n_in: int) -> bytes:

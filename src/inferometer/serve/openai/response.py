@@ -4,31 +4,39 @@ A Stream sends each piece at once, a Whole collects them into one body. Both hav
 request is accepted, `text` for each piece, then `end` or `fail`. Texts are JSON-escaped.
 """
 
-import time
 from array import array
-from collections.abc import Callable
 
 from inferometer.serve.http import answers
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
-from inferometer.serve.openai.frames import MESSAGES, Frames, error_body, message_error_body
+from inferometer.serve.openai.frames import (
+    FORMATS,
+    MESSAGES,
+    Completion,
+    Json,
+    around,
+    events,
+    json_bytes,
+    quoted,
+)  # fmt: skip
 from inferometer.serve.openai.requests import Refusal, TextRequest
 from inferometer.timing.clock import now
+
+_ERROR_TYPES = {
+    401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error", 529: "overloaded_error",
+}  # fmt: skip
+"""Error types of the Messages API by status."""
 
 
 class Response:
     """What streams and whole responses have in common."""
 
-    __slots__ = (
-        "_frames", "_pieces", "_prefix", "_running_usage", "_sizes", "_stamp", "_tail", "_usage", "cached", "connection", "finish",
-        "keep_alive", "n", "n_in", "promise", "request", "stamps", "started", "stopped", "write", "written",
-    )  # fmt: skip
-
     def __init__(
-        self, connection: Connection, request: Request, asked: TextRequest, frames: Frames, n: int, n_in: int
+        self, connection: Connection, request: Request, asked: TextRequest, model: str, n: int, n_in: int = 0
     ) -> None:
-        self.connection, self.request, self.n, self.n_in = connection, request, n, n_in
+        self.connection, self.request, self.asked, self.n, self.n_in = connection, request, asked, n, n_in
         self.cached = 0
         """Prompt tokens found in a prefix cache."""
         self.written = 0
@@ -39,76 +47,76 @@ class Response:
         """The stop text that ended it."""
         self.stamps = array("q")
         """When each content chunk, or the body, was sent, in monotonic ns."""
-        self._stamp = self.stamps.append
         self.keep_alive = request.keep_alive
         """Whether the connection stays open after the response."""
         self.promise = request.keep_alive and request.http10
         """Whether to send an explicit keep-alive header, which HTTP/1.1 does not require."""
-        self.write: Callable[[bytes], None] = connection.write
-        self.finish: Callable[[bool], None] = connection.finish
-        self._frames, self._prefix = frames, b""
-        self._usage, self._running_usage = asked.usage, asked.running_usage
+        self.write = connection.write
+        self._format = FORMATS.get(asked.api, Completion)(model, n)
+        self._has_begun = False
 
-    def usage(self) -> bytes:
-        return self._frames.usage(self.n_in, self.written, self.cached)
+    def begin(self) -> None:
+        self._has_begun = True
+
+    def usage(self) -> Json:
+        return self._format.usage(self.n_in, self.written, self.cached)
+
+    def finish(self) -> None:
+        """Continue with the next request of the connection, or close it."""
+        self.connection.finish(self.keep_alive)
 
 
 class Stream(Response):
     """A response as server-sent events."""
 
-    __slots__ = ()
-
     def begin(self) -> None:
         """Send the headers, with what precedes the text."""
-        frames, connection = self._frames, self.connection
-        self._prefix = frames.prefix(self.n, int(time.time()))
-        self._sizes, self._tail = () if self._running_usage else frames.sizes, frames.tail
+        super().begin()
+        self._before, self._after, self._sizes = around(self._format)
+        if self.asked.running_usage:
+            self._sizes = []  # no chunk is like the others
         head = answers.stream_head(self.request.keep_alive, self.promise)
-        self.write(head + frames.opening(self._prefix, self.n, self.n_in))
-        if self.write == connection.write:  # whole chunks
-            connection.between = answers.NO_EVENT
+        self.write(head + events(*self._format.opening(self.n_in)))
+        self.connection.between = answers.NO_EVENT
 
     def text(self, text: bytes, count: int) -> None:
         """Send the text of `count` tokens."""
         self.written += count
         try:
-            data = self._sizes[len(text)] + self._prefix + text + self._tail
+            data = self._sizes[len(text)] + self._before + text + self._after
         except IndexError:  # usage in every chunk, or a long text
             data = self._content(text)
-        self._stamp(now())
+        self.stamps.append(now())
         self.write(data)
 
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
         """Complete the response, with the text of the last `count` tokens, if there is some, in the same send()."""
         self.written += count
         data = self._content(text) if text else b""
-        data += self._frames.finish(self._prefix, reason, self.usage() if self._usage else None, self.stopped)
+        closing = self._format.closing(reason, self.usage() if self.asked.usage else None, self.stopped)
+        data += events(*closing) + self._format.done
         if text:
-            self._stamp(now())
+            self.stamps.append(now())
         self.write(data)
-        self.finish(self.keep_alive)
+        self.finish()
 
     def fail(self, refusal: Refusal) -> None:
         """End the response with an error event, or send an error response if it has not begun."""
-        if not self._prefix:
+        if self._has_begun:
+            self.write(events(error(self.request, refusal)) + self._format.done)
+            self.finish()
+        else:
             refuse(self.connection, self.request, refusal)
-            return
-        self.write(self._frames.error(refusal.message, refusal.kind, refusal.code, refusal.status))
-        self.finish(self.keep_alive)
 
     def _content(self, text: bytes) -> bytes:
-        if self._running_usage:
-            return self._frames.content_with_usage(self._prefix, text, self.usage())
-        return answers.chunk(self._prefix + text + self._tail[:-2])
+        return events(self._format.content(quoted(text), self.usage() if self.asked.running_usage else None))
 
 
 class Whole(Response):
     """A response as one body."""
 
-    __slots__ = ()
-
     def begin(self) -> None:
-        """Send nothing yet."""
+        super().begin()
         self._pieces: list[bytes] = []
 
     def text(self, text: bytes, count: int) -> None:
@@ -118,8 +126,7 @@ class Whole(Response):
 
     def body(self, reason: str) -> bytes:
         """Return the body with the text so far."""
-        text = b"".join(self._pieces)
-        return self._frames.whole(self.n, int(time.time()), text, reason, self.usage(), self.stopped)
+        return json_bytes(self._format.body(quoted(b"".join(self._pieces)), reason, self.usage(), self.stopped))
 
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
         """Send the body, with the text of the last `count` tokens."""
@@ -129,11 +136,11 @@ class Whole(Response):
     def send(self, body: bytes) -> None:
         """Send a body with status 200."""
         sent = now()
-        self._stamp(sent)
+        self.stamps.append(sent)
         timing = server_timing(self.request.arrived, self.started, sent)
         keep = self.request.keep_alive
         self.write(answers.head(200, len(body), keep_alive=keep, extra=timing, promise=self.promise) + body)
-        self.finish(self.keep_alive)
+        self.finish()
 
     def fail(self, refusal: Refusal) -> None:
         """Send an error response instead."""
@@ -142,11 +149,9 @@ class Whole(Response):
 
 def server_timing(arrived: int, started: int, sent: int) -> bytes:
     """Return the header Server-Timing. All times are monotonic ns; `started` is -1 if it is not known."""
-    total = (sent - arrived) / 1e6
     if started < 0:
-        return b"Server-Timing: total;dur=%.6f\r\n" % total
-    queue, compute = (started - arrived) / 1e6, (sent - started) / 1e6
-    return b"Server-Timing: queue;dur=%.6f, compute;dur=%.6f, total;dur=%.6f\r\n" % (max(queue, 0), compute, total)
+        return b"Server-Timing: total;dur=%.6f\r\n" % ((sent - arrived) / 1e6)
+    return answers.timing(max(started - arrived, 0), sent - started, sent - arrived)
 
 
 def refuse(connection: Connection, request: Request, refusal: Refusal) -> None:
@@ -155,7 +160,14 @@ def refuse(connection: Connection, request: Request, refusal: Refusal) -> None:
 
 
 def refusal_body(request: Request, refusal: Refusal) -> bytes:
-    """Return the body of an error response, in the format of the path's API."""
+    """Return the body of an error response in the format of the path's API."""
+    return json_bytes(error(request, refusal))
+
+
+def error(request: Request, refusal: Refusal) -> Json:
+    """Return an error in the format of the path's API."""
     if request.path == MESSAGES:
-        return message_error_body(refusal.message, refusal.status)
-    return error_body(refusal.message, refusal.kind, refusal.code)
+        kind = "invalid_request_error" if refusal.status < 500 else "api_error"
+        kind = _ERROR_TYPES.get(refusal.status, kind)
+        return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+    return {"error": {"message": refusal.message, "type": refusal.kind, "code": refusal.code}}

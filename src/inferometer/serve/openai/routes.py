@@ -5,30 +5,19 @@ The simulator responds by itself (`respond`), which keeps its tokens on time; re
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Refused
-from inferometer.serve.openai import generated, requests
-from inferometer.serve.openai.frames import MESSAGES, Frames, MessageFrames, json_bytes
+from inferometer.serve.openai import generated
+from inferometer.serve.openai.frames import json_bytes
 from inferometer.serve.openai.model import TextModel
-from inferometer.serve.openai.requests import Body, Refusal, TextRequest, refusal_of
+from inferometer.serve.openai.requests import DECODERS, Refusal, parse, refusal_of
 from inferometer.serve.openai.response import refuse
 from inferometer.serve.sim.server import Simulator
-
-_PARSERS: dict[bytes, Callable[[Body], TextRequest]] = {
-    b"/v1/completions": requests.completion,
-    b"/v1/chat/completions": requests.chat,
-    b"/v1/embeddings": requests.embedding,
-    MESSAGES: requests.message,
-    b"/tokenize": requests.tokenize,
-}
-_PLAIN = partial(Frames, chat=False)
-_FRAMES: dict[str, Callable[[str], Frames]] = {"chat": partial(Frames, chat=True), "message": MessageFrames}
 
 
 class OpenAi:
@@ -37,7 +26,6 @@ class OpenAi:
     def __init__(self, models: Models, sim: Simulator | None) -> None:
         self._models = models
         self._sim = sim
-        self._frames: dict[tuple[str, str], Frames] = {}
         self._n = secrets.randbits(32) << 20  # so that the ids of all processes differ
 
     def handle(self, connection: Connection, request: Request) -> None:
@@ -53,7 +41,7 @@ class OpenAi:
         return [model.name for model in self._all()]
 
     def _route(self, connection: Connection, request: Request) -> None:
-        path, method = request.path, request.method
+        path = request.path
         if next(self._all(), None) is None:
             self._models.check_lost()
             raise Refusal(404, f"no such path: {path.decode('latin-1')}: no text model is served", "not_found")
@@ -61,21 +49,17 @@ class OpenAi:
             _check_method(request, b"GET", b"HEAD")
             reply(connection, request, 200, self._listed(path[len(b"/v1/models/") :].decode("latin-1")))
             return
-        parse = _PARSERS.get(path)
-        if parse is None:
-            raise Refusal(404, f"no such path: {path.decode('latin-1')}", "not_found")
-        if method != b"POST":
+        if path in DECODERS:
             _check_method(request, b"POST")
-        asked = parse(request.body)
+        asked = parse(path, request.body)
         if asked.stream and request.http10:
             raise Refusal(400, "streaming requires HTTP/1.1", "http_version")
         model = self._find(asked.model)
-        frames = self._frames_of(model.name, asked.api)
         if isinstance(model, Simulator):
-            model.respond(connection, request, asked, frames)
+            model.respond(connection, request, asked)
         else:
             self._n += 1
-            generated.respond(self._models, model, connection, request, asked, frames, self._n)
+            generated.respond(self._models, model, connection, request, asked, self._n)
 
     # --- text models -------------------------------------------------------------------------------------------------
 
@@ -102,13 +86,6 @@ class OpenAi:
             raise Refusal(404, f"the model {name!r} does not exist; {served} {verb} served", "model_not_found")
         return text  # type: ignore[no-any-return]
 
-    def _frames_of(self, model: str, api: str) -> Frames:
-        """Return what forms the bytes of the responses; made once for each model and API."""
-        frames = self._frames.get((model, api))
-        if frames is None:
-            frames = self._frames[model, api] = _FRAMES.get(api, _PLAIN)(model)
-        return frames
-
     def _listed(self, only: str) -> bytes:
         """Return all models, or the one with this name."""
         rows = [
@@ -120,10 +97,10 @@ class OpenAi:
         ]
         if not only:
             return json_bytes({"object": "list", "data": rows})
-        for row in rows:
-            if row["id"] == only:
-                return json_bytes(row)
-        raise Refusal(404, f"the model {only!r} does not exist", "model_not_found")
+        found = [row for row in rows if row["id"] == only]
+        if not found:
+            raise Refusal(404, f"the model {only!r} does not exist", "model_not_found")
+        return json_bytes(found[0])
 
 
 def _names(model: TextModel | Simulator) -> tuple[str, ...]:

@@ -17,23 +17,19 @@ class StopTexts:
         """Return what is certain to precede any stop text."""
         if not self._stops:
             return piece
-        text = self._held + piece
         if self.stopped is not None:
             return ""
+        text = self._held + piece
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             (at, self.stopped), self._held = min(found), ""
             return text[:at]
-        keep = next(
-            (size for size in range(min(self._longest - 1, len(text)), 0, -1) if self._may_start(text[-size:])), 0
-        )
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        sizes = range(min(self._longest - 1, len(text)), 0, -1)
+        kept = next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stops)), 0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
 
     def rest(self) -> str:
         """Return what was held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
-
-    def _may_start(self, end: str) -> bool:
-        return any(stop.startswith(end) for stop in self._stops)

@@ -33,9 +33,9 @@ async def _serve(number: int, counter: int) -> None:
         await serve_part(settings, group, lambda listening: link.tell("ready", msgspec.to_builtins(listening)))
 
     async def model(*arguments: Any) -> str:
-        from inferometer.serve.processes import worker  # noqa: PLC0415
+        from inferometer.serve.processes import model_process  # noqa: PLC0415
 
-        return await worker.load(link, over, *arguments)
+        return await model_process.load(link, over, *arguments)
 
     link = await attach(socket.socket(fileno=number), {"front_end": front_end, "model": model})
     link.lost.add_done_callback(lambda _: over.set())

@@ -3,6 +3,7 @@
 An operation that concerns the whole server goes to all of them, and each carries out its own part. Results are added up.
 """
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -12,8 +13,9 @@ from inferometer.serve.kserve.messages import ModelStatisticsResponse
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
-from inferometer.serve.processes import remote
+from inferometer.serve.processes import model_process
 from inferometer.serve.processes.link import Handlers
+from inferometer.serve.sim.server import Simulator
 
 Call = Callable[..., Awaitable[Any]]
 _OF_THE_SERVER = ("nv_cpu_", "process_start_time_seconds", "inferometer_serve_info")
@@ -29,7 +31,7 @@ class Group:
         self.is_shared = counter is not None
         """Whether there are several front ends."""
 
-    def join(self, models: Models, page: Callable[[], bytes]) -> None:
+    def join(self, models: Models, page: Callable[[], bytes], simulator: Simulator | None) -> None:
         """Take part, with these models and this page of metrics."""
         self._models = models
         self._handlers |= {
@@ -40,6 +42,8 @@ class Group:
             "register": models.regions.register,
             "unregister": models.regions.unregister,
         }
+        if simulator is not None:
+            self._handlers["freeze"] = simulator.freeze
         models.group = self
 
     async def everywhere(self, operation: str, *arguments: Any) -> None:
@@ -63,11 +67,15 @@ class Group:
         assert self._counter is not None
         return os.lseek(self._counter, 1, os.SEEK_CUR)  # all processes share the file's position, and the kernel counts
 
+    def freeze(self, ns: int) -> None:
+        """Freeze the simulators of all front ends."""
+        self._freezing = asyncio.ensure_future(self._call("all", "freeze", ns))
+
     async def model(self, source: ModelSource, config: str, serial: int, device: str, overrides: Any) -> Model:
         """Return a model that runs in a process of its own, which is started by the first front end that needs it."""
         given = [source.name, *(path and str(path) for path in (source.path, source.root))]
         address = await self._call("start_model", f"{serial} {source.name}", given, config, device, overrides)
-        return await remote.bring_up(address, source.name, self._models)
+        return await model_process.bring_up(address, source.name, self._models)
 
 
 def _metrics(pages: Sequence[bytes]) -> bytes:

@@ -5,12 +5,11 @@ With several front ends, this is all it does. With one, it is the front end as w
 
 import asyncio
 import contextlib
-import inspect
 import math
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ import msgspec
 from inferometer.errors import UserError
 from inferometer.serve import ports
 from inferometer.serve.models.types import Refused
-from inferometer.serve.processes.link import Handlers, Link, attach
+from inferometer.serve.processes.link import Handlers, Link, attach, called
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.truth import TruthLog
 
@@ -58,7 +57,7 @@ class Hub:
         links = [*self._front_ends, *(self._models.values() if operation in _COUNTED else ())]
         calls = [link.call(operation, *arguments) for link in links]
         if operation in self.handlers:
-            calls.append(_called(self.handlers[operation], arguments))
+            calls.append(called(self.handlers[operation], arguments))
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and (operation not in _COUNTED or not _is_ended(result)):
@@ -117,16 +116,16 @@ class Hub:
         self, settings: Settings, ready: Callable[[Any], None], stop: asyncio.Event, at_once: asyncio.Event
     ) -> None:
         """Run the front ends until `stop`, or until one of them ends; `ready` is called when all of them listen."""
-        loaded, is_ready = asyncio.Barrier(settings.processes), asyncio.get_running_loop().create_future()
-        addresses: list[Any] = []
+        is_ready, addresses = asyncio.get_running_loop().create_future(), []
 
         def listening(at: Any) -> None:
             addresses.append(at)
             if len(addresses) == settings.processes:
                 is_ready.set_result(at)
 
+        loaded = asyncio.Barrier(settings.processes).wait
         handlers: Handlers = {
-            "all": self.all, "start_model": self.start_model, "loaded": loaded.wait, "ready": listening,
+            "all": self.all, "start_model": self.start_model, "loaded": loaded, "ready": listening,
         }  # fmt: skip
         if settings.sim is not None and settings.sim.truth is not None:
             TruthLog(settings.sim.truth).close()  # the front ends append to it
@@ -200,9 +199,3 @@ def _failure(names: list[str], runs: Sequence[asyncio.Future[Any]], is_stopped: 
 
 def _is_ended(error: BaseException) -> bool:
     return isinstance(error, Refused) and error.code == "UNAVAILABLE"
-
-
-async def _called(handler: Callable[..., Any], arguments: Iterable[Any]) -> Any:
-    """Return the result of a function or coroutine function."""
-    result = handler(*arguments)
-    return await result if inspect.isawaitable(result) else result

@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ import msgspec
 
 from inferometer.errors import UserError
 from inferometer.serve.models.types import Refused, reason
+from inferometer.serve.threads import result_of
 
 Handlers = dict[str, Callable[..., Any]]
 Part = Callable[..., None]
@@ -55,7 +56,7 @@ class Link(asyncio.Protocol):
         self._calls: dict[int, tuple[Part, Done]] = {}
         self._running: dict[int, Cancel] = {}
         """What cancels the streams of the other process."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._encode = msgspec.msgpack.Encoder().encode
 
     def tell(self, name: str, *arguments: Any, number: int = 0) -> None:
@@ -76,14 +77,7 @@ class Link(asyncio.Protocol):
 
     async def call(self, name: str, *arguments: Any) -> Any:
         """Return the result of the other process; raises its Refused or UserError, and Refused if it ends."""
-        future = self.loop.create_future()
-
-        def done(result: Any, error: Exception | None) -> None:
-            if not future.done():
-                future.set_result(result) if error is None else future.set_exception(error)
-
-        self.start(name, *arguments, done=done)
-        return await future
+        return await result_of(lambda done: self.start(name, *arguments, done=done))
 
     def close(self) -> None:
         transport, self._transport = self._transport, None
@@ -141,15 +135,18 @@ class Link(asyncio.Protocol):
                 cancel = self.streams[name](partial(self.tell, _PART, number=-number), done, *arguments)
                 if number in self._running:
                     self._running[number] = cancel
-            elif inspect.isawaitable(result := self.handlers[name](*arguments)):
-                self._tasks.add(task := self.loop.create_task(_finish(result, done)))
-                task.add_done_callback(self._tasks.discard)
             else:
-                done(result, None)
+                self._tasks.add(task := self.loop.create_task(called(self.handlers[name], arguments)))
+                task.add_done_callback(partial(self._called, number))
         except Exception as error:
             done(None, error)
 
-    def _done(self, number: int, result: Any, error: Exception | None) -> None:
+    def _called(self, number: int, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        error = task.exception()
+        self._done(number, None if error else task.result(), error)
+
+    def _done(self, number: int, result: Any, error: BaseException | None) -> None:
         if self._running.pop(number, None) is None:  # cancelled
             return
         if error is None:
@@ -170,11 +167,10 @@ class Link(asyncio.Protocol):
             self._calls.pop(next(iter(self._calls)))[1](None, Refused("UNAVAILABLE", f"{self.other} ended"))
 
 
-async def _finish(result: Any, done: Done) -> None:
-    try:
-        done(await result, None)
-    except Exception as error:
-        done(None, error)
+async def called(handler: Callable[..., Any], arguments: Iterable[Any]) -> Any:
+    """Return the result of a function or coroutine function."""
+    result = handler(*arguments)
+    return await result if inspect.isawaitable(result) else result
 
 
 async def listen(make: Callable[[], Link]) -> str:
@@ -186,12 +182,9 @@ async def listen(make: Callable[[], Link]) -> str:
     return address
 
 
-def connect(address: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    sock.connect(address)
-    return sock
-
-
-async def attach(sock: socket.socket, handlers: Handlers, other: str = "the server") -> Link:
-    """Return the link on a connected socket."""
+async def attach(to: socket.socket | str, handlers: Handlers, other: str = "the server") -> Link:
+    """Return the link on a connected socket, or to an address of `listen`."""
+    sock = to if isinstance(to, socket.socket) else socket.socket(socket.AF_UNIX)
+    if isinstance(to, str):
+        sock.connect(to)
     return (await asyncio.get_running_loop().create_unix_connection(lambda: Link(handlers, other), sock=sock))[1]

@@ -1,11 +1,9 @@
-"""Injected faults: which fault applies to which request. Parsing and selection only; answer.py carries them out.
+"""Injected faults: which fault applies to which request. Parsing and selection only; response.py carries them out.
 
     KIND[=ARG][@WHEN]        stall=2s@#7    reject=503@5%    reset@every=10    freeze=2s@t=5s
 
-KINDS and WHENS describe the syntax. Requests are counted from 1; only completions and chat count.
+KINDS and WHENS describe the syntax. Requests are counted from 1; only those with a response of tokens or vectors count.
 """
-
-import math
 
 import msgspec
 
@@ -25,22 +23,21 @@ KINDS = {
     "error_frame": ("", "send an error object halfway through the stream, then end it"),
     "garbage": ("", "send an event with malformed JSON halfway through the stream"),
     "stall": ("=TIME", "pause halfway (1s), then send what was due meanwhile at once"),
-    "slow": ("=TIME", "send each write in two halves, TIME apart (20ms)"),
     "split": ("=BYTES", "send each write in segments of at most BYTES bytes (3)"),
     "close": ("", "close after the response despite Connection: keep-alive"),
     "freeze": ("=TIME", "pause the whole server (1s)"),
 }
-
 WHENS = {
     "5%": "a random share of the requests (see --seed)",
     "#7": "the 7th request",
     "every=10": "every 10th request",
-    "t=5s": "once, 5 s after the first request, or at the next one after that",
+    "t=5s": "freeze only: once, 5 s after the first request",
     "(none)": "every request",
 }
 
-_DEFAULTS = {"reject": "503", "stall": "1s", "slow": "20ms", "split": "3", "freeze": "1s"}
-_WHOLE = {"reject": (400, 599, "a status from 400 to 599"), "split": (1, 1 << 20, "a number of bytes")}
+_ARGUMENTS = {"reject": (503, 400, 599), "split": (3, 1, 1 << 20)}
+"""Default and limits of whole numbers; the other arguments are times."""
+_SECOND = "1s"
 _REMEDY = "KIND[=ARG][@WHEN], such as stall=2s@#7 or reject=503@5%; see `inferometer serve --help`"
 _SHARE = 0x5EED
 
@@ -69,23 +66,17 @@ def parse_fault(text: str) -> Fault:
     kind, equals, arg = text.partition("=")
     if kind not in KINDS:
         raise UserError(f"unknown fault {kind!r}", "use one of " + ", ".join(KINDS))
-    if equals and kind not in _DEFAULTS:
-        raise UserError(f"fault {kind} takes no argument (got {arg!r})", _REMEDY)
-    if kind not in _DEFAULTS:
+    if not KINDS[kind][0]:
+        if equals:
+            raise UserError(f"fault {kind} takes no argument (got {arg!r})", _REMEDY)
         return Fault(kind)
     try:
-        return Fault(kind, _argument(kind, arg if equals else _DEFAULTS[kind]))
+        if kind not in _ARGUMENTS:
+            return Fault(kind, round(parse_seconds(arg if equals else _SECOND) * NS))
+        default, low, high = _ARGUMENTS[kind]
+        return Fault(kind, _whole(arg, low, high) if equals else default)
     except ValueError as error:
         raise UserError(f"fault {text!r}: {error}", _REMEDY) from None
-
-
-def _argument(kind: str, arg: str) -> int:
-    if kind not in _WHOLE:
-        return round(parse_seconds(arg) * NS)
-    low, high, expected = _WHOLE[kind]
-    if not arg.isdecimal() or not low <= int(arg) <= high:
-        raise ValueError(f"expected {expected} (got {arg!r})")
-    return int(arg)
 
 
 def parse_rule(text: str) -> FaultRule:
@@ -96,24 +87,21 @@ def parse_rule(text: str) -> FaultRule:
         if not at:
             return FaultRule(fault, every=1)
         if when.startswith("#"):
-            return FaultRule(fault, nth=_ordinal(when[1:]))
+            return FaultRule(fault, nth=_whole(when[1:], 1))
         if when.startswith("every="):
-            return FaultRule(fault, every=_ordinal(when[6:]))
-        if when.startswith("t="):
+            return FaultRule(fault, every=_whole(when[6:], 1))
+        if when.startswith("t=") and fault.kind == "freeze":
             return FaultRule(fault, after=round(parse_seconds(when[2:]) * NS))
-        if when.endswith("%"):
-            share = float(when[:-1]) / 100
-            if not 0 < share <= 1 or math.isnan(share):
-                raise ValueError(f"expected a share such as 5% (got {when!r})")
-            return FaultRule(fault, share=share)
+        if when.endswith("%") and 0 < float(when[:-1]) <= 100:
+            return FaultRule(fault, share=float(when[:-1]) / 100)
         raise ValueError(f"expected {', '.join(w for w in WHENS if w[0] != '(')} after the @ (got {when!r})")
     except ValueError as error:
         raise UserError(f"fault {text!r}: {error}", _REMEDY) from None
 
 
-def _ordinal(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"expected a whole number of at least 1 (got {text!r})")
+def _whole(text: str, low: int, high: int = 1 << 62) -> int:
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise ValueError(f"expected a whole number from {low} to {high} (got {text!r})")
     return int(text)
 
 
@@ -121,26 +109,16 @@ class Faults:
     """Selects the fault of each request; the first matching rule wins."""
 
     def __init__(self, rules: tuple[str, ...], seed: int) -> None:
-        self._rules = [parse_rule(rule) for rule in rules]
-        self._once = [rule for rule in self._rules if rule.after >= 0 and rule.fault.kind != "freeze"]
-        self._seed = seed
-        self._first = 0
+        self._rules, self._seed = [parse_rule(rule) for rule in rules], seed
 
     def freezes(self) -> list[tuple[int, int]]:
         """Freezes at fixed times: (ns after the first request, duration in ns)."""
-        return [(rule.after, rule.fault.arg) for rule in self._rules if rule.fault.kind == "freeze" and rule.after >= 0]
+        return [(rule.after, rule.fault.arg) for rule in self._rules if rule.after >= 0]
 
-    def pick(self, n: int, arrived: int) -> Fault | None:
+    def pick(self, n: int) -> Fault | None:
         """Return the fault of the n-th request."""
-        if not self._rules:
-            return None
-        self._first = self._first or arrived
         for index, rule in enumerate(self._rules):
             is_counted = n == rule.nth or (rule.every and n % rule.every == 0)
             if is_counted or (rule.share and noise(self._seed ^ _SHARE, n, index) < 2 * rule.share - 1):
-                return rule.fault
-        for rule in self._once:
-            if arrived - self._first >= rule.after:
-                self._once.remove(rule)
                 return rule.fault
         return None

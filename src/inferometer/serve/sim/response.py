@@ -5,17 +5,17 @@ response are in FaultyResponse: half of the tokens, and at least one, have been 
 everything after it go out in one send().
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from inferometer.serve.http import answers
-from inferometer.serve.openai.frames import embeddings_body, error_body
-from inferometer.serve.openai.requests import Refusal, TextRequest
-from inferometer.serve.openai.response import Stream, Whole
+from inferometer.serve.openai.frames import embeddings_body
+from inferometer.serve.openai.requests import Refusal
+from inferometer.serve.openai.response import Stream, Whole, refusal_body
 from inferometer.serve.sim.faults import Fault
 from inferometer.serve.sim.jobs import NEVER, Job
 from inferometer.serve.sim.prompts import vector
-from inferometer.serve.sim.shaping import Slow, write_split
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
@@ -23,30 +23,25 @@ if TYPE_CHECKING:
 
 IN_THE_MIDDLE = frozenset(("abort", "cut", "truncate", "error_frame", "garbage", "stall"))
 FAILED = Refusal(500, "injected fault: request failed", "injected", "server_error")
+_GARBAGE = answers.chunk(b'data: {"id":"garbage","choices":[{"index":0,\n\n')
 
 
 class SimResponse(Job):
     """One response in progress."""
 
-    __slots__ = ("_at", "_server", "_text", "_words", "asked", "ended", "fault", "out")
-
     def __init__(
-        self, server: "Simulator", out: Stream | Whole, asked: TextRequest, n_out: int, keys: tuple[int, ...],
-        fault: Fault | None,
-    ) -> None:  # fmt: skip
+        self, server: "Simulator", out: Stream | Whole, n_out: int, keys: tuple[int, ...], fault: Fault | None
+    ) -> None:
         super().__init__(out.n, out.n_in, n_out, out.request.arrived, keys)
-        self.asked, self.out, self.fault, self.ended = asked, out, fault, False
+        self.out, self.fault, self.ended = out, fault, False
+        self.is_embedding = out.asked.api == "embedding"
         self._server, self._words = server, server.words.words
         self._at = out.n * 7  # its position in the words
-        self._text = self._text_with_usage if asked.running_usage else out.text
-        kind = fault.kind if fault is not None else ""
-        if kind == "close":
+        self._text = self._text_with_usage if out.asked.running_usage else out.text
+        if fault is not None and fault.kind == "close":
             out.promise, out.keep_alive = out.keep_alive, False
-        elif fault is not None and kind == "split":
-            out.write = partial(write_split, out.connection, fault.arg)
-        elif fault is not None and kind == "slow":
-            slow = Slow(out.connection, server.clockwork, fault.arg)
-            out.write, out.finish = slow.write, slow.finish
+        elif fault is not None and fault.kind == "split":
+            out.write = partial(_write_split, out.connection.write, fault.arg)
 
     def begin(self) -> None:
         """Start the response once it is admitted or queued: a stream's headers are sent at once."""
@@ -71,7 +66,7 @@ class SimResponse(Job):
         """Stop, because the connection was lost or the server is being stopped."""
         if not self.ended:
             self._drop_from_model()
-            self.out.finish(self.out.keep_alive)
+            self.out.finish()
             self._end(aborted=True)
 
     def _next(self, count: int) -> bytes:
@@ -83,20 +78,18 @@ class SimResponse(Job):
         """Send the last `count` tokens and everything after them."""
         out = self.out
         out.started, out.cached = self.started, self.cached
-        if self.asked.api == "embedding" and isinstance(out, Whole):
-            out.send(self._body())
+        if self.is_embedding and isinstance(out, Whole):
+            out.send(self._body(out))
         else:
             out.end("length", self._next(count) if count else b"", count)
         self._end()
 
-    def _body(self) -> bytes:
+    def _body(self, out: Whole) -> bytes:
         """Return the body of a non-streamed response."""
-        asked, out = self.asked, self.out
-        if asked.api == "embedding":
-            made = [vector(part, asked.dimensions) for part in asked.parts]
-            return embeddings_body(self._server.name, made, asked.packed, self.n_in)
-        assert isinstance(out, Whole)
-        return out.body("length")
+        if not self.is_embedding:
+            return out.body("length")
+        made = [vector(part, out.asked.dimensions) for part in out.asked.parts]
+        return embeddings_body(self._server.name, made, out.asked.packed, self.n_in)
 
     def _drop_from_model(self) -> None:
         if self.made < self.n_out and not self.gone:
@@ -112,8 +105,6 @@ class SimResponse(Job):
 class FaultyResponse(SimResponse):
     """One response in progress, with a fault in the middle."""
 
-    __slots__ = ("_held", "_trip")
-
     def begin(self) -> None:
         self._trip = max(self.n_out // 2, 1)
         self._held: list[int] | None = None
@@ -127,7 +118,7 @@ class FaultyResponse(SimResponse):
         elif isinstance(self.out, Stream):
             self._send(count)
         else:
-            if self.asked.api != "embedding":
+            if not self.is_embedding:
                 self._text(self._next(count), count)
             if self.made == self.n_out:
                 self._strike_whole(self.out)
@@ -135,14 +126,13 @@ class FaultyResponse(SimResponse):
     def _send(self, count: int) -> None:
         """Send one content chunk and what follows it: the fault, or the end."""
         written = self.out.written + count
+        if self._trip > written == self.n_out:
+            self._complete(count)
+            return
+        self._text(self._next(count), count)
         if written >= self._trip:
-            self._text(self._next(count), count)
             self._trip = NEVER
             self._strike()
-        elif written == self.n_out:
-            self._complete(count)
-        else:
-            self._text(self._next(count), count)
 
     def _strike(self) -> None:
         """Carry out the fault halfway through a stream."""
@@ -151,31 +141,31 @@ class FaultyResponse(SimResponse):
         if kind == "stall":
             self._hold(self.fault.arg)
         elif kind == "garbage":
-            out.write(answers.chunk(b'data: {"id":"garbage","choices":[{"index":0,\n\n'))
+            out.write(_GARBAGE)
             self._end_if_complete()
-        elif kind == "truncate":
-            out.write(answers.LAST_CHUNK)
-            self._break_off(out.keep_alive)
         elif kind == "error_frame":
             out.fail(FAILED)
-            self._break_off(None)
+            self._break_off()
+        elif kind == "truncate":
+            out.write(answers.LAST_CHUNK)
+            out.finish()
+            self._break_off()
         else:
-            self._break_off(keep_alive=False, reset=kind == "abort")
+            self._close(is_reset=kind == "abort")
 
     def _strike_whole(self, out: Whole) -> None:
         """Carry out the fault in a non-streamed response."""
         assert self.fault is not None
         out.started, out.cached = self.started, self.cached
-        kind, body = self.fault.kind, self._body()
+        kind, body = self.fault.kind, self._body(out)
         if kind == "stall":
             self._hold(self.fault.arg)
         elif kind in ("abort", "cut"):
             out.stamps.append(now())
             out.write((answers.head(200, len(body)) + body)[: -len(body) // 2])
-            self._break_off(keep_alive=False, reset=kind == "abort")
+            self._close(is_reset=kind == "abort")
         else:
-            failed = error_body(FAILED.message, FAILED.kind, FAILED.code)
-            out.send(failed if kind == "error_frame" else body[: len(body) // 2])
+            out.send(refusal_body(out.request, FAILED) if kind == "error_frame" else body[: len(body) // 2])
             self._end()
 
     def _hold(self, ns: int) -> None:
@@ -193,17 +183,26 @@ class FaultyResponse(SimResponse):
 
     def _end_if_complete(self) -> None:
         """Send what was held back when a fault struck with the last content."""
-        if not self.ended and (self.out.written == self.n_out or self.asked.api == "embedding"):
+        if not self.ended and (self.out.written == self.n_out or self.is_embedding):
             self._complete()
 
-    def _break_off(self, keep_alive: bool | None, reset: bool = False) -> None:
-        """End halfway; None: the response is already finished. The timing model is told in the next iteration of the
-        loop, since it may be our caller."""
-        loop = self._server.loop
-        loop.call_soon(self._drop_from_model)
-        if reset:
-            self.out.connection.gone = None
-            loop.call_soon(self.out.connection.reset)
-        elif keep_alive is not None:
-            self.out.finish(keep_alive)
+    def _close(self, is_reset: bool) -> None:
+        """End halfway by closing the connection."""
+        connection = self.out.connection
+        if is_reset:
+            connection.gone = None
+            self._server.loop.call_soon(connection.reset)
+        else:
+            connection.finish(False)
+        self._break_off()
+
+    def _break_off(self) -> None:
+        """End halfway. The timing model learns it in the next iteration of the loop, since it may be our caller."""
+        self._server.loop.call_soon(self._drop_from_model)
         self._end(aborted=True)
+
+
+def _write_split(write: Callable[[bytes], None], size: int, data: bytes) -> None:
+    """Send in segments of at most `size` bytes."""
+    for at in range(0, len(data), size):
+        write(data[at : at + size])

@@ -7,9 +7,7 @@ content chunk, `done` before that of the very last bytes. What did not happen is
 Rows are encoded at a request's end and written by a separate thread, so that a slow disk never delays a token.
 """
 
-import queue
-import threading
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -43,14 +41,14 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     """Whether it ended early: the client disconnected, a fault cut it off, or the server was stopped."""
 
 
-def row_of(out: Response, stamps: Sequence[int], done: int, fault: Fault | None, aborted: bool = False) -> Row:
-    """Return the row of a response whose content was sent at `stamps`."""
+def row_of(out: Response, done: int, fault: Fault | None, aborted: bool = False) -> Row:
+    """Return the row of a response."""
     name = out.request.headers.get(b"x-request-id")
-    first, last = (stamps[0], stamps[-1]) if stamps else (None, None)
+    first, last = (out.stamps[0], out.stamps[-1]) if out.stamps else (None, None)
     return Row(
         id=name.decode("latin-1") if name is not None else None,
         n=out.n, arrived=out.request.arrived, first=first, last=last, done=done, n_in=out.n_in, n_out=out.written,
-        cached=out.cached, chunks=list(stamps), fault=fault.kind if fault is not None else None, aborted=aborted,
+        cached=out.cached, chunks=list(out.stamps), fault=fault.kind if fault is not None else None, aborted=aborted,
     )  # fmt: skip
 
 
@@ -65,15 +63,13 @@ class TruthLog:
             what = f"cannot write the truth log {path}: {error.strerror}"
             raise UserError(what, "choose another --truth FILE") from None
         self._path = path
-        self._encoder = msgspec.json.Encoder()
+        self._encode = msgspec.json.Encoder().encode
         self._rows = bytearray()
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._writer = ThreadPoolExecutor(1, "truth log")
         self._failure: OSError | None = None
-        self._writer = threading.Thread(target=self._write, name="truth log", daemon=True)
-        self._writer.start()
 
     def add(self, row: Row) -> None:
-        self._rows += self._encoder.encode(row)
+        self._rows += self._encode(row)
         self._rows += b"\n"
         if len(self._rows) >= _BATCH:
             self.flush()
@@ -81,26 +77,24 @@ class TruthLog:
     def flush(self) -> None:
         """Pass the collected rows to the writer; the server does so a few times per second."""
         if self._rows:
-            self._queue.put(bytes(self._rows))
+            self._writer.submit(self._write, bytes(self._rows))
             self._rows.clear()
 
     def close(self) -> None:
         """Write everything to the file before returning; raises UserError if that failed."""
         self.flush()
-        self._queue.put(None)
-        self._writer.join()
+        self._writer.shutdown()
         self._file.close()
         if self._failure is not None:
             what = f"the truth log {self._path} is incomplete: {self._failure.strerror}"
             raise UserError(what, "choose a --truth FILE on a disk with free space")
 
-    def _write(self) -> None:
-        while (rows := self._queue.get()) is not None:
-            try:
-                while rows and self._failure is None:
-                    rows = rows[self._file.write(rows) :]
-            except OSError as error:
-                self._failure = error
+    def _write(self, rows: bytes) -> None:
+        try:
+            while rows and self._failure is None:
+                rows = rows[self._file.write(rows) :]
+        except OSError as error:
+            self._failure = error
 
 
 def read(path: str | Path) -> list[Row]:

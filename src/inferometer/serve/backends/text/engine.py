@@ -212,7 +212,6 @@ class Engine:
                     row.slot = rows.index(None)
                     rows[row.slot] = row
                     row.request.started = now()
-                    row.request.queue_ns = row.request.started - row.request.arrived
                     group.append(row)
         return group
 

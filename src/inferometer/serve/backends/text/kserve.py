@@ -47,7 +47,7 @@ def begin(model: TextModel, most: int) -> Begin:
         if len(texts) != 1:
             raise Refused("INVALID_ARGUMENT", f"input '{PROMPT}': expected one text (got {len(texts)})")
         request = Generation(
-            model.encode(texts[0]),
+            model.encode(texts)[0],
             tokens=lambda text, count: emit(_piece(text)) if text else None,
             ended=lambda why, refused: finish(refused),
             arrived=now(),

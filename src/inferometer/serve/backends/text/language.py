@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -40,17 +40,17 @@ class TextModel:
         self._thread: Threads | None = None
         self._pending: deque[tuple[list[list[int]], Vectors]] = deque()
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text)["input_ids"])
+    def encode(self, texts: Sequence[str | list[int]]) -> list[list[int]]:
+        return [list(self._tokenizer(one)["input_ids"]) if isinstance(one, str) else one for one in texts]
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[list[int]]:
         if not getattr(self._tokenizer, "chat_template", None):
             raise Refused("INVALID_ARGUMENT", f"model {self.name} has no chat template; use /v1/completions")
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # whatever a template raises about messages that it does not accept
             raise Refused("INVALID_ARGUMENT", f"the chat template: {reason(error).message:.300}") from None
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return [list(self._tokenizer(text, add_special_tokens=False)["input_ids"])]
 
     def generate(self, request: Generation) -> None:
         assert self._engine is not None  # can_generate
