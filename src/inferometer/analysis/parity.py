@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from inferometer.analysis.engine_levels import EngineLevel, LevelRounds
+from inferometer.analysis.engine_figures import EngineLevel
+from inferometer.analysis.engine_levels import LevelRounds
 from inferometer.campaign import EngineRecord
 from inferometer.units import format_number
 
