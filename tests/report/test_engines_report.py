@@ -183,6 +183,7 @@ def test_a_record_that_cannot_be_read_is_an_error_of_the_user(tmp_path: Path) ->
         open_campaign(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.matplotlib
 def test_every_chart_can_be_plotted(generators: EngineResults, encoders: EngineResults, tmp_path: Path) -> None:
     for found in (generators, encoders):
