@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.analysis.efficiency import Estimate
-from inferometer.analysis.engine_choice import Recommendation, recommend
-from inferometer.analysis.engine_levels import EngineLevel, Latency, LevelRounds, LevelSlo
+from inferometer.analysis.engine_choice import recommend
+from inferometer.analysis.engine_figures import EngineLevel, Latency, LevelSlo
+from inferometer.analysis.engine_levels import LevelRounds
+from inferometer.analysis.recommendation import Recommendation, headline
 from inferometer.analysis.rounds import Rounds
 
 SLO = "ttft.p95 < 500ms"
@@ -61,7 +63,7 @@ def test_interactive_use_compares_the_loads_that_are_held() -> None:
 
 
 def test_the_highest_level_that_holds_is_said_to_be_the_highest_that_was_measured() -> None:
-    assert "at concurrency 8, the highest that was measured" in chosen("interactive", {"a": [level(8, 100)]}).text
+    assert "at concurrency 8 (the highest measured)" in chosen("interactive", {"a": [level(8, 100)]}).text
 
 
 def test_an_undecided_level_is_not_held_and_the_reason_is_given() -> None:
@@ -146,6 +148,21 @@ def test_rounds_are_pairs() -> None:
 
     found = chosen("offline", {"a": rounds([100, 50, 200]), "b": rounds([110, 55.1, 219.5])})
     assert found.ratios[0].method == "paired" and found.engine == "b" and found.is_clear
+
+
+def test_the_headline_names_engines_and_uses() -> None:
+    def said(engines: dict[str, list[LevelRounds]]) -> tuple[str, str]:
+        return headline(recommend(engines, {}, (SLO,)))
+
+    fast, slow = [level(1, 100, seconds=0.1)], [level(1, 10, seconds=1.0)]
+    assert said({"a": fast, "b": slow}) == ("a", "Use a for interactive use, offline batches and a single user.")
+    both = said({"a": [level(1, 100, seconds=1.0)], "b": [level(1, 10, seconds=0.1)]})
+    assert both == ("a and b", "Use a for interactive use and offline batches; b for a single user.")
+    same = said({"a": fast, "b": [level(1, 100.1, seconds=1.0)]})
+    assert same[0] == "It depends on the use" and "b or a for offline batches, without a clear difference" in same[1]
+    missed = said({"a": [level(1, 10, slo="missed")]})
+    assert missed[1] == "Use a for offline batches and a single user; no engine for interactive use."
+    assert said({})[0] == "No engine can be recommended"
 
 
 RATES = st.lists(st.floats(1, 1e5), min_size=1, max_size=4)

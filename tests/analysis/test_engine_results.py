@@ -141,6 +141,11 @@ def test_settings_that_differ_are_called_out_and_unknown_ones_listed() -> None:
     assert found["unknown speculation"] == "speculation is not known for b"
 
 
+def test_two_names_of_one_data_type_are_not_a_difference() -> None:
+    other = FACTS | {"dtype": "torch.bfloat16", "prefix cache": "Off"}
+    assert parity(Maker(1).measured("a", facts=FACTS).measured("b", 2.0, facts=other)) == {}
+
+
 def test_token_counts_that_differ_say_by_how_much_and_who_counted() -> None:
     maker = Maker(1).measured("a", facts=FACTS, levels=(4,)).measured("b", 1.7, facts=FACTS, levels=(4,))
     run, _ = maker.runs["b-4-0"]

@@ -133,6 +133,7 @@ def test_gguf_metadata(tmp_path: Path) -> None:
     assert (found.vocabulary, found.is_tied, found.context, found.bytes) == (100, False, 512, path.stat().st_size)
 
 
+@pytest.mark.slow
 @pytest.mark.transformers
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral", "qwen3_moe"])
 def test_transformers_counts_the_same(kind: str, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 from inferometer.analysis import log_ratio
 from inferometer.analysis.blocks import BLOCKS, Placed
 from inferometer.analysis.efficiency import Estimate, Interval
-from inferometer.analysis.engine_choice import Found, Held, Recommendation, Use, choose
-from inferometer.analysis.engine_levels import EngineLevel, Latency, LevelThroughput
+from inferometer.analysis.engine_figures import EngineLevel, Latency, LevelThroughput
 from inferometer.analysis.percentiles import Distribution, distribution
+from inferometer.analysis.recommendation import Found, Held, Recommendation, Use, choose
 from inferometer.analysis.rounds import Ratio, Rounds, geometric, judged, log_ratio_of, together
 from inferometer.analysis.student import quantile
 from inferometer.analysis.summary import FIGURES

@@ -13,10 +13,12 @@ from inferometer import __version__
 from inferometer.analysis import agreement, utilisation
 from inferometer.analysis.agreement import Encode, EngineAgreement, compare_outputs
 from inferometer.analysis.encoder_results import EncoderFigures, as_level, encoder_figures, recommend_encoders
-from inferometer.analysis.engine_choice import RULES, Recommendation, headline, recommend
-from inferometer.analysis.engine_levels import EngineLevel, LevelRounds, Measured, currency_of, levels_of
+from inferometer.analysis.engine_choice import recommend
+from inferometer.analysis.engine_figures import EngineLevel
+from inferometer.analysis.engine_levels import LevelRounds, Measured, currency_of, levels_of
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.parity import Mismatch, mismatches
+from inferometer.analysis.recommendation import RULES, Recommendation, headline
 from inferometer.campaign import CampaignRecord, DeviceFacts, EngineRecord, ModelFacts, StartUp
 from inferometer.config.convert import quantity
 from inferometer.config.engines import Agreement, Encoder

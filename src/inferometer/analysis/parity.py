@@ -9,7 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from inferometer.analysis.engine_levels import EngineLevel, LevelRounds
+from inferometer.analysis.engine_figures import EngineLevel
+from inferometer.analysis.engine_levels import LevelRounds
+from inferometer.analysis.utilisation import plain_type
 from inferometer.campaign import EngineRecord
 from inferometer.units import format_number
 
@@ -133,7 +135,7 @@ def _settings(engines: Sequence[EngineRecord]) -> list[Mismatch]:
     found, unknown = [], []
     for name in names:
         values = {engine.name: engine.facts[name] for engine in engines if engine.facts.get(name)}
-        if len(set(values.values())) > 1:
+        if len({_same(name, value) for value in values.values()}) > 1:
             why = f" ({_WHY[name]})" if name in _WHY else ""
             found.append(
                 Mismatch(kind="setting", name=name, text=f"{name} differs{why}: {_words(values)}", values=values)
@@ -149,6 +151,11 @@ def _settings(engines: Sequence[EngineRecord]) -> list[Mismatch]:
                 )
             )
     return found + unknown
+
+
+def _same(name: str, value: str) -> str:
+    """The value in one spelling, to compare it with others."""
+    return plain_type(value) if name == "dtype" else value.strip().lower()
 
 
 def _caches(levels: Levels) -> list[Mismatch]:

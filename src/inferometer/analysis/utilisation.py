@@ -34,11 +34,13 @@ from inferometer.campaign import DeviceFacts, ModelFacts
 from inferometer.records import Run
 
 _TERA, _GIGA = 1e12, 1e9
-_BYTES = {
-    "float32": 4, "fp32": 4, "f32": 4, "float": 4, "float16": 2, "fp16": 2, "f16": 2, "half": 2, "bfloat16": 2, "bf16": 2,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "fp8": 1, "int8": 1,
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "fp8": 1, "int8": 1}
+"""Bytes per weight of each data type."""
+_NAMES = {
+    "fp32": "float32", "f32": "float32", "float": "float32", "fp16": "float16", "f16": "float16", "half": "float16", "bf16": "bfloat16",
+    "auto": "",
 }  # fmt: skip
-"""Bytes per weight of each data type, as engines call it."""
+"""What engines call them."""
 
 DEFINITIONS = {
     "mfu": "model FLOPs utilisation: floating-point operations that the requests need (layers, attention and logits; without padding and cached tokens) per second / peak of the devices at the model's data type",
@@ -164,13 +166,19 @@ def _weights(model: ModelFacts) -> tuple[float, float] | None:
 
 def _bytes_per_weight(model: ModelFacts, dtype: str) -> float | None:
     """Bytes of a weight in the engine's data type; as stored if the engine's is not known."""
-    known = _BYTES.get(dtype.removeprefix("torch.").lower())
+    known = _BYTES.get(plain_type(dtype))
     if known is not None:
         return known
-    return model.bytes / model.parameters if model.bytes and model.parameters and not dtype else None
+    return model.bytes / model.parameters if model.bytes and model.parameters and not plain_type(dtype) else None
 
 
 def _same_type(own: str, models: str) -> bool:
-    """Whether an engine computes in the model's data type; one that is not known is taken for that."""
-    own, models = (each.removeprefix("torch.").lower() for each in (own, models))
+    """Whether an engine computes in the model's data type, or one with the same peak; one that is not known is taken for that."""
+    own, models = plain_type(own), plain_type(models)
     return not own or own == models or (_BYTES.get(own) == _BYTES.get(models) == 2)
+
+
+def plain_type(dtype: str) -> str:
+    """A data type by one of its names: `bfloat16` for torch.bfloat16 and bf16; empty for `auto`, which is the model's own."""
+    name = dtype.removeprefix("torch.").strip().lower()
+    return _NAMES.get(name, name)

@@ -1,5 +1,6 @@
 """Stored comparisons of engines: campaign.json, and the runs beside it."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,9 +35,11 @@ def open_campaign(folder: Path, slos: Sequence[str] | None = None, changes: Chan
     """Open a stored comparison; `slos` are objectives to judge it by instead of its own, and `changes` other settings of the report."""
     record = read_record(folder)
     names = dict.fromkeys(level.run for engine in record.engines for level in engine.levels if level.run)
-    runs: dict[str, tuple[Run, Summary]] = {
-        name: open_run(str(folder / name), slos, changes) for name in names if (folder / name).is_dir()
-    }
+    runs: dict[str, tuple[Run, Summary]] = {}
+    for name in names:
+        if (folder / name).is_dir():
+            with contextlib.suppress(UserError):  # a damaged run: its level says that it cannot be read
+                runs[name] = open_run(str(folder / name), slos, changes)
     real = folder.resolve() if folder.is_symlink() else folder
     return summarise_campaign(record, runs, encoder_of(record), str(real))
 

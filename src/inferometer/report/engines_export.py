@@ -4,10 +4,10 @@ import csv
 import io
 from typing import Any
 
-from inferometer.analysis.engine_levels import EngineLevel
+from inferometer.analysis.engine_figures import EngineLevel
 from inferometer.analysis.engine_results import EngineResult, EngineResults
-from inferometer.report import formatting, markdown
-from inferometer.report.engines import (
+from inferometer.report import formatting, junit, markdown
+from inferometer.report.engine_rows import (
     PERFORMANCE,
     RESOURCES,
     SIGNS,
@@ -59,6 +59,19 @@ def summary(found: EngineResults) -> str:
                 "",
             ]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def suite(found: EngineResults) -> bytes:
+    """JUnit XML: whether each engine was measured, and whether an engine can be recommended for each use."""
+    cases = [
+        junit.Case("engines", engine.name, "passed" if engine.status == "ok" else "failed", failure_line(engine))
+        for engine in found.engines
+    ]
+    cases += [
+        junit.Case("recommendation", each.use, "passed" if each.engine else "failed", each.text)
+        for each in found.recommendation
+    ]
+    return junit.encode(subject(found), cases)
 
 
 def csv_rows(found: EngineResults) -> bytes:

@@ -22,6 +22,7 @@ _WRITERS: dict[str, Callable[[EngineResults], bytes]] = {
     "html": _html,
     "markdown": lambda found: engines_export.summary(found).encode(),
     "csv": engines_export.csv_rows,
+    "junit": engines_export.suite,
 }
 FORMATS = tuple(_WRITERS)
 

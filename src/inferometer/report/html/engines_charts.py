@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inferometer.analysis.efficiency import Estimate
-from inferometer.analysis.encoder_results import EncoderFigures
-from inferometer.analysis.engine_levels import EngineLevel, Latency
+from inferometer.analysis.engine_figures import EngineLevel, Latency
 from inferometer.analysis.engine_results import EngineResult, EngineResults
 from inferometer.analysis.pareto import Pareto, ParetoPoint, frontier
 from inferometer.analysis.slo_expression import parse
 from inferometer.report import formatting
-from inferometer.report.engines import level_text, start_kind
+from inferometer.report.engine_rows import level_text, start_kind
 from inferometer.report.html import cost, page
 from inferometer.report.html.page import Block, Section
 from inferometer.report.html.parts import TITLES
@@ -20,7 +19,7 @@ _LATENCIES = ("ttft", "tpot", "e2e")
 _STATISTICS = ("p50", "p95", "p99")
 _MIB = float(1 << 20)
 _GIB = float(1 << 30)
-_BETWEEN = 1.25
+BETWEEN = 1.25
 """Room beside the lowest and the highest level on a logarithmic axis."""
 Look = Mapping[str, Any]
 Read = Callable[[EngineLevel], tuple[float | None, tuple[float | None, float | None]]]
@@ -89,8 +88,8 @@ def _level_axis(found: EngineResults) -> dict[str, Any]:
         "label": label,
         "scale": "log",
         "ticks": levels,
-        "min": levels[0] / _BETWEEN,
-        "max": levels[-1] * _BETWEEN,
+        "min": levels[0] / BETWEEN,
+        "max": levels[-1] * BETWEEN,
     }
 
 
@@ -142,12 +141,12 @@ def throughput(found: EngineResults) -> Section:
     return Section(
         "throughput",
         "Throughput",
-        _tabs(panes),
+        tabs(panes),
         "How much each engine does at each level. A line that becomes flat is the engine's limit.",
     )
 
 
-def _tabs(panes: Mapping[str, tuple[str, Block | None]]) -> list[Block]:
+def tabs(panes: Mapping[str, tuple[str, Block | None]]) -> list[Block]:
     known = {key: [block] for key, (_, block) in panes.items() if block is not None}
     return [page.tabs([[(key, panes[key][0]) for key in known]], known)] if known else []
 
@@ -189,9 +188,9 @@ def _latency_lines(found: EngineResults, name: str, statistic: str) -> list[dict
                 {
                     **looks(found)[engine.name],
                     "x": page.rounded(rate.value for _, _, rate in known),
-                    "y": page.rounded(_milli(getattr(latency, statistic)) for _, latency, _ in known),
-                    "lo": page.rounded(_milli(low) for low, _ in ends),
-                    "hi": page.rounded(_milli(high) for _, high in ends),
+                    "y": page.rounded(milli(getattr(latency, statistic)) for _, latency, _ in known),
+                    "lo": page.rounded(milli(low) for low, _ in ends),
+                    "hi": page.rounded(milli(high) for _, high in ends),
                     "ex": [page.rounded(rate.ci) for _, _, rate in known],
                     "hollow": [not level.valid or statistic in latency.unsupported for level, latency, _ in known],
                     "labels": [_label(engine, level) for level, _, _ in known],
@@ -201,7 +200,7 @@ def _latency_lines(found: EngineResults, name: str, statistic: str) -> list[dict
     return series
 
 
-def _milli(seconds: float | None) -> float | None:
+def milli(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
@@ -288,7 +287,7 @@ def resources(found: EngineResults) -> list[Block]:
         "power": ("power", by_level(found, "Power against the load.", "Mean of all GPUs together.", "W", used("power"), min=0)),
         "energy": ("energy", by_level(found, "Energy per output token against the load.", "Of all GPUs together.", "J (logarithmic)", lambda level: _plain(level.energy_per_token), scale="log")),
     }  # fmt: skip
-    return _tabs(panes)
+    return tabs(panes)
 
 
 def _memory(level: EngineLevel) -> float:
@@ -325,63 +324,3 @@ def startup(found: EngineResults) -> Block | None:
         "rows": rows,
     }
     return page.chart("From the start of the process to the first token.", "", data)
-
-
-# --- encoders --------------------------------------------------------------------------------------------------------
-
-
-def encoders(found: EngineResults) -> Section:
-    """Latency by sequence length for each batch size, and throughput by batch size for each length."""
-    every = [line for engine in found.engines for line in engine.encoder if line.mean is not None]
-    batches, lengths = sorted({line.batch for line in every}), sorted({line.length for line in every})
-    panes: dict[str, tuple[str, Block | None]] = {}
-    for batch in batches:
-        panes[f"latency {batch}"] = (f"latency, batch {batch}", _encoder_chart(
-            found, f"Latency against the sequence length, batch {batch}.", "sequence length in tokens", "ms (logarithmic)",
-            lambda line, batch=batch: line.length if line.batch == batch else None,  # type: ignore[misc]
-            lambda line: (_milli(line.mean), tuple(_milli(end) for end in line.ci.get("mean", (None, None)))), "log",
-        ))  # fmt: skip
-    for length in lengths:
-        panes[f"throughput {length}"] = (f"throughput, length {length}", _encoder_chart(
-            found, f"Sequences/s against the batch size, length {length}.", "batch size", "sequences/s",
-            lambda line, length=length: line.batch if line.length == length else None,  # type: ignore[misc]
-            lambda line: (None, (None, None)) if line.throughput is None else (line.throughput.value, line.throughput.ci), "linear",
-        ))  # fmt: skip
-    return Section(
-        "encoders",
-        "Latency and throughput",
-        _tabs(panes),
-        "One forward pass, by engine, batch size and sequence length.",
-    )
-
-
-def _encoder_chart(
-    found: EngineResults, title: str, x_label: str, y_label: str, at: Callable[[EncoderFigures], int | None],
-    read: Callable[[EncoderFigures], tuple[float | None, Any]], scale: str,
-) -> Block | None:  # fmt: skip
-    series = []
-    for engine in found.engines:
-        known = sorted(
-            ((x, *read(line), line) for line in engine.encoder if (x := at(line)) is not None and read(line)[0] is not None),
-            key=lambda each: each[0],
-        )  # fmt: skip
-        if known:
-            series.append(
-                {
-                    **looks(found)[engine.name],
-                    "x": [x for x, _, _, _ in known],
-                    "y": page.rounded(value for _, value, _, _ in known),
-                    "lo": page.rounded(ends[0] for _, _, ends, _ in known),
-                    "hi": page.rounded(ends[1] for _, _, ends, _ in known),
-                    "hollow": [not line.valid for _, _, _, line in known],
-                    "labels": [f"{formatting.one_line(engine.name, 40)}, {line.name}" for _, _, _, line in known],
-                    "points": True,
-                }
-            )
-    ticks = sorted({x for each in series for x in each["x"]})
-    if not ticks:
-        return None
-    axis = {"label": x_label, "scale": "log", "ticks": ticks, "min": ticks[0] / _BETWEEN, "max": ticks[-1] * _BETWEEN}
-    y = {"label": y_label, "scale": "log"} if scale == "log" else {"label": y_label, "min": 0}
-    reading = "Bars are 95 % confidence intervals of the mean. Hollow: not valid."
-    return page.chart(title, reading, {"kind": "xy", "height": 300, "x": axis, "y": y, "series": series})

@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
-from inferometer.analysis.engine_choice import TITLES, Recommendation, headline, times
-from inferometer.analysis.engine_results import EngineResult, EngineResults
-from inferometer.campaign import ModelFacts
+from inferometer.analysis.engine_results import EngineResults
+from inferometer.analysis.recommendation import TITLES, Recommendation, headline, times
 from inferometer.report import cost, formatting, tables
-from inferometer.report.engines import (
+from inferometer.report.engine_rows import (
     PERFORMANCE,
     RESOURCES,
     SIGNS,
@@ -20,28 +17,17 @@ from inferometer.report.engines import (
     left_out,
     level_rows,
     level_text,
-    problem_lines,
-    share,
     startup_rows,
-    subject,
 )
-from inferometer.report.html import engines_charts, page
+from inferometer.report.html import encoder_charts, engines_background, engines_charts, page
 from inferometer.report.html.page import Block, Page, Section, render
-from inferometer.units import format_bytes, format_seconds
+from inferometer.units import format_seconds
 
 _TONES = {"clear": "good", "equal": "warn", "none": "bad"}
 _MOST_RATIOS = 8
 """Other engines that a use is compared with in the chart of ratios, the best first."""
 _SHORT = {"requests/s": "req/s", "output tokens/s": "tokens/s", "sequences/s": "seq/s"}
 """Units on a card."""
-_VERDICTS = {
-    "reference": "",
-    "agrees": "good",
-    "differs": "warn",
-    "nonsense": "bad",
-    "nothing": "bad",
-    "not compared": "",
-}
 _CELLS = {"✓": "good", "✗": "bad", "?": "warn", "not valid": "bad", "overloaded": "warn", "not measured": "bad"}
 
 
@@ -74,14 +60,14 @@ def sections(found: EngineResults) -> list[Section]:
         engines_charts.throughput(found),
         engines_charts.latency(found),
         engines_charts.pareto(found),
-        engines_charts.encoders(found),
+        encoder_charts.encoders(found),
         _resources(found),
         _startup(found),
-        _outputs(found),
-        _parity(found),
-        _failures(found),
-        _what_was_run(found),
-        _definitions(found),
+        engines_background.outputs(found),
+        engines_background.parity(found),
+        engines_background.failures(found),
+        engines_background.what_was_run(found),
+        engines_background.definitions(found),
     ]
 
 
@@ -112,8 +98,7 @@ def _answer(found: EngineResults) -> Section:
         if engine.excluded
     ]
     blocks += [page.heading("Cannot be recommended"), page.items(excluded)] if excluded else []
-    forest = _forest(found.recommendation)
-    blocks += [forest] if forest is not None else []
+    blocks += _ratios(found.recommendation)
     blocks += [page.note(page.sentence(note)) for note in found.notes]
     if found.recommendation:
         rules = [(TITLES[each.use], each.rule) for each in found.recommendation]
@@ -143,33 +128,28 @@ def _card(each: Recommendation) -> dict[str, str]:
     return page.card(title, value, unit, formatting.one_line(under, 160), _TONES[certainty(each)])
 
 
-def _forest(recommendation: Sequence[Recommendation]) -> Block | None:
-    """How many times as good the best engine is as each of the others."""
+def _ratios(recommendation: Sequence[Recommendation]) -> list[Block]:
+    """How many times as good the best engine is as each of the others, for each use."""
+    panes: dict[str, Sequence[Block]] = {each.use: [_forest(each)] for each in recommendation if each.ratios}
+    switch = [(each.use, TITLES[each.use]) for each in recommendation if each.ratios]
+    return [page.tabs([switch], panes)] if panes else []
+
+
+def _forest(each: Recommendation) -> Block:
+    texts = {standing.engine: standing.text for standing in each.standings}
     rows: list[dict[str, object]] = []
-    for each in recommendation:
-        if each.ratios:
-            rows.append({"heading": f"{TITLES[each.use]}: {formatting.one_line(each.engine, 40)} against"})
-        for ratio in each.ratios[:_MOST_RATIOS]:
-            low, high = ratio.ci
-            at, lo, hi = page.rounded((ratio.ratio, low, high))
-            tone = "good" if ratio.is_clear else "plain"
-            rows.append(
-                {
-                    "label": formatting.one_line(ratio.engine, 24),
-                    "at": at,
-                    "lo": lo,
-                    "hi": hi,
-                    "tone": tone,
-                    "note": each.rule,
-                }
-            )
-    if not rows:
-        return None
+    for ratio in each.ratios[:_MOST_RATIOS]:
+        at, lo, hi = page.rounded((ratio.ratio, *ratio.ci))
+        tone = "good" if ratio.is_clear else "plain"
+        name, note = formatting.one_line(ratio.engine, 24), formatting.one_line(texts.get(ratio.engine, ""), 160)
+        rows.append({"label": name, "at": at, "lo": lo, "hi": hi, "tone": tone, "note": note})
+    more = f" {len(each.ratios) - _MOST_RATIOS} more are further behind." if len(each.ratios) > _MOST_RATIOS else ""
     return page.chart(
-        "How many times as good the best engine is as each of the others.",
-        "Bars are 95 % confidence intervals. One that reaches 1 shows no clear difference.",
+        f"{formatting.one_line(each.engine, 40)} against the others, for {TITLES[each.use]}.",
+        f"How many times as good it is: {each.rule}. Bars are 95 % confidence intervals; one that reaches `same` shows no clear "
+        f"difference.{more}",
         {"kind": "forest", "x": {"label": "ratio (logarithmic)", "scale": "log", "format": "change"}, "rows": rows},
-    )  # fmt: skip
+    )
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -240,129 +220,3 @@ def _startup(found: EngineResults) -> Section:
             )
         )
     return Section("startup", "Start-up", blocks)
-
-
-# --- is it fair? -----------------------------------------------------------------------------------------------------
-
-
-def _outputs(found: EngineResults) -> Section:
-    rows: list[list[object]] = []
-    details: list[Block] = []
-    for engine in found.engines:
-        own = engine.agreement
-        if own is None:
-            continue
-        verdict = page.tinted(own.verdict, _VERDICTS[own.verdict]) if _VERDICTS[own.verdict] else own.verdict
-        prefix = formatting.number(own.prefix, 1)
-        rows.append(
-            [engine.name, verdict, share(own.exact), share(own.tokens), prefix, own.by or "–", f"{own.prompts}"]
-        )
-        for each in own.examples:
-            details.append(
-                page.details(
-                    f"{formatting.one_line(engine.name, 40)}, prompt {each.prompt + 1}: differs after {each.prefix} tokens",
-                    [page.facts([(own.reference, each.expected or "(empty)"), (engine.name, each.text or "(empty)")])],
-                )
-            )
-    if not rows:
-        return Section("outputs", "Do the outputs agree?", [])
-    header = ["engine", "verdict", "same outputs", "same tokens", "tokens until the first difference", "by", "prompts"]
-    return Section(
-        "outputs",
-        "Do the outputs agree?",
-        [page.table(header, rows), *details],
-        "Greedy outputs for the same prompts, against those of the reference. An engine that answers nonsense or nothing cannot be "
-        "recommended, however fast it is.",
-    )
-
-
-def _parity(found: EngineResults) -> Section:
-    signs = {"unknown": ("?", "soft"), "setting": ("≠", "warn")}
-    lines = [
-        page.item(*signs.get(each.kind, ("!", "bad")), f"{formatting.one_line(each.text, 1000)}.", each.name)
-        for each in found.parity
-    ]
-    names = list(dict.fromkeys(name for engine in found.engines for name in engine.facts))
-    measured = [engine for engine in found.engines if engine.status == "ok"]
-    blocks: list[Block] = []
-    if len(measured) > 1:
-        same = page.item("✓", "good", "Every engine got the same number of requests with the same numbers of tokens.")
-        is_same = any(level.runs for engine in measured for level in engine.levels) and not any(
-            each.kind not in signs for each in found.parity
-        )
-        blocks += [page.items([same])] if is_same else []
-        blocks += [page.items(lines)] if lines else []
-    if names:
-        rows = [[engine.name, *(engine.facts.get(name, "not known") for name in names)] for engine in measured]
-        blocks.append(page.table(["engine", *names], rows))
-    return Section("parity", "Is the comparison fair?", blocks, "The same work for every engine, and the settings that must be the same.")  # fmt: skip
-
-
-def _failures(found: EngineResults) -> Section:
-    blocks: list[Block] = []
-    for engine in found.engines:
-        if engine.status == "failed":
-            blocks.append(page.heading(formatting.one_line(engine.name, 80)))
-            words = ": ".join(part for part in (engine.reason, engine.message) if part)
-            blocks.append(page.note(page.sentence(words)))
-            if engine.log_tail:
-                blocks.append(page.code("\n".join(formatting.one_line(line, 400) for line in engine.log_tail)))
-    problems = [page.item("✗", "bad", formatting.one_line(line, 1000)) for line in problem_lines(found)]
-    if problems:
-        blocks += [page.heading("Levels that are not valid"), page.items(problems)]
-    counts = [
-        [engine.name, level_text(level), name, f"{count:,}", f"{level.counts.ok:,}"]
-        for engine in found.engines
-        for level in engine.levels
-        if level.counts is not None
-        for name, count in level.counts.by_failure.items()
-    ]
-    if counts:
-        blocks.append(page.table(["engine", "level", "failure", "requests", "succeeded"], counts))
-    return Section("failures", "Failures", blocks)
-
-
-# --- what was run ----------------------------------------------------------------------------------------------------
-
-
-def _what_was_run(found: EngineResults) -> Section:
-    device = found.device
-    pairs = [
-        ("compared", subject(found)),
-        ("model", _model(found.model)),
-        ("device", f"{f'{device.count} x ' if device.count > 1 else ''}{device.name}" if device.name else ""),
-        ("objectives", "; ".join(found.slos)),
-        ("started", found.started),
-        ("rounds", f"{found.rounds}"),
-        ("folder", found.folder),
-        ("inferometer", found.inferometer),
-    ]
-    rows = [[engine.name, engine.type, engine.mode, engine.version or "–", _runs(engine)] for engine in found.engines]
-    blocks = [
-        page.facts((name, formatting.one_line(text, 600)) for name, text in pairs),
-        page.table(["engine", "type", "mode", "version", "runs"], rows, texts=(4,)),
-    ]
-    if found.campaign:
-        text = yaml.safe_dump(found.campaign, sort_keys=False, allow_unicode=True, width=100)
-        blocks.append(page.details("The file", [page.code(text)]))
-    return Section("run", "What was run", blocks)
-
-
-def _runs(engine: EngineResult) -> str:
-    names = [name for level in engine.levels for name in level.runs]
-    return ", ".join(names) or "–"
-
-
-def _model(model: ModelFacts) -> str:
-    count = f"{model.parameters / 1e9:.3g} B parameters" if model.parameters is not None else ""
-    active = model.active_parameters
-    if model.parameters is not None and active is not None and active != model.parameters:
-        count += f" ({active / 1e9:.3g} B active)"
-    stored = f"{format_bytes(model.bytes)} of weights" if model.bytes is not None else ""
-    return ", ".join(part for part in (model.name, model.architecture, count, stored, model.dtype) if part)
-
-
-def _definitions(found: EngineResults) -> Section:
-    return Section(
-        "definitions", "Definitions", [page.details("What the figures and rules mean", [page.facts(found.definitions.items())])]
-    )  # fmt: skip
