@@ -3,7 +3,8 @@
     ~/.cache/inferometer/real/llama_cpp/bin/python tools/real_servers/llama_cpp/convert.py FOLDER FILE.gguf
 
 It reads what that folder has and nothing else: one safetensors file, byte-level BPE with GPT-2's pre-tokenizer, no bos before
-prompts. A greedy response of llama.cpp then has the tokens of any other engine that computes in float32.
+prompts. A greedy response of llama.cpp then has the tokens of any other engine that computes in float32, if its own keys and values
+are float32 and flash attention, which rounds to float16, is off (--cache-type-k f32 --cache-type-v f32 --flash-attn off).
 """
 
 import json
