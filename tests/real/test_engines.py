@@ -70,7 +70,7 @@ CASES = {
                 "cache-type-k": "f32",
                 "cache-type-v": "f32",
                 "flash-attn": "off",
-            },  # it rounds to f16
+            },  # see llama_cpp/convert.py
         },
         facts={"dtype": "float32", "max length": "1024", "slots": "4", "prefix cache": "on"},
     ),
