@@ -26,6 +26,7 @@ RECORDED = {
     "transformers_port": ("port taken", "the port is taken: [Errno 98] error while attempting to bind on address"),
     "vllm_flag": ("failed", "vllm: error: unrecognized arguments: --no-such-flag 1"),
     "vllm_hub_model": ("failed", "the model was not found: OSError: We couldn't connect to"),
+    "vllm_kv_memory": ("out of memory", "out of memory: RuntimeError: Worker failed with error 'Available memory"),
     "vllm_model": ("failed", "Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/models/none'"),
     "vllm_port": ("port taken", "the port is taken: OSError: [Errno 98] Address already in use"),
 }

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from inferometer.config.engines import EngineSpec, campaign_from, variants
+from inferometer.engines import milestones
 from inferometer.engines.catalog import SERVERS, server_engine
 from inferometer.engines.launching import EngineError, Launch, Start
 
@@ -164,6 +165,135 @@ def test_llamacpp_refuses_a_dtype_that_the_file_decides(tmp_path: Path) -> None:
         launch(tmp_path, str(tmp_path), type="llamacpp", executable=program(tmp_path, "llama-server"), dtype="bfloat16")
 
 
+# --- SGLang, TGI, Triton ------------------------------------------------------------------------------------------------------
+
+
+def test_sglang_is_a_module_of_the_given_python(tmp_path: Path) -> None:
+    python = python_with(tmp_path, "sglang")
+    args = {"context-length": 2048, "disable-radix-cache": True, "tp": 2}
+    found = launch(tmp_path, type="sglang", python=python, dtype="bfloat16", device="cuda:3", args=args)
+    assert words(found) == (
+        f"{python} -m sglang.launch_server --model-path org/model --host 127.0.0.1 --port {PORT} --dtype bfloat16 --device cuda "
+        "--context-length 2048 --disable-radix-cache --tp 2"
+    )
+    assert found.env["CUDA_VISIBLE_DEVICES"] == "3"
+    assert (found.reset_cache, found.profiler) == ("/flush_cache", ("/start_profile", "/stop_profile"))
+    assert {"prefix cache": "off", "max length": "2048", "parallelism": "2"}.items() <= found.facts.items()
+
+
+def test_sglang_lines_of_the_log(tmp_path: Path) -> None:
+    """As the source of version 0.5.23 prints them; it was not run."""
+    found = launch(tmp_path, type="sglang", python=python_with(tmp_path, "sglang"))
+    lines = [
+        (9.0, "[2026-01-01 00:00:00] server_args={'model_path': 'm', 'dtype': 'auto', 'device': 'cuda', 'tp_size': 2}"),
+        (12.0, "[2026-01-01 00:00:03 TP0] Load weight end. elapsed=2.1 s, type=LlamaForCausalLM, dtype=torch.bfloat16"),
+        (15.0, "[2026-01-01 00:00:06 TP0] Capture target decode CUDA graph end. elapsed=2.74 s, mem usage=2.66 GB"),
+        (16.0, "[2026-01-01 00:00:07 TP0] max_total_num_tokens=99, chunked_prefill_size=8192, context_len=4096"),
+        (19.0, "[2026-01-01 00:00:10] The server is fired up and ready to roll!"),
+    ]
+    phases = milestones.phases(lines, found.milestones)
+    assert phases == {"imported": 9, "weights loaded": 12, "graphs captured": 15, "initialised": 16, "warmed up": 19}
+    assert milestones.facts(lines, found.fact_lines) == {
+        "dtype": "bfloat16",
+        "max length": "4096",
+        "device": "cuda",
+        "parallelism": "2",
+    }
+
+
+def test_tgi_gets_ports_of_its_own_for_all_that_it_opens(tmp_path: Path) -> None:
+    found = launch(tmp_path, type="tgi", executable=program(tmp_path, "text-generation-launcher"), device="cpu")
+    given = dict(zip(found.command[1::2], found.command[2::2], strict=False))
+    assert (given["--model-id"], given["--hostname"], given["--port"]) == ("org/model", "127.0.0.1", str(PORT))
+    assert "--disable-custom-kernels" in found.command
+    assert (
+        len(
+            {
+                str(PORT),
+                *(found.command[found.command.index(name) + 1] for name in ("--master-port", "--prometheus-port")),
+            }
+        )
+        == 3
+    )
+    assert found.server["ignore_eos"] is False
+
+
+def repository(folder: Path, *models: str) -> str:
+    for model in models:
+        (folder / "models" / model).mkdir(parents=True)
+        (folder / "models" / model / "config.pbtxt").touch()
+    return str(folder / "models")
+
+
+def test_triton_serves_a_model_repository_over_kserve(tmp_path: Path) -> None:
+    triton = program(tmp_path, "tritonserver")
+    models = repository(tmp_path, "resnet")
+    found = launch(
+        tmp_path, models, type="triton", executable=triton, args={"log-verbose": 1, "strict-readiness": True}
+    )
+    assert found.command[:4] == (
+        triton,
+        f"--model-repository={models}",
+        f"--http-port={PORT}",
+        "--http-address=127.0.0.1",
+    )
+    assert found.command[-2:] == ("--log-verbose=1", "--strict-readiness")
+    assert (found.ready, found.server) == ("/v2/health/ready", {"api": "kserve", "model": "resnet"})
+
+
+def test_triton_of_pytriton_gets_its_libraries_and_the_stub_of_its_python(tmp_path: Path) -> None:
+    python = python_with(tmp_path, "pytriton")
+    triton = tmp_path / "packages/pytriton/tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for path in ("backends/python/libtriton_python.so", f"python_backend_stubs/{version}/triton_python_backend_stub"):
+        (triton / path).parent.mkdir(parents=True)
+        (triton / path).touch()
+    found = launch(tmp_path, repository(tmp_path, "a", "b"), type="triton", python=python)
+    assert found.command[0] == str(triton / "bin/tritonserver")
+    assert f"--backend-directory={tmp_path}/backends" in found.command
+    assert {path.name for path in (tmp_path / "backends/python").iterdir()} == {
+        "libtriton_python.so",
+        "triton_python_backend_stub",
+    }
+    assert found.env["LD_LIBRARY_PATH"].endswith("nvidia_pytriton.libs")
+    assert found.server == {"api": "kserve"}
+
+
+def test_triton_refuses_a_folder_without_models(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="is not a model repository"):
+        launch(tmp_path, str(tmp_path), type="triton", executable=program(tmp_path, "tritonserver"))
+
+
+# --- OpenVINO, ONNX Runtime ---------------------------------------------------------------------------------------------------
+
+
+def test_openvino_runs_our_script_with_the_given_python(tmp_path: Path) -> None:
+    (tmp_path / "openvino_model.xml").touch()
+    python = python_with(tmp_path, "openvino_genai")
+    found = launch(tmp_path, str(tmp_path), type="openvino", python=python, dtype="float32", device="cpu")
+    assert words(found) == (
+        f"{python} {SCRIPTS}/openvino_server.py --model {tmp_path} --host 127.0.0.1 --port {PORT} --inference-precision f32 --device CPU"
+    )
+    assert found.server == {"model": tmp_path.name}
+
+
+def test_onnxruntime_runs_our_script_with_the_given_python(tmp_path: Path) -> None:
+    (tmp_path / "genai_config.json").touch()
+    python = python_with(tmp_path, "onnxruntime_genai")
+    args = {"max_batch_size": 8}
+    found = launch(tmp_path, str(tmp_path), type="onnxruntime", python=python, device="cpu", args=args)
+    assert words(found) == (
+        f"{python} {SCRIPTS}/onnxruntime_server.py --model {tmp_path} --host 127.0.0.1 --port {PORT} --provider cpu --max-batch-size 8"
+    )
+
+
+@pytest.mark.parametrize(("type", "words"), [("openvino", "optimum-cli export"), ("onnxruntime", "models.builder")])
+def test_a_model_that_is_not_converted_says_how(tmp_path: Path, type: str, words: str) -> None:
+    with pytest.raises(EngineError, match="needs a folder with") as raised:
+        launch(tmp_path, str(tmp_path), type=type)
+    assert words in raised.value.remedy
+
+
 # --- our own server -----------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +329,11 @@ NEEDS = {
     "vllm": ("vllm", "pip install vllm"),
     "transformers": ("transformers", "pip install 'transformers[serving]'"),
     "llamacpp": ("xllamacpp", "pip install xllamacpp"),
+    "sglang": ("sglang", "pip install sglang"),
+    "tgi": ("text-generation-launcher", "install text-generation-inference"),
+    "triton": ("tritonserver", "pip install nvidia-pytriton"),
+    "openvino": ("openvino_genai", "pip install openvino-genai"),
+    "onnxruntime": ("onnxruntime_genai", "pip install onnxruntime-genai"),
 }
 
 
@@ -206,7 +341,10 @@ NEEDS = {
 def test_an_engine_that_is_not_installed_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type: str
 ) -> None:
-    (tmp_path / "a.gguf").touch()
+    for name in ("a.gguf", "openvino_model.xml", "genai_config.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.pbtxt").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match=f"{NEEDS[type][0]} is not installed") as raised:
         launch(tmp_path, str(tmp_path), type=type)

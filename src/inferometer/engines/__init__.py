@@ -5,7 +5,8 @@ servers/      one small file per server engine; its table is catalog.py
 catalog.py    every type of engine and what it can do
 process.py    a server process: started with a log, watched, and ended with everything that it started
 readiness.py  waits until a server is really ready: its health, and a first good response
-milestones.py  the phases of a start-up, by lines of the log
+milestones.py  the phases of a start-up and the engine's facts, by lines of the log
+failures.py   why a server ended or did not get ready, by its exit status and its log
 inprocess/    engines that are used as libraries, each in a process of its own
 model_files.py  what the model's files say: parameters, layers, data type; dropping them from the page cache
 """

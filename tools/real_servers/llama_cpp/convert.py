@@ -3,7 +3,9 @@
     ~/.cache/inferometer/real/llama_cpp/bin/python tools/real_servers/llama_cpp/convert.py FOLDER FILE.gguf
 
 It reads what that folder has and nothing else: one safetensors file, byte-level BPE with GPT-2's pre-tokenizer, no bos before
-prompts. A greedy response of llama.cpp then has the tokens of any other engine that computes in float32.
+prompts. With float32 keys and values and without flash attention (--cache-type-k f32 --cache-type-v f32 --flash-attn off), the
+greedy tokens of llama.cpp were transformers' own for 64 of 64 prompts; with flash attention, for 56: in the others, the two largest
+logits were within 0.003 of each other.
 """
 
 import json
