@@ -67,7 +67,7 @@ def test_the_start_has_phases_and_facts(library: Library) -> None:
     assert (library.facts["device"], library.facts["max length"], library.facts["chat template"]) == (
         "cpu",
         "256",
-        "yes",
+        "the model's",
     )
     assert library.facts["prefix cache"] == ("on" if library.spec.mode == "continuous" else "off")
     assert {"torch", "transformers"} <= library.versions.keys()

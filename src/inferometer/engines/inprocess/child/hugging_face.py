@@ -92,7 +92,7 @@ class _Loaded:
             "device": str(self.device),
             "max length": str(self.context) if self.context else "",
             "attention": str(getattr(self.model.config, "_attn_implementation", "") or ""),
-            "chat template": "yes" if self.prompts.has_template else "no",
+            "chat template": "the model's" if self.prompts.has_template else "none",
             "prefix cache": "off",
             "speculation": "off",
             "compiled": "yes" if options.compile else "no",

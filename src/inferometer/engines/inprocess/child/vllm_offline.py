@@ -20,22 +20,23 @@ def load(options: Options, phase: Callable[[str], None]) -> Any:
     vllm = importlib.import_module("vllm")
     constructor = vllm.LLM  # imports most of the library
     phase("imported")
-    engine = Offline(vllm, constructor(**_arguments(options)), options)
+    engine = Offline(vllm, constructor(**_arguments(vllm, options)), options)
     phase("warmed up")
     return engine
 
 
-def _arguments(options: Options) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        "model": options.model,
-        "dtype": options.dtype or "auto",
-        "disable_log_stats": False,  # else requests have no times
-        "profiler_config": {"profiler": "torch", "torch_profiler_dir": options.traces},
-    }
+def _arguments(vllm: Any, options: Options) -> dict[str, Any]:
     if options.compile:
         raise Unusable(
             "`compile` is for torch and transformers: vLLM compiles by itself, unless args has enforce-eager"
         )
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "dtype": options.dtype or "auto",
+        "disable_log_stats": False,  # else requests have no times
+    }
+    if "profiler_config" in getattr(vllm.EngineArgs, "__dataclass_fields__", {}):  # older versions have none
+        arguments["profiler_config"] = {"profiler": "torch", "torch_profiler_dir": options.traces}
     return arguments | options.arguments()
 
 
@@ -49,7 +50,7 @@ class Offline:
         self.versions = devices.versions("vllm", "torch", "transformers")
         tokenizer = llm.get_tokenizer()
         self._prompts = Prompts(tokenizer, int(self.facts.get("max length") or 0))
-        self.facts["chat template"] = "yes" if self._prompts.has_template else "no"
+        self.facts["chat template"] = "the model's" if self._prompts.has_template else "none"
         ends = getattr(tokenizer, "eos_token_id", None)
         self._ends = set() if ends is None else {ends}
         self._since = 0.0
