@@ -120,7 +120,8 @@ def test_torch_and_onnx_runtime_agree_on_a_classifier(tmp_path: Path) -> None:
         {"type": "torch", "dtype": "bfloat16"},
         {"type": "onnxruntime", "args": {"intra_op_num_threads": 1}},
     ]
-    records = measured(tmp_path, *engines, model=str(encoder(tmp_path / "model", labels=3)))
+    model = str(encoder(tmp_path / "model", labels=3))
+    records = measured(tmp_path, *engines, model=model)
     assert [record.message for record in records] == ["", "", ""]
     exact, rounded, onnx = ([level.difference for level in record.encoder] for record in records)
     assert exact == [0.0] * 4
@@ -129,6 +130,10 @@ def test_torch_and_onnx_runtime_agree_on_a_classifier(tmp_path: Path) -> None:
     assert np.load(tmp_path / "outputs/engine-1-batch-3-length-8.npy").shape == (3, 3)
     assert all(len(level.seconds) == 5 for record in records for level in record.encoder)
     assert [record.facts["dtype"] for record in records] == ["float32", "bfloat16", "float32"]
+    exported = str(tmp_path / "engine-3/onnxruntime-model.onnx")
+    _, given = measured(tmp_path / "2", {"type": "torch"}, {"type": "onnxruntime", "model": exported}, model=model)
+    assert given.message == ""
+    assert all((level.difference or 0) < 1e-4 for level in given.encoder)
 
 
 @pytest.mark.transformers

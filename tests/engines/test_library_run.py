@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from engine_help import SCRIPTED, started
 from scripted_engine import FIRST, TOKEN
 
 from inferometer import store
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.conduct.library_run import measure_library
+from inferometer.conduct.library_run import as_run, measure_library
 from inferometer.config import from_mapping
 from inferometer.config.schema import Config
 from inferometer.engines.inprocess import library as library_module
@@ -87,6 +88,20 @@ def test_a_static_batch_has_no_time_to_first_token(batched_run: tuple[Run, Summa
     assert rates.output_tokens == pytest.approx(8 * N_OUT * 1e9 / (FIRST + TOKEN * (N_OUT - 1)), rel=0.01)
     undecided = {each.slo: each.status for each in summary.slos}
     assert undecided["ttft.p50 < 31ms"] != "met"
+
+
+def test_an_engine_may_know_only_the_first_and_the_last_token(
+    batched_run: tuple[Run, Summary, Generated], tmp_path: Path
+) -> None:
+    run, _, generated = batched_run
+    rows = tuple(
+        msgspec.structs.replace(row, first=row.sent + FIRST, last=row.sent + FIRST + (N_OUT - 1) * TOKEN)
+        for row in generated.rows
+    )
+    summary = summarise(as_run(tmp_path, run.manifest, msgspec.structs.replace(generated, rows=rows)))
+    assert summary.metrics["ttft"].mean == pytest.approx(FIRST / 1e9)
+    assert summary.metrics["tpot"].mean == pytest.approx(TOKEN / 1e9)
+    assert summary.metrics["itl"].count == 0  # there is no time of any token in between
 
 
 def test_checks_of_a_network_client_do_not_apply(

@@ -86,6 +86,7 @@ def _measured(
             float(campaign.startup.timeout),
             max_batch=max(encoder.batch),
             task=encoder.task,
+            config_of=campaign.model,
         )
         try:
             start = StartUp(is_cold=not record.starts, phases=library.phases, ready=library.ready_at)

@@ -80,16 +80,20 @@ def start_library(
     *,
     max_batch: int = 1,
     task: str = "auto",
+    config_of: str = "",
     start: Start = start_process,
 ) -> "Library":
     """Start an engine and wait until its model is loaded. Raises EngineError, and then nothing is left running.
 
     `folder` is for its files: traces of profilers, exported models. `max_batch` is the largest batch, or the most requests in flight,
-    that will be measured.
+    that will be measured. Encoders: `task` is what the model is loaded as, and `config_of` the folder whose config.json is that of
+    an .onnx file.
     """
+    for each in (log_path.parent, folder):
+        each.mkdir(parents=True, exist_ok=True)
     library = Library(spec, log_path, folder, timeout, start)
     try:
-        library.load(model, timeout, max_batch, task)
+        library.load(model, timeout, max_batch, task, config_of)
     except BaseException:
         library.close()
         raise
@@ -133,13 +137,13 @@ class Library:
 
     # --- the engine ----------------------------------------------------------------------------------------------------
 
-    def load(self, model: str, timeout: float, max_batch: int, task: str) -> None:
+    def load(self, model: str, timeout: float, max_batch: int, task: str, config_of: str) -> None:
         """Load the model, within `timeout` seconds of the start of the process."""
         spec = self.spec
         options = {
             "type": spec.type,
             "mode": spec.mode,
-            "model": str(Path(model).expanduser()) if Path(model).expanduser().exists() else model,
+            "model": _local(model),
             "dtype": spec.dtype,
             "device": spec.device,
             "compile": spec.compile,
@@ -147,6 +151,7 @@ class Library:
             "max_batch": max_batch,
             "traces": str(self.folder),
             "task": task,
+            "config_of": _local(config_of),
         }
         deadline = self.started_ns / 1e9 + timeout
         command = {"do": "load", "module": MODULES[spec.type], "options": options}
@@ -392,6 +397,12 @@ class Library:
 
     def _since_start(self, at: int) -> float:
         return (at - self.started_ns) / 1e9
+
+
+def _local(model: str) -> str:
+    """The path of a model on this machine; any other name as it is."""
+    path = Path(model).expanduser()
+    return str(path) if model and path.exists() else model
 
 
 def _interpreter(spec: EngineSpec) -> str:

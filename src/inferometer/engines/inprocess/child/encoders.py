@@ -6,9 +6,11 @@ each call. What is compared is the logits of a classifier, and the last hidden s
 """
 
 import importlib
+import json
 import random
 import resource
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,7 +245,7 @@ def _onnx_file(options: Options, phase: Callable[[str], None]) -> tuple[Path, tu
     if model.suffix == ".onnx":
         if not model.is_file():
             raise Unusable(f"{model}: there is no such file")
-        return model, (1000, 0)
+        return model, _stored_sizes(Path(options.config_of), model.parent)
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     kinds = (transformers.AutoModel, transformers.AutoModelForSequenceClassification)
     loaded = _pretrained(torch, transformers, options, kinds)
@@ -252,6 +254,15 @@ def _onnx_file(options: Options, phase: Callable[[str], None]) -> tuple[Path, tu
     _export(torch, loaded, file)
     phase("exported")
     return file, _sizes(loaded.config)
+
+
+def _stored_sizes(*folders: Path) -> tuple[int, int]:
+    """The sizes that the first config.json says. All engines must get the same inputs, which depend on the vocabulary."""
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            return _sizes(types.SimpleNamespace(**config))
+    raise Unusable("the vocabulary of an .onnx file is not known: put the model's config.json beside it")
 
 
 def _export(torch: Any, model: Any, file: Path) -> None:

@@ -29,6 +29,8 @@ class Options:
     """Folder for the files of the engine's own profiler."""
     task: str = "auto"
     """Encoders: what the model is loaded as."""
+    config_of: str = ""
+    """Encoders: the folder whose config.json is that of an .onnx file."""
 
     def arguments(self) -> dict[str, Any]:
         """The flags as Python arguments."""

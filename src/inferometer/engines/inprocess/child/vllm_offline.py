@@ -20,22 +20,23 @@ def load(options: Options, phase: Callable[[str], None]) -> Any:
     vllm = importlib.import_module("vllm")
     constructor = vllm.LLM  # imports most of the library
     phase("imported")
-    engine = Offline(vllm, constructor(**_arguments(options)), options)
+    engine = Offline(vllm, constructor(**_arguments(vllm, options)), options)
     phase("warmed up")
     return engine
 
 
-def _arguments(options: Options) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        "model": options.model,
-        "dtype": options.dtype or "auto",
-        "disable_log_stats": False,  # else requests have no times
-        "profiler_config": {"profiler": "torch", "torch_profiler_dir": options.traces},
-    }
+def _arguments(vllm: Any, options: Options) -> dict[str, Any]:
     if options.compile:
         raise Unusable(
             "`compile` is for torch and transformers: vLLM compiles by itself, unless args has enforce-eager"
         )
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "dtype": options.dtype or "auto",
+        "disable_log_stats": False,  # else requests have no times
+    }
+    if "profiler_config" in getattr(vllm.EngineArgs, "__dataclass_fields__", {}):  # older versions have none
+        arguments["profiler_config"] = {"profiler": "torch", "torch_profiler_dir": options.traces}
     return arguments | options.arguments()
 
 
