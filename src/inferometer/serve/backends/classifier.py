@@ -48,7 +48,7 @@ def load(loading: Loading) -> Loaded:
     device = device_of(loading, torch)
     threads = configured.whole(loading, "threads", 1)
     names = labels()
-    _complete(loading.config, len(names))
+    _complete(loading, len(names))
     _decode_once()
     weights = {name: torch.from_numpy(array).to(device) for name, array in seeded().items()}
 
@@ -66,13 +66,11 @@ def labels() -> tuple[str, ...]:
     return tuple(text.splitlines())
 
 
-def _complete(config: Any, classes: int) -> None:
+def _complete(loading: Loading, classes: int) -> None:
+    config = loading.config
     image, pixels = TensorSpec(IMAGE, "BYTES", (1,), True), TensorSpec(PIXELS, "FP32", (3, SIZE, SIZE), True)
-    configured.declare(config.input, [image, pixels])
-    for one in config.input:
-        if one.name == PIXELS:
-            one.MergeFrom(type(one)(format="FORMAT_NCHW"))
-    configured.declare(config.output, [TensorSpec(SCORES, "FP32", (classes,))])
+    configured.declare(loading, config.input, [image, pixels])
+    configured.declare(loading, config.output, [TensorSpec(SCORES, "FP32", (classes,))])
     for one in config.output:
         one.label_filename = one.label_filename or "labels.txt"
 

@@ -57,17 +57,15 @@ _LENGTH = 1000
 
 def reason(error: BaseException) -> Refused:
     """Convert an exception to an error of one line, without its frames and the tensors that they hold."""
+    if isinstance(error, Refused):
+        return Refused(error.code if error.code in tuple(HTTP_STATUS) else "INTERNAL", error.message)
     try:
-        if isinstance(error, Refused):
-            if error.code in tuple(HTTP_STATUS):
-                return Refused(error.code, error.message)
-            return Refused("INTERNAL", f"{error.message} (raised with the unknown code {error.code!r:.60})")
         text = " ".join((str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}").split())
-        if len(text) > _LENGTH:  # libraries put the cause at the end of long messages
-            text = f"{text[: _LENGTH // 2]} ... {text[-_LENGTH // 2 :]}"
-        return Refused("INTERNAL", text)
-    except BaseException:  # str() of a model's own exception may raise; the client must get a response
-        return Refused("INTERNAL", f"{type(error).__name__} (its message cannot be displayed)")
+    except Exception:  # str() of a model's own exception may raise; the client must get a response
+        text = type(error).__name__
+    if len(text) > _LENGTH:  # libraries put the cause at the end of long messages
+        text = f"{text[: _LENGTH // 2]} ... {text[-_LENGTH // 2 :]}"
+    return Refused("INTERNAL", text)
 
 
 # --- one request -----------------------------------------------------------------------------------------------------
@@ -190,17 +188,15 @@ class Loaded(msgspec.Struct):
     """An instance of a model. It has one of `run`, `begin`, `instant` and `forward`."""
 
     run: Callable[[Tensors, Parameters], Tensors | Iterator[Tensors]] | None = None
-    """Computes in one of the instance's threads; returns an iterator if the model is decoupled. Refused and UserError
-    become error responses; anything else it raises is INTERNAL, and the server continues. If a batch of several
-    requests fails, they are run again one by one.
-    """
+    """Computes in one of the instance's threads; returns an iterator if the model is decoupled. Whatever it raises is the
+    response to all requests of the batch: Refused with its code, anything else as INTERNAL."""
     begin: Begin | None = None
     instant: Callable[[Tensors, Parameters], Tensors] | None = None
-    """Computes in the loop's thread: for models that take microseconds, with `slots` 0."""
+    """Computes in the loop's thread, without a queue: for models that take microseconds."""
     forward: Forward | None = None
     """The model runs in another process, which queues and batches its requests."""
     slots: int = 1
-    """Concurrent executions; 0: no limit."""
+    """Concurrent executions; 0: no limit, for models that run in the loop."""
     labels: Mapping[str, tuple[str, ...]] = {}
     """Labels of an output's classes, by index."""
     text: Any = None
