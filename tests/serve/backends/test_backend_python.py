@@ -136,7 +136,7 @@ def test_config_in_the_file_fills_in_what_is_missing(tmp_path: Path) -> None:
         ("class TritonPythonModel: pass\n", "has no function infer"),
         ("def load(folder, device): return 3\n", "has no function infer"),
         ("def load(folder, device): raise ValueError('no\\nluck')\n", "model.py failed to load: ValueError: no luck"),
-        ("CONFIG = {'max_batch': 1}\n" + ADD, "CONFIG in model.py: ModelConfig: inference.ModelConfig has no field 'max_batch'"),
+        ("CONFIG = {'max_batch': 1}\n" + ADD, 'CONFIG in model.py: Message type "inference.ModelConfig" has no field named "max_batch"'),
     ],
 )  # fmt: skip
 def test_a_file_that_fails_to_load_is_explained_in_one_line(tmp_path: Path, text: str, what: str) -> None:

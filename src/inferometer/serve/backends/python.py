@@ -26,10 +26,9 @@ import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.serve.backends import configured
-from inferometer.serve.models.configs import with_texts
+from inferometer.serve.models.configs import from_tree
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
 from inferometer.tensors import TensorSpec, from_numpy, to_numpy
-from inferometer.wire import protobuf
 
 Infer = Callable[[dict[str, Any], Parameters], Any]
 _numbers = itertools.count()
@@ -77,13 +76,11 @@ def _imported(loading: Loading, path: Path) -> ModuleType:
 
 def _add_config(loading: Loading, module: ModuleType, path: Path) -> None:
     """Fill in what the file's CONFIG states and the configuration leaves open."""
-    stated, config = getattr(module, "CONFIG", {}), loading.config
+    config = loading.config
     try:
-        made = protobuf.parse(type(config), protobuf.encode(type(config), with_texts(stated)))
-    except (UserError, TypeError) as error:
-        raise loading.error(
-            f"CONFIG in {path.name}: {error}", "correct it; its fields are those of ModelConfig"
-        ) from None
+        made = from_tree(getattr(module, "CONFIG", {}), where=f"CONFIG in {path.name}", is_strict=True)
+    except UserError as error:
+        raise loading.error(error.what, error.remedy) from None
     for name in [name for name in made.parameters if name in config.parameters]:
         del made.parameters[name]
     stated_before = {field.name for field, _ in config.ListFields()} - {"parameters"}

@@ -43,13 +43,12 @@ _TOKENS = 128
 _LENGTH = 4096
 """Maximum length of texts if neither the model nor the configuration sets one."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_CLASSES = {GENERATE: "AutoModelForCausalLM", EMBED: "AutoModel", CLASSIFY: "AutoModelForSequenceClassification"}
-_ARCHITECTURES = {
-    GENERATE: ("ForCausalLM", "LMHeadModel"),
-    CLASSIFY: ("ForSequenceClassification",),
-    EMBED: ("Model", "ForMaskedLM"),
+_TASKS = {
+    GENERATE: ("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
+    CLASSIFY: ("AutoModelForSequenceClassification", ("ForSequenceClassification",)),
+    EMBED: ("AutoModel", ("Model", "ForMaskedLM")),
 }
-"""How the names of their architectures end; the first that matches counts."""
+"""The class that loads a model for a task, and how the names of its architectures end; the first that matches counts."""
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _log = logging.getLogger("inferometer.serve")
 _UNBOUNDED = 1_000_000  # tokenizers without a maximum length report 10^30
@@ -72,7 +71,7 @@ def load(loading: Loading) -> Loaded:
     task = _task(loading, config)
     device = device_of(loading, torch)
     more = {"dtype": _dtype(loading, torch, device), "use_safetensors": True, "output_loading_info": True}
-    model, report = read(getattr(hugging, _CLASSES[task]), config=config, **more)
+    model, report = read(getattr(hugging, _TASKS[task][0]), config=config, **more)
     _check_whole(loading, report["missing_keys"])
     tokenizer = read(hugging.AutoTokenizer)
     threads, longest = configured.whole(loading, "threads", 0), _longest(loading, config, tokenizer)
@@ -96,15 +95,15 @@ def _check_whole(loading: Loading, missing: Collection[str]) -> None:
 
 def _task(loading: Loading, config: Any) -> str:
     wanted, names = loading.parameter("task"), tuple(config.architectures or ())
-    if wanted in _CLASSES:
+    if wanted in _TASKS:
         return wanted
-    remedy = f"set parameter task to one of {', '.join(_CLASSES)}"
+    remedy = f"set parameter task to one of {', '.join(_TASKS)}"
     if wanted:
         raise loading.error(f"unknown task {wanted!r:.60}", remedy)
     if getattr(config, "is_encoder_decoder", False) or any(name.endswith("ForConditionalGeneration") for name in names):
         what = f"{', '.join(names)} is not supported: it is an encoder-decoder model"
         raise loading.error(what, "use a decoder-only model")
-    for name, (task, ends) in itertools.product(names, _ARCHITECTURES.items()):
+    for name, (task, (_, ends)) in itertools.product(names, _TASKS.items()):
         if name.endswith(ends):
             return task
     raise loading.error(f"its architecture ({', '.join(names) or 'none'}) does not determine its task", remedy)

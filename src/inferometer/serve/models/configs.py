@@ -83,7 +83,7 @@ def _parsed(parse: Callable[[], Any], where: str) -> Any:
         TypeError,
         ValueError,
     ) as why:
-        what = " ".join(str(why).split())
+        what = " ".join(str(why).partition(" Available Fields")[0].split())
     raise UserError(f"{where}: {what}", "fix it; the format is Triton's ModelConfig")
 
 

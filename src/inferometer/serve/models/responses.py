@@ -6,7 +6,6 @@ tensors, as classes, or in shared memory.
 """
 
 import math
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from inferometer.tensors import Tensor, from_numpy, shown, to_numpy
 
 Share = tuple[Output, ...] | Refused
 """What a request gets of a batch's outputs."""
-_LENGTH = struct.Struct("<I")
 _MOST = 1024
 """Combinations of shapes that are remembered as valid."""
 
@@ -131,15 +129,11 @@ def _even(tensor: Tensor, rows: Sequence[int]) -> Iterator[memoryview]:
 
 
 def _strings(tensor: Tensor, rows: Sequence[int]) -> Iterator[memoryview]:
-    view, end = memoryview(tensor.data), 0
-    per_row = math.prod(tensor.shape[1:])
+    view, end, per_row = memoryview(tensor.data), 0, math.prod(tensor.shape[1:])
     for count in rows:
         begin = end
-        try:
-            for _ in range(count * per_row):
-                end += 4 + _LENGTH.unpack_from(view, end)[0]
-        except struct.error:
-            end = len(view) + 1
+        for _ in range(count * per_row):
+            end += 4 + int.from_bytes(view[end : end + 4], "little")
         if end > len(view):
             raise Refused("INTERNAL", f"output '{tensor.name}' has fewer strings than its shape requires")
         yield view[begin:end]

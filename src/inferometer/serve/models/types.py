@@ -80,11 +80,10 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """Input data that is read later, from shared memory or from a message's typed contents, once everything else is
-    checked; in a thread if it may be large."""
+    """Input data in shared memory or in a message's typed contents, read once everything else is checked."""
 
     read: Callable[[], bytes | memoryview]
-    """Read the data in any thread; raises Refused if it is invalid."""
+    """May be called in any thread; raises Refused if the data is invalid."""
     size: int = -1
     """Size in bytes, if known."""
 
@@ -130,7 +129,7 @@ class Inference(msgspec.Struct, eq=False):
 
     # Set by the models:
     memory: Mapping[str, Any] = {}
-    """Where outputs in shared memory go: the regions as they were when the inference was submitted."""
+    """Where outputs in shared memory go: the regions at the time of the submission."""
     rows: int = 1
     """Size of the batch dimension; 1 for models without one."""
     key: Any = None
