@@ -149,6 +149,7 @@ class Execution:
                 continue
             if isinstance(share, Refused):
                 self.owner.failed(inference, share)
+                self.cancel_if_unwanted()
                 continue
             if not inference.compute_ns:  # the first response
                 inference.compute_ns = t - inference.started
