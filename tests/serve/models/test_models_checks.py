@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         "identity",
         (fp32([0], name="NOPE"),),
         {},
-        UNKNOWN + "unexpected inference input 'NOPE' for model 'identity', which has 'INPUT0'",
+        "unexpected inference input 'NOPE' for model 'identity', which has 'INPUT0'",
     ),
     "no input": (
         "identity",
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         "identity",
         (fp32([0]), fp32([0], name="X")),
         {},
-        UNKNOWN + "unexpected inference input 'X' for model 'identity', which has 'INPUT0'",
+        "unexpected inference input 'X' for model 'identity', which has 'INPUT0'",
     ),
     "datatype": (
         "identity",
@@ -141,7 +141,7 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         "identity",
         (fp32([0]),),
         {"wanted": wants("BAD")},
-        UNKNOWN + "unexpected inference output 'BAD' for model 'identity', which has 'OUTPUT0'",
+        "unexpected inference output 'BAD' for model 'identity', which has 'OUTPUT0'",
     ),
     "classes of text": (
         "maybe",
@@ -153,7 +153,7 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         "identity",
         (fp32([0]),),
         {"wanted": wants("OUTPUT0", classes=1, placed=Placed("r", 4))},
-        UNKNOWN + "Output can't set both 'shared_memory_region' and 'classification'",
+        "Output can't set both 'shared_memory_region' and 'classification'",
     ),
     "a timeout that is no number": (
         "identity",

@@ -119,9 +119,8 @@ def _check_inputs(inference: Inference, model: Taken) -> int:
 def _wrong_names(inference: Inference, model: Taken) -> NoReturn:
     given, of_model = inference.inputs, f"model '{model.model}'"
     if unknown := [name for name in given if name not in model.inputs]:
-        _refuse(
-            inference, f"unexpected inference input '{unknown[0]}' for {of_model}, which has {_quoted(model.inputs)}"
-        )
+        words = f"unexpected inference input '{unknown[0]}' for {of_model}, which has {_quoted(model.inputs)}"
+        raise Refused("INVALID_ARGUMENT", words)
     words = f"expected {len(model.inputs)} inputs but got {len(given)} inputs for {of_model}. Got input(s) [{_quoted(given)}]"
     missing = _quoted(name for name in model.inputs if name in model.required and name not in given)
     _refuse(inference, f"{words}, but missing required input(s) [{missing}]. Please provide all required input(s).")
@@ -173,9 +172,9 @@ def _check_outputs(inference: Inference, model: Taken) -> None:
         spec = model.outputs.get(each.name)
         if spec is None:
             words = f"unexpected inference output '{each.name}' for model '{model.model}'"
-            _refuse(inference, f"{words}, which has {_quoted(model.outputs)}")
+            raise Refused("INVALID_ARGUMENT", f"{words}, which has {_quoted(model.outputs)}")
         if each.classes > 0 and each.placed is not None:
-            _refuse(inference, "Output can't set both 'shared_memory_region' and 'classification'")
+            raise Refused("INVALID_ARGUMENT", "Output can't set both 'shared_memory_region' and 'classification'")
         if each.classes > 0 and spec.datatype == "BYTES":
             _refuse(inference, f"classification is not possible for output '{each.name}': its data-type is 'BYTES'")
 
