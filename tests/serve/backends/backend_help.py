@@ -17,14 +17,10 @@ def loading(path: Path | None = None, *, device: str = "cpu", name: str = "m", *
     `parameters`."""
     parameters = {key: {"string_value": value} for key, value in config.pop("parameters", {}).items()}
     made = protobuf.parse(ModelConfig, protobuf.encode(ModelConfig, {"name": name, "parameters": parameters, **config}))
-    is_file = path is not None and path.is_file()
-    return Loading(
-        name,
-        made,
-        folder=path.parent if path is not None and is_file else path,
-        file=path if is_file else None,
-        device=device,
-    )
+    folder, file = (path.parent, path) if path is not None and path.is_file() else (path, None)
+    if file is None and folder is not None:
+        file = next((one for one in sorted(folder.iterdir()) if one.suffix in (".onnx", ".pt", ".pt2", ".py")), None)
+    return Loading(name, made, folder=folder, file=file, device=device)
 
 
 def field(name: str, datatype: str, *dims: int, **more: Any) -> dict[str, Any]:

@@ -40,18 +40,16 @@ def both(load: Any, path: Path | None, arrays: dict[str, Any], **config: Any) ->
     return found
 
 
-@pytest.mark.parametrize("kind", ["script", "exported", "python"])
+@pytest.mark.parametrize("kind", ["script", "exported"])
 def test_pytorch_models(tmp_path: Path, kind: str) -> None:
     module, config = Halved().eval(), CONFIG
     if kind == "script":
         torch.jit.script(module).save(str(tmp_path / "model.pt"))
-    elif kind == "exported":
+    else:
         shapes = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}
         program = torch.export.export(module, (torch.from_numpy(X),), dynamic_shapes=shapes)
         torch.export.save(program, tmp_path / "model.pt2")
         config = {}
-    else:
-        (tmp_path / "model.py").write_text("import test_backend_cuda\ndef model(): return test_backend_cuda.Halved()\n")
     on_cpu, *on_gpu = both(backend.load, tmp_path, {"x": X}, **config)
     for one in on_gpu:
         (name,) = on_cpu

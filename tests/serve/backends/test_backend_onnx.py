@@ -97,7 +97,7 @@ def test_only_configured_outputs_are_returned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("datatype", DATATYPES)
+@pytest.mark.parametrize("datatype", sorted(set(DATATYPES) - {"BF16"}))
 @pytest.mark.parametrize("start", [0, 1])
 def test_every_datatype_round_trips_at_any_memory_alignment(
     tmp_path: Path, datatype: str, start: int, device: str
@@ -110,15 +110,6 @@ def test_every_datatype_round_trips_at_any_memory_alignment(
     assert loaded.run is not None
     back: Any = loaded.run({"A": moved}, {})["B"]  # type: ignore[index]
     assert (back.name, back.datatype, back.shape, bytes(back.data)) == ("B", datatype, (1, 3), bytes(sent.data))
-
-
-def test_bf16_models_run(tmp_path: Path) -> None:
-    path = saved(tmp_path, [("Cast", ["A"], ["B"])], [("A", "BF16", ["n"])], [("B", "FP32", ["n"])])
-    graph = onnx.load(path / "model.onnx")
-    graph.graph.node[0].attribute.append(helper.make_attribute("to", TYPES.FLOAT))
-    onnx.save(graph, path / "model.onnx")
-    loaded = backend.load(loading(path, parameters={"default_max_batch_size": "0"}))
-    assert run_model(loaded, A=from_numpy("A", np.array([1.5, -2]), "BF16"))["B"].tolist() == [1.5, -2]
 
 
 def test_empty_tensors_round_trip(tmp_path: Path) -> None:
@@ -170,9 +161,9 @@ def test_weights_outside_the_model_folder_are_not_read(tmp_path: Path, where: st
 @pytest.mark.parametrize(
     ("config", "what"),
     [
-        ({"input": [field("X", "FP32", 2)]}, "the configuration has X, the model file only A, B"),
-        ({"input": [field("A", "INT32", 2)]}, "A is INT32 [2], the model file FP32 [2]"),
-        ({"output": [field("SUM", "FP32", 3)]}, "SUM is FP32 [3], the model file FP32 [2]"),
+        ({"input": [field("X", "FP32", 2)]}, "the configuration has X, the model only A, B"),
+        ({"input": [field("A", "INT32", 2)]}, "A is INT32 [2], the model FP32 [2]"),
+        ({"output": [field("SUM", "FP32", 3)]}, "SUM is FP32 [3], the model FP32 [2]"),
     ],
 )
 def test_a_configuration_that_contradicts_the_file_is_refused(tmp_path: Path, config: Any, what: str) -> None:
@@ -217,9 +208,6 @@ def test_an_unusable_gpu_is_an_error_if_requested_and_otherwise_the_cpu_is_used(
     with pytest.raises(UserError, match=f"cannot use the device cuda:1: {says}"):
         backend.load(loading(add_sub(tmp_path), device="cuda:1"))
     assert run_model(backend.load(loading(tmp_path, device="auto")), A=A, B=B)["SUM"].tolist() == (A + B).tolist()
-    (tmp_path / "model.onnx").write_bytes(b"junk")
-    with pytest.raises(UserError, match=r"model\.onnx failed to load"):
-        backend.load(loading(tmp_path, device="cuda:1"))
 
 
 @needs_gpu
@@ -243,19 +231,6 @@ def test_gpu_results_match_the_cpu(tmp_path: Path, capfd: Any) -> None:
 
 
 @needs_gpu
-def test_bf16_runs_on_a_gpu(tmp_path: Path) -> None:
-    shape = ["n", 2]
-    path = saved(
-        tmp_path, [("Add", ["A", "B"], ["C"])], [("A", "BF16", shape), ("B", "BF16", shape)], [("C", "BF16", shape)]
-    )
-    sent = [from_numpy(name, np.array([[1.5, -2]]), "BF16") for name in "AB"]
-    loaded = backend.load(loading(path, device="cuda"))
-    assert loaded.run is not None
-    made: Any = loaded.run({tensor.name: tensor for tensor in sent}, {})["C"]  # type: ignore[index]
-    assert to_numpy(made).tolist() == [[3, -4]]
-
-
-@needs_gpu
 def test_a_missing_gpu_is_named(tmp_path: Path, capfd: Any) -> None:
     with pytest.raises(UserError, match=r"cannot use the device cuda:99: .*99"):
         backend.load(loading(add_sub(tmp_path), device="cuda:99"))
@@ -276,6 +251,6 @@ def test_missing_onnx_runtime_names_the_extra(tmp_path: Path, monkeypatch: pytes
         raise ImportError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(UserError, match="onnxruntime is not installed") as caught:
+    with pytest.raises(UserError, match="onnxruntime cannot be imported: No module named 'onnxruntime'") as caught:
         backend.load(loading(tmp_path))
     assert caught.value.remedy == "pip install 'inferometer[onnx]'"

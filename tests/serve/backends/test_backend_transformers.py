@@ -627,8 +627,10 @@ def test_invalid_tasks_dtypes_and_configurations_are_named(writer_folder: Path, 
         with pytest.raises(UserError, match=f"parameter {name} must be"):
             backend.load(loading(writer_folder, parameters={name: value}))
     wrong = refused(writer_folder, input=[field("prompt", "STRING", 1)])
-    assert "the configuration has the input prompt" in wrong
-    assert "the configuration has the output vector" in refused(encoder_folder, output=[field("vector", "FP32", 16)])
+    assert "the configuration has prompt, the model only text_input, max_tokens" in wrong
+    assert "the configuration has vector, the model only embedding" in refused(
+        encoder_folder, output=[field("vector", "FP32", 16)]
+    )
 
 
 def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
@@ -637,25 +639,6 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
     )
     (tmp_path / "mine.py").write_text("raise SystemExit('run')\n")
     assert "failed to load" in refused(tmp_path)
-
-
-def test_the_hub_is_used_only_if_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requested: list[tuple[Any, ...]] = []
-
-    def from_pretrained(name: str, **more: Any) -> Any:
-        requested.append((name, more["local_files_only"], more["trust_remote_code"]))
-        raise OSError("no network here")
-
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
-    assert "downloading from the Hugging Face Hub is not allowed" in refused(None, parameters={"model": "owner/name"})
-    assert not requested
-    for wrong in ("../up", "/etc", "a/b/c", "name", "owner/..", "./x"):
-        assert "is not the name of a Hub model" in refused(None, parameters={"model": wrong, "hub": "1"})
-    assert not requested
-    assert "no network here" in refused(None, parameters={"model": "owner/name", "hub": "1"})
-    (tmp_path / "config.json").write_text("{}")
-    refused(tmp_path)
-    assert requested == [("owner/name", False, False), (str(tmp_path), True, False)]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -678,6 +661,6 @@ def test_missing_transformers_names_the_extra(tmp_path: Path, monkeypatch: pytes
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(UserError, match="transformers is not installed") as caught:
+    with pytest.raises(UserError, match="transformers cannot be imported: No module named 'transformers'") as caught:
         backend.load(loading(tmp_path))
     assert caught.value.remedy == "pip install 'inferometer[transformers]'"

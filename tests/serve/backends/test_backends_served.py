@@ -153,33 +153,3 @@ def test_a_language_model_streams_and_stops_when_cancelled(tmp_path: Path) -> No
         assert await infer("writer", text_input=words("w1 w2"), max_tokens=np.array([5], "i4"))
 
     served(folder, scenario)
-
-
-def test_only_the_invalid_request_of_a_batch_is_refused(tmp_path: Path) -> None:
-    model = (
-        "import numpy as np\n"
-        "from inferometer.serve.models.types import Refused\n"
-        "CONFIG = {'max_batch_size': 8, 'dynamic_batching': {'max_queue_delay_microseconds': 60000000, "
-        "'preferred_batch_size': [4]}, 'input': [{'name': 'A', 'data_type': 'TYPE_FP32', 'dims': [1]}], "
-        "'output': [{'name': 'B', 'data_type': 'TYPE_FP32', 'dims': [1]}]}\n"
-        "def infer(inputs, parameters):\n"
-        "    if (inputs['A'] < 0).any():\n"
-        "        raise Refused('INVALID_ARGUMENT', f'{inputs[\"A\"].min():g} is less than 0')\n"
-        "    return {'B': np.sqrt(inputs['A'])}\n"
-    )
-    (tmp_path / "root" / "1").mkdir(parents=True)
-    (tmp_path / "root" / "1" / "model.py").write_text(model)
-
-    async def scenario(models: Models, infer: Infer) -> None:
-        calls = [infer("root", A=np.array([[value]], "f4")) for value in (4, -1, 9, 16)]
-        two, refused, three, four = await asyncio.gather(*calls, return_exceptions=True)
-        assert isinstance(refused, Refused)
-        assert (refused.code, refused.message) == ("INVALID_ARGUMENT", "-1 is less than 0")
-        assert [made[0]["B"].item() for made in (two, three, four)] == [2, 3, 4]
-        while not models.find("root").statistics().execution_count:  # counted once the last request has its response
-            await asyncio.sleep(0.001)
-        stats = models.find("root").statistics()
-        assert (stats.inference_stats.success.count, stats.inference_stats.fail.count) == (3, 1)
-        assert stats.execution_count == 1
-
-    served(tmp_path, scenario)

@@ -79,7 +79,7 @@ def body(**parameters: Any) -> dict[str, Any]:
 def test_an_unknown_code_is_an_internal_error(web: RawClient):
     response = web.request("/v2/models/raises/infer", body(code="BLAH"))
     assert response.status == 500
-    assert response.json == {"error": r"my \udce9 message (raised with the unknown code 'BLAH')"}
+    assert response.json == {"error": r"my \udce9 message"}
     assert web.request("/v2/models/raises/infer", body()).status == 200
 
 
@@ -90,7 +90,7 @@ def test_a_message_that_is_not_valid_utf8_is_escaped(web: RawClient):
     assert (response.status, response.json) == (404, {"error": "my \\udce9 message"})
 
 
-@pytest.mark.parametrize(("parameter", "message"), [("code", "unknown code"), ("text", r"mid \\udce9")])
+@pytest.mark.parametrize(("parameter", "message"), [("code", '{"error":"x"}'), ("text", r"mid \\udce9")])
 def test_a_stream_ends_after_such_an_error(web: RawClient, parameter: str, message: str):
     response = web.request("/v2/models/streams/generate_stream", {"text_input": "a", parameter: "BLAH"})
     assert (response.status, response.complete, len(response.events)) == (200, True, 2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from models_fakes import Call, asynchronous, fakes, fp32, serving, wants, why_not
 
-from inferometer.serve.models.types import Placed, Wanted
+from inferometer.serve.models.types import Placed
 from inferometer.tensors import Tensor, from_numpy, zeros
 
 __all__ = ["fakes"]
@@ -67,9 +67,7 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         "identity",
         (fp32([0]), fp32([0], name="X")),
         {},
-        UNKNOWN
-        + "expected 1 inputs but got 2 inputs for model 'identity'. Got input(s) ['INPUT0','X'], but missing required input(s) []. "
-        "Please provide all required input(s). The model has 'INPUT0'.",
+        "unexpected inference input 'X' for model 'identity', which has 'INPUT0'",
     ),
     "datatype": (
         "identity",
@@ -81,13 +79,13 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         "two",
         (int32("INPUT0", 1, 3), int32("INPUT1", 1, 3)),
         {},
-        UNKNOWN + "unexpected shape for input 'INPUT0' for model 'two'. Expected [-1,16], got [1,3]. NOTE: ",
+        UNKNOWN + "unexpected shape for input 'INPUT0' for model 'two'. Expected [-1,16], got [1,3]",
     ),
     "no batch dimension": (
         "identity",
         (zeros("INPUT0", "FP32", [3]),),
         {},
-        UNKNOWN + "unexpected shape for input 'INPUT0' for model 'identity'. Expected [-1,-1], got [3]. NOTE: ",
+        UNKNOWN + "unexpected shape for input 'INPUT0' for model 'identity'. Expected [-1,-1], got [3]",
     ),
     "a size below zero": (
         "maybe",
@@ -131,7 +129,7 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         (text(b"\5\0\0\0ab"),),
         {},
         UNKNOWN
-        + "incomplete string data for inference input 'B', expecting string of length 5 but only 2 bytes available",
+        + "incomplete string data for inference input 'B' for model 'maybe', expecting string of length 5 but only 2 bytes available",
     ),
     "a string too many": (
         "maybe",
@@ -196,14 +194,6 @@ async def test_optional_inputs_may_be_omitted(tmp_path: Path, given: tuple[str, 
         assert {name: array.tolist() for name, array in outputs.items()} == {
             f"OUT_{name}": {"A": [1.5], "B": [b"x"]}[name] for name in given
         }
-
-
-@asynchronous
-async def test_duplicate_outputs_are_returned_once(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        inputs = int32("INPUT0", 1, 16), int32("INPUT1", 1, 16)
-        call = Call("two", *inputs, wanted=(Wanted("OUTPUT1"), Wanted("OUTPUT1"))).on(models)
-        assert list(await call.outputs()) == ["OUTPUT1"]
 
 
 def test_asyncios_own_loop_works(tmp_path: Path) -> None:

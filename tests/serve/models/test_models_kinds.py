@@ -1,7 +1,6 @@
 """Models that compute at once, in the loop with responses of any size, or in another process."""
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import Definition, ModelSource
 from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Loading, Parameters, Refused, Tensors
-from inferometer.serve.offload import LARGE
 from inferometer.tensors import from_numpy
 
 CONFIG = f'backend: "mine" {TENSORS}'
@@ -78,14 +76,12 @@ def test_errors_of_a_model_that_computes_at_once_are_responses() -> None:
 
 # --- begun in the loop -----------------------------------------------------------------------------------------------
 
-SIZES = (1, LARGE, 1, 2 * LARGE, 2, 3)
 
-
-def sizes(loading: Loading) -> Loaded:
-    """Load a model with responses of different sizes, all sent at once."""
+def repeating(loading: Loading) -> Loaded:
+    """Load a model that sends responses of the sizes 0, 1, 2, ... all at once."""
 
     def begin(inputs: Tensors, parameters: Parameters, emit: Emit, finish: Finish) -> None:
-        for size in SIZES:
+        for size in range(int(str(parameters["responses"]))):
             emit({"OUTPUT0": from_numpy("OUTPUT0", np.zeros(size, np.float32))})
         finish(None)
 
@@ -93,21 +89,20 @@ def sizes(loading: Loading) -> Loaded:
     return Loaded(begin=begin, slots=0)
 
 
-@pytest.mark.parametrize("has_threads", [True, False])
-def test_large_and_small_responses_keep_their_order(monkeypatch: pytest.MonkeyPatch, has_threads: bool) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+def test_only_a_decoupled_model_sends_any_number_of_responses() -> None:
+    def call(models: Models, responses: int) -> Call:
+        return Call("m", flat(1), parameters={"responses": responses}).on(models)
 
-    async def test(models: Models) -> None:
-        if not has_threads:
-            monkeypatch.setattr(threading.Thread, "start", refuse)
-        call = Call("m", flat(1), wanted=wants("OUTPUT0", classes=10**6)).on(models)
-        assert len(call.responses) == (1 if has_threads else len(SIZES))
-        await call.over.wait()
-        assert call.ends == [None]
-        assert tuple(response[0].tensor.shape[0] for response in call.responses) == SIZES
+    async def decoupled(models: Models) -> None:
+        assert [len(response[0].tensor.data) for response in call(models, 3).responses] == [0, 4, 8]
+        assert (call(models, 0).ends, models.in_flight) == ([None], 0)
 
-    serving(test, sizes, DECOUPLED)
+    async def ordinary(models: Models) -> None:
+        assert len(call(models, 3).responses) == 1
+        assert (await call(models, 0).refused()).message == "the model returned no response"
+
+    serving(decoupled, repeating, DECOUPLED)
+    serving(ordinary, repeating)
 
 
 # --- in another process ----------------------------------------------------------------------------------------------

@@ -151,16 +151,6 @@ async def test_many_strings_are_checked_in_a_thread(tmp_path: Path) -> None:
         assert (await call.outputs())["OUT"].tolist() == words
 
 
-@asynchronous
-async def test_too_few_bytes_for_many_strings_are_refused_at_once(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        why = why_not(models, Call("text", strings(b"", b"", count=MANY + 1)))
-        assert why.message == (
-            "[request id: <id_unknown>] unexpected number of string elements for inference input 'B' for model 'text', "
-            f"expecting {MANY + 1}: 8 bytes hold at most 2"
-        )
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -199,13 +189,12 @@ def key() -> Iterator[str]:
 
 
 @asynchronous
-async def test_large_outputs_are_written_to_shared_memory_in_a_thread(tmp_path: Path, key: str) -> None:
+async def test_large_outputs_are_written_to_shared_memory(tmp_path: Path, key: str) -> None:
     values = np.arange(AT_ONCE // 2, dtype=np.float32)
     async with serving(tmp_path, MODELS) as models:
         models.regions.register("r", key, 0, 4 * AT_ONCE)
         placed = Placed("r", values.nbytes, AT_ONCE)
         call = Call("m", from_numpy("INPUT0", values), wanted=wants("OUTPUT0", placed=placed)).on(models)
-        assert not call.ends
         await call.over.wait()
         ((output,),) = call.responses
         assert (call.ends, output.tensor.data, output.tensor.shape) == ([None], b"", values.shape)
@@ -217,19 +206,7 @@ async def test_large_outputs_are_written_to_shared_memory_in_a_thread(tmp_path: 
 
 
 @asynchronous
-async def test_responses_keep_their_order_when_one_is_processed_in_a_thread(tmp_path: Path, key: str) -> None:
-    config = 'backend: "sim" model_transaction_policy { decoupled: true }' + TENSORS
-    config += 'parameters { key: "answers" value { string_value: "3" } }'
-    async with serving(tmp_path, {"m": config}) as models:
-        models.regions.register("r", key, 0, 4 * AT_ONCE)
-        given = from_numpy("INPUT0", np.zeros(AT_ONCE, np.float32))
-        call = Call("m", given, wanted=wants("OUTPUT0", placed=Placed("r", 4 * AT_ONCE))).on(models)
-        await call.over.wait()
-        assert (len(call.responses), call.ends, models.in_flight) == (3, [None], 0)
-
-
-@asynchronous
-async def test_the_strings_of_a_batch_are_split_in_a_thread(tmp_path: Path) -> None:
+async def test_the_strings_of_a_batch_are_split(tmp_path: Path) -> None:
     config = TEXT.replace(
         '"identity"', '"sim" max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 30000000 }'
     )
@@ -279,31 +256,17 @@ def test_errors_of_a_region_have_its_name(key: str, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "pwrite", full)
     monkeypatch.setattr(os, "pread", no_room)
-    with pytest.raises(Refused, match="shared memory region 'r' cannot be written: No space left on device"):
+    with pytest.raises(Refused, match=r"shared memory region 'r' cannot be used: .*No space left on device"):
         regions.find("r", 4).write(b"abcd")
-    with pytest.raises(Refused, match="shared memory region 'r' cannot be read: not enough memory"):
+    with pytest.raises(Refused, match="shared memory region 'r' cannot be used: MemoryError"):
         regions.find("r", 4).read()
-    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
-    with pytest.raises(Refused, match="shared memory region 'r' cannot be written: no more bytes can be written"):
-        regions.find("r", 4).write(b"abcd")
-
-
-def test_partial_reads_and_writes_continue(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    regions = Regions()
-    regions.register("r", key, 2, 8)
-    pread, pwrite = os.pread, os.pwrite
-    monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, 3), at))
-    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:3], at))
-    regions.find("r", 7, 1).write(memoryview(np.arange(7, dtype=np.uint8)))
-    assert regions.find("r", 8).read() == bytes([0, *range(7)])
-    assert Path(f"/dev/shm{key}").read_bytes()[:11] == bytes([0, 0, 0, *range(7), 0])
 
 
 def test_a_region_larger_than_memory_is_not_read(key: str) -> None:
     os.truncate(f"/dev/shm{key}", 1 << 40)
     regions = Regions()
     regions.register("r", key, 0, 1 << 40)
-    with pytest.raises(Refused, match="a tensor in shared memory region 'r' must be at most 4294967296 bytes"):
+    with pytest.raises(Refused, match="a tensor in shared memory region 'r' must be at most 2147479552 bytes"):
         regions.find("r", 1 << 40).read()
 
 
@@ -313,7 +276,6 @@ async def test_classes_of_large_and_small_outputs_agree(tmp_path: Path) -> None:
     async with serving(tmp_path, {"m": config}) as models:
         row = [0.0] * (AT_ONCE // 4) + [2.0, 3.0]
         call = Call("m", fp32(row), wanted=wants("OUTPUT0", classes=2)).on(models)
-        assert not call.ends
         found = await call.outputs()
         assert found["OUTPUT0"].tolist() == [[b"3.000000:%d" % (AT_ONCE // 4 + 1), b"2.000000:%d" % (AT_ONCE // 4)]]
         assert to_numpy(call.responses[0][0].tensor).shape == (1, 2)
@@ -375,5 +337,5 @@ async def test_unknown_inputs_are_not_read(tmp_path: Path) -> None:
         slow = Slow(b"")
         made_up = [Tensor(f"i{i}", "UINT8", (1,), b"") for i in range(3)]
         call = Call("m", *made_up, unread={one.name: Unread(slow.read, 1) for one in made_up})
-        assert "expected 1 inputs but got 3 inputs" in why_not(models, call).message
+        assert "unexpected inference input 'i0'" in why_not(models, call).message
         assert not slow.begun.is_set()

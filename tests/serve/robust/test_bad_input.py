@@ -118,7 +118,7 @@ BAD = {
     ),
     "no input": Bad("INVALID_ARGUMENT", 400, "expected 1 inputs but got 0", "'INPUT0'", given=()),
     "a missing input": Bad("INVALID_ARGUMENT", 400, "expected 2 inputs but got 1", "'B'", model="two", given=(A,)),
-    "one too many": Bad("INVALID_ARGUMENT", 400, "expected 1 inputs but got 2", "'Y'", "has 'INPUT0'", given=(X, ("Y", *X[1:]))),
+    "one too many": Bad("INVALID_ARGUMENT", 400, "unexpected inference input 'Y'", "has 'INPUT0'", given=(X, ("Y", *X[1:]))),
     "an input twice": Bad("INVALID_ARGUMENT", 400, "'INPUT0' already exists", given=(X, X)),
     "an output that is not": Bad(
         "INVALID_ARGUMENT", 400, "unexpected inference output 'Z' for model 'identity', which has 'OUTPUT0'", outputs=("Z",)

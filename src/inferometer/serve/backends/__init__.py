@@ -54,16 +54,13 @@ def backend_of(config: Any) -> str:
 
 
 def loader(backend: str) -> Loader:
+    """Import the backend's loader; raises ImportError if a package is missing."""
     module, _, function = LOADERS[backend].partition(":")
-    try:
-        found: Loader = getattr(importlib.import_module(module), function)
-    except ImportError as error:
-        raise missing(backend, error) from None
+    found: Loader = getattr(importlib.import_module(module), function)
     return found
 
 
 def missing(backend: str, error: ImportError) -> UserError:
-    package = (error.name or str(error)).partition(".")[0]
-    extra = EXTRAS.get(backend)
+    package, extra = (error.name or str(error)).partition(".")[0], EXTRAS.get(backend)
     remedy = f"pip install 'inferometer[{extra}]'" if extra else "install it"
     return UserError(f"backend {backend} requires {package}, which is not installed", remedy)

@@ -7,12 +7,10 @@ exactly one of
     pixels   FP32 [3, 224, 224]    red, green, blue planes, each value 0 .. 1
 
 and returns `scores` FP32 [100], which add up to 1; labels.txt has their names. An image takes one to two milliseconds
-on one core, not counting decoding; more than half of that is spent in the dense layers, whose weights are read once per
-batch. Parameter: `threads` (1; 0: PyTorch's default). Two threads are faster if two cores are idle, and many times
-slower if not.
+on one core, not counting decoding. Parameter: `threads` (1; 0: PyTorch's default). Two threads are faster if two cores
+are idle, and many times slower if not.
 """
 
-import contextlib
 import hashlib
 import io
 import warnings
@@ -43,13 +41,17 @@ _LAYERS = {
 
 def load(loading: Loading) -> Loaded:
     torch = pytorch()
-    # Our own limit is lower than the one at which Pillow warns.
-    warnings.filterwarnings("ignore", category=pillow().DecompressionBombWarning)
     device = device_of(loading, torch)
     threads = configured.whole(loading, "threads", 1)
-    names = labels()
-    _complete(loading.config, len(names))
-    _decode_once()
+    names = tuple(resources.files(__package__).joinpath("data/labels.txt").read_text(encoding="utf-8").splitlines())
+    image, pixels = TensorSpec(IMAGE, "BYTES", (1,), True), TensorSpec(PIXELS, "FP32", (3, SIZE, SIZE), True)
+    configured.declare(loading, loading.config.input, [image, pixels])
+    configured.declare(loading, loading.config.output, [TensorSpec(SCORES, "FP32", (len(names),))])
+    for one in loading.config.output:
+        one.label_filename = one.label_filename or "labels.txt"
+    _pillow().preinit()  # imports its codecs, which should not delay the first request
+    # Our own limit is lower than the one at which Pillow warns.
+    warnings.filterwarnings("ignore", category=_pillow().DecompressionBombWarning)
     weights = {name: torch.from_numpy(array).to(device) for name, array in seeded().items()}
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:
@@ -59,22 +61,6 @@ def load(loading: Loading) -> Loaded:
             return {SCORES: from_torch(torch, SCORES, scores)}
 
     return Loaded(run=run, labels={SCORES: names})
-
-
-def labels() -> tuple[str, ...]:
-    text = resources.files(__package__).joinpath("data/labels.txt").read_text(encoding="utf-8")
-    return tuple(text.splitlines())
-
-
-def _complete(config: Any, classes: int) -> None:
-    image, pixels = TensorSpec(IMAGE, "BYTES", (1,), True), TensorSpec(PIXELS, "FP32", (3, SIZE, SIZE), True)
-    configured.declare(config.input, [image, pixels])
-    for one in config.input:
-        if one.name == PIXELS:
-            one.MergeFrom(type(one)(format="FORMAT_NCHW"))
-    configured.declare(config.output, [TensorSpec(SCORES, "FP32", (classes,))])
-    for one in config.output:
-        one.label_filename = one.label_filename or "labels.txt"
 
 
 # --- the net ---------------------------------------------------------------------------------------------------------
@@ -123,28 +109,17 @@ def _pixels(torch: Any, inputs: Tensors, device: Any) -> Any:
     raise Refused("INVALID_ARGUMENT", f"the classifier takes exactly one of '{IMAGE}' and '{PIXELS}' (got {given})")
 
 
-def pillow() -> Any:
-    return configured.package("PIL.Image", "torch")
-
-
-def _decode_once() -> None:
-    """Decode a sample: Pillow imports its codecs with the first image of a kind, which should not delay a request."""
-    for kind in _FORMATS:
-        file = io.BytesIO()
-        with contextlib.suppress(OSError):  # Pillow lacks a codec: requests will report it
-            pillow().new("RGB", (8, 8)).save(file, kind)
-            decoded(file.getvalue())
-
-
 def decoded(data: bytes) -> NDArray[np.uint8]:
     """Decode an image to 224 × 224 × 3 values 0 .. 255; raises Refused if it is not a valid image."""
-    image = pillow()
+    image, ops = _pillow(), configured.package("PIL.ImageOps", "torch")
     try:
         opened = image.open(io.BytesIO(data), formats=_FORMATS)
         if opened.width * opened.height > MOST_PIXELS:
             size = f"{opened.width}×{opened.height}"
             raise _refused(f"the image is too large, {size}; the maximum is {MOST_PIXELS} pixels")
-        return _upright(opened)
+        opened.draft("RGB", (2 * SIZE, 2 * SIZE))  # decodes a much larger JPEG at a reduced size, which is faster
+        ops.exif_transpose(opened, in_place=True)
+        return np.asarray(opened.convert("RGB").resize((SIZE, SIZE), image.Resampling.BILINEAR), np.uint8)
     except image.UnidentifiedImageError:
         raise _refused(f"the {len(data)} bytes are not a {' or '.join(_FORMATS)} image") from None
     except Refused:
@@ -153,16 +128,9 @@ def decoded(data: bytes) -> NDArray[np.uint8]:
         raise _refused(f"the image is damaged: {configured.one_line(error)}") from None
 
 
+def _pillow() -> Any:
+    return configured.package("PIL.Image", "torch")
+
+
 def _refused(what: str) -> Refused:
     return Refused("INVALID_ARGUMENT", f"input '{IMAGE}': {what}")
-
-
-def _upright(opened: Any) -> NDArray[np.uint8]:
-    image, ops = pillow(), configured.package("PIL.ImageOps", "torch")
-    opened.draft("RGB", (2 * SIZE, 2 * SIZE))  # decodes a much larger JPEG at a reduced size, which is faster
-    ops.exif_transpose(opened, in_place=True)
-    turned = opened
-    if turned.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255
-        turned = image.fromarray((np.clip(np.asarray(turned).astype(np.int64), 0, 65_535) >> 8).astype(np.uint8))
-    small = turned.convert("RGB").resize((SIZE, SIZE), image.Resampling.BILINEAR)
-    return np.asarray(small, np.uint8)

@@ -8,6 +8,8 @@ without running code. Anything else in the archive is refused.
 import io
 import json
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +19,28 @@ _REMEDY = "save it with torch.export.save, with plain tensors as weights and inp
 _COMPILED = ("data/aotinductor/", "data/executorch/", "data/mtia/")
 _PAYLOADS = ("data/weights/", "data/constants/")
 _SAMPLES = "data/sample_inputs/"
-_OPAQUE = "opaque"
 
 
 def check(torch: Any, name: str, path: Path) -> None:
     """Raise UserError if the archive contains anything that could run code."""
     with zipfile.ZipFile(path) as archive:
         full = archive.namelist()
-        inner = [one.partition("/")[2] for one in full]  # all are in one folder, named like the file
-        if "models/model.json" not in inner or len({one.partition("/")[0] for one in full}) != 1:
+        inner = {one.partition("/")[2]: one for one in full}  # all are in one folder, named like the file
+        if "models/model.json" not in inner or len(inner) != len(full):
             raise UserError(f"model {name}: {path.name} is not an exported program, or has an outdated format", _REMEDY)
-        if len(set(full)) != len(full):
-            raise UserError(f"model {name}: {path.name} contains duplicate file names", _REMEDY)
-        for at, one in zip(full, inner, strict=True):
-            if found := _harm(torch, archive, at, one):
-                raise UserError(f"model {name}: {path.name} was not loaded for safety: {one[:80]} {found}", _REMEDY)
+        for short, one in inner.items():
+            if _can_run_code(torch, short, partial(archive.read, one)):
+                what = f"{path.name} was not loaded for safety: {short[:80]} could run anything"
+                raise UserError(f"model {name}: {what}", _REMEDY)
 
 
-def _harm(torch: Any, archive: zipfile.ZipFile, at: str, name: str) -> str:
-    """Return what is unsafe about a file of the archive, or ""."""
-    if name.startswith(_COMPILED):
-        return "is compiled code, which could run anything"
+def _can_run_code(torch: Any, name: str, read: Callable[[], bytes]) -> bool:
     if name.startswith(_PAYLOADS) and name.endswith(".json"):
-        return _pickled(json.loads(archive.read(at)))
-    if name.startswith(_PAYLOADS) and name.endswith(".pt"):
-        return "is a pickle, which could run anything"
+        payloads = json.loads(read())["config"].values()
+        return any(one["use_pickle"] or one["path_name"].startswith("opaque") for one in payloads)
     if name.startswith(_SAMPLES):
         try:
-            torch.load(io.BytesIO(archive.read(at)), weights_only=True)
+            torch.load(io.BytesIO(read()), weights_only=True)
         except Exception:
-            return "is a pickle of more than tensors, which could run anything"
-    return ""
-
-
-def _pickled(tree: Any) -> str:
-    for key, payload in tree["config"].items():
-        if payload["use_pickle"] or payload["path_name"].startswith(_OPAQUE):
-            return f"declares {key[:80]} as a pickle, which could run anything"
-    return ""
+            return True
+    return name.startswith(_COMPILED) or (name.startswith(_PAYLOADS) and name.endswith(".pt"))

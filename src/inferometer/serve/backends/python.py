@@ -8,12 +8,15 @@ The `infer` of a decoupled model is a generator of such dicts. To prepare someth
 
 Without a configuration file, CONFIG = {...} has its fields: max_batch_size, input, output, ... (all except
 instance_group and the parameter process, which are needed before the file is run). Arrays have the batch dimension if
-the model has one, and input arrays are read-only. BF16 is represented as float32, and BYTES as objects that are bytes, for both inputs and outputs.
-The function runs in the instance's own thread. Anything it raises is an INTERNAL error of that request; to report a bad
-request, raise inferometer.serve.models.types.Refused("INVALID_ARGUMENT", "...").
+the model has one, and input arrays are read-only. BF16 is represented as float32, and BYTES as objects that are bytes,
+for both inputs and outputs. The function runs in the instance's own thread. Anything it raises is an INTERNAL error of
+its batch; to report a bad request, raise inferometer.serve.models.types.Refused("INVALID_ARGUMENT", "...").
 """
 
-import inspect
+import importlib.util
+import itertools
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -23,16 +26,18 @@ import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.serve.backends import configured
+from inferometer.serve.models.configs import from_tree
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
 from inferometer.tensors import TensorSpec, from_numpy, to_numpy
 
 Infer = Callable[[dict[str, Any], Parameters], Any]
+_numbers = itertools.count()
 
 
 def load(loading: Loading) -> Loaded:
     path = configured.model_file(loading, "model.py")
-    module = configured.python_file(loading, path)
-    configured.require(loading)
+    module = _imported(loading, path)
+    _add_config(loading, module, path)
     infer = _function(loading, module, path)
     outputs = {spec.name: spec for spec in configured.specs(loading.config.output)}
     decoupled = loading.config.model_transaction_policy.decoupled
@@ -41,25 +46,67 @@ def load(loading: Loading) -> Loaded:
         answer = infer({name: to_numpy(tensor) for name, tensor in inputs.items()}, parameters)
         return (_each if decoupled else _tensors)(loading.name, answer, outputs)
 
-    return Loaded(run=run, close=lambda: configured.forget(module))
+    def close() -> None:
+        sys.modules.pop(module.__name__, None)
+
+    return Loaded(run=run, close=close)
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def _imported(loading: Loading, path: Path) -> ModuleType:
+    """Import the file as a module of its own, once per instance."""
+    name = f"_inferometer_model_{next(_numbers)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise loading.error(f"{path.name} is not a Python file", "its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look it up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [f" (line {line})" for frame, line in frames if frame.f_code.co_filename == str(path)]
+        what = f"{type(error).__name__}: {configured.one_line(error)}{''.join(lines[-1:])}"
+        raise loading.error(f"{path.name} failed to load: {what}", "fix the file") from None
+    return module
+
+
+def _add_config(loading: Loading, module: ModuleType, path: Path) -> None:
+    """Fill in what the file's CONFIG states and the configuration leaves open."""
+    config = loading.config
+    try:
+        made = from_tree(getattr(module, "CONFIG", {}), where=f"CONFIG in {path.name}", is_strict=True)
+    except UserError as error:
+        raise loading.error(error.what, error.remedy) from None
+    for name in [name for name in made.parameters if name in config.parameters]:
+        del made.parameters[name]
+    stated_before = {field.name for field, _ in config.ListFields()} - {"parameters"}
+    is_scheduled = config.WhichOneof("scheduling_choice") is not None
+    for field, _ in made.ListFields():
+        if field.name in stated_before or (is_scheduled and field.containing_oneof is not None):
+            made.ClearField(field.name)
+    config.MergeFrom(made)
 
 
 def _function(loading: Loading, module: ModuleType, path: Path) -> Infer:
     """Return `infer`, or what `load` returns."""
-    prepare, infer = getattr(module, "load", None), getattr(module, "infer", None)
-    if callable(prepare):
+    infer: Any = getattr(module, "infer", None)
+    if callable(prepare := getattr(module, "load", None)):
         folder = loading.folder if loading.folder is not None else path.parent
         infer = configured.attempt(loading, path, "fix load()", lambda: prepare(folder, loading.device))
-        if not callable(infer):
-            what = f"load() in {path.name} returned {type(infer).__name__}, not a function"
-            raise loading.error(what, "return a function infer(inputs, parameters)")
     if not callable(infer):
-        is_triton = hasattr(module, "TritonPythonModel")
-        note = " (TritonPythonModel works only in Triton's own Python backend)" if is_triton else ""
-        remedy = "define infer(inputs, parameters) that returns a dict of arrays"
-        raise loading.error(f"{path.name} has no function infer{note}", remedy)
+        remedy = "define infer(inputs, parameters) that returns a dict of arrays, or load() that returns this function"
+        if hasattr(module, "TritonPythonModel"):
+            remedy += "; TritonPythonModel works only in Triton's own Python backend"
+        raise loading.error(f"{path.name} has no function infer", remedy)
     found: Infer = infer
     return found
+
+
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterator[Tensors]:
@@ -71,8 +118,8 @@ def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterato
         for answer in answers:
             yield _tensors(name, answer, outputs)
     finally:
-        if inspect.isgenerator(answers):
-            answers.close()
+        if close := getattr(answers, "close", None):
+            close()
 
 
 def _tensors(name: str, answer: Any, outputs: Mapping[str, TensorSpec]) -> Tensors:

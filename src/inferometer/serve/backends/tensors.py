@@ -55,10 +55,8 @@ def device_of(loading: Loading, torch: Any) -> Any:
 
 
 def use_threads(torch: Any, count: int) -> None:
-    """Set the number of threads per operation; 0: PyTorch's own default at startup.
-
-    PyTorch stores the number per calling thread, and a new thread inherits the number that was set last in any thread.
-    """
+    """Set the number of threads per operation; 0: PyTorch's own default at startup. PyTorch stores the number per calling
+    thread, and a new thread inherits the number that was set last in any thread."""
     wanted = count or _own[0]
     if getattr(_set_here, "threads", 0) != wanted:
         torch.set_num_threads(wanted)

@@ -1,9 +1,7 @@
-"""PyTorch models: TorchScript (.pt), an exported program (.pt2), or a model.py that builds a module.
+"""PyTorch models: TorchScript (.pt) or an exported program (.pt2).
 
     model.pt    torch.jit.save(...)     the configuration must declare inputs and outputs
     model.pt2   torch.export.save(...)  declares them itself
-    model.py    def model() -> torch.nn.Module; CONFIG as in the Python backend; the parameter `weights` names a file beside
-                it (safetensors, or a state_dict written by torch.save)
 
 Inputs are passed as arguments: in numeric order if all are named like Triton's INPUT__0, by name if all are named like
 the arguments of `forward`, otherwise in the configuration's order. The result is a tensor, a tuple or list of tensors
@@ -12,12 +10,11 @@ pt2.py). Parameters: `threads` (per operation, on CPUs), `default_max_batch_size
 dynamic first dimension).
 """
 
-import inspect
 import logging
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,48 +43,44 @@ class _Module(msgspec.Struct):
     """A loaded module, ready to be called."""
 
     call: Any
-    arguments: tuple[str, ...] | None
-    """Argument names of `forward` in order; None if it accepts anything."""
-    keywords: frozenset[str] = frozenset()
-    """Arguments that must be passed by name."""
-    by_name: bool = True
-    """Whether all arguments may be passed by name."""
-    writes: bool = True
+    arguments: tuple[str, ...]
+    """Argument names of `forward` in order."""
+    keywords: frozenset[str]
+    """Arguments that are passed by name."""
+    writes: bool
     """Whether it may write to its inputs, which are copied then."""
-    close: Callable[[], None] = lambda: None
 
 
 def load(loading: Loading) -> Loaded:
     torch = pytorch()
     device = device_of(loading, torch)
-    path = configured.model_file(loading, "model.pt2", "model.pt", "model.py")
     threads = configured.whole(loading, "threads", 0)
-    module = _read(loading, torch, path, device)
-    configured.require(loading)
+    module = _read(loading, torch, configured.model_file(loading, "model.pt or model.pt2"), device)
     inputs, outputs = configured.specs(loading.config.input), configured.specs(loading.config.output)
     for spec in (*inputs, *outputs):
         if spec.datatype not in DTYPES:
             what = f"{spec.name} is {spec.datatype}, which PyTorch does not support"
             raise loading.error(what, f"supported types: {', '.join(DTYPES)}")
-    arranged = _arrangement(loading, module, inputs)
+    order = _order(loading, module, [spec.name for spec in inputs])
+    positional = [name for name, argument in order.items() if argument not in module.keywords]
+    by_keyword = {name: argument for name, argument in order.items() if argument in module.keywords}
 
     def run(given: Tensors, parameters: Parameters) -> Tensors:
         use_threads(torch, threads)
         with torch.inference_mode():
             made = {name: to_torch(torch, tensor, device, module.writes) for name, tensor in given.items()}
-            positional, keywords = arranged(made)
-            found = _outputs(torch, loading.name, _called(module, positional, keywords), outputs)
+            keywords = {argument: made[name] for name, argument in by_keyword.items() if name in made}
+            answer = _called(module, [made[name] for name in positional if name in made], keywords)
+            found = _outputs(torch, loading.name, answer, outputs)
             return {spec.name: from_torch(torch, spec.name, one) for spec, one in zip(outputs, found, strict=True)}
 
-    return Loaded(run=run, close=module.close)
+    return Loaded(run=run)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
 def _read(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
-    if path.suffix == ".py":
-        return _from_python(loading, torch, path, device)
     exported = path.suffix == ".pt2"
     remedy = "save it with torch.export.save" if exported else "save it with torch.jit.save; pickles are not loaded"
     if not zipfile.is_zipfile(path):
@@ -116,7 +109,8 @@ def _script(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
     if not loading.config.input:
         what = f"a TorchScript file does not contain the shapes and types of {', '.join(names)}"
         raise loading.error(what, "list input and output in a config.pbtxt, or export the model as .pt2")
-    return _Module(module, names, writes=_IN_PLACE.search(str(module.inlined_graph)) is not None)
+    writes = _IN_PLACE.search(str(module.inlined_graph)) is not None
+    return _Module(module, names, keywords=frozenset(names), writes=writes)
 
 
 def _exported(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
@@ -125,23 +119,26 @@ def _exported(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
     if device.type != "cpu":
         program = configured.package("torch.export.passes", "torch").move_to_device_pass(program, device)
     signature, spec = program.graph_signature, program.call_spec.in_spec
-    names = tuple(map(str, signature.user_inputs))
+    nodes = tuple(map(str, signature.user_inputs))
     positional, keywords = spec.children()
     if spec.num_leaves != positional.num_children + keywords.num_children:
         raise loading.error(f"{path.name} takes lists or dicts of tensors", "export it with plain arguments")
-    by_name = names[: positional.num_children] + tuple(map(str, keywords.context or ()))
-    facts = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    by_keyword = tuple(map(str, keywords.context or ()))
+    arguments = nodes[: positional.num_children] + by_keyword
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     made, count = program.call_spec.out_spec, len(signature.user_outputs)
-    has_keys = made.type is dict and made.num_children == count
-    called = [str(key) if has_keys else f"OUTPUT__{key}" for key in (made.context if has_keys else range(count))]
-    outputs = zip(called, signature.user_outputs, strict=True)
+    is_dict = made.type is dict and made.num_children == count
+    results = [str(key) for key in made.context] if is_dict else [f"OUTPUT__{i}" for i in range(count)]
     configured.complete(
         loading,
-        [_spec(loading, name, facts.get(node)) for name, node in zip(by_name, names, strict=True)],
-        [_spec(loading, name, facts.get(str(node))) for name, node in outputs],
+        [_spec(loading, name, values.get(node)) for name, node in zip(arguments, nodes, strict=True)],
+        [
+            _spec(loading, name, values.get(str(node)))
+            for name, node in zip(results, signature.user_outputs, strict=True)
+        ],
     )
-    by_keyword, writes = frozenset(by_name[positional.num_children :]), bool(signature.user_inputs_to_mutate)
-    return _Module(program.module(), by_name, keywords=by_keyword, by_name=False, writes=writes)
+    writes = bool(signature.user_inputs_to_mutate)
+    return _Module(program.module(), arguments, keywords=frozenset(by_keyword), writes=writes)
 
 
 def _spec(loading: Loading, name: str, value: Any) -> TensorSpec:
@@ -151,96 +148,36 @@ def _spec(loading: Loading, name: str, value: Any) -> TensorSpec:
     return TensorSpec(name, datatype_of(value), shape)
 
 
-def _from_python(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
-    source = configured.python_file(loading, path)
-    build = getattr(source, "model", None)
-    if not callable(build):
-        raise loading.error(f"{path.name} has no function model", "define model() that returns a module")
-    module = configured.attempt(loading, path, "fix model()", build)
-    if not isinstance(module, torch.nn.Module):
-        raise loading.error(f"model() in {path.name} returned {type(module).__name__}, not a torch.nn.Module")
-    if weights := loading.parameter("weights"):
-        _add_weights(loading, torch, module, path.parent, weights)
-    taken = inspect.signature(module.forward).parameters.values()
-    plain = all(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in taken)
-    return _Module(
-        module.eval().to(device),
-        tuple(one.name for one in taken) if plain else None,
-        keywords=frozenset(one.name for one in taken if one.kind == one.KEYWORD_ONLY),
-        by_name=all(one.kind != one.POSITIONAL_ONLY for one in taken),
-        close=lambda: configured.forget(source),
-    )
-
-
-def _add_weights(loading: Loading, torch: Any, module: Any, folder: Path, name: str) -> None:
-    path = folder / name
-    if Path(name).name != name or path.resolve().parent != folder.resolve():
-        raise loading.error(f"the weights file {name!r:.60} is not in the model's folder", "add the file")
-
-    def read() -> None:
-        if path.suffix == ".safetensors":
-            state = configured.package("safetensors.torch", "torch").load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        module.load_state_dict(state)
-
-    configured.attempt(loading, path, "save the state_dict() of the same module", read)
-
-
 # --- arguments and answers -------------------------------------------------------------------------------------------
 
-Arranged = Callable[[dict[str, Any]], tuple[list[Any], dict[str, Any]]]
 
-
-def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]) -> Arranged:
-    """Return how named inputs are passed as arguments."""
-    names, taken = [spec.name for spec in inputs], module.arguments
-    if taken is not None and len(names) > len(taken):
+def _order(loading: Loading, module: _Module, names: list[str]) -> dict[str, str]:
+    """Return the argument for each input, in the order of the arguments."""
+    taken = module.arguments
+    if len(names) > len(taken):
         what = f"the configuration lists {len(names)} inputs, but forward takes {len(taken)}: {', '.join(taken)}"
         raise loading.error(what, "list one input per argument")
-    numbers = [_NUMBERED.fullmatch(name) for name in names]
-    if taken is not None and set(names) <= set(taken):
-        order = {name: name for name in taken if name in names}
-        if module.by_name:
-            return lambda made: ([], made)
-    elif all(numbers):
-        by_number = sorted(names, key=lambda name: int(name.rpartition("__")[2]))
-        order = dict(zip(by_number, taken or by_number, strict=False))
-    else:
-        order = dict(zip(names, taken or names, strict=False))
-    by_position = [name for name, argument in order.items() if argument not in module.keywords]
-    by_keyword = {name: argument for name, argument in order.items() if argument in module.keywords}
-
-    def arranged(made: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        given = [name in made for name in by_position]
-        count = sum(given)
-        if not all(given[:count]):
-            missing = by_position[given.index(False)]
-            what = f"model '{loading.name}' requires input '{missing}' when a later input is given"
-            raise Refused("INVALID_ARGUMENT", what)
-        keywords = {argument: made[name] for name, argument in by_keyword.items() if name in made}
-        return [made[name] for name in by_position[:count]], keywords
-
-    return arranged
+    if set(names) <= set(taken):
+        return {name: name for name in taken if name in names}
+    if all(_NUMBERED.fullmatch(name) for name in names):
+        names = sorted(names, key=lambda name: int(name.rpartition("__")[2]))
+    return dict(zip(names, taken, strict=False))
 
 
 def _called(module: _Module, positional: list[Any], keywords: dict[str, Any]) -> Any:
-    """Call the module and shorten TorchScript's errors: they contain source locations of the model's author and of this
-    machine, and the reason at the very end, which is the only part for clients."""
+    """Call the module; of TorchScript's errors, clients get the cause, but not the source locations before it."""
     try:
         return module.call(*positional, **keywords)
     except Exception as error:
         _, found, why = str(error).rpartition(_LAST_FRAME)
-        if not found or not why.strip():
+        if not found:
             raise
         raise Refused("INTERNAL", " ".join(why.split())) from None
 
 
 def _outputs(torch: Any, name: str, answer: Any, outputs: Sequence[TensorSpec]) -> list[Any]:
     """Return the response's tensors, one per configured output."""
-    if isinstance(answer, torch.Tensor):
-        found = [answer]
-    elif isinstance(answer, dict):
+    if isinstance(answer, dict):
         named = all(spec.name in answer for spec in outputs)
         found = [answer[spec.name] for spec in outputs] if named else list(answer.values())
     else:

@@ -14,8 +14,7 @@ so, for example with sliding windows, are computed one text after the other; a m
 Parameters: `dtype` (float32, bfloat16, float16; default: as stored on GPUs, float32 on CPUs), `threads`, `max_length`
 (of a text with its response; longer texts to embed or classify are truncated; default: the model's own), `warmup`=0 (do
 not warm up), `default_max_batch_size` (32; embed, classify). Code that comes with a model is never run, and weights are
-read from safetensors only. Models are downloaded from the Hugging Face Hub only if the parameters `hub`=1 and
-`model`=OWNER/NAME are set.
+read from safetensors only. Nothing is downloaded.
 """
 
 import functools
@@ -37,10 +36,6 @@ from inferometer.serve.models.types import Loaded, Loading, Parameters, Tensors
 from inferometer.tensors import TensorSpec, from_numpy
 
 GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
-TASKS = {GENERATE: GENERATE, EMBED: EMBED, CLASSIFY: CLASSIFY}
-TASKS |= {"text-generation": GENERATE, "feature-extraction": EMBED, "text-classification": CLASSIFY}
-"""Our task names, and Hugging Face's names for them."""
-
 TEXT = "text"
 _EXTRA = "transformers"
 _BATCH = 32
@@ -48,14 +43,12 @@ _TOKENS = 128
 _LENGTH = 4096
 """Maximum length of texts if neither the model nor the configuration sets one."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_CLASSES = {GENERATE: "AutoModelForCausalLM", EMBED: "AutoModel", CLASSIFY: "AutoModelForSequenceClassification"}
-_ARCHITECTURES = {
-    GENERATE: ("ForCausalLM", "LMHeadModel"),
-    CLASSIFY: ("ForSequenceClassification",),
-    EMBED: ("Model", "ForMaskedLM"),
+_TASKS = {
+    GENERATE: ("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
+    CLASSIFY: ("AutoModelForSequenceClassification", ("ForSequenceClassification",)),
+    EMBED: ("AutoModel", ("Model", "ForMaskedLM")),
 }
-"""How the names of their architectures end; the first that matches counts."""
+"""The class that loads a model for a task, and how the names of its architectures end; the first that matches counts."""
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _log = logging.getLogger("inferometer.serve")
 _UNBOUNDED = 1_000_000  # tokenizers without a maximum length report 10^30
@@ -63,17 +56,24 @@ _UNBOUNDED = 1_000_000  # tokenizers without a maximum length report 10^30
 
 def load(loading: Loading) -> Loaded:
     torch, hugging = pytorch(_EXTRA), configured.package("transformers", _EXTRA)
-    where, options = _source(loading)
+    folder = loading.folder
+    if folder is None or not (folder / "config.json").is_file():
+        raise loading.error(f"there is no config.json in {folder}", "add the model's files")
     hugging.utils.logging.set_verbosity_error()
     hugging.utils.logging.disable_progress_bar()
-    config = _read(loading, where, lambda: hugging.AutoConfig.from_pretrained(where, **options))
+
+    def read(kind: Any, **more: Any) -> Any:
+        remedy = "it must contain config.json, tokenizer.json and *.safetensors, as written by save_pretrained"
+        options = {"local_files_only": True, "trust_remote_code": False, **more}
+        return configured.attempt(loading, folder, remedy, lambda: kind.from_pretrained(folder.resolve(), **options))
+
+    config = read(hugging.AutoConfig)
     task = _task(loading, config)
     device = device_of(loading, torch)
-    kind = getattr(hugging, _CLASSES[task])
-    more = {**options, "dtype": _dtype(loading, torch, device), "use_safetensors": True, "output_loading_info": True}
-    model, report = _read(loading, where, lambda: kind.from_pretrained(where, config=config, **more))
-    _check_whole(loading, where, report["missing_keys"])
-    tokenizer = _read(loading, where, lambda: hugging.AutoTokenizer.from_pretrained(where, **options))
+    more = {"dtype": _dtype(loading, torch, device), "use_safetensors": True, "output_loading_info": True}
+    model, report = read(getattr(hugging, _TASKS[task][0]), config=config, **more)
+    _check_whole(loading, report["missing_keys"])
+    tokenizer = read(hugging.AutoTokenizer)
     threads, longest = configured.whole(loading, "threads", 0), _longest(loading, config, tokenizer)
     language = Language(torch, hugging, device, model.eval().to(device), tokenizer, longest, threads)
     if task == GENERATE:
@@ -85,54 +85,28 @@ def load(loading: Loading) -> Loaded:
 # --- the folder ------------------------------------------------------------------------------------------------------
 
 
-def _source(loading: Loading) -> tuple[str, dict[str, Any]]:
-    """Return a folder or, if allowed, a Hub name, and how to read it."""
-    wanted = loading.parameter("model")
-    if not wanted:
-        folder = loading.folder if loading.folder is not None else loading.file.parent if loading.file else None
-        if folder is None or not (folder / "config.json").is_file():
-            raise loading.error(f"there is no config.json in {folder}", "add the model's files")
-        return str(folder.resolve()), {"local_files_only": True, "trust_remote_code": False}
-    if not configured.is_on(loading, "hub"):
-        what = f"parameter model is {wanted!r:.80}, but downloading from the Hugging Face Hub is not allowed"
-        raise loading.error(what, "put the model's files into the version folder, or set parameter hub to 1")
-    if not _HUB_ID.fullmatch(wanted) or ".." in wanted:
-        raise loading.error(f"{wanted!r:.80} is not the name of a Hub model", "use OWNER/NAME")
-    return wanted, {"local_files_only": False, "trust_remote_code": False}
-
-
-def _read(loading: Loading, where: str, read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except Exception as error:
-        what = f"{where} failed to load: {type(error).__name__}: {configured.one_line(error)}"
-        remedy = "it must contain config.json, tokenizer.json and *.safetensors, as written by save_pretrained"
-        raise loading.error(what, remedy) from None
-
-
-def _check_whole(loading: Loading, where: str, missing: Collection[str]) -> None:
+def _check_whole(loading: Loading, missing: Collection[str]) -> None:
     """Refuse incomplete checkpoints: transformers would invent the missing weights. (An embedding needs no pooler.)"""
     lacking = sorted(name for name in missing if not name.startswith("pooler.") and ".pooler." not in name)
     if lacking:
-        what = f"the weights in {where} lack {lacking[0]} and {len(lacking) - 1} more"
+        what = f"the weights lack {lacking[0]} and {len(lacking) - 1} more"
         raise loading.error(what, "check that parameter task names the right task")
 
 
 def _task(loading: Loading, config: Any) -> str:
-    wanted = loading.parameter("task")
+    wanted, names = loading.parameter("task"), tuple(config.architectures or ())
+    if wanted in _TASKS:
+        return wanted
+    remedy = f"set parameter task to one of {', '.join(_TASKS)}"
     if wanted:
-        if wanted not in TASKS:
-            raise loading.error(f"unknown task {wanted!r:.60}", f"use one of {', '.join(TASKS)}")
-        return TASKS[wanted]
-    names = tuple(config.architectures or ())
+        raise loading.error(f"unknown task {wanted!r:.60}", remedy)
     if getattr(config, "is_encoder_decoder", False) or any(name.endswith("ForConditionalGeneration") for name in names):
         what = f"{', '.join(names)} is not supported: it is an encoder-decoder model"
         raise loading.error(what, "use a decoder-only model")
-    for name, (task, ends) in itertools.product(names, _ARCHITECTURES.items()):
+    for name, (task, (_, ends)) in itertools.product(names, _TASKS.items()):
         if name.endswith(ends):
             return task
-    what = f"its architecture ({', '.join(names) or 'none'}) does not determine its task"
-    raise loading.error(what, f"set parameter task to {GENERATE}, {EMBED} or {CLASSIFY}")
+    raise loading.error(f"its architecture ({', '.join(names) or 'none'}) does not determine its task", remedy)
 
 
 def _dtype(loading: Loading, torch: Any, device: Any) -> Any:
@@ -160,9 +134,8 @@ def _generation(loading: Loading, language: Language) -> Loaded:
         what = f"max_batch_size is {config.max_batch_size}, but requests for text are not joined"
         raise loading.error(what, remedy)
     config.model_transaction_policy.decoupled = True
-    configured.declare(config.input, kserve.INPUTS)
-    configured.declare(config.output, [TensorSpec(kserve.PIECE, "BYTES", (1,))])
-    configured.expect(loading, {spec.name for spec in kserve.INPUTS}, {kserve.PIECE})
+    configured.declare(loading, config.input, kserve.INPUTS)
+    configured.declare(loading, config.output, [TensorSpec(kserve.PIECE, "BYTES", (1,))])
     most, ends = configured.whole(loading, "max_tokens", _TOKENS), _ends(language)
     prepare = functools.partial(_decoder, loading, language, ends)
     engine = Engine(language.torch, prepare, decoding(language.tokenizer), ends)
@@ -219,9 +192,8 @@ def _let_pad(language: Language) -> None:
 def _batched(loading: Loading, output: TensorSpec) -> None:
     if not loading.config.max_batch_size and not loading.config.input:
         configured.batch_by_default(loading, _BATCH)
-    configured.declare(loading.config.input, [TensorSpec(TEXT, "BYTES", (1,))])
-    configured.declare(loading.config.output, [output])
-    configured.expect(loading, {TEXT}, {output.name})
+    configured.declare(loading, loading.config.input, [TensorSpec(TEXT, "BYTES", (1,))])
+    configured.declare(loading, loading.config.output, [output])
 
 
 def _runner(language: Language, output: str, compute: Callable[[Any], Any]) -> Loaded:

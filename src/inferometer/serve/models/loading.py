@@ -3,6 +3,7 @@
 Loading runs in a thread, so that other models continue. A model that fails to load raises UserError with the reason.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferometer.errors import UserError
@@ -10,7 +11,7 @@ from inferometer.serve import backends
 from inferometer.serve.models import configs
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import Definition
-from inferometer.serve.models.types import Loaded, Loading, ModelSignature, reason
+from inferometer.serve.models.types import Loaded, Loading, reason
 from inferometer.serve.threads import in_thread
 from inferometer.tensors import TensorSpec, zeros
 
@@ -39,10 +40,6 @@ async def bring_up(definition: Definition, models: "Models") -> Model:
         for i, device in enumerate(configs.devices(config, models.device)):
             loading = Loading(name, config, definition.folder, definition.file, device, i)
             loaded.append(await in_thread(_load, definition, loading))
-        facts = configs.facts(config)
-        if configs.parameter(config, "warmup", "1") != "0":
-            for each in loaded:
-                await _warm_up(name, each, facts)
         _complete(definition, config, models.device)
         platform = config.platform or backends.PLATFORMS.get(definition.backend, definition.backend)
         return Model(
@@ -55,14 +52,42 @@ async def bring_up(definition: Definition, models: "Models") -> Model:
 
 
 def _load(definition: Definition, loading: Loading) -> Loaded:
+    """Load and warm up an instance."""
     try:
-        return (definition.loader or backends.loader(definition.backend))(loading)
+        loaded = (definition.loader or backends.loader(definition.backend))(loading)
+        inputs = configs.facts(loading.config).inputs
     except ImportError as error:
         raise backends.missing(definition.backend, error) from None
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         raise UserError(f"model {loading.name} failed to load: {reason(error).message}") from None
+    try:
+        if loading.parameter("warmup", "1") != "0":
+            _warm_up(loaded, inputs)
+    except (Exception, SystemExit) as error:
+        loaded.close()
+        what = f"model {loading.name} failed its warm-up: {reason(error).message}"
+        raise UserError(what, "parameters.warmup=0 disables the warm-up") from None
+    return loaded
+
+
+def _warm_up(loaded: Loaded, specs: Sequence[TensorSpec]) -> None:
+    """Run one row of zeros; the first response of a stream is enough. Skipped for models that need a text, because
+    valid text is unknown, and for models that run in the loop, which have nothing to warm up."""
+    needed = [spec for spec in specs if spec.datatype != "BYTES" or not spec.optional]
+    if loaded.run is None or not needed or any(spec.datatype == "BYTES" for spec in needed):
+        return
+    sizes = [(spec.name, spec.datatype, [1 if size < 0 else size for size in spec.shape]) for spec in needed]
+    try:
+        made = loaded.run({size[0]: zeros(*size) for size in sizes}, {})
+        if not isinstance(made, dict):
+            next(iter(made), None)
+            if close := getattr(made, "close", None):
+                close()
+    except Exception as error:
+        if reason(error).code != "INVALID_ARGUMENT":  # refusing zeros is a valid response
+            raise
 
 
 def _complete(definition: Definition, config: Any, device: str) -> None:
@@ -76,33 +101,3 @@ def _complete(definition: Definition, config: Any, device: str) -> None:
         group.count = group.count or 1
     if not config.version_policy.WhichOneof("policy_choice"):
         config.version_policy.latest.num_versions = 1
-
-
-async def _warm_up(name: str, loaded: Loaded, facts: ModelSignature) -> None:
-    """Run one execution with zeros. Skipped for models with text inputs, because valid text is unknown, and for models
-    that run in the loop, which have nothing to warm up."""
-    specs = [spec for spec in facts.inputs if spec.datatype != "BYTES"]
-    required = [spec for spec in facts.inputs if spec.datatype == "BYTES" and not spec.optional]
-    if loaded.run is None or required or not specs:
-        return
-    try:
-        await in_thread(_run_once, loaded, specs)
-    except Exception as error:
-        why = reason(error)
-        if why.code != "INVALID_ARGUMENT":  # refusing zeros is a valid response
-            what = f"model {name} failed its warm-up: {why.message}"
-            raise UserError(what, "parameters.warmup=0 disables the warm-up") from None
-
-
-def _run_once(loaded: Loaded, specs: list[TensorSpec]) -> None:
-    """Run with one row; the first response of a stream is enough."""
-    assert loaded.run is not None
-    try:
-        sized = [(spec, [1 if size < 0 else size for size in spec.shape]) for spec in specs]
-        made = loaded.run({spec.name: zeros(spec.name, spec.datatype, shape) for spec, shape in sized}, {})
-        if not isinstance(made, dict):
-            next(iter(made), None)
-            if close := getattr(made, "close", None):
-                close()
-    except SystemExit as error:
-        raise RuntimeError(f"SystemExit: {error}") from None

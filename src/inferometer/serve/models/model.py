@@ -11,7 +11,7 @@ from inferometer.serve.models import checks, configs
 from inferometer.serve.models.checks import named
 from inferometer.serve.models.execution import Execution, Instance
 from inferometer.serve.models.queue import UNLIMITED, Policy, Queue
-from inferometer.serve.models.responses import Responses
+from inferometer.serve.models.responses import Responses, Share
 from inferometer.serve.models.statistics import Reason, Statistics
 from inferometer.serve.models.types import Code, Compute, Inference, Loaded, Output, Refused, Tensors, reason
 from inferometer.serve.offload import LARGE
@@ -25,8 +25,6 @@ _REASONS: dict[Code, Reason] = {
     "CANCELLED": "CANCELED", "DEADLINE_EXCEEDED": "REJECTED", "RESOURCE_EXHAUSTED": "REJECTED", "INTERNAL": "BACKEND",
 }  # fmt: skip
 _EXPIRED = "Request timeout expired"
-_THREADS = 64
-"""Maximum threads of an instance without its own limit."""
 
 
 class Model:
@@ -54,20 +52,21 @@ class Model:
         """What the OpenAI endpoints serve it with; None if it is not a text model."""
         self.counted = Statistics()
         self.responses = Responses(self.facts, self.labels, config.max_batch_size > 0, self.decoupled)
-        self.offload = models.offload
         self._models, self._loop = models, models.loop
-        self._timeout = 0 if self.is_remote else configs.timeout_ns(config)
+        self._timeout_ns = policy.timeout_ns
         self._taken = checks.Taken(name, config.max_batch_size, self.facts, policy.batching)
-        self._instant = None if policy.batching else loaded[0].instant
-        slots = loaded[0].slots or (_THREADS if loaded[0].run is not None else UNLIMITED)
-        threads = [Threads(models.loop, slots, f"{name} {i}") for i in range(len(loaded))]
+        self._instant = loaded[0].instant
+        slots = loaded[0].slots
+        threads = [Threads(models.loop, slots or 1, f"{name} {i}") for i in range(len(loaded))]
         self._instances = [Instance(*pair) for pair in zip(loaded, threads, strict=True)]
-        self._is_unlimited = slots == UNLIMITED
-        self._idle = deque(self._instances * (1 if self._is_unlimited else slots))
+        self._idle = deque(self._instances * (slots or 1))
+        self._is_unlimited = not slots
         free = UNLIMITED if self._is_unlimited else len(self._idle)
-        self._queue = Queue(policy, models.alarms.at, now, self._start, self._expired, free)
-        self._running: set[Execution] = set()
-        self._reading: set[Inference] = set()
+        self._queue = Queue(policy, models.alarms, now, self._start, self._expired, free)
+        self._requests: dict[Inference, None] = {}
+        """Requests in progress, except those that are computed at once; in order of arrival."""
+        self._n_running = 0
+        """Executions in progress, including those in threads whose requests were cancelled."""
         self._drained: asyncio.Future[None] | None = None
 
     @property
@@ -90,26 +89,89 @@ class Model:
         if inference.wanted:
             inference.memory = self._models.regions.places(inference.wanted)
         if not is_whole:
-            work = checks.work(inference)
+            read, work = partial(checks.read, inference, self._taken), checks.work(inference)
             if work > LARGE:
-                inference.place = self
-                self._reading.add(inference)
-                read = partial(self._read, inference)
-                self.offload.run(work, read, lambda inputs, error: self._was_read(inference, inputs, error))
+                self._hold(inference)
+                self._models.offload.run(work, read, partial(self._was_read, inference))
                 return
-            inference.inputs, inference.unread = checks.read(inference, self._taken), {}
+            inference.inputs, inference.unread = read(), {}
         self._accept(inference)
 
+    def _was_read(self, inference: Inference, inputs: Tensors | None, error: BaseException | None) -> None:
+        """Accept the request now that its inputs are read and checked, or refuse it."""
+        if inference.is_over:
+            return
+        try:
+            if error is not None:
+                raise reason(error)
+            inference.inputs, inference.unread = inputs or {}, {}
+            self._accept(inference)
+        except Refused as why:  # not counted, like a request that is refused at once
+            self._end(inference)
+            self._tell(inference.ended, why)
+
+    def _accept(self, inference: Inference) -> None:
+        inference.queued = t = now()
+        if inference.deadline <= t:
+            raise self._rejected(inference, "DEADLINE_EXCEEDED", _EXPIRED)
+        if self._queue.is_full:
+            raise self._rejected(inference, "RESOURCE_EXHAUSTED", "Exceeds maximum queue size")
+        timeout = (checks.timeout_ns(inference) if inference.parameters else 0) or self._timeout_ns
+        if timeout and t + timeout < inference.deadline:
+            inference.deadline = t + timeout
+        if self._instant is None:
+            self._hold(inference)
+            self._queue.put(inference)
+        else:
+            self._compute(inference, self._instant, t)
+
+    def _rejected(self, inference: Inference, code: Code, message: str) -> Refused:
+        self.counted.failed(inference.queued - inference.arrived, "REJECTED")
+        return Refused(code, named(inference, message))
+
+    def _compute(self, inference: Inference, instant: Callable[..., Tensors], t: int) -> None:
+        """Compute and respond at once, without the queue."""
+        inference.started = computed = t
+        made: Share
+        try:
+            outputs = instant(inference.inputs, inference.parameters)
+            computed = now()
+            made = self.responses.one(outputs, inference)
+        except Exception as error:
+            made = reason(error)
+        if isinstance(made, Refused):
+            self.failed(inference, made)
+            return
+        split = now()
+        inference.compute_ns = split - t
+        self.answered(inference, made)
+        if not inference.is_over:  # its connection may be lost
+            compute = 0, computed - t, split - computed
+            self.counted.executed(inference.rows, compute, split)
+            self.succeeded(inference, compute)
+
+    def cancel(self, inference: Inference, why: Refused | None = None) -> None:
+        """End a request: because its client cancelled it, or for another reason."""
+        if inference.is_over:
+            return
+        place = inference.place
+        self._queue.remove(inference)
+        self.failed(inference, why or Refused("CANCELLED", named(inference, "the request was cancelled")))
+        if isinstance(place, Execution):
+            place.cancel_if_unwanted()
+        self._queue.dispatch()
+
+    # --- requests that an endpoint passes to `text` itself ---
+
     def enter(self, inference: Inference) -> None:
-        """Hold a request that an endpoint passes to `text` itself, until it `left`, is cancelled or is refused."""
-        inference.queued, inference.place = now(), self
-        self._reading.add(inference)
+        """Hold a request until it `left`, is cancelled or is refused."""
+        inference.queued = now()
+        self._hold(inference)
 
     def left(self, inference: Inference, why: Refused | None) -> None:
         """Note the end of a request that has entered."""
         if inference.is_over:
             return
-        self._reading.discard(inference)
         if why is None:
             t, inference.started = now(), max(inference.started, inference.queued)
             inference.queue_ns = inference.started - inference.queued
@@ -118,135 +180,66 @@ class Model:
             self.succeeded(inference, compute)
         else:
             self.failed(inference, why)
-        self._check_drained()
 
-    def _read(self, inference: Inference) -> Tensors:
-        return {} if inference.is_over else checks.read(inference, self._taken)
-
-    def _was_read(self, inference: Inference, inputs: Tensors | None, error: BaseException | None) -> None:
-        """Accept the request now that its inputs are read and checked, or refuse it."""
-        self._reading.discard(inference)
-        if inference.is_over:
-            return
-        try:
-            if inputs is None:
-                raise reason(error or RuntimeError("the inputs cannot be read"))
-            inference.inputs, inference.unread, inference.place = inputs, {}, None
-            self._accept(inference)
-        except Refused as why:
-            self._end(inference)
-            self._tell_end(inference, Refused(why.code, why.message))
-        self._check_drained()
-
-    def _accept(self, inference: Inference) -> None:
-        inference.queued = t = now()
-        if inference.deadline <= t:
-            raise self._rejected(inference, "DEADLINE_EXCEEDED", _EXPIRED)
-        if self._queue.is_full:
-            raise self._rejected(inference, "RESOURCE_EXHAUSTED", "Exceeds maximum queue size")
-        timeout = (checks.timeout_ns(inference) if inference.parameters else 0) or self._timeout
-        if timeout and t + timeout < inference.deadline:
-            inference.deadline = t + timeout
-        wanted = inference.wanted
-        if self._instant is None or (wanted and any([each.classes or each.placed for each in wanted])):
-            inference.place = self
-            self._queue.put(inference)
-        else:
-            self._compute(inference, self._instant, t)
-
-    def _compute(self, inference: Inference, instant: Callable[..., Tensors], t: int) -> None:
-        """Compute and respond at once: the short way of an `Execution` that ends before it could be cancelled."""
-        inference.started = computed = t
-        try:
-            outputs = instant(inference.inputs, inference.parameters)
-            computed = now()
-            share = self.responses.one(outputs, inference)
-        except Exception as error:
-            share = reason(error)
-        if isinstance(share, Refused):
-            self.failed(inference, share)
-            return
-        split = now()
-        inference.compute_ns = split - t
-        self.answered(inference, share)
-        compute = 0, computed - t, split - computed
-        self.counted.executed(inference.rows, compute, split)
-        self.succeeded(inference, compute)
-
-    def cancel(self, inference: Inference) -> None:
-        if inference.is_over:
-            return
-        place = inference.place
-        self._queue.remove(inference)
-        self._reading.discard(inference)
-        if not inference.is_over:  # the batch that could start without it may have cancelled it, too
-            self.failed(inference, Refused("CANCELLED", named(inference, "the request was cancelled")))
-        if isinstance(place, Execution) and all(one.is_over for one in place.batch):
-            place.cancel()
-        self._check_drained()
+    # --- called by the queue and by executions ---
 
     def _start(self, batch: list[Inference]) -> None:
         instance = self._idle.popleft()
         if self._is_unlimited:
             self._idle.append(instance)
         execution = Execution(self, instance, batch)
-        self._running.add(execution)
+        self._n_running += 1
         execution.start()
 
     def _expired(self, inference: Inference) -> None:
         self.failed(inference, Refused("DEADLINE_EXCEEDED", named(inference, _EXPIRED)))
-        self._check_drained()
-
-    def _rejected(self, inference: Inference, code: Code, message: str) -> Refused:
-        self.counted.failed(inference.queued - inference.arrived, "REJECTED")
-        return Refused(code, named(inference, message))
-
-    # --- called by executions ---
 
     def tell(self, call: Callable[..., None], *words: object) -> None:
+        """Call a function in the loop, from a thread."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *words)
 
     def answered(self, inference: Inference, outputs: tuple[Output, ...]) -> None:
-        try:
-            inference.answer(outputs)
-        except Exception as error:
-            self._trouble(error)
+        self._tell(inference.answer, outputs)
 
     def succeeded(self, inference: Inference, compute: Compute) -> None:
         self._end(inference)
         self.counted.succeeded(inference, compute)
-        self._tell_end(inference, None)
+        self._tell(inference.ended, None)
 
     def failed(self, inference: Inference, why: Refused) -> None:
         self._end(inference)
         self.counted.failed(inference.finished - inference.arrived, _REASONS.get(why.code, "OTHER"))
-        self._tell_end(inference, why)
-
-    def _end(self, inference: Inference) -> None:
-        inference.is_over = True
-        inference.finished = now()
-        inference.place = None
-        self._models.over()
-
-    def _tell_end(self, inference: Inference, why: Refused | None) -> None:
-        try:
-            inference.ended(why)
-        except Exception as error:
-            self._trouble(error)
-
-    def _trouble(self, error: Exception) -> None:
-        """Handle an error in a front end's callback, which must not affect the batch."""
-        self._loop.call_exception_handler({"message": "the callback of a request failed", "exception": error})
+        self._tell(inference.ended, why)
 
     def executed(self, execution: Execution, compute: Compute | None) -> None:
-        self._running.discard(execution)
+        self._n_running -= 1
         if compute is not None:
             self.counted.executed(sum([inference.rows for inference in execution.batch]), compute, now())
         if not self._is_unlimited:
             self._idle.append(execution.instance)
         self._queue.release()
         self._check_drained()
+
+    def _hold(self, inference: Inference) -> None:
+        inference.place = self
+        self._requests[inference] = None
+
+    def _end(self, inference: Inference) -> None:
+        inference.is_over = True
+        inference.finished = now()
+        if inference.place is not None:
+            inference.place = None
+            del self._requests[inference]
+            self._check_drained()
+        self._models.over()
+
+    def _tell(self, callback: Callable[[Any], None], result: object) -> None:
+        """Call a front end; an error there must not affect the other requests of a batch."""
+        try:
+            callback(result)
+        except Exception as error:
+            self._loop.call_exception_handler({"message": "the callback of a request failed", "exception": error})
 
     # --- its end ---
 
@@ -257,23 +250,15 @@ class Model:
         self._check_drained()
         await asyncio.shield(self._drained)
 
+    def _check_drained(self) -> None:
+        if self._drained is not None and not (self._requests or self._n_running or self._drained.done()):
+            self._drained.set_result(None)
+
+    def refuse_all(self, why: Refused) -> None:
+        """End all requests with an error; the last ones first, so that none is started meanwhile."""
+        for inference in reversed(list(self._requests)):
+            self.cancel(inference, why)
+
     def close(self) -> None:
         for instance in self._instances:
             instance.close()
-
-    def refuse_all(self, why: Refused) -> None:
-        """End all requests with an error."""
-        running = list(self._running)
-        waiting = [*self._queue.waiting, *self._reading, *(one for execution in running for one in execution.batch)]
-        self._queue.waiting.clear()
-        self._reading.clear()
-        for inference in waiting:
-            if not inference.is_over:
-                self.failed(inference, why)
-        for execution in running:
-            execution.cancel()
-
-    def _check_drained(self) -> None:
-        if self._drained is None or self._drained.done() or self._running or self._queue.waiting or self._reading:
-            return
-        self._drained.set_result(None)

@@ -9,11 +9,11 @@ A request whose deadline passes while it is queued is dropped.
 
 from collections import OrderedDict
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
-from typing import Any
+from functools import partial
 
 import msgspec
 
+from inferometer.serve.models.alarms import Alarm, Alarms
 from inferometer.serve.models.types import NEVER, Inference
 
 UNLIMITED = 1 << 40
@@ -29,6 +29,8 @@ class Policy(msgspec.Struct, frozen=True):
     delay_ns: int = 0
     limit: int = 0
     """Maximum queued requests; 0: no limit."""
+    timeout_ns: int = 0
+    """How long requests may be queued unless they set their own timeout; 0: no limit."""
 
 
 class Queue:
@@ -37,7 +39,7 @@ class Queue:
     def __init__(
         self,
         policy: Policy,
-        call_at: Callable[[int, Callable[[], None]], None],
+        alarms: Alarms,
         now: Callable[[], int],
         start: Callable[[list[Inference]], None],
         expired: Callable[[Inference], None],
@@ -46,12 +48,10 @@ class Queue:
         self.policy = policy
         self.free = slots
         """Batches that may start now."""
-        self.waiting: OrderedDict[Inference, list[Any]] = OrderedDict()
-        """Queued requests, with their entries in the heap."""
-        self._call_at, self._now, self._start, self._expired = call_at, now, start, expired
-        self._deadlines: list[list[Any]] = []
-        """A heap of [deadline, number, request]. The request of those that have left is None: no tensors are kept."""
-        self._armed, self._number, self._is_dispatching = NEVER, 0, False
+        self.waiting: OrderedDict[Inference, Alarm | None] = OrderedDict()
+        """Queued requests, with the alarms of their deadlines."""
+        self._alarms, self._now, self._start, self._expired = alarms, now, start, expired
+        self._wakes_at, self._is_dispatching = NEVER, False
 
     @property
     def is_full(self) -> bool:
@@ -62,27 +62,23 @@ class Queue:
             self.free -= 1
             self._start([inference])
             return
-        self._number += 1
-        self.waiting[inference] = entry = [inference.deadline, self._number, inference]
+        self.waiting[inference] = None
         self.dispatch()
-        if inference.deadline < NEVER and entry[2] is not None:
-            heappush(self._deadlines, entry)
-            self._wake_at(inference.deadline)
+        if inference.deadline < NEVER and inference in self.waiting:
+            self.waiting[inference] = self._alarms.at(inference.deadline, partial(self._drop, inference))
 
     def remove(self, inference: Inference) -> None:
-        """Remove a request; those behind it may start now."""
-        if inference in self.waiting:
-            self._leave(inference)
-            if self.policy.batching:
-                self.dispatch()
+        """Remove a request if it is queued; those behind it may start with the next `dispatch`."""
+        if inference in self.waiting and (alarm := self.waiting.pop(inference)) is not None:
+            self._alarms.cancel(alarm)
 
     def release(self) -> None:
         """Note that a slot is free again."""
         self.free += 1
-        if self.waiting:
-            self.dispatch()
+        self.dispatch()
 
     def dispatch(self) -> None:
+        """Start all batches that can start."""
         if self._is_dispatching:  # called from a batch that ended at once: the loop below continues
             return
         self._is_dispatching = True
@@ -94,66 +90,45 @@ class Queue:
         finally:
             self._is_dispatching = False
 
-    # --- batches ---
-
     def _gather(self) -> list[Inference] | None:
         """Return the batch that starts now; None if it should wait, an empty one if requests were dropped instead."""
         t = self._now()
-        batch, preferred, is_closed = self._compatible()
-        late = [one for one in batch if one.deadline <= t]
-        for one in late:
-            self._drop(one)
-        if late:
+        batch, is_complete = self._compatible()
+        if late := [one for one in batch if one.deadline <= t]:  # their alarms are due, too
+            for one in late:
+                self._drop(one)
             return []
-        if preferred:
-            del batch[preferred:]
-        elif not is_closed and (due := batch[0].queued + self.policy.delay_ns) > t:
-            self._wake_at(due)
+        due = batch[0].queued + self.policy.delay_ns
+        if not is_complete and due > t:
+            if due < self._wakes_at:
+                self._wakes_at = due
+                self._alarms.at(due, self._woken)
             return None
         for one in batch:
-            self._leave(one)
+            self.remove(one)
         return batch
 
-    def _compatible(self) -> tuple[list[Inference], int, bool]:
-        """Return the requests at the head that may go together, how many of them make the largest preferred size (0: none
-        do), and whether the batch cannot grow further."""
+    def _compatible(self) -> tuple[list[Inference], bool]:
+        """Return the requests at the head that may go together, up to the largest preferred size, and whether there is
+        no reason to wait for more."""
         policy, batch, rows, preferred = self.policy, list[Inference](), 0, 0
         for one in self.waiting:
             if not policy.batching:
-                return [one], 0, True
+                return [one], True
             if batch and (one.key != batch[0].key or rows + one.rows > policy.max_rows):
-                return batch, preferred, True
+                return batch[: preferred or None], True
             batch.append(one)
             rows += one.rows
             if rows in policy.preferred:
                 preferred = len(batch)
-        return batch, preferred, rows >= policy.max_rows
-
-    # --- deadlines ---
-
-    def _wake_at(self, instant: int) -> None:
-        if instant < self._armed:
-            self._armed = instant
-            self._call_at(instant, self._woken)
+        return batch[: preferred or None], bool(preferred) or rows >= policy.max_rows
 
     def _woken(self) -> None:
-        t = self._now()
-        if self._armed <= t:
-            self._armed = NEVER
-        while self._deadlines and self._deadlines[0][0] <= t:
-            if (late := heappop(self._deadlines)[2]) is not None:
-                self._drop(late)
+        self._wakes_at = NEVER
         self.dispatch()
-        if self._deadlines:
-            self._wake_at(self._deadlines[0][0])
 
     def _drop(self, inference: Inference) -> None:
         if inference in self.waiting:  # the end of another may have ended this one, too
-            self._leave(inference)
+            self.remove(inference)
             self._expired(inference)
-
-    def _leave(self, inference: Inference) -> None:
-        self.waiting.pop(inference)[2] = None
-        if len(self._deadlines) > 64 + 2 * len(self.waiting):  # most of them belong to requests that are gone
-            self._deadlines = [entry for entry in self._deadlines if entry[2] is not None]
-            heapify(self._deadlines)
+            self.dispatch()

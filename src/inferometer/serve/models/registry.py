@@ -11,7 +11,7 @@ from inferometer.serve.models.alarms import Alarms
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import Inference, Loader, Refused, reason, sendable
+from inferometer.serve.models.types import Inference, Loader, Refused, sendable
 from inferometer.serve.offload import Offload
 from inferometer.serve.threads import in_thread
 
@@ -56,7 +56,7 @@ class Models:
         """Replaced or unloaded models with requests in progress."""
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks that load, unload and retire models."""
-        self._is_started = self._is_closed = self._is_leaving = self._refuses = False
+        self._is_started = self._is_leaving = self._refuses = self._is_closed = False
         self._drained: asyncio.Future[None] | None = None
 
     def add(self, source: str) -> None:
@@ -72,15 +72,15 @@ class Models:
         self.add_source(ModelSource(name, config=config, loader=loader))
 
     def add_source(self, source: ModelSource) -> None:
-        name = sendable(source.name)
+        name, where = source.name, source.path or "built into the server"
+        if name != sendable(name):
+            raise UserError(f"the name of {where} is not valid UTF-8, so no client could request it", "rename it")
         if name in self._entries:
-            where = source.path or "built into the server"
             raise UserError(f"two models have the name {name}; the second one is {where}", "rename one of them")
         self._entries[name] = _Entry(source)
 
     async def start(self, config: str = "") -> None:
-        """Load and warm up all models, with `config` (JSON) instead of their files if given. One that fails to load is
-        in the index with its reason, unless it is the only one."""
+        """Load and warm up all models. One that fails is in the index with its reason, unless it is the only one."""
         for entry in self._entries.values():
             try:
                 await self._bring_up(entry, config)
@@ -110,9 +110,7 @@ class Models:
         model = entry.model
         if model is None:
             if entry.state == "LOADING" or entry.is_lost:
-                why = (
-                    f"version {entry.version or 1} is not at ready state{f': {entry.reason}' if entry.is_lost else ''}"
-                )
+                why = f"version {entry.version or 1} is not at ready state: {entry.reason or 'it is being loaded'}"
                 raise Refused("UNAVAILABLE", f"Request for unknown model: '{name}' {why}")
             raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' has no available versions")
         if version not in ("", model.version):
@@ -128,21 +126,18 @@ class Models:
 
     def index(self, only_ready: bool = False) -> list[IndexEntry]:
         """List all models, including those in a repository that were never loaded."""
-        entries = {
-            name: IndexEntry(name, (one.model or one).version, one.state, one.reason)
-            for name, one in self._entries.items()
-        }
-        for name in () if only_ready else [name for root in self._repositories for name in repository.listed(root)]:
+        entries = {name: IndexEntry(name, one.version, one.state, one.reason) for name, one in self._entries.items()}
+        if only_ready:
+            return sorted(entry for entry in entries.values() if entry.state == "READY")
+        for name in [name for root in self._repositories for name in repository.listed(root)]:
             entries.setdefault(name, IndexEntry(name, "", "UNAVAILABLE", "not loaded"))
-        return sorted(entry for entry in entries.values() if entry.state == "READY" or not only_ready)
+        return sorted(entries.values())
 
     # --- requests ---
 
     def submit(self, inference: Inference, was_let_in: bool = False) -> None:
-        """Check and queue the inference, or raise Refused (without calling `ended`). A model that is quick enough
-        (identity) calls `answer` and `ended` before this returns. One that `was_let_in` arrived before new ones were
-        refused.
-        """
+        """Check and queue the inference, or raise Refused without calling `ended`. A model that is quick enough calls
+        `answer` and `ended` before this returns. One that `was_let_in` arrived before new ones were refused."""
         if self._refuses:
             self.check_open(was_let_in)
         model = self.find(inference.model, inference.version)
@@ -192,13 +187,11 @@ class Models:
     # --- loading and unloading ---
 
     async def load(self, name: str, config: str = "") -> None:
-        """Load the model from disk, with `config` (JSON) instead of its file if given; the old one serves until the new
-        one is ready."""
+        """Load the model, with `config` (JSON) instead of its file if given; the old one serves until it is ready."""
         await (self.load_here(name, config) if self.group is None else self.group.everywhere("load", name, config))
 
     async def unload(self, name: str) -> None:
-        """Stop accepting requests for the model; returns when its requests are done. Unloading an unknown model is not
-        an error, as in Triton."""
+        """Stop accepting requests for the model, and wait for its requests. An unknown model is not an error."""
         await (self.unload_here(name) if self.group is None else self.group.everywhere("unload", name))
 
     async def load_here(self, name: str, config: str = "", serial: int = 0) -> None:
@@ -212,7 +205,8 @@ class Models:
         """Make a model unavailable because its process has ended."""
         entry = self._entries.get(model.name)
         if entry is not None and entry.model is model:
-            entry.model, entry.state, entry.reason, entry.is_lost = None, "UNAVAILABLE", why, True
+            entry.model = None
+            entry.became("UNAVAILABLE", why, is_lost=True)
             self._task(self._retire(model))
 
     def check_lost(self) -> None:
@@ -230,7 +224,13 @@ class Models:
         return task
 
     async def _load(self, name: str, config: str, serial: int) -> None:
-        entry = self._entries.get(name) or self._new_entry(name)
+        entry = self._entries.get(name)
+        if entry is None:
+            roots = self._repositories if repository.is_name(name) else []
+            root = next((root for root in roots if name in repository.listed(root)), None)
+            if root is None:
+                raise Refused("INTERNAL", f"failed to load '{name}', failed to poll from model repository")
+            entry = self._entries[name] = _Entry(ModelSource(name, root / name))
         async with entry.lock:
             try:
                 await self._bring_up(entry, config, serial)
@@ -243,36 +243,32 @@ class Models:
         async with entry.lock:
             model, entry.model = entry.model, None
             if model is not None:
-                entry.version, entry.state, entry.reason = model.version, "UNLOADING", ""
+                entry.became("UNLOADING")
                 await self._retire(model)
-                entry.state, entry.reason = "UNAVAILABLE", "unloaded"
-
-    def _new_entry(self, name: str) -> "_Entry":
-        roots = self._repositories if repository.is_name(name) else []
-        root = next((root for root in roots if name in repository.listed(root)), None)
-        if root is None:
-            raise Refused("INTERNAL", f"failed to load '{name}', failed to poll from model repository")
-        return self._entries.setdefault(name, _Entry(ModelSource(name, root / name, root)))
+                entry.became("UNAVAILABLE", "unloaded")
 
     async def _bring_up(self, entry: "_Entry", config: str = "", serial: int = 0) -> None:
         if entry.model is None:
-            entry.state, entry.reason = "LOADING", ""
+            entry.became("LOADING")
+        version = entry.version
         try:
             definition = await in_thread(repository.define, entry.source, config)
-            entry.version = definition.version
+            version = definition.version
             for text in self.overrides if definition.loader is None else ():
                 configs.override(definition.config, text)
             if self.group is not None and loading.wants_process(definition, self.group.is_shared):
                 model = await self.group.model(entry.source, config, serial, self.device, self.overrides)
             else:
                 model = await loading.bring_up(definition, self)
-        except BaseException as error:
-            why = _why(entry.source.name, error) if isinstance(error, Exception) else error
+        except Exception as error:
             if entry.model is None:
-                entry.state, entry.reason = "UNAVAILABLE", sendable(" ".join(str(why).split()))
-            raise why from None
-        old, entry.model = entry.model, model
-        entry.state, entry.reason, entry.is_lost = "READY", "", False
+                entry.version = version
+                entry.became("UNAVAILABLE", sendable(" ".join(str(error).split())))
+            raise (
+                error if isinstance(error, UserError) else UserError(f"cannot load {entry.source.name}: {error}")
+            ) from None
+        old, entry.model, entry.version = entry.model, model, model.version
+        entry.became("READY")
         if old is not None:
             self._task(self._retire(old))
 
@@ -320,15 +316,10 @@ class _Entry:
     def __init__(self, source: ModelSource) -> None:
         self.source, self.lock = source, asyncio.Lock()
         self.model: Model | None = None
-        self.version, self.state, self.reason = "", "UNAVAILABLE", "not loaded"
-        self.is_lost = False
+        self.version = ""
+        self.became("UNAVAILABLE", "not loaded")
+
+    def became(self, state: str, reason: str = "", is_lost: bool = False) -> None:
+        self.state, self.reason = state, reason
+        self.is_lost = is_lost
         """Whether its process has ended."""
-
-
-def _why(name: str, error: Exception) -> UserError:
-    """Convert any exception while loading to a UserError about that model."""
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, OSError):
-        return UserError(f"cannot read model {name}: {error}")
-    return UserError(f"model {name} failed to load: {reason(error).message}")

@@ -3,11 +3,9 @@
     REPOSITORY/MODEL/config.pbtxt (or config.yaml)      optional: the loader completes it
     REPOSITORY/MODEL/VERSION/model.onnx, ...            the newest version is served
 
-A folder without numbered versions is itself a version. Nothing outside a repository can be reached: names are single
-path components, and links that leave it are refused.
+A folder without numbered versions is itself a version. Clients reach nothing else: names are single path components.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +28,6 @@ class ModelSource(msgspec.Struct, frozen=True):
     name: str
     path: Path | None = None
     """None if built in."""
-    root: Path | None = None
-    """The repository that it must not leave; None if the path was given by itself."""
     config: str = ""
     """Configuration in protobuf's text format, for a model that is part of the server, with its `loader`."""
     loader: Loader | None = None
@@ -66,7 +62,7 @@ def sources(given: str) -> tuple[list[ModelSource], Path | None]:
         raise UserError(f"no such model: {given}", f"use a model file, a model folder, a repository, or one of {known}")
     if _is_model(path):
         return [ModelSource(path.resolve().name, path)], None
-    found = [ModelSource(name, path / name, path) for name in _names(path)]
+    found = [ModelSource(name, path / name) for name in listed(path)]
     if not found:
         remedy = "a model folder contains a config.pbtxt, a model file, or numbered version folders"
         raise UserError(f"{given} is neither a model nor a model repository", remedy)
@@ -74,21 +70,18 @@ def sources(given: str) -> tuple[list[ModelSource], Path | None]:
 
 
 def listed(repository: Path) -> list[str]:
-    """Return the names of a repository's models, in a form that can be sent; none if the repository is gone."""
+    """Return the names of a repository's models; none if the repository is gone."""
     try:
-        return [sendable(name) for name in _names(repository)]
+        folders = [path for path in repository.iterdir() if is_name(path.name) and path.is_dir()]
     except OSError:
         return []
-
-
-def _names(repository: Path) -> list[str]:
-    folders = [path for path in repository.iterdir() if is_name(path.name) and path.is_dir()]
     return sorted(path.name for path in folders if _is_model(path))
 
 
 def is_name(name: str) -> bool:
-    """Whether this is a single path component."""
-    return bool(name) and not name.startswith(".") and not any(sign in name for sign in ("/", "\\", "\0"))
+    """Whether this is a single path component that clients can send."""
+    is_plain = not name.startswith(".") and not any(sign in name for sign in ("/", "\\", "\0"))
+    return bool(name) and is_plain and sendable(name) == name
 
 
 def _file_source(path: Path) -> ModelSource:
@@ -121,15 +114,12 @@ def define(source: ModelSource, config_json: str = "") -> Definition:
         config.name = name
         backend = config.backend if source.loader else backends.backend_of(config)
         return Definition(name, "1", config, backend, loader=source.loader)
-    if name != sendable(name):
-        raise UserError(f"the name of {path} is not valid UTF-8, so no client could request it", "rename it")
     if not path.exists():
         raise UserError(f"{path} no longer exists")
     if path.is_file():
         path, config = path.resolve(), config or ModelConfig()
         config.name = name
         return Definition(name, "1", config, backends.backend_of(config) or _SUFFIXES[path.suffix], path.parent, path)
-    _check_inside(source, path)
     file = next((path / each for each in configs.FILES if (path / each).is_file()), None)
     config = config or (configs.read(file) if file else ModelConfig())
     if config.name not in ("", name):
@@ -137,8 +127,7 @@ def define(source: ModelSource, config_json: str = "") -> Definition:
         raise UserError(what, "remove the name, or make it equal to the folder's")
     config.name = name
     version, folder = _newest(path, config)
-    backend = backends.backend_of(config) or _guess(folder)
-    file = _model_file(folder, backend, config)
+    backend, file = _backend(folder, config)
     return Definition(name, version, config, backend, folder, file, _labels(path, config))
 
 
@@ -152,58 +141,34 @@ def _newest(folder: Path, config: Any) -> tuple[str, Path]:
     return str(newest), versions.get(newest, folder)
 
 
-def _guess(folder: Path) -> str:
-    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
-    usual = [path for path in files if path.stem == "model"][:1]
-    if not usual and (folder / _TRANSFORMERS).is_file():
-        return "transformers"
-    found = {_SUFFIXES[path.suffix] for path in usual or files}
-    if len(found) == 1:
-        return found.pop()
+def _backend(folder: Path, config: Any) -> tuple[str, Path | None]:
+    """Return the backend and the model's file: the configured ones, or else those of model.* or of the only file that
+    the backend can load."""
+    backend, name = backends.backend_of(config), config.default_model_filename
+    if name and (not is_name(name) or not (folder / name).is_file()):
+        raise UserError(f"default_model_filename {name!r:.{_SHOWN}} is not a file in {folder}", "correct the name")
+    kinds = {path: _SUFFIXES.get(path.suffix, "") for path in sorted(folder.iterdir())}
+    files = [path for path, kind in kinds.items() if kind and backend in ("", kind)]
+    found = [folder / name] if name else [path for path in files if path.stem == "model"][:1]
+    if not found and not backend and (folder / _TRANSFORMERS).is_file():
+        return "transformers", None
+    found = found or files
+    if backend:
+        return backend, found[0] if len(found) == 1 else None
+    if len(found) == 1 and kinds[found[0]]:
+        return kinds[found[0]], found[0]
     remedy = "name its file model.onnx, model.pt or model.py, or set backend in config.pbtxt to one of "
     raise UserError(f"{folder}: cannot tell which backend this model needs", remedy + ", ".join(backends.LOADERS))
-
-
-def _model_file(folder: Path, backend: str, config: Any) -> Path | None:
-    """Return the file with its usual name, the configured name, or the only file of the backend's kind."""
-    if name := config.default_model_filename:
-        if not is_name(name):
-            raise UserError(f"default_model_filename {name!r:.{_SHOWN}} must be a plain file name")
-        if not (folder / name).is_file():
-            raise UserError(f"{folder / name} does not exist", "correct default_model_filename in the configuration")
-        return folder / str(name)
-    suffixes = [*(suffix for suffix, each in _SUFFIXES.items() if each == backend), *[".py"] * (backend == "torch")]
-    usual = [path for suffix in suffixes if (path := folder / f"model{suffix}").is_file()]
-    found = usual[:1] or [path for path in folder.iterdir() if path.suffix in suffixes and path.is_file()]
-    return found[0] if len(found) == 1 else None
 
 
 def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
     labels: dict[str, tuple[str, ...]] = {}
     for output in [each for each in config.output if each.label_filename]:
         name, file = output.label_filename, folder / output.label_filename
-        if Path(name).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
+        if not file.resolve().is_relative_to(folder.resolve()):  # a client's configuration must not read other files
             raise UserError(f"label_filename {name!r:.{_SHOWN}} must be inside {folder}")
-        if file.exists() and not file.is_file():  # a FIFO would block
-            remedy = "label_filename names a text file with one line per class"
-            raise UserError(f"the label file {file} is not a regular file", remedy)
         try:
             labels[output.name] = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the label file {file}: {error}") from None
     return labels
-
-
-def _check_inside(source: ModelSource, path: Path) -> None:
-    """Raise UserError if a link in a repository's model leads out of the repository."""
-    if source.root is None:
-        return
-    root, seen = source.root.resolve(), set[Path]()
-    for folder, folders, files in os.walk(path, followlinks=True):
-        for each in (Path(folder), *(Path(folder, name) for name in (*folders, *files))):
-            if each.is_symlink() and not each.resolve().is_relative_to(root):
-                what = f"{each} is a link to a target outside the repository {source.root}"
-                raise UserError(what, "copy the file instead")
-        targets = {name: Path(folder, name).resolve() for name in folders}
-        folders[:] = [name for name, target in targets.items() if target not in seen]  # links may form cycles
-        seen.update(targets.values())

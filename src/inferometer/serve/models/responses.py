@@ -6,7 +6,6 @@ tensors, as classes, or in shared memory.
 """
 
 import math
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,12 +15,10 @@ from numpy.typing import NDArray
 from inferometer.serve.models.checks import fits
 from inferometer.serve.models.shared_memory import RegionSlice
 from inferometer.serve.models.types import Inference, ModelSignature, Output, Refused, Tensors, reason
-from inferometer.serve.offload import COPIED, STRING
 from inferometer.tensors import Tensor, from_numpy, shown, to_numpy
 
 Share = tuple[Output, ...] | Refused
 """What a request gets of a batch's outputs."""
-_LENGTH = struct.Struct("<I")
 _MOST = 1024
 """Combinations of shapes that are remembered as valid."""
 
@@ -48,53 +45,41 @@ class Responses:
         self._valid: set[Any] = set()
 
     def share(self, outputs: Tensors, batch: list[Inference]) -> list[Share]:
-        """Return each request's outputs as it wants them, in any thread; an error about one request, such as its shared
-        memory, does not affect the others. Raises Refused if the outputs are not as configured."""
+        """Return each request's outputs as it wants them, or why it gets none; in any thread."""
         if len(batch) == 1:
             return [self.one(outputs, batch[0])]
         rows = [inference.rows for inference in batch]
-        self._check(outputs, sum(rows))
-        return [self._chosen(share, inference) for share, inference in zip(split(outputs, rows), batch, strict=True)]
+        try:
+            self._check(outputs, sum(rows))
+            parts = split(outputs, rows)
+        except Exception as error:
+            return [reason(error)] * len(batch)
+        return [self._chosen(part, inference) for part, inference in zip(parts, batch, strict=True)]
 
     def one(self, outputs: Tensors, inference: Inference) -> Share:
         """Return the outputs of a request that was not batched with others."""
-        self._check(outputs, inference.rows)
+        try:
+            self._check(outputs, inference.rows)
+        except Refused as why:
+            return why
         return self._chosen(outputs, inference)
 
-    def work(self, outputs: Tensors, batch: list[Inference]) -> int:
-        """Return the size of the work of `share`: of finding strings, sorting classes, and copying to shared memory."""
-        if len(batch) == 1 and not batch[0].wanted:
-            return 0
-        sizes = {name: len(tensor.data) for name, tensor in outputs.items()}
-        strings = [one for one in outputs.values() if one.datatype == "BYTES"] if len(batch) > 1 else []
-        work = sum([STRING * math.prod(one.shape) for one in strings])
-        for each in [each for inference in batch for each in inference.wanted]:
-            if each.classes or each.placed is not None:
-                work += sizes.get(each.name, 0) // (1 if each.classes else COPIED)
-        return work
-
-    def misses_some(self, outputs: Tensors, made: list[Share]) -> bool:
-        """Whether outputs that a request should have are missing."""
-        return len(outputs) < len(self._specs) and any(isinstance(share, Refused) for share in made)
-
     def _check(self, outputs: Tensors, rows: int) -> None:
-        """Check that each output is as configured and, if the model supports batches, has the batch's rows."""
+        """Raise Refused unless each output is as configured and, if the model supports batches, has the batch's rows."""
         shapes = tuple([(rows, name, tensor.shape) for name, tensor in outputs.items()])
         if shapes in self._valid:
             return
-        for name, spec in self._specs.items():
-            tensor = outputs.get(name)
-            if tensor is None:
-                continue
+        for name, tensor in outputs.items():
+            spec, what = (
+                self._specs.get(name),
+                f"the model returned output '{name:.60}' with shape {shown(tensor.shape)}",
+            )
+            if spec is None:
+                raise Refused("INTERNAL", f"{what}, which its configuration does not list")
             if self._is_batched and tensor.shape[:1] != (rows,):
-                what = f"output '{name}' has the shape {shown(tensor.shape)}"
                 raise Refused("INTERNAL", f"{what}: the first dimension must be the batch size, {rows}")
             if not fits(tensor.shape, spec.shape):
-                what = f"the model returned output '{name}' with shape {shown(tensor.shape)}"
                 raise Refused("INTERNAL", f"{what}; its configuration says {shown(spec.shape)}")
-        if unknown := [name for name in outputs if name not in self._specs]:
-            what = f"the model returned an output '{unknown[0]:.60}'"
-            raise Refused("INTERNAL", f"{what} that its configuration does not list")
         if len(self._valid) >= _MOST:
             self._valid.clear()
         self._valid.add(shapes)
@@ -144,15 +129,11 @@ def _even(tensor: Tensor, rows: Sequence[int]) -> Iterator[memoryview]:
 
 
 def _strings(tensor: Tensor, rows: Sequence[int]) -> Iterator[memoryview]:
-    view, end = memoryview(tensor.data), 0
-    per_row = math.prod(tensor.shape[1:])
+    view, end, per_row = memoryview(tensor.data), 0, math.prod(tensor.shape[1:])
     for count in rows:
         begin = end
-        try:
-            for _ in range(count * per_row):
-                end += 4 + _LENGTH.unpack_from(view, end)[0]
-        except struct.error:
-            end = len(view) + 1
+        for _ in range(count * per_row):
+            end += 4 + int.from_bytes(view[end : end + 4], "little")
         if end > len(view):
             raise Refused("INTERNAL", f"output '{tensor.name}' has fewer strings than its shape requires")
         yield view[begin:end]

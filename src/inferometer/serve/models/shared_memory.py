@@ -6,7 +6,6 @@ It is read and written as a file and never mapped: a client may truncate it at a
 is gone would end the process. The messages are Triton's.
 """
 
-import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -21,10 +20,8 @@ from inferometer.serve.offload import COPIED, LARGE
 FOLDER = Path("/dev/shm")
 AT_ONCE = LARGE * COPIED
 """Bytes that are copied without a thread."""
-_MOST = 4 << 30
-"""Maximum size of an input: an object may claim to be larger than all memory, and reading it needs memory."""
-_PIECE = 1 << 30
-"""Bytes copied at a time; the system's limit is twice that."""
+_MOST = 0x7FFF_F000
+"""Maximum size of a tensor: what the system copies at a time."""
 
 
 class _File:
@@ -60,44 +57,37 @@ class RegionSlice(msgspec.Struct, frozen=True):
 
     def read(self) -> bytes:
         """Return a copy, so that later changes by the client do not affect the request."""
-        if self.byte_size > _MOST:
-            what = f"a tensor in shared memory region '{self.region.name}' must be at most {_MOST} bytes"
-            raise Refused("RESOURCE_EXHAUSTED", f"{what} (got {self.byte_size})")
-        at, left = self.region.offset + self.offset, self.byte_size
-        parts: list[bytes] = []
-        while left:
-            try:
-                part = os.pread(self.region.file.number, min(left, _PIECE), at)
-            except (OSError, MemoryError) as error:
-                raise self._refused("read", error) from None
-            if not part:
-                raise self._smaller()
-            parts.append(part)
-            at, left = at + len(part), left - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        try:
+            data = os.pread(self.region.file.number, self._checked(self.byte_size), self.region.offset + self.offset)
+        except (OSError, MemoryError) as error:
+            raise self._failed(error) from None
+        if len(data) < self.byte_size:
+            raise self._smaller()
+        return data
 
     def write(self, data: bytes | memoryview) -> None:
         """Write at the start; the rest stays as it is."""
-        view, at = memoryview(data).cast("B"), self.region.offset + self.offset
+        number, size, at = self.region.file.number, self._checked(len(data)), self.region.offset + self.offset
         try:
             # Writing past an object's end would enlarge it again.
-            if at + len(view) > os.fstat(self.region.file.number).st_size:
+            if at + size > os.fstat(number).st_size or os.pwrite(number, data, at) < size:
                 raise self._smaller()
-            while len(view):
-                written = os.pwrite(self.region.file.number, view[:_PIECE], at)
-                if not written:
-                    raise OSError(errno.EIO, "no more bytes can be written")
-                at, view = at + written, view[written:]
         except OSError as error:
-            raise self._refused("written", error) from None
+            raise self._failed(error) from None
+
+    def _checked(self, size: int) -> int:
+        if size > _MOST:
+            what = f"a tensor in shared memory region '{self.region.name}' must be at most {_MOST} bytes"
+            raise Refused("RESOURCE_EXHAUSTED", f"{what} (got {size})")
+        return size
 
     def _smaller(self) -> Refused:
         what = f"shared memory region '{self.region.name}' was truncated after it was registered"
         return Refused("INVALID_ARGUMENT", what)
 
-    def _refused(self, done: str, error: OSError | MemoryError) -> Refused:
-        why = error.strerror if isinstance(error, OSError) else "not enough memory"
-        return Refused("INTERNAL", f"shared memory region '{self.region.name}' cannot be {done}: {why}")
+    def _failed(self, error: Exception) -> Refused:
+        why = f"{type(error).__name__}: {error}"
+        return Refused("INTERNAL", f"shared memory region '{self.region.name}' cannot be used: {why}")
 
 
 class Regions:

@@ -57,17 +57,15 @@ _LENGTH = 1000
 
 def reason(error: BaseException) -> Refused:
     """Convert an exception to an error of one line, without its frames and the tensors that they hold."""
+    if isinstance(error, Refused):
+        return Refused(error.code if error.code in tuple(HTTP_STATUS) else "INTERNAL", error.message)
     try:
-        if isinstance(error, Refused):
-            if error.code in tuple(HTTP_STATUS):
-                return Refused(error.code, error.message)
-            return Refused("INTERNAL", f"{error.message} (raised with the unknown code {error.code!r:.60})")
         text = " ".join((str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}").split())
-        if len(text) > _LENGTH:  # libraries put the cause at the end of long messages
-            text = f"{text[: _LENGTH // 2]} ... {text[-_LENGTH // 2 :]}"
-        return Refused("INTERNAL", text)
-    except BaseException:  # str() of a model's own exception may raise; the client must get a response
-        return Refused("INTERNAL", f"{type(error).__name__} (its message cannot be displayed)")
+    except Exception:  # str() of a model's own exception may raise; the client must get a response
+        text = type(error).__name__
+    if len(text) > _LENGTH:  # libraries put the cause at the end of long messages
+        text = f"{text[: _LENGTH // 2]} ... {text[-_LENGTH // 2 :]}"
+    return Refused("INTERNAL", text)
 
 
 # --- one request -----------------------------------------------------------------------------------------------------
@@ -82,11 +80,10 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """Input data that is read later, from shared memory or from a message's typed contents, once everything else is
-    checked; in a thread if it may be large."""
+    """Input data in shared memory or in a message's typed contents, read once everything else is checked."""
 
     read: Callable[[], bytes | memoryview]
-    """Read the data in any thread; raises Refused if it is invalid."""
+    """May be called in any thread; raises Refused if the data is invalid."""
     size: int = -1
     """Size in bytes, if known."""
 
@@ -132,7 +129,7 @@ class Inference(msgspec.Struct, eq=False):
 
     # Set by the models:
     memory: Mapping[str, Any] = {}
-    """Where outputs in shared memory go: the regions as they were when the inference was submitted."""
+    """Where outputs in shared memory go: the regions at the time of the submission."""
     rows: int = 1
     """Size of the batch dimension; 1 for models without one."""
     key: Any = None
@@ -190,17 +187,15 @@ class Loaded(msgspec.Struct):
     """An instance of a model. It has one of `run`, `begin`, `instant` and `forward`."""
 
     run: Callable[[Tensors, Parameters], Tensors | Iterator[Tensors]] | None = None
-    """Computes in one of the instance's threads; returns an iterator if the model is decoupled. Refused and UserError
-    become error responses; anything else it raises is INTERNAL, and the server continues. If a batch of several
-    requests fails, they are run again one by one.
-    """
+    """Computes in one of the instance's threads; returns an iterator if the model is decoupled. Whatever it raises is the
+    response to all requests of the batch: Refused with its code, anything else as INTERNAL."""
     begin: Begin | None = None
     instant: Callable[[Tensors, Parameters], Tensors] | None = None
-    """Computes in the loop's thread: for models that take microseconds, with `slots` 0."""
+    """Computes in the loop's thread, without a queue: for models that take microseconds."""
     forward: Forward | None = None
     """The model runs in another process, which queues and batches its requests."""
     slots: int = 1
-    """Concurrent executions; 0: no limit."""
+    """Concurrent executions; 0: no limit, for models that run in the loop."""
     labels: Mapping[str, tuple[str, ...]] = {}
     """Labels of an output's classes, by index."""
     text: Any = None

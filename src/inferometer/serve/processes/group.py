@@ -73,7 +73,7 @@ class Group:
 
     async def model(self, source: ModelSource, config: str, serial: int, device: str, overrides: Any) -> Model:
         """Return a model that runs in a process of its own, which is started by the first front end that needs it."""
-        given = [source.name, *(path and str(path) for path in (source.path, source.root))]
+        given = source.name, source.path and str(source.path)
         address = await self._call("start_model", f"{serial} {source.name}", given, config, device, overrides)
         return await model_process.bring_up(address, source.name, self._models)
 

@@ -135,8 +135,8 @@ async def load(
     last front end has gone."""
     keep_one_heap()
     models = Models(link.loop, device=device, overrides=tuple(overrides), limit=_NO_LIMIT)
-    name, path, root = source
-    models.add_source(ModelSource(name, path and Path(path), root and Path(root)))
+    name, path = source
+    models.add_source(ModelSource(name, path and Path(path)))
     await models.start(config)
     link.handlers |= {
         "metrics": partial(metrics.page, models, time.time()),
