@@ -2,11 +2,8 @@
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from command import assert_one_line, cli
-from waiting import until
 
 from inferometer import conduct, store
 from inferometer.analysis.summary import Summary
@@ -25,8 +21,10 @@ from inferometer.conduct.parts import parse_start
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
 from inferometer.fleet.job import Part
-from inferometer.records import Manifest, Run
+from inferometer.fleet.local import LocalThread
+from inferometer.records import Manifest, Run, Snapshot
 from inferometer.report.console import render
+from inferometer.report.live import Outline
 from inferometer.store.folder import BODIES, MANIFEST
 from inferometer.units import NS
 
@@ -47,16 +45,18 @@ def config_of(url: str, folder: Path, **sections: Any) -> Any:
     return from_mapping(tree | sections)
 
 
-def measure_parts(url: str, folder: Path, of: int, numbers: tuple[int, ...] = (), **sections: Any) -> list[Run]:
-    """Measure parts at the same time, in threads of this process. On a busy machine they may not be ready in time: then again, later."""
+def measure_parts(
+    url: str, folder: Path, of: int, shows: Sequence[conduct.Show | None] = (), **sections: Any
+) -> list[Run]:
+    """Measure all parts at the same time, in threads of this process. On a busy machine they may not be ready in time: then again, later."""
     config = config_of(url, folder, **sections)
-    for lead in ("+1s", "+5s", "+20s") if config.client.processes == 0 else ("+8s", "+30s"):
+    for lead in ("+1s", "+5s", "+20s"):
         start = parse_start(lead, time.time_ns())
         try:
             with ThreadPoolExecutor(of) as pool:
                 parts = [
-                    pool.submit(conduct.measure, config, part=Part(number, of), start_ns=start)
-                    for number in numbers or range(of)
+                    pool.submit(conduct.measure, config, show, LocalThread, part=Part(number, of), start_ns=start)
+                    for number, show in enumerate(shows or (None,) * of)
                 ]
                 return [part.result()[0] for part in parts]
         except UserError as error:
@@ -258,6 +258,15 @@ def test_a_run_that_is_not_a_part_is_an_error_and_is_left_out_of_a_folder(
         merge([str(tmp_path / "empty")], str(tmp_path / "merged"))
 
 
+def test_a_damaged_part_is_named_and_leaves_no_folder_behind(parts: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(parts, tmp_path / "parts", symlinks=True))
+    broken = folders_in(copy)[2] / "chunks.parquet"
+    broken.write_bytes(broken.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"part2-.*chunks.parquet: the file is damaged"):
+        merge([str(copy)], str(tmp_path / "merged"))
+    assert folders_in(tmp_path / "merged") == []
+
+
 def test_the_command_prints_the_report_and_its_verdict_is_the_exit_status(parts: Path, tmp_path: Path) -> None:
     exports = ("--json", tmp_path / "summary.json", "--html", tmp_path / "page.html")
     done = cli("merge", parts, "--output", tmp_path / "merged", *exports)
@@ -286,21 +295,30 @@ def test_an_interrupted_part_stays_visible(parts: Path, tmp_path: Path) -> None:
     assert [part.interrupted for part in run.manifest.merged.parts] == [False, True, False]
 
 
-@pytest.mark.slow
+class CopiedWhileRunning(conduct.Show):
+    """Copies the folder of a run when some of its requests have ended: what a client that is killed then leaves behind."""
+
+    def __init__(self, to: Path) -> None:
+        self._to, self._folder = to, Path()
+
+    def planned(self, outline: Outline) -> None:
+        self._folder = outline.spool.parent
+
+    def progress(self, snapshot: Snapshot) -> None:
+        if snapshot.ok >= 5 and not self._to.exists():
+            shutil.copytree(self._folder, self._to)
+
+
 def test_a_part_that_was_killed_is_put_together_and_named(sim: str, tmp_path: Path) -> None:
-    start = parse_start("+15s", time.time_ns())
-    at = f"{np.datetime64(start // 1000, 'us')}Z"
-    arguments = [sim, "--rate", "60", "--duration", "4s", "--start-at", at, "--output", f"{tmp_path}/", "--quiet"]
-    command = [sys.executable, "-m", "inferometer", "run", *arguments, "--set", "client.processes=1"]
-    started = [subprocess.Popen([*command, "--shard", f"{number}/2"], stdout=subprocess.DEVNULL) for number in (0, 1)]
-    until(lambda: time.time_ns() > start + NS)
-    started[1].send_signal(signal.SIGKILL)
-    assert [process.wait(60) for process in started] == [0, -signal.SIGKILL]
-    run, summary = merge([str(tmp_path)], str(tmp_path / "merged"))
-    assert check(summary, "parts").status == "fail"
-    assert "the run did not end" in check(summary, "parts").message
-    assert 120 <= len(run.records.rows) < 240
+    killed = CopiedWhileRunning(tmp_path / "killed")
+    whole, _ = measure_parts(sim, tmp_path / "parts", 2, shows=(None, killed))
+    run, summary = merge([str(whole.folder), str(tmp_path / "killed")], str(tmp_path / "merged"))
     assert summary.verdict == "INVALID"
+    assert check(summary, "parts").message.startswith("Part 1 of 2 did not run to the end")
+    assert "the run did not end" in check(summary, "parts").message
+    rows = run.records.rows
+    assert int((rows["shard"] == 0).sum()) == 60 and 5 <= int((rows["shard"] == 1).sum()) < 60
+    assert run.manifest.merged is not None and run.manifest.merged.parts[1].interrupted
 
 
 def test_a_part_that_is_not_ready_in_time_sends_nothing(sim: str, tmp_path: Path) -> None:
@@ -328,8 +346,7 @@ def test_a_closed_loop_that_counts_requests_is_divided_into_fixed_shares(sim: st
 @pytest.mark.slow
 def test_the_processes_of_a_part_share_its_requests(sim: str, tmp_path: Path) -> None:
     load = {"type": "closed", "concurrency": 8, "requests": 401}
-    sections = {"load": load, "client": {"processes": 2, "probe": False}}
-    measure_parts(sim, tmp_path / "parts", 2, **sections)
+    measure_parts(sim, tmp_path / "parts", 2, load=load, client={"processes": 2, "probe": False})
     run, _ = merge([str(tmp_path / "parts")], str(tmp_path / "merged"))
     rows = run.records.rows
     assert sorted(rows["id"].tolist()) == list(range(401))

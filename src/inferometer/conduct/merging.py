@@ -4,6 +4,7 @@ Merging is concatenation. Rows are in memory, as for a report; chunks and texts 
 a part count from the earliest t=0 of all parts, by the wall clock of its own machine, and these clocks were not compared.
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,10 +41,14 @@ def merge(names: Sequence[str], output: str) -> tuple[Run, Summary]:
     check_alike(parts)
     upload = upload_to(output, Storage()) if is_remote(output) else None
     folder = store.new_folder(upload.storage.local if upload else output)
-    mark(folder, upload)
-    run = _written(folder, parts)
-    summary = summarise(run)
-    store.write_summary(folder, report_json.encode(summary))
+    try:
+        mark(folder, upload)
+        run = _written(folder, parts)
+        summary = summarise(run)
+        store.write_summary(folder, report_json.encode(summary))
+    except BaseException:  # a damaged part, a full disk, Ctrl-C: the parts are still there, and can be merged again
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     store.point_latest(folder)
     return run, summary
 
