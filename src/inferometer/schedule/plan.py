@@ -330,8 +330,8 @@ def planned_duration(whole: Plan) -> int | None:
 def rate_at(spec: StageSpec, t: int, whole: Plan | None = None, parts: int = 1) -> float | None:
     """The planned rate (requests per second) of an open stage, t nanoseconds after its start; None for a closed stage.
 
-    A trace has no rate but its arrivals in `whole`: those within a second around t. `parts`: the rate is that of one of so many parts,
-    and `whole` is the part.
+    A trace has no rate but its arrivals in `whole`: those within a second around t. `parts`: the rate is that of one of this many
+    parts, and `whole` is that part.
     """
     if isinstance(spec, Closed):
         return None
