@@ -243,6 +243,19 @@ def test_where_parts_are_stored_may_differ(parts: Path, tmp_path: Path) -> None:
     assert check(summary, "parts").status == "pass"
 
 
+def test_observations_of_the_machine_are_left_out_if_there_were_several(
+    parts: Path, merged: tuple[Run, Summary], tmp_path: Path
+) -> None:
+    assert "host" in {series.source for series in merged[0].series()}
+    assert "measured on one machine" in merged[0].manifest.outcome.notes[0]
+    copy = Path(shutil.copytree(parts, tmp_path / "parts", symlinks=True))
+    change(folders_in(copy)[1], lambda old: msgspec.structs.replace(old, host=old.host | {"name": "elsewhere"}))
+    run, _ = merge([str(copy)], str(tmp_path / "merged"))
+    assert {series.source for series in run.series()} == {"client"}
+    assert "measured on 2 machines" in run.manifest.outcome.notes[0]
+    assert str(run.manifest.host["name"]).endswith(", elsewhere") and run.manifest.host["processes"] == 3
+
+
 def test_a_run_that_is_not_a_part_is_an_error_and_is_left_out_of_a_folder(
     parts: Path, merged: tuple[Run, Summary], tmp_path: Path
 ) -> None:
@@ -356,17 +369,22 @@ def test_the_processes_of_a_part_share_its_requests(sim: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_texts_classes_failures_and_salted_prompts_survive(sim: str, tmp_path: Path) -> None:
+def test_texts_classes_failures_series_and_salted_prompts_survive(sim: str, tmp_path: Path) -> None:
     kind = {"type": "synthetic", "input": 16, "output": 4}
     classes = [
         {"name": "short", "weight": 1, "data": kind},
         {"name": "broken", "weight": 1, "data": kind, "headers": {"X-Sim-Fault": "reject"}},
     ]
-    sections = {"data": {"type": "mix", "classes": classes}, "keep": "text"}
+    sections = {"data": {"type": "mix", "classes": classes}, "keep": "text", "observe": {"prometheus": "auto"}}
     runs = measure_parts(sim, tmp_path / "parts", 2, **sections)
+    sources = [{series.source for series in run.series()} for run in runs]
+    assert "prometheus" in sources[0] and "prometheus" not in sources[1] and "host" in sources[1]
     assert runs[0].manifest.workload["salt"] == runs[1].manifest.workload["salt"]
     run, summary = merge([str(tmp_path / "parts")], str(tmp_path / "merged"))
     assert run.manifest.workload["salt"] == runs[0].manifest.workload["salt"]
+    assert {series.source for series in run.series()} == sources[0]
+    assert {series.labels["shard"] for series in run.series() if series.source == "client"} == {"0", "1"}
+    assert summary.server is not None
     rows = run.records.rows
     bodies = store.bodies_of(run.folder, rows["id"].tolist())
     assert bodies.keys() == set(rows["id"].tolist())

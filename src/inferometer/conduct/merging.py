@@ -103,8 +103,8 @@ def _written(folder: Path, parts: Sequence[StoredPart]) -> Run:
 
 
 def _series(placed: Sequence[joining.Placed], records: Records, is_spread: bool) -> list[TimeSeries]:
-    """The health of all client processes, and what was observed: of the server, by the first part that did, because all parts saw the
-    same server; of the client's machine, unless there were several."""
+    """The health of all client processes, and what was observed: of the server, by the one part that did (observers.py); of the
+    client's machine, by the first part, unless there were several machines."""
     kept = list(client_health(records.samples))
     seen = {_CLIENT, *(_MACHINE if is_spread else ())}
     for each in placed:
