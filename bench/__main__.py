@@ -23,6 +23,7 @@ NAMES = (
     "soak",
     "large_workload",
     "footprint",
+    "connection_memory",
 )
 
 

@@ -77,8 +77,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make runs as with `client.processes: 0`, for commands that have no flag for it."""
     measure = conduct.measure
 
-    def measured(config: Config, *more: Any) -> Any:
+    def measured(config: Config, *more: Any, **named: Any) -> Any:
         client = msgspec.structs.replace(config.client, processes=0)
-        return measure(msgspec.structs.replace(config, client=client), *more)
+        return measure(msgspec.structs.replace(config, client=client), *more, **named)
 
     monkeypatch.setattr(conduct, "measure", measured)

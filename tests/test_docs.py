@@ -29,11 +29,12 @@ from inferometer.config.engines import campaign_from, variants
 from inferometer.config.grid import grid_from_mapping
 from inferometer.report.json import encode
 from inferometer.serve import backends, metrics
-from inferometer.serve.background import serving
+from inferometer.serve.background import running, serving
 from inferometer.serve.models import configs
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Output, Refused
-from inferometer.serve.settings import Settings
+from inferometer.serve.settings import Settings, simulator
+from inferometer.serve.sim.settings import Fixed
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 
 ROOT = Path(__file__).parents[1]
@@ -215,6 +216,19 @@ def test_the_gate_decides_as_the_page_says(status: int, verdict: str, result: st
     (script,) = _blocks(DOCS / "how-to" / "ci-gate.md", "sh")
     ended = _shell(f"PATH={shlex.quote(str(commands))}:$PATH\n{script}", tmp_path)
     assert (ended.returncode, ended.stdout) == (status, result), ended.stderr
+
+
+@pytest.mark.slow
+def test_parts_can_be_measured_and_merged_as_the_page_says(tmp_path: Path) -> None:
+    page = DOCS / "how-to" / "scale-out.md"
+    (script,), (file,) = _blocks(page, "sh"), _blocks(page, "yaml")
+    with running(simulator(timing=Fixed(ttft=0.01, itl=0.001))) as url:
+        quick = file.replace("http://127.0.0.1:8000", url).replace("30s", "2s").replace("output: 64", "output: 8")
+        (tmp_path / "bench.yaml").write_text(quick, encoding="utf-8")
+        ran = _shell(script, tmp_path)
+    assert ran.returncode in (0, 1), ran.stderr  # it may be INVALID on a busy machine
+    assert "3 of 3 parts" in ran.stdout and "120 ok" in ran.stdout, ran.stdout
+    assert len(list((tmp_path / "parts").glob("*-part?-*"))) == 3
 
 
 # --- the reference server --------------------------------------------------------------------------------------------

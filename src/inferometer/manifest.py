@@ -139,16 +139,17 @@ def server(config: Config, facts: ModelFacts | None) -> dict[str, object]:
     return described
 
 
-def stage_plans(config: Config, plan: Plan, turns: float = 0.0) -> tuple[StagePlan, ...]:
-    """The load of each stage, as planned. `turns` is the mean number of turns per session; 0: there are no sessions."""
+def stage_plans(config: Config, plan: Plan, turns: float = 0.0, parts: int = 1) -> tuple[StagePlan, ...]:
+    """The load of each stage, as planned. `turns` is the mean number of turns per session; 0: there are no sessions. `plan` is one of
+    this many parts of the load."""
     specs = stages_of(config.load)
     return tuple(
-        _stage_plan(spec, stage, number, turns)
+        _stage_plan(spec, stage, number, turns, parts)
         for number, (spec, stage) in enumerate(zip(specs, plan.stages, strict=True))
     )
 
 
-def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, turns: float) -> StagePlan:
+def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, turns: float, parts: int) -> StagePlan:
     kind = str(type(spec).__struct_config__.tag)
     is_paced = isinstance(stage, OpenStage) and stage.turns is not None
     unit = spec.unit if turns and not is_paced else "requests"
@@ -172,10 +173,10 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, tu
         )
     count = round(len(stage.instants) * (turns if turns and unit == "requests" else 1))
     if stage.turns is not None:
-        count = len(stage.turns.instants)
+        count = len(stage.turns.instants) // parts
     rate = count / seconds if seconds else 0.0
     if isinstance(spec, Constant | Poisson | Gamma) and not isinstance(spec.rate, str):
-        rate = spec.rate
+        rate = spec.rate / parts
     return StagePlan(
         type=kind,
         open=True,
@@ -185,7 +186,7 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, tu
         duration=seconds,
         requests=count,
         concurrency=stage.cap,
-        users=stage.turns.users if stage.turns is not None else 0,
+        users=0 if stage.turns is None else stage.turns.users if parts == 1 else len(stage.instants),
         drain=stage.barrier,
         pause=stage.pause / NS,
         first_id=stage.first_id,

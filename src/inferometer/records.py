@@ -257,6 +257,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The next stage starts after a pause."""
     prepared: float = 1.0
     """Before t=0: the share of the requests that are encoded."""
+    starts_in: float = 0.0
+    """Before t=0: seconds until the start, if it is set."""
     observed: dict[str, float] = {}
     """The latest figures of observers, by the names of server_metrics/vocabulary.py."""
     ages: Callable[[], NDArray[np.int64]] = _no_ages
@@ -399,6 +401,51 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
         return round((self.e2e or 0) * 1e9)
 
 
+class RunPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of a run this is (`inferometer run --shard`), and what all parts together are."""
+
+    number: int
+    """Counted from 0."""
+    of: int
+    """How many parts there are."""
+    start_ns: int
+    """The start that is set: wall clock, nanoseconds since 1970."""
+    plan: tuple[StagePlan, ...]
+    """The load of all parts together."""
+    distinct: int = 0
+    """Number of different requests that the data has; 0: each id has its own."""
+
+
+class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the parts that a run was merged from."""
+
+    number: int
+    run: str
+    """Name of its folder."""
+    t0_wall_ns: int
+    """Its t=0 by its own wall clock."""
+    requests: int
+    processes: int
+    """Number of its client processes, which follow those of the parts before in the column `shard`."""
+    host: dict[str, object]
+    clock: dict[str, object]
+    interrupted: bool = False
+    errors: tuple[str, ...] = ()
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """What a run was merged from (`inferometer merge`)."""
+
+    of: int
+    """How many parts were planned."""
+    parts: tuple[MergedPart, ...]
+
+    @property
+    def missing(self) -> list[int]:
+        """The numbers of the parts that are missing."""
+        return sorted(set(range(self.of)) - {part.number for part in self.parts})
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """manifest.json: everything about a run except its records."""
 
@@ -432,6 +479,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     observer_cpu: dict[str, float] = {}
     """CPU seconds that each observer took, by its name: of its threads, without those that gRPC runs on its own."""
     outcome: Outcome = Outcome()
+    part: RunPart | None = None
+    """The run is one part of another one. None: it is not."""
+    merged: Merged | None = None
+    """The run was merged from parts. None: it was not. Times of different parts are from clocks that were not compared."""
 
 
 def class_names(manifest: Manifest) -> tuple[str, ...]:

@@ -182,6 +182,8 @@ class ClosedStage(msgspec.Struct, frozen=True):
     granted: int = 0
     """The number of requests that are this shard's own, if the parent deals out the others during the stage (fleet/dealing.py),
     so that all shards finish together. 0: all of `requests` are its own."""
+    dealt_step: int = 1
+    """The difference between neighbours of the ids that the parent deals out: more than 1 in a part of a run (schedule.part)."""
     duration: int = 0
     """Nanoseconds; 0 means no limit."""
     ramp_up: int = 0

@@ -12,7 +12,18 @@ from server_series import scrapes_of, vllm, with_series
 from inferometer.analysis.checks import CHECKS, Check
 from inferometer.analysis.checks.load import in_flight
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.records import CANCELLED, COUNTED_BY, DROPPED, Columns, Failure, Outcome, StagePlan, Trip
+from inferometer.records import (
+    CANCELLED,
+    COUNTED_BY,
+    DROPPED,
+    Columns,
+    Failure,
+    Merged,
+    MergedPart,
+    Outcome,
+    StagePlan,
+    Trip,
+)
 
 MS, SECOND = made.MS, made.SECOND
 
@@ -47,12 +58,17 @@ def config(**sections: object) -> dict[str, object]:
     return made.manifest().config | sections
 
 
+MERGED = Merged(
+    2, tuple(MergedPart(number=n, run="", t0_wall_ns=n, requests=1, processes=1, host={}, clock={}) for n in (0, 1))
+)
+
+
 def test_good_runs_pass_every_check_that_applies() -> None:
     stable = msgspec.structs.replace(made.CLOSED, stable=0.2, window=1.0)
     rows, chunks = made.closed_rows()
     scraped = with_series(made.run(rows, chunks), vllm(rows, scrapes_of(rows)))
     limited = config(measure={"warmup": "auto"}, abort={"on": "failure_rate > 20%"})
-    found = (closed(plan=(stable,)), opened(config=limited), summarise(scraped))
+    found = (closed(plan=(stable,)), opened(config=limited, merged=MERGED), summarise(scraped))
     for summary in found:
         others = [check for check in summary.checks if check.name != "sample_size"]  # 600 requests are few
         assert summary.verdict == "VALID" and {check.status for check in others} == {"pass"}

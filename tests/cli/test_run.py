@@ -561,3 +561,34 @@ def test_neither_a_number_nor_a_range_is_an_error(flag: str, word: str) -> None:
     result = cli("run", "http://127.0.0.1:1", flag, "many")
     assert result.status == 2
     assert f"'many' is neither a {word} nor a range" in result.err
+
+
+# --- parts, starts, and where a run is stored ------------------------------------------------------------------------
+
+
+def test_output_with_a_slash_is_where_the_run_is_stored(tmp_path: Path, sim: str) -> None:
+    few = ("--requests", "3", "--concurrency", "1", "--prompt", "hello", "--set", "client.processes=0")
+    result = cli("run", sim, *few, "--set", "client.probe=false", "--output", f"{tmp_path}/here")
+    assert result.status in (0, 1), result.err
+    assert len(runs(tmp_path / "here")) == 1
+    typo = cli("run", sim, "--output", "1k")
+    assert typo.status == 2 and "neither a whole number nor a folder or URL" in typo.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--shard", "0/2"), ("--shard needs --start-at",)),
+        (("--shard", "2/2", "--start-at", "+9s"), ("there is no part 2 of 2", "the last one is 1/2")),
+        (("--start-at", "2020-01-01T00:00:00Z"), ("ago by the clock of this machine",)),
+        (("--shard", "0/2", "--start-at", "+9s", "--repeat", "2"), ("--shard: it is about a single run",)),
+        (("--start-at", "+9s", "--set", "data.output=[2, 4]"), ("--start-at: it is about a single run",)),
+        (("--shard", "0/2", "--start-at", "+9s"), ("load: the load cannot be divided into 2 parts",)),
+    ],
+    ids=["no start", "no such part", "past", "repeats", "sweep", "one user"],
+)
+def test_a_part_that_cannot_be_measured_is_an_error(
+    tmp_path: Path, sim: str, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    assert_one_line(run(tmp_path, sim, "--quiet", *options), *words)
+    assert not tmp_path.exists() or runs(tmp_path) == []

@@ -28,7 +28,7 @@ class FakeShard:
     def __init__(self, control: Control, plan: Plan, e2e: int, stage: int = 0) -> None:
         part = plan.stages[stage]
         assert isinstance(part, ClosedStage)
-        self.control, self.e2e, self.stage = control, e2e, stage
+        self.control, self.e2e, self.stage, self.dealt_step = control, e2e, stage, part.dealt_step
         self.ids = [part.first_id + n * part.id_step for n in range(part.granted)]
         self.sent = min(part.concurrency, part.granted)
         self.ready_at = [e2e] * part.concurrency
@@ -53,16 +53,16 @@ class FakeShard:
             self.ready_at[user] = ready
         if self._pending is not None:
             assert not self.is_complete
-            self.ids += range(self._pending.first, self._pending.end)
+            self.ids += range(self._pending.first, self._pending.end, self.dealt_step)
             self.is_complete = self._pending.is_last
             self.control["grants_taken"] = self._pending.number
             self._pending = None
         self.control["issued"] = (self.stage + 1) * STAGE_STEP + self.sent
 
 
-def run(folder: Path, load: Closed, e2e: Sequence[int]) -> list[FakeShard]:
-    """Send everything; the shards take this many nanoseconds per request."""
-    plan, count = schedule.plan(load, 0), len(e2e)
+def run(folder: Path, load: Closed, e2e: Sequence[int], part: tuple[int, int] = (0, 1)) -> list[FakeShard]:
+    """Send everything of a part of the load; the shards take this many nanoseconds per request."""
+    plan, count = schedule.part(schedule.plan(load, 0), *part), len(e2e)
     controls = [Control(folder / f"{shard}.control", create=True) for shard in range(count)]
     shards = [FakeShard(controls[k], schedule.shard(plan, k, count), e2e[k]) for k in range(count)]
     dealing = Dealing(plan, count, controls, 0)
@@ -96,6 +96,20 @@ def test_every_id_is_sent_once_and_nothing_is_left(e2e_ms: list[int], concurrenc
     with TemporaryDirectory() as folder:
         shards = run(Path(folder), load, [each * NS // 1000 for each in e2e_ms])
     assert sorted(id for shard in shards for id in shard.ids) == list(range(load.requests))
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_the_shards_of_a_part_deal_out_its_own_ids(tmp_path: Path, parts: int) -> None:
+    load = Closed(concurrency=8, requests=401)
+    ids = []
+    for part in range(parts):
+        (tmp_path / str(part)).mkdir()
+        shards = run(tmp_path / str(part), load, [NS // 50, NS // 10], (part, parts))
+        own = sorted(id for shard in shards for id in shard.ids)
+        assert own == list(range(part, load.requests, parts))
+        assert shards[0].sent > 2 * shards[1].sent  # the faster one got more
+        ids += own
+    assert sorted(ids) == list(range(load.requests))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -325,3 +326,24 @@ def test_the_child_process_ends_with_its_parent(store: Store, sim: str, tmp_path
     process.kill()
     process.communicate()
     until(lambda: not children[0].is_running() or children[0].status() == psutil.STATUS_ZOMBIE, "the end of the child")
+
+
+@pytest.mark.slow
+@S3_ONLY
+def test_parts_that_several_clients_uploaded_are_merged(store: Store, sim: str, tmp_path: Path) -> None:
+    """As the Pods of an Indexed Job do; one of them is missing at first."""
+    at = datetime.fromtimestamp(time.time() + 20, UTC).isoformat()
+    load = ("--rate", "30", "--duration", "2s", "--input", "4", "--output", f"{store.url}/parts/")
+    arguments = ("run", sim, *load, "--shard", "auto/2", "--start-at", at, "--quiet", *options(LENIENT))
+    started_parts = [start(*arguments, cwd=tmp_path, JOB_COMPLETION_INDEX=str(number)) for number in (0, 1)]
+    for process in started_parts:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    merged = cli("merge", f"{store.url}/parts", "--output", f"{store.url}/merged", "--json", "summary.json")
+    assert merged.status == 0, merged
+    assert json.loads(Path("summary.json").read_text())["counts"]["ok"] == 60
+    assert f"uploaded to {store.url}/merged/" in merged.err
+    again = cli("report", f"{store.url}/merged/LATEST")
+    assert again.status == 0 and "2 of 2 parts" in again.out
+    alone = cli("merge", f"{store.url}/parts/*-part1-*", "--output", tmp_path / "alone")
+    assert alone.status == 1 and "Part 0 of 2, counted from 0, is missing" in alone.out

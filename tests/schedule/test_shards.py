@@ -103,6 +103,39 @@ def test_a_shard_can_be_sharded_again(load: Stages, ways: tuple[int, int]) -> No
                 )
 
 
+@given(STAGES, st.integers(1, 3), st.data())
+def test_the_shards_of_all_parts_are_exactly_the_plan(load: Stages, parts: int, data: st.DataObject) -> None:
+    """Each part may have another number of shards. What a part deals out among its own shards is part of it, too."""
+    whole = schedule.plan(load, 0)
+    divided = [schedule.part(whole, k, parts) for k in range(parts)]
+    counts = [data.draw(st.integers(1, min(3, schedule.max_shards(part)))) for part in divided]
+    for number, stage in enumerate(whole.stages):
+        shards = [
+            schedule.shard(part, k, count).stages[number]
+            for part, count in zip(divided, counts, strict=True)
+            for k in range(count)
+        ]
+        if isinstance(stage, OpenStage):
+            pairs = [pair for shard in shards if isinstance(shard, OpenStage) for pair in sent(shard)]
+            assert sorted(pairs) == sent(stage)
+            assert sum(shard.cap for shard in shards if isinstance(shard, OpenStage)) == stage.cap
+            continue
+        closed = [shard for shard in shards if isinstance(shard, ClosedStage)]
+        assert sorted(start for shard in closed for start in starts(shard)) == starts(stage)
+        owned = [shard.first_id + j * shard.id_step for shard in closed for j in range(shard.granted or shard.requests)]
+        for part, count in zip(divided, counts, strict=True):
+            own = part.stages[number]
+            first = schedule.dealt_from(own, count)
+            assert isinstance(own, ClosedStage) and own.granted == 0
+            owned += ids(own)[first:] if first is not None else []
+        assert sorted(owned) == ids(stage)
+
+
+def test_one_part_of_one_is_the_whole() -> None:
+    whole = schedule.plan(Closed(concurrency=3, requests=90), 0)
+    assert schedule.part(whole, 0, 1) == whole
+
+
 def test_a_single_shard_is_the_whole() -> None:
     whole = schedule.plan(Closed(concurrency=3, requests=9, ramp_up=RampUp("1s")), 0)
     assert schedule.shard(whole, 0, 1) == whole

@@ -30,6 +30,7 @@ GROUPS = {
         "compare": "Compare stored runs: which is better, by how much.",
         "plot": "Write the charts of a stored run as PNG or SVG.",
         "runs": "List the runs in a folder or a bucket, or upload one.",
+        "merge": "Make one run of the parts that several clients measured.",
     },
     "For users of other tools": {
         "inference-perf": "Run a config file of inference-perf unchanged.",

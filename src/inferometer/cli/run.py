@@ -1,5 +1,7 @@
 """`inferometer run`: measure an endpoint."""
 
+import os
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,15 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
     return read
 
 
+def tokens_or_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
+    """Read --output: a number of tokens, or where the run is stored. A typing error in a number must not make a folder."""
+    if value is None or "/" in value:
+        return value
+    if not value.isdecimal():
+        raise click.BadParameter(f"{value!r} is neither a whole number nor a folder or URL: write a folder as ./NAME.")
+    return int(value)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source", metavar="URL|FILE")
 @click.option(
@@ -78,7 +89,13 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
 @click.option("--duration", metavar="TIME", help="Measure for this long, such as 30s or 5m. Default: 30s.")
 @click.option("--requests", type=int, metavar="N", help="Measure with this many requests instead.")
 @click.option("--input", "input_tokens", type=int, metavar="N", help="The number of tokens in each prompt.")
-@click.option("--output", "output_tokens", type=int, metavar="N", help="The number of tokens to generate per request.")
+@click.option(
+    "--output",
+    callback=tokens_or_folder,
+    metavar="N|FOLDER|URL",
+    help="The number of tokens to generate per request. Or, with a slash in it, where the run is stored: ./parts, "
+    "s3://BUCKET/PREFIX.",
+)
 @click.option(
     "--prompt",
     "prompts",
@@ -125,6 +142,17 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
     type=click.Choice(["text"]),
     help="Store more in the run's folder. text: the bodies of requests and the generated texts, in bodies.parquet.",
 )
+@click.option(
+    "--shard",
+    metavar="K/N",
+    help="Measure only part K of N, counted from 0, beside other clients that measure the other parts. auto/N: the number is "
+    "that of the Pod in an Indexed Job. Needs --start-at; `inferometer merge` makes one run of the parts.",
+)
+@click.option(
+    "--start-at",
+    metavar="TIME",
+    help="Start at this instant of the wall clock: 2026-11-17T12:00:00Z, or +30s for 30 s from now.",
+)
 @click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
 @click.option(
     "--why", is_flag=True, help="Add why the slow requests were slow: which cause explains how much of p99 - p50."
@@ -140,7 +168,7 @@ def command(
     duration: str | None,
     requests: int | None,
     input_tokens: int | None,
-    output_tokens: int | None,
+    output: int | str | None,
     prompts: tuple[str, ...],
     image: str | None,
     scaling: str | None,
@@ -156,6 +184,8 @@ def command(
     otlp: str | None,
     repeat: int,
     kept: tuple[str, ...],
+    shard: str | None,
+    start_at: str | None,
     histogram: bool,
     why: bool,
     explain: bool,
@@ -182,6 +212,8 @@ def command(
       inferometer run http://127.0.0.1:8000 --rate 20 --slo 'ttft.p99 < 500ms'
     A file, with one key changed, and the figures as JSON
       inferometer run bench.yaml --set load.rate=50 --json out.json
+    The first of three parts, on one of three machines
+      inferometer run bench.yaml --shard 0/3 --start-at 2026-11-17T12:00:00Z
 
     Each run is stored in a folder of its own under runs/; `inferometer report runs/LATEST` prints the report again. The first
     Ctrl-C stops sending, waits for the responses in flight and reports what was measured; the second does not wait.
@@ -190,15 +222,18 @@ def command(
     the rules, also of the exit status.
 
     Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed or undecided, 2 bad
-    input, 3 internal error, 130 interrupted before it started.
+    input, 3 internal error, 130 interrupted before it started. With --shard, 0 says that the part is measured and stored.
     """
     from inferometer import conduct  # noqa: PLC0415
+    from inferometer.conduct.parts import part_and_start  # noqa: PLC0415
     from inferometer.config import read_tree  # noqa: PLC0415
     from inferometer.config.grid import grid_from_mapping, override_sweep  # noqa: PLC0415
     from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver, with_file_exports  # noqa: PLC0415
 
+    part, start_ns = part_and_start(shard, start_at, os.environ, time.time_ns())
+    output_tokens = output if isinstance(output, int) else None
     has_url = is_url(source)
     tree: dict[str, Any] = {"server": {"url": source}} if has_url else read_tree(source, or_url=True)
     is_stable = any(setting.startswith("load.stable=") for setting in overrides)
@@ -210,14 +245,7 @@ def command(
     set_data(tree, input_tokens, output_tokens, prompts)
     _set_images(tree, image, scaling, crop)
     _set_observed(tree, observed, metrics_port, otlp)
-    if model is not None:
-        section(tree, "server")["model"] = model
-    if cost:
-        section(tree, "cost").update(cost)
-    if percentiles:
-        section(tree, "report")["percentiles"] = percentiles
-    if kept:
-        tree["keep"] = list(kept)
+    _set_others(tree, model, cost, percentiles, kept, output)
     origin = "command line" if has_url else source
     check_exports(exports)
     if slos:
@@ -242,6 +270,8 @@ def command(
             grid = grid_from_mapping(tree, overrides, origin, with_scheme)
             config = grid.cells[0].config
             exports = with_file_exports(exports, config.report.exports)
+            if grid.is_sweep or repeat > 1:
+                _check_one_run({"--shard": shard, "--start-at": start_at})
             if grid.is_sweep:
                 _check_single(single, "this is a sweep of several")
                 return _sweep(grid, repeat, exports, allow_undecided, quiet)
@@ -249,11 +279,21 @@ def command(
                 costs = {"--price-per-hour, --gpus or --cheapest-at": cost}
                 _check_single(single | costs, "--repeat makes several")
                 return _repeat(config, repeat, exports, allow_undecided, quiet)
-            run, summary = conduct.measure(config, None if quiet else LiveView())
+            run, summary = conduct.measure(config, None if quiet else LiveView(), part=part, start_ns=start_ns)
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, exports, explain, histogram, why=why)
         raise
-    return finish_upload(run.folder, deliver(run, summary, exports, explain, histogram, allow_undecided, why))
+    status = deliver(run, summary, exports, explain, histogram, allow_undecided, why)
+    return finish_upload(run.folder, status if part is None else 0)  # the verdict is that of all parts together
+
+
+def _check_one_run(options: Mapping[str, object]) -> None:
+    """Raise UserError for options that are about one run."""
+    for option, value in options.items():
+        if value is not None:
+            raise UserError(
+                f"{option}: it is about a single run, and this makes several", "leave it out, or make one run at a time"
+            )
 
 
 def _check_single(options: Mapping[str, object], reason: str) -> None:
@@ -395,6 +435,27 @@ def _set_observed(tree: dict[str, Any], observed: tuple[str, ...], metrics_port:
         section(tree, "export")["metrics_port"] = metrics_port
     if otlp is not None:
         section(section(tree, "export"), "otlp")["url"] = otlp
+
+
+def _set_others(
+    tree: dict[str, Any],
+    model: str | None,
+    cost: dict[str, Any],
+    percentiles: list[float],
+    kept: tuple[str, ...],
+    output: int | str | None,
+) -> None:
+    """Put options that stand for one key each over the file's. An `output` that is a number is about the data."""
+    if model is not None:
+        section(tree, "server")["model"] = model
+    if cost:
+        section(tree, "cost").update(cost)
+    if percentiles:
+        section(tree, "report")["percentiles"] = percentiles
+    if kept:
+        tree["keep"] = list(kept)
+    if isinstance(output, str):
+        tree["output"] = output
 
 
 def _set_images(tree: dict[str, Any], path: str | None, scaling: str | None, crop: str | None) -> None:

@@ -16,6 +16,8 @@ interrupts.py  Ctrl-C and SIGTERM
 comparing.py   several stored runs: which ones a name stands for, and how they compare
 pairs.py       several runs in one folder: repeats, and interleaved pairs of two servers
 sweep.py       several runs in one folder: the cells of a grid, or the levels of an adaptive range
+parts.py       a run that is measured in parts, by clients that are not in contact
+merging.py     one run of these parts, and its manifest (merged_manifest.py)
 uploading.py   runs whose output is a bucket: checked before the first request, uploaded at the end
 remote.py      stored runs in buckets, copied to a cache
 catalog.py     which runs a folder or a bucket holds

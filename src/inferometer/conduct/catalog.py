@@ -34,7 +34,7 @@ Kind = Literal["run", "repeats", "sweep", "ab", "capacity", "engines"]
 State = Literal["complete", "incomplete", "running", "not uploaded", "damaged"]
 STATES = ("complete", "incomplete", "running", "not uploaded", "damaged")
 _READ = {MANIFEST, SUMMARY, SWEEP, PAIRS, CAPACITY, CAMPAIGN}
-_NAME = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{4,}")
+_NAME = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{4,}(?:-part\d+-[0-9a-f]{4})?")
 _THREADS = 8
 
 

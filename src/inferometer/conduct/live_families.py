@@ -8,7 +8,7 @@ from functools import partial
 from inferometer import __version__, schedule
 from inferometer.config.data import Mix
 from inferometer.config.loads import Constant, Gamma, Poisson, Replay, StageSpec, stages_of
-from inferometer.fleet.job import Job, whole_plan
+from inferometer.fleet.job import Job, part_plan, whole_plan
 from inferometer.publish.families import LiveFamilies, RunInfo
 from inferometer.publish.live_counts import LiveCounts
 from inferometer.types import Plan
@@ -27,9 +27,12 @@ def live_families(job: Job) -> LiveFamilies:
         api=config.server.api,
         version=__version__,
     )
-    plan = whole_plan(config, job.probe.e2e_ns, job.turns) if any(isinstance(spec, Replay) for spec in specs) else None
+    plan = None
+    if any(isinstance(spec, Replay) for spec in specs):
+        plan = part_plan(config, whole_plan(config, job.probe.e2e_ns, job.turns), job.part)
     counts = LiveCounts(job.spool, job.shards, stage_labels(job.stages), classes)
-    return LiveFamilies(counts, info, partial(target_rate, specs, job.turns, plan))
+    parts = job.part.of if job.part else 1
+    return LiveFamilies(counts, info, partial(target_rate, specs, job.turns, plan, parts=parts))
 
 
 def stage_labels(names: Sequence[str]) -> list[str]:
@@ -38,10 +41,12 @@ def stage_labels(names: Sequence[str]) -> list[str]:
     return [name if counted[name] == 1 else f"{number} {name}" for number, name in enumerate(names, 1)]
 
 
-def target_rate(specs: list[StageSpec], turns: float, plan: Plan | None, stage: int, seconds: float) -> float | None:
+def target_rate(
+    specs: list[StageSpec], turns: float, plan: Plan | None, stage: int, seconds: float, parts: int = 1
+) -> float | None:
     """Return the planned requests per second of a stage, this long after it began; None for a closed loop."""
     spec = specs[stage]
-    rate = schedule.rate_at(spec, int(seconds * NS), whole=plan)
+    rate = schedule.rate_at(spec, int(seconds * NS), whole=plan, parts=parts)
     if rate is None:
         return None
     has_ended = seconds >= _planned_seconds(spec)

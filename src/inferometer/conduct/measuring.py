@@ -25,6 +25,7 @@ from inferometer.conduct.observers import (
     warnings_at_start,
     with_observations,
 )
+from inferometer.conduct.parts import check_part, folder_stem, part_record, tag_of
 from inferometer.conduct.saving import DRAFT, SPOOL, NotUploadedError, discard_if_empty, from_spool, save
 from inferometer.conduct.uploading import finish, mark, prepare
 from inferometer.config.check import check_streams
@@ -33,7 +34,17 @@ from inferometer.config.schema import Config
 from inferometer.config.secret import hidden, hide, observe_words, words
 from inferometer.errors import UserError
 from inferometer.fleet.control import StartShard
-from inferometer.fleet.job import Job, check_load, longest_sequence, portions, prepared_count, shard_plan, whole_plan
+from inferometer.fleet.job import (
+    Job,
+    Part,
+    check_load,
+    longest_sequence,
+    part_plan,
+    portions,
+    prepared_count,
+    shard_plan,
+    whole_plan,
+)
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.lost import add_lost_rows
 from inferometer.fleet.runner import provide_tokenizer
@@ -109,6 +120,8 @@ def measure(
     probe: Probe | None = None,
     ends: Ends | None = None,
     must_reach: bool = True,
+    part: Part | None = None,
+    start_ns: int = 0,
 ) -> tuple[Run, Summary]:
     """Measure a server, and show nothing unless there is a `show`. Raises UnsavedError when the records cannot be stored.
 
@@ -119,10 +132,12 @@ def measure(
     run early. `probe` is what a probe of the same server and workload showed; by default, there is a probe before the run.
     `ends` judges requests as they end, and may end the run or a stage as the limits of `abort.on` do. Without `must_reach`, a server that
     cannot be reached before the run is measured all the same, if `server.model` is set; otherwise, it raises UserError.
+    `part` is the part of the run to measure, of several that are merged later (merging.py). `start_ns` is the wall clock at t=0.
     """
     _check_objectives(config)
+    check_part(config, part)
     config, upload = prepare(config)
-    run, summary = _measure_to_folder(config, upload, show, start, watch, probe, ends, must_reach)
+    run, summary = _measure_to_folder(config, upload, show, start, watch, probe, ends, must_reach, part, start_ns)
     if upload is not None:
         try:
             finish(run.folder, show.uploading if show else None)
@@ -140,6 +155,8 @@ def _measure_to_folder(
     probe: Probe | None,
     ends: Ends | None,
     must_reach: bool,
+    part: Part | None,
+    start_ns: int,
 ) -> tuple[Run, Summary]:
     """Measure into a folder on this machine, which may belong to a bucket."""
     config = msgspec.structs.replace(config, data=workload.pinned(config.data, config.seed))
@@ -148,26 +165,28 @@ def _measure_to_folder(
         _check_data(config)
     check_load(config)
     config, reached = _reached(config, must_reach, show)
-    tag = secrets.token_hex(4)
+    tag = tag_of(part, start_ns, config.seed)
     provide_tokenizer(config, reached)
     if needs_server:  # filters by length and sessions count tokens
         _check_data(config)
     config = completed(config, reached)
-    probe = probe or probed(config, reached, tag, show)
+    probe = probe or probed(config, reached, secrets.token_hex(4), show)
     turns = workload.mean_turns(config.data, config.seed) if workload.has_sessions(config.data) else 0.0
-    plan = whole_plan(config, probe.e2e_ns, turns)
-    check_context(config, reached, schedule.total_requests(plan))
+    whole = whole_plan(config, probe.e2e_ns, turns)
+    check_context(config, reached, schedule.total_requests(whole))
+    plan = part_plan(config, whole, part)
     shards, because = process_count(config, plan, probe)
     probe = msgspec.structs.replace(probe, processes_because=because)
     start = start or _transport(config, shards)
     with contextlib.ExitStack() as held:
         with hidden(words(config.server, reached.secrets, config.data)):
-            shared = held.enter_context(_shared(config, reached, lambda: portions(config, plan, shards, probe.e2e_ns)))
-        folder = store.new_folder(config.output)
+            own = partial(portions, config, plan, shards, probe.e2e_ns, part)
+            shared = held.enter_context(_shared(config, reached, own))
+        folder = store.new_folder(config.output, folder_stem(part, start_ns, tag))
         mark(folder, upload)
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
-        names = tuple(stage.name for stage in manifest.stage_plans(config, plan, turns))
-        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns, names)
+        names = tuple(stage.name for stage in manifest.stage_plans(config, plan, turns, part.of if part else 1))
+        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns, names, part, start_ns)
         return _measure(job, plan, folder, show, start, watch, ends, held)
 
 
@@ -285,7 +304,7 @@ def _outline(job: Job, plan: Plan, metrics_url: str) -> Outline:
         total=schedule.total_requests(plan, job.turns),
         duration=schedule.planned_duration(plan),
         stage_durations=tuple(stage.duration for stage in plan.stages),
-        rate_at=partial(schedule.rate_at, whole=plan),
+        rate_at=partial(schedule.rate_at, whole=plan, parts=job.part.of if job.part else 1),
         processes=job.shards,
         spool=job.spool,
         turns=job.turns,
@@ -420,7 +439,7 @@ def _draft(job: Job, plan: Plan) -> Draft:
             started="",
             t0_wall_ns=0,
             config=manifest.redacted(config, reached.model),
-            plan=manifest.stage_plans(config, plan, job.turns),
+            plan=manifest.stage_plans(config, plan, job.turns, job.part.of if job.part else 1),
             workload={
                 "digest": workload.digest(config.data, config.seed),
                 "distinct": prepared_count(config, plan, shards, job.probe),
@@ -433,6 +452,7 @@ def _draft(job: Job, plan: Plan) -> Draft:
             versions=manifest.versions(),
             host=manifest.host() | {"processes": shards, "has_server": manifest.is_here(reached.addresses)},
             server=manifest.server(config, reached.facts),
+            part=part_record(job),
         ),
         shards,
     )

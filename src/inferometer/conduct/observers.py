@@ -35,7 +35,8 @@ def observers_of(job: Job) -> dict[str, Observer]:
     made: dict[str, Observer] = {}
     try:
         for make in OBSERVERS:
-            made |= make(job)
+            if make not in _OF_SERVER or job.part is None or job.part.number == 0:
+                made |= make(job)
     except BaseException:
         for observer in made.values():
             observer.close()
@@ -152,6 +153,10 @@ OBSERVERS: tuple[Callable[[Job], Mapping[str, Observer]], ...] = (
     _otlp,
 )
 """What makes the observers of a run, by name; none if there is nothing to observe."""
+
+_OF_SERVER = (_kserve_statistics, _scrapes, _promql)
+"""Those that read from the server, which is the same for all parts of a run: only part 0 has them, so that a hundred parts do not scrape it
+a hundred times per second."""
 
 
 def with_observations(

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from inferometer import store
 from inferometer.analysis import settings, window
@@ -34,11 +36,23 @@ def open_run(folder: str, slos: Sequence[str] | None = None, changes: Changes | 
 
     `slos` are objectives to judge it by instead of its own, and `changes` other settings of the report; they are not stored.
     """
+    saved = recover(folder)
+    if saved is None:
+        run = changed(store.read(folder), changes)
+        return run, summarise(run, slos)
+    run, summary = saved
+    if slos is None and not changes:
+        return run, summary
+    run = changed(run, changes)
+    return run, summarise(run, slos)
+
+
+def recover(folder: str | Path) -> tuple[Run, Summary] | None:
+    """Put a run that never ended together from what it had recorded, and store it; None if there is no such run in the folder."""
     path = Path(folder).resolve()
     draft_file = path / SPOOL / DRAFT
     if not draft_file.exists() or (path / "manifest.json").exists():
-        run = changed(store.read(folder), changes)
-        return run, summarise(run, slos)
+        return None
     draft = drafts.read(draft_file)
     unfinished = draft.manifest
     if not unfinished.started:
@@ -51,11 +65,7 @@ def open_run(folder: str, slos: Sequence[str] | None = None, changes: Changes | 
         raise UserError(
             f"{path / SPOOL}: cannot be read: {error}", "report it with the version that recorded it, or run again"
         ) from None
-    run, summary = save(path, run)
-    if slos is None and not changes:
-        return run, summary
-    run = changed(run, changes)
-    return run, summarise(run, slos)
+    return save(path, run)
 
 
 def changed(run: Run, changes: Changes | None) -> Run:
@@ -106,10 +116,15 @@ def save(folder: Path, run: Run) -> tuple[Run, Summary]:
     return stored, summary
 
 
+def mark_phases(records: Records, head: Manifest) -> NDArray[np.int8]:
+    """The phase of each row, by the rules of the run's config."""
+    rules = msgspec.convert(head.config["measure"], Measure, dec_hook=lambda kind, value: kind(value))
+    return window.mark(records.rows, rules, head.plan)
+
+
 def from_spool(folder: Path, head: Manifest, shards: int) -> Run:
     records, _ = spool.merge(folder / SPOOL, shards)
-    rules = msgspec.convert(head.config["measure"], Measure, dec_hook=lambda kind, value: kind(value))
-    phase = window.mark(records.rows, rules, head.plan)
+    phase = mark_phases(records, head)
     records = msgspec.structs.replace(records, phase=phase, classes=class_names(head))
     step = max((sample.clock_step for sample in records.samples), key=abs, default=0)
     head = msgspec.structs.replace(head, clock=head.clock | {"step_ns": step})

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from inferometer.config.schema import Config
-from inferometer.config.storage import is_remote
+from inferometer.config.storage import Storage, is_remote
 from inferometer.errors import UserError, named
 from inferometer.store.folder import disk_errors
 from inferometer.store.objects import connect
@@ -29,11 +29,17 @@ def prepare(config: Config) -> tuple[Config, Upload | None]:
     """
     if not is_remote(config.output):
         return config, None
-    with connect(config.output, config.storage) as objects:
-        objects.check_writable()
-        upload = Upload(objects.url, config.storage)
-    _check_local(Path(config.storage.local))
+    upload = upload_to(config.output, config.storage)
     return msgspec.structs.replace(config, output=config.storage.local), upload
+
+
+def upload_to(url: str, storage: Storage) -> Upload:
+    """Where a run that is uploaded to this URL belongs. Raises UserError when the bucket or the local folder cannot be written to."""
+    with connect(url, storage) as objects:
+        objects.check_writable()
+        upload = Upload(objects.url, storage)
+    _check_local(Path(storage.local))
+    return upload
 
 
 def _check_local(folder: Path) -> None:

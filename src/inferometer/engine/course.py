@@ -77,7 +77,7 @@ class Course:
         grant = control["grants"]
         if grant != control["grants_taken"]:
             if control["grant_stage"] == stage:
-                ids = range(control["grant_from"], control["grant_to"])
+                ids = range(control["grant_from"], control["grant_to"], loop.dealt_step)
                 loop.grant(ids, is_last=bool(control["grant_is_last"]))
             control["grants_taken"] = grant
         if loop.issued is not None:

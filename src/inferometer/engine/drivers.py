@@ -260,6 +260,11 @@ class ClosedLoop:
         """The number of requests sent, or reserved for users who have not started; None if the parent deals out no requests."""
         return self._ids.used if self._plan.granted and not self._is_over else None
 
+    @property
+    def dealt_step(self) -> int:
+        """The difference between neighbours of the ids that the parent deals out."""
+        return self._plan.dealt_step
+
     def grant(self, ids: range, is_last: bool) -> None:
         """Take requests that the parent has dealt out, and let users send who have waited for them."""
         self._ids.add(ids, is_last)

@@ -33,7 +33,7 @@ class Grant(NamedTuple):
     stage: int
     first: int
     end: int
-    """Their ids are first ... end - 1."""
+    """Their ids are first ... end - 1, or every `ClosedStage.dealt_step`th of these."""
     is_last: bool
     """Nothing more will be dealt out in this stage."""
 

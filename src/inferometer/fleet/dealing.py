@@ -39,7 +39,8 @@ class Dealing:
             if first is not None and isinstance(stage, ClosedStage):
                 parts = [schedule.shard(plan, shard, shards).stages[number] for shard in range(shards)]
                 owned = [part for part in parts if isinstance(part, ClosedStage)]
-                self._stages[number] = _DealtStage(stage.first_id + first, stage.first_id + stage.requests, owned)
+                ids = range(stage.first_id, stage.first_id + stage.requests * stage.id_step, stage.id_step)
+                self._stages[number] = _DealtStage(ids[first:], owned)
 
     @property
     def is_pending(self) -> bool:
@@ -71,8 +72,8 @@ class Dealing:
 class _DealtStage:
     """One stage: the ids that are left, and what each shard was given."""
 
-    def __init__(self, first: int, end: int, owned: Sequence[ClosedStage]) -> None:
-        self._next, self._end = first, end
+    def __init__(self, ids: range, owned: Sequence[ClosedStage]) -> None:
+        self._ids = ids
         self._users = [part.concurrency for part in owned]
         self._total = [part.granted for part in owned]  # the requests that each shard has, sent or not
         self._first_seen: dict[
@@ -83,7 +84,7 @@ class _DealtStage:
 
     @property
     def left(self) -> int:
-        return self._end - self._next
+        return len(self._ids)
 
     @property
     def is_pending(self) -> bool:
@@ -96,8 +97,7 @@ class _DealtStage:
         """
         given = {}
         for shard, amount in self._amounts(sent, ready, at).items():
-            given[shard] = range(self._next, self._next + amount)
-            self._next += amount
+            given[shard], self._ids = self._ids[:amount], self._ids[amount:]
             self._total[shard] += amount
             if amount:
                 self.granted[shard].append(given[shard])

@@ -12,6 +12,7 @@ from inferometer import schedule, workload
 from inferometer.config.data import Tensors
 from inferometer.config.loads import Replay
 from inferometer.config.schema import Config
+from inferometer.errors import UserError
 from inferometer.fleet.sizing import Pace, expected_in_flight, expected_rate, pace_of
 from inferometer.probe import reach
 from inferometer.probe.shared_memory import Portion
@@ -32,6 +33,14 @@ _MOST_ESTIMATED, _MOST_ESTIMATED_BYTES = 100_000, 1 << 30
 _SEQUENCES_PER_USER = 4
 
 
+class Part(msgspec.Struct, frozen=True):
+    """One of several parts of a run, each of which is measured by a client that is not in contact with the others."""
+
+    number: int
+    """Counted from 0."""
+    of: int
+
+
 class Job(msgspec.Struct, frozen=True):
     config: Config
     reached: reach.Reached
@@ -49,6 +58,19 @@ class Job(msgspec.Struct, frozen=True):
     """Mean number of turns per session; 0: there are no sessions."""
     stages: tuple[str, ...] = ()
     """Name of each stage, as in reports."""
+    part: Part | None = None
+    """The part of the run that this job is; None: it is all of it."""
+    start_ns: int = 0
+    """Wall clock at t=0, nanoseconds since 1970; 0: t=0 is as soon as all shards are ready."""
+
+    @property
+    def all_shards(self) -> int:
+        """The number of shards of all parts, if they have as many as this one."""
+        return self.shards * (self.part.of if self.part else 1)
+
+    def number(self, shard: int) -> int:
+        """Return the number of one of this job's shards among all of them."""
+        return shard if self.part is None else self.part.number + shard * self.part.of
 
 
 class ShardReport(msgspec.Struct, frozen=True):
@@ -71,6 +93,19 @@ def whole_plan(config: Config, e2e_ns: int = 0, turns: float = 0.0) -> Plan:
     return schedule.plan(config.load, config.seed, e2e_ns, arrivals=arrivals, turns=turns)
 
 
+def part_plan(config: Config, whole: Plan, part: Part | None) -> Plan:
+    """Return one part of the plan of the run. Raises UserError when the plan cannot be divided into as many."""
+    if part is None:
+        return whole
+    if part.of > (most := schedule.max_shards(whole)):
+        raise UserError(
+            f"the load cannot be divided into {part.of:,} parts: each needs a user, a request and a share of the cap in every stage",
+            f"use at most {most:,} parts, or a larger load",
+            "load",
+        )
+    return schedule.part(whole, part.number, part.of, division_unit(config))
+
+
 def check_load(config: Config) -> None:
     """Raise UserError if the load cannot be planned, before the server is contacted."""
     schedule.check(config.load)
@@ -83,12 +118,13 @@ def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:
     return schedule.shard(plan, shard, job.shards, division_unit(job.config))
 
 
-def portions(config: Config, plan: Plan, shards: int, e2e: int) -> Iterator[Portion]:
-    """Yield what each shard will send, for the shared memory that its tensors are put into."""
+def portions(config: Config, plan: Plan, shards: int, e2e: int, of: Part | None = None) -> Iterator[Portion]:
+    """Yield what each shard will send, for the shared memory that its tensors are put into. `plan` is that of the part `of` the run."""
+    first, parts = (of.number, of.of) if of is not None else (0, 1)
     for shard in range(shards):
         part = schedule.shard(plan, shard, shards, division_unit(config))
-        sequences = sequences_of(config, part, shard, shards)
-        requests = first_requests(config, part, sequences, shards)
+        sequences = sequences_of(config, part, first + shard * parts, shards * parts)
+        requests = first_requests(config, part, sequences, shards * parts)
         payloads = cast("list[tuple[Tensor, ...]]", [request.payload for request in requests])
         in_flight = max(max_in_flight(stage) or expected_in_flight(stage, e2e) for stage in part.stages)
         yield Portion(payloads, in_flight, tuple(map(len, sequences)))
@@ -122,7 +158,7 @@ def dealt_ids(plan: Plan, shards: int) -> tuple[range, ...]:
     """Return the ids that the parent deals out during the run (fleet/dealing.py), to any of the shards."""
     starts = ((stage, schedule.dealt_from(stage, shards)) for stage in plan.stages)
     return tuple(
-        range(stage.first_id + first, stage.first_id + stage.requests)
+        range(stage.first_id, stage.first_id + stage.requests * stage.id_step, stage.id_step)[first:]
         for stage, first in starts
         if first is not None and isinstance(stage, ClosedStage)
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Iterable, Sequence
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from inferometer.fleet.job import (
     first_ids,
     ids_to_prepare,
     max_in_flight,
+    part_plan,
     sequences_of,
     shard_plan,
     whole_plan,
@@ -33,9 +35,13 @@ from inferometer.store.spool import Control
 from inferometer.tensors import Tensor
 from inferometer.timing import loop as event_loop
 from inferometer.types import Calls, Plan
+from inferometer.units import NS
 from inferometer.wire.context import Sequenced
 from inferometer.workload import tensors, tokenizer
 from inferometer.workload.encodings import server as server_tokenizer
+
+_OPEN_BEFORE_S, _PER_CONNECTION_S = 2.0, 0.001
+"""Connections are opened this long before a start that is set: some servers close connections that were idle for five seconds."""
 
 
 def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
@@ -56,6 +62,8 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
     try:
         task = make_task(job, number, spool, progress)
     except Stopped:
+        return ShardReport("", "", "", "")
+    if not await _await_opening(job, control, task.connections):
         return ShardReport("", "", "", "")
     try:
         shard = Shard(task, loop)
@@ -84,15 +92,26 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
     )
 
 
+async def _await_opening(job: Job, control: Control, connections: int) -> bool:
+    """Wait until it is time to open connections, if the start is set: servers close those that are idle. Returns whether to go on."""
+    lead = _OPEN_BEFORE_S + connections * _PER_CONNECTION_S
+    while not control["stop"]:
+        left = (job.start_ns - time.time_ns()) / NS - lead
+        if left <= 0:
+            return True
+        await asyncio.sleep(min(left, 0.1))
+    return False
+
+
 @memory.enough_for("data")
 def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progress) -> Task:
     """Make the shard's part of the run. `progress` is called while requests are prepared."""
     config, reached = job.config, job.reached
     config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
     provide_tokenizer(config, reached)
-    whole = whole_plan(config, job.probe.e2e_ns, job.turns)
+    whole = part_plan(config, whole_plan(config, job.probe.e2e_ns, job.turns), job.part)
     plan = shard_plan(job, whole, shard)
-    connections = connections_to_open(config, plan, job.probe, job.shards)
+    connections = connections_to_open(config, plan, job.probe, job.all_shards)
     shares = reached.targets[0].grpc and config.server.stream != "persistent"  # gRPC: requests share connections
     own = 0 if shares else max(map(max_in_flight, plan.stages))
     open_files.raise_file_limit(max(connections, own))
@@ -136,7 +155,7 @@ def _expected_outputs(config: Config, ids: Iterable[int]) -> tuple[tuple[Tensor,
 
 def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool: Path, progress: Progress) -> Calls:
     """Prepare the shard's requests: each for its id, unless sequences or shared memory need them in turn."""
-    sequences = sequences_of(config, plan, shard, job.shards)
+    sequences = sequences_of(config, plan, job.number(shard), job.all_shards)
     shared = job.shared[shard] if job.shared else None
     context = msgspec.structs.replace(
         reach.call_context(config.server, job.reached, job.tag),
@@ -150,7 +169,7 @@ def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool:
     ranges: tuple[range, ...] = ()
     period = 0
     if sequences or shared is not None:
-        first = first_ids(config, plan, sequences, job.shards)
+        first = first_ids(config, plan, sequences, job.all_shards)
         ids: Sequence[Sequence[int]] = [first if shared is None else _in_rounds(first, len(shared.outputs))]
     else:
         ranges, period = ids_to_prepare(config, whole, plan, job.shards, job.probe)
@@ -178,7 +197,7 @@ def _sequenced(job: Job, shard: int, sequences: list[Sequence[int]]) -> Sequence
     """Return the lengths of the sequences, and correlation ids that no other shard and, by the tag, no other run uses."""
     if not sequences:
         return Sequenced()
-    return Sequenced(tuple(map(len, sequences)), ((int(job.tag, 16) & 0xFFFFF) << 40) + (shard << 24) + 1)
+    return Sequenced(tuple(map(len, sequences)), ((int(job.tag, 16) & 0xFFFFF) << 40) + (job.number(shard) << 24) + 1)
 
 
 def _credentials(reached: reach.Reached) -> dict[str, str]:

@@ -17,9 +17,9 @@ from inferometer.fleet.job import Job, ShardReport, division_unit
 from inferometer.open_files import RESERVED_FILES, file_limit
 from inferometer.records import ROW, Snapshot
 from inferometer.store.spool import Control, ages_of, peeks_of, rows_of
-from inferometer.timing.clock import now
+from inferometer.timing.clock import now, wall_offset
 from inferometer.types import Plan
-from inferometer.units import NS
+from inferometer.units import NS, format_seconds
 
 _START_IN = NS // 10
 """Nanoseconds from the last shard's `ready` to t=0."""
@@ -127,9 +127,20 @@ class Supervisor:
     def _start_when_ready(self) -> None:
         is_ready = all(control.state != "starting" for control in self._controls)
         if not self._t0 and not self.errors and not self._stop and is_ready:
-            self._t0 = now() + _START_IN
+            self._t0 = self._planned_start() if self._job.start_ns else now() + _START_IN
             for shard in self._running.values():
                 shard.start(self._t0)
+
+    def _planned_start(self) -> int:
+        """Return the instant of the start that is set. Raises UserError when it has passed."""
+        start = self._job.start_ns - wall_offset()
+        if (late := now() + _START_IN - start) > 0:
+            self._stop_all(2)
+            raise UserError(
+                f"the client was ready {format_seconds(late / NS)} too late for the start that is set: nothing was sent",
+                "set a later start: requests are built and connections are opened before it",
+            )
+        return start
 
     def _release_barrier(self) -> None:
         """Start the stage behind the next barrier once all shards that are still running wait there."""
@@ -190,6 +201,7 @@ class Supervisor:
             queued=total("queued"),
             stage=self._stage(),
             stopping=self._stop > 0,
+            starts_in=0.0 if started else max((self._job.start_ns - time.time_ns()) / NS, 0.0),
             draining=self._is_draining(),
             pausing=self._is_pausing(),
             prepared=total("prepared") / max(total("to_prepare"), 1),

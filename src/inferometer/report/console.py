@@ -121,7 +121,7 @@ def _title(run: Run, summary: Summary) -> RenderableType:
     parts = [formatting.describe_target(manifest), *([str(model)] if model else []), formatting.describe_api(manifest)]
     stages = manifest.plan
     load = formatting.describe_load(stages[0]) if len(stages) == 1 else f"{len(stages)} stages"
-    details = [load, *([summary.started] if summary.started else [])]
+    details = [word for word in (load, formatting.describe_part(manifest), summary.started) if word]
     return Group(
         Text(formatting.one_line(" · ".join(parts), WIDTH - 2), style="bold"),
         Text(formatting.one_line(" · ".join(details), WIDTH - 2), style="dim"),

@@ -66,6 +66,15 @@ def name_ranges(names: Sequence[str], chosen: Sequence[int]) -> str:
     return ", ".join(text for part in parts for text in part)
 
 
+def describe_part(manifest: Manifest) -> str:
+    """Which part of a run this is, or how many parts it was merged from; "" for a run that was measured as a whole."""
+    if manifest.part is not None:
+        return f"part {manifest.part.number} of {manifest.part.of}, counted from 0"
+    if manifest.merged is not None:
+        return f"{len(manifest.merged.parts)} of {manifest.merged.of} parts"
+    return ""
+
+
 def describe_load(stage: StagePlan) -> str:
     """Describe a stage: `poisson, 500 requests/s, for 10 s` or `closed loop, 256 in flight, 2,560 requests`."""
     if stage.open:

@@ -292,6 +292,8 @@ def _preparing(snapshot: Snapshot | None) -> str:
         return "starting ..." if snapshot is None else "stopping ..."
     if snapshot.prepared < 1:
         return f"preparing requests {snapshot.prepared:.0%} ..."
+    if snapshot.starts_in:
+        return f"starts in {format_seconds(snapshot.starts_in)} ..."
     return "preparing connections ..."
 
 

@@ -30,10 +30,11 @@ def run_summary(run: Run, summary: Summary) -> str:
     name = model.get("model") if isinstance(model, dict) else None
     stages = manifest.plan
     load = formatting.describe_load(stages[0]) if len(stages) == 1 else f"{len(stages)} stages"
+    which = formatting.describe_part(manifest)
     lines = [
         f"## {in_words(summary.checks)}: {escape(' · '.join(str(x) for x in (formatting.describe_target(manifest), name) if x))}",
         "",
-        escape(f"{formatting.describe_api(manifest)} · {load} · {summary.started}"),
+        escape(" · ".join(filter(None, (formatting.describe_api(manifest), load, which, summary.started)))),
         "",
     ]
     noticed = [check for check in summary.checks if check.status in ("fail", "warn")]

@@ -2,13 +2,14 @@
 
     plan(load, seed)    every instant of every stage
     shard(plan, k, K)   shard k of K: the union of all shards is exactly the whole plan
+    part(plan, k, K)    the same for parts that are not in contact; a part is a plan, which has shards of its own
 
 Ids continue from stage to stage, starting at 0: a request's id is its position in the plan, whichever process sends it. How
 many requests a closed stage sends is up to the server if only its duration ends it; UNBOUNDED ids are reserved for it.
 
 A closed stage that a number of requests ends is not divided completely: each shard owns the same part of the first ids, and the
 parent deals out the others as the shards need them (`dealt_from`), because a fast shard would otherwise finish long before a slow
-one. Which shard sends such a request, and so which prompt it has, depends on the server. Its id does not.
+one. Which shard sends such a request depends on the server. Its id, and so its prompt, does not.
 """
 
 import math
@@ -236,6 +237,14 @@ def shard(whole: Plan, k: int, shards: int, sequence: int = 0) -> Plan:
     return Plan(tuple(_shard(stage, k, shards, sequence) for stage in whole.stages))
 
 
+def part(whole: Plan, k: int, parts: int, sequence: int = 0) -> Plan:
+    """Part k of `parts`, counted from 0, for a client that is not in contact with those of the other parts.
+
+    It is divided like a shard, but nothing can be dealt out between parts: each has a fixed share of every closed stage.
+    """
+    return shard(whole, k, parts, sequence or 1) if parts > 1 else whole
+
+
 def dealt_from(stage: Stage, shards: int, sequence: int = 0) -> int | None:
     """The first request of the stage, counted from 0, that the parent deals out during the stage; None: there is none.
 
@@ -266,6 +275,7 @@ def _shard(stage: Stage, k: int, shards: int, sequence: int) -> Stage:
         concurrency=concurrency,
         requests=_share(stage.requests // unit, k, shards) * unit + (0 if k else stage.requests % unit),
         granted=_share(dealt_from(stage, shards, sequence) or 0, k, shards),
+        dealt_step=stage.id_step,
         ramp_up=stagger * shards * concurrency,
         ramp_offset=stage.ramp_offset + k * stagger,
         first_id=first_id,
@@ -317,10 +327,11 @@ def planned_duration(whole: Plan) -> int | None:
     return sum(durations) + sum(stage.pause for stage in whole.stages) if all(durations) else None
 
 
-def rate_at(spec: StageSpec, t: int, whole: Plan | None = None) -> float | None:
+def rate_at(spec: StageSpec, t: int, whole: Plan | None = None, parts: int = 1) -> float | None:
     """The planned rate (requests per second) of an open stage, t nanoseconds after its start; None for a closed stage.
 
-    A trace has no rate but its arrivals in `whole`: those within a second around t.
+    A trace has no rate but its arrivals in `whole`: those within a second around t. `parts`: the rate is that of one of this many
+    parts, and `whole` is that part.
     """
     if isinstance(spec, Closed):
         return None
@@ -332,7 +343,7 @@ def rate_at(spec: StageSpec, t: int, whole: Plan | None = None) -> float | None:
             return 0.0
         first, last = np.searchsorted(instants, (t - NS // 2, t + NS // 2))
         return float(last - first)
-    return profile.rate(profile.of(spec), t / NS)
+    return profile.rate(profile.of(spec), t / NS) / parts
 
 
 def _ids(stage: Stage) -> int:

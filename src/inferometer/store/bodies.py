@@ -1,6 +1,6 @@
 """bodies.parquet: the texts of requests and responses (`keep: text`). They stream through in row groups of bounded size."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -71,15 +71,32 @@ def read(path: Path, ids: Collection[int]) -> dict[int, Body]:
             except (OSError, pa.ArrowException) as error:
                 raise arrow.damaged(path, error) from None
             for row in rows:
-                values = {name: table[name][row].as_py() for name in SCHEMA.names}
-                found[values["id"]] = Body(
-                    id=values["id"],
-                    session=-1 if values["session"] is None else values["session"],
-                    turn=-1 if values["turn"] is None else values["turn"],
-                    stage=values["stage"],
-                    class_=-1,
-                    request=values["request"],
-                    response=values["response"],
-                    finish_reason=values["finish_reason"],
-                )
+                body = _body(table, row, ())
+                found[body.id] = body
     return found
+
+
+def read_all(path: Path, classes: Sequence[str]) -> Iterator[Body]:
+    """Yield all texts; one row group is in memory at a time. `classes` are the names of the traffic classes."""
+    with arrow.open_parquet(path, SCHEMA.names) as file:
+        for group in range(file.num_row_groups):
+            try:
+                table = file.read_row_group(group)
+            except (OSError, pa.ArrowException) as error:
+                raise arrow.damaged(path, error) from None
+            for row in range(len(table)):
+                yield _body(table, row, classes)
+
+
+def _body(table: pa.Table, row: int, classes: Sequence[str]) -> Body:
+    values = {name: table[name][row].as_py() for name in SCHEMA.names}
+    return Body(
+        id=values["id"],
+        session=-1 if values["session"] is None else values["session"],
+        turn=-1 if values["turn"] is None else values["turn"],
+        stage=values["stage"],
+        class_=classes.index(values["class"]) if values["class"] in classes else -1,
+        request=values["request"],
+        response=values["response"],
+        finish_reason=values["finish_reason"],
+    )

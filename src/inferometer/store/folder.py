@@ -22,14 +22,17 @@ SWEEP = "sweep.json"
 LATEST = "LATEST"
 
 
-def new_folder(base: str | Path) -> Path:
-    """Make a new folder for a run under `base`, such as `runs/20260930-142501-3f9c`. A base that cannot be written fails here."""
+def new_folder(base: str | Path, stem: str = "") -> Path:
+    """Make a new folder for a run under `base`, such as `runs/20260930-142501-3f9c`. A base that cannot be written fails here.
+
+    `stem` is what its name starts with; by default, it is the current time.
+    """
     if "://" in str(base):
         raise UserError(f"{base}: this command stores its runs in a folder, not in a bucket", ANOTHER_FOLDER)
     with disk_errors(Path(base)):
         Path(base).mkdir(parents=True, exist_ok=True)
         while True:
-            folder = Path(base) / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+            folder = Path(base) / f"{stem or f'{datetime.now():%Y%m%d-%H%M%S}'}-{secrets.token_hex(2)}"
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 return folder

@@ -50,6 +50,11 @@ _WORDS = (*_COUNTED_BY, "failure", *NAMED)
 
 def read(folder: str | Path) -> Run:
     """Read the run in `folder`, which may be a link to it such as runs/LATEST. Raises UserError when it is not a run."""
+    path = _resolved(folder)
+    return _run(path, partial(_records, path))
+
+
+def _resolved(folder: str | Path) -> Path:
     path = Path(folder)
     if not path.exists():
         raise UserError(
@@ -57,13 +62,33 @@ def read(folder: str | Path) -> Run:
         )
     if not path.is_dir():
         raise UserError(f"{folder}: not a folder", "give the folder of a run, such as runs/LATEST")
-    path = path.resolve()
-    return _run(path, partial(_records, path))
+    return path.resolve()
 
 
 def written(folder: Path, records: Records) -> Run:
     """The run that was just written to `folder`: equal to what `read` returns, without reading all rows again."""
     return _run(folder.resolve(), lambda _: records)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read only the manifest of a run. Raises UserError when the folder is not a run."""
+    return _manifest(_resolved(folder))
+
+
+def row_count(folder: Path) -> int:
+    """Return the number of a run's rows."""
+    with arrow.open_parquet(folder / REQUESTS, ["id"]) as file:
+        return int(file.metadata.num_rows)
+
+
+def chunks_of(folder: Path) -> Iterator[Chunks]:
+    """Yield a run's chunks, in slices that fit into memory."""
+    return _chunks(folder / CHUNKS)
+
+
+def series_of(folder: Path) -> tuple[TimeSeries, ...]:
+    """Read what observers recorded beside a run, and the client's health."""
+    return series_file.read(folder / SERIES)
 
 
 def _run(folder: Path, read_records: Callable[[Manifest], Records]) -> Run:

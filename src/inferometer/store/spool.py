@@ -359,8 +359,8 @@ def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
         samples += _lines(folder / f"{shard}.samples", Sample)
         chunks += control["chunks"]
     rows = rows[:at]
-    rows["failure"][:], used = _distinct(rows["failure"], failures)
-    replica, addresses = _distinct(rows["replica"] + np.int32(1), replicas)
+    rows["failure"][:], used = renumbered(rows["failure"], failures)
+    replica, addresses = renumbered(rows["replica"] + np.int32(1), replicas)
     rows["replica"][:] = replica - 1
     return (
         Records(rows, np.zeros(at, np.int8), used, tuple(samples), replicas=addresses),
@@ -368,7 +368,7 @@ def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
     )
 
 
-def _distinct(numbers: NDArray[np.int32], entries: Sequence[T]) -> tuple[NDArray[np.int32], tuple[T, ...]]:
+def renumbered(numbers: NDArray[np.int32], entries: Sequence[T]) -> tuple[NDArray[np.int32], tuple[T, ...]]:
     """Return the numbers and entries with duplicates (of several shards) and unused ones removed, in order of first use.
 
     Number n is that of entry n - 1; 0 stands for none.

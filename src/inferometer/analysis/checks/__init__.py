@@ -9,11 +9,12 @@ from collections.abc import Callable
 import msgspec
 
 from inferometer.analysis import merges
-from inferometer.analysis.checks import client, lag, load, lockstep, outcome, reads, sample, server
+from inferometer.analysis.checks import client, lag, load, lockstep, outcome, parts, reads, sample, server
 from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
 from inferometer.analysis.client_samples import Stalls
 from inferometer.analysis.percentiles import PERCENTILES, needed
 from inferometer.analysis.server_notes import COUNTS
+from inferometer.units import format_seconds
 
 __all__ = ["CHECKS", "Check", "Evidence", "StageEvidence", "examine", "in_words", "verdict"]
 
@@ -33,6 +34,7 @@ CHECKS = {
         CheckRule("interrupted", "the run was not interrupted or given up before its end (a warning if sequences left some of load.requests unsent)", outcome.interrupted),
         CheckRule("abort", "no limit of abort.on was exceeded, which would have ended the run or a stage", outcome.limits),
         CheckRule("workers", "no client process died or hung", outcome.workers),
+        CheckRule("parts", f"a run that was merged from parts (`inferometer merge`): no part is missing, and each ran to its end (a warning if, by their own clocks, they started more than {format_seconds(parts.TOGETHER)} apart)", parts.parts),
         CheckRule("failures", "in each stage, failed / (ok + failed) in the window is at most limits.failures", outcome.failures),
         CheckRule("dropped", "no request was dropped at the concurrency cap", outcome.dropped),
         CheckRule("retries", "at most limits.retries of the requests were sent twice (a warning)", outcome.retries),

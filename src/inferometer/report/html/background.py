@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 import yaml
 
@@ -11,7 +12,7 @@ from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.resources import ResourceUse
 from inferometer.analysis.server_view import ServerView, unread
 from inferometer.analysis.summary import Summary
-from inferometer.records import Manifest, Run
+from inferometer.records import Manifest, MergedPart, Run
 from inferometer.report import formatting, tables
 from inferometer.report.html import page
 from inferometer.report.html.page import Block, Section
@@ -23,7 +24,7 @@ from inferometer.units import NS, format_bytes, format_seconds
 _TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "tokens_per_chunk")
 _OPTIONAL = ("cached_tokens", "reasoning_tokens", "tokens_per_chunk")
 """Left out if they are 0, or if every chunk has one token."""
-_CLIENT_CHECKS = ("lag", "cpu", "stalls", "memory", "clock_step", "read_delay", "stamps", "workers")
+_CLIENT_CHECKS = ("lag", "cpu", "stalls", "memory", "clock_step", "read_delay", "stamps", "workers", "parts")
 _MOST_STAGES = 12
 """Stages whose bars are shown below each other; more are folded away."""
 _SIGNS = {"fail": ("✗", "bad"), "warn": ("!", "warn"), "pass": ("✓", "good")}
@@ -371,10 +372,19 @@ def environment_of(manifest: Manifest) -> Section:
         ("workload", {key: value for key, value in manifest.workload.items() if key != "notes"}),
     )
     pairs = [(name, ", ".join(f"{key} {_short(key, value)}" for key, value in tree.items())) for name, tree in trees]
+    pairs += [(f"part {part.number}", _part(part)) for part in (manifest.merged.parts if manifest.merged else ())]
     config = yaml.safe_dump(manifest.config, sort_keys=False, allow_unicode=True, width=100)
     return Section(
         "environment", "Environment", [page.facts(pairs), page.details("The config as it ran", [page.code(config)])]
     )
+
+
+def _part(part: MergedPart) -> str:
+    """Where a part of a merged run was measured."""
+    start = datetime.fromtimestamp(part.t0_wall_ns / NS, UTC).isoformat(timespec="microseconds")
+    machine = formatting.one_line(str(part.host.get("name", "an unnamed machine")), 60)
+    clock = ", ".join(f"{key} {_short(key, value)}" for key, value in part.clock.items())
+    return f"{machine}, started at {start} by its own clock ({clock}), {part.requests:,} requests, folder {part.run}"
 
 
 def _short(key: str, value: object) -> str:

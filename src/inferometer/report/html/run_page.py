@@ -72,4 +72,5 @@ def title(run: Run) -> str:
 
 def _load(run: Run) -> str:
     stages = run.manifest.plan
-    return formatting.describe_load(stages[0]) if len(stages) == 1 else f"{len(stages)} stages"
+    load = formatting.describe_load(stages[0]) if len(stages) == 1 else f"{len(stages)} stages"
+    return " · ".join(filter(None, (load, formatting.describe_part(run.manifest))))
