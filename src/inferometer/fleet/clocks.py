@@ -73,7 +73,6 @@ def described(nodes: Iterable[NodeClock]) -> dict[str, object]:
     if not found:
         return {}
     return {
-        "bound_ns": max(node.bound for node in found),
         "nodes": [
             {
                 "node": node.node,
@@ -83,7 +82,8 @@ def described(nodes: Iterable[NodeClock]) -> dict[str, object]:
                 "wall_offset_ns": node.start.wall,
                 "drift_ns": node.end.offset - node.start.offset if node.end else None,
                 "end_uncertainty_ns": node.end.uncertainty if node.end else None,
+                "bound_ns": node.bound,
             }
             for node in found
-        ],
+        ]
     }

@@ -128,7 +128,9 @@ def _cluster_at(address: str) -> str:
 def _options(address: str) -> dict[str, Any]:
     quiet = {"logging_level": "error", "log_to_driver": False}
     if address and address != "local":
-        return quiet | {"address": address}
+        # Ray takes an interface's address for that of this node, but a head on loopback has no other nodes than those here.
+        host = address.rpartition(":")[0]
+        return quiet | {"address": address} | ({"_node_ip_address": host} if host.startswith("127.") else {})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # shards must not wait for everything else
     own = {"address": "local", "include_dashboard": False, "object_store_memory": _STORE_BYTES}
