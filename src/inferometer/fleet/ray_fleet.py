@@ -35,6 +35,8 @@ _WAIT_S = 0.02
 """How long the thread waits for responses before it handles those that are there."""
 _SILENT_S = 10.0
 """An actor that has not responded for this long is lost."""
+_UNREACHABLE_S = 3.0
+"""The same if its connection was closed or is refused: Ray takes up to a minute to call such a node dead."""
 _PING_S = 2.0
 _STEP_S = 0.2
 _CLOSE_S = 3.0
@@ -201,7 +203,10 @@ class RayFleet:
         errors = self._ray.exceptions
         try:
             update = self._ray.get(reference, timeout=_PING_S)
-        except (errors.ActorUnavailableError, errors.GetTimeoutError):
+        except errors.ActorUnavailableError:
+            shard.note_unreachable()
+            return
+        except errors.GetTimeoutError:
             return  # it may respond again; if it does not, it is silent for too long
         except errors.RayError as error:
             shard.die(_died_of(error, shard.facts))
@@ -327,6 +332,7 @@ class RayShard:
         self._poll = actor.poll.options(concurrency_group="poll")
         self._command = actor.command.options(concurrency_group="control")
         self._heard = now()
+        self._unreachable = 0  # since when the actor cannot be reached; 0: it can
         self._has_more = False
         self._polls = 0  # how many responses were taken: one that did not arrive is requested again
         self._state = 0
@@ -356,6 +362,7 @@ class RayShard:
         """Store what a poll has brought."""
         self._heard, self._has_more = now(), update.has_more
         self._polls += 1
+        self._unreachable = 0
         self._copy.beat(update.heartbeat)
         for change in update.changes:
             if isinstance(change, Numbers):
@@ -365,6 +372,12 @@ class RayShard:
                     self._copy.control.state = "starting"
             else:
                 self._copy.put(change)
+
+    def note_unreachable(self) -> None:
+        """Take note that the connection to the actor failed. Ray tries again; for how long, is decided here."""
+        self._unreachable = self._unreachable or now()
+        if now() - self._unreachable > _UNREACHABLE_S * NS:
+            self.die(f"was lost: its Ray node {self.facts.address} cannot be reached any more")
 
     def end(self, result: WorkerResult | str) -> None:
         self._result = result
