@@ -25,7 +25,7 @@ from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
 from inferometer.units import NS
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 RAY = {"fleet": {"type": "ray", "shards": 3}}
 LOCAL = {"client": {"processes": 2, "probe": False}}
@@ -93,6 +93,9 @@ def test_files_reach_the_nodes_and_secrets_only_the_server(cluster: Any, tmp_pat
 
     def respond(client: Client) -> None:
         while (request := client.request()) is not None:
+            if not request[0].startswith("POST"):
+                client.send(http_response())
+                continue
             seen.append((json.loads(request[2])["messages"][0]["content"], request[1].get("authorization")))
             client.send(http_response())
 

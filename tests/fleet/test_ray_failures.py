@@ -25,7 +25,7 @@ from inferometer.fleet import ray_fleet
 from inferometer.records import Run
 from inferometer.store.spool import Control
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
