@@ -1,5 +1,6 @@
 """What a fleet on Ray does without a cluster: its settings, how many shards fit, and what an actor does on its node."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from command import assert_one_line, cli
 
 from inferometer.cli.run import set_fleet
+from inferometer.conduct import fleets
 from inferometer.config import from_mapping
 from inferometer.config.fleet import Fleet, split_address
 from inferometer.config.schema import Config
@@ -164,3 +166,16 @@ def test_folders_of_actors_that_were_killed_are_removed(tmp_path: Path, monkeypa
         (tmp_path / name).mkdir()
     ray_actor._remove_leftovers()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["inferometer-other", "inferometer-ray-78-abc"]
+
+
+# --- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_secret_on_the_command_line_is_refused_because_ray_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(fleet={"type": "ray"})
+    monkeypatch.setattr(sys, "orig_argv", ["inferometer", "run", "--set", "server.headers.X-Key=abcdefgh1234"])
+    with (
+        pytest.raises(UserError, match="there is a secret in it"),
+        fleets.opened(config, whole_plan(config), Probe(), ("abcdefgh1234",)),
+    ):
+        pass
