@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from waiting import until
 
-ADDRESSES = [f"127.0.0.{last}" for last in range(2, 10)]
-"""Of the nodes. Ray cannot be at 127.0.0.1: it takes that for the address of an interface."""
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+ADDRESSES = [f"127.0.{_WORKER}.{last}" for last in range(2, 10)]
+"""Of the nodes, in tests of this process. Ray cannot be at 127.0.0.1: it takes that for the address of an interface."""
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
 STORE = 100 << 20
 

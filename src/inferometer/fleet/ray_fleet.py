@@ -27,7 +27,7 @@ from inferometer.fleet.ray_cluster import RayThread
 from inferometer.fleet.shipping import ShippedFile, files_of, moved
 from inferometer.store.spool import STATES
 from inferometer.timing.clock import now
-from inferometer.units import NS
+from inferometer.units import NS, format_seconds
 
 _POLL_S, _POLL_PER_SHARD_S = 0.03, 0.0015
 """How long an actor waits for something new before it responds to a poll, at least; with many shards, this long for each."""
@@ -106,7 +106,12 @@ class RayFleet:
             strategy = PlacementGroupSchedulingStrategy(self._groups[group], index)
             self._actors.append(kind.options(scheduling_strategy=strategy).remote())
         references = [actor.facts.remote() for actor in self._actors]
-        self._has_all(references, limit)
+        if not self._has_all(references, limit):
+            raise UserError(
+                f"the shards did not start on the Ray cluster within {format_seconds(limit)}",
+                "see the logs of the cluster, or allow more time with {fleet.wait}",
+                "fleet.wait",
+            )
         try:
             facts: list[NodeFacts] = ray.get(references, timeout=_PING_S)
         except ray.exceptions.RayError as error:
@@ -181,21 +186,24 @@ class RayFleet:
 
     def _poll(self) -> None:
         """Poll all shards until they have ended or the fleet is closed. Runs in the thread for Ray's calls."""
-        ray = self._ray
+        pending: dict[Any, RayShard] = {}
         try:
-            pending: dict[Any, RayShard] = {}
             while not self._closed.is_set():
-                for shard in self._shards:
-                    if shard.is_polled and shard not in pending.values():
-                        pending[shard.poll(len(self._shards))] = shard
                 pending = {reference: shard for reference, shard in pending.items() if shard.is_polled}
+                waited_for = {shard.number for shard in pending.values()}
+                for shard in self._shards:
+                    if shard.is_polled and shard.number not in waited_for:
+                        pending[shard.poll(len(self._shards))] = shard
                 if not pending:
                     self._closed.wait(_WAIT_S)
                     continue
-                ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_WAIT_S)
+                ready, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=_WAIT_S)
                 for reference in ready:
                     self._take(pending.pop(reference), reference)
                 self._synchronize()
+        except Exception as error:  # the run must end with a clear error, whatever it was
+            for shard in self._shards:
+                shard.die(f"could not be polled any more: {type(error).__name__}: {ray_cluster.first_line(error)}")
         finally:
             self._polls_ended.set()
 
@@ -315,8 +323,7 @@ def _cannot_run(error: Exception) -> UserError:
 
 def _died_of(error: Exception, facts: NodeFacts) -> str:
     """How an actor ended, in one line. Ray's own messages go over many."""
-    text = str(error)
-    if type(error).__name__ == "NodeDiedError" or all(word in text for word in ("node", "died", "raylet")):
+    if type(error).__name__ == "NodeDiedError" or "node has died" in str(error):
         return f"was lost with its Ray node {facts.address}"
     if type(error).__name__ == "GetTimeoutError":
         return f"was given up: its Ray node {facts.address} did not respond for {_PING_S:.0f} s"
@@ -387,8 +394,10 @@ class RayShard:
         self._copy.control["state"] = self._state
 
     def die(self, how: str) -> None:
-        self.is_lost, self._result = True, self._result or how
-        self._ended.set()
+        """End it, unless it has already ended."""
+        if not self._ended.is_set():
+            self.is_lost, self._result = True, how
+            self._ended.set()
 
     # --- for the supervisor ------------------------------------------------------------------------------------------
 
