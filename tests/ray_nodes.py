@@ -77,7 +77,7 @@ def shifted_node(cluster: Any, address: str, seconds: int) -> Iterator[None]:
         start_new_session=True,
     )
     try:
-        until(is_there, "the node whose clock is ahead")
+        until(is_there, "the node whose clock is ahead", seconds=120)
         yield
     finally:
         os.killpg(process.pid, signal.SIGTERM)

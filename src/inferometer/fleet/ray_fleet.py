@@ -40,6 +40,8 @@ _UNREACHABLE_S = 3.0
 _PING_S = 2.0
 _STEP_S = 0.2
 _CLOSE_S = 3.0
+_MARGIN_S = 15.0
+"""How long a call that should return at once may take, before the cluster counts as one that does not respond."""
 _PIECE, _RESPONSE, _RESPONSES = 1 << 20, 8 << 20, 128 << 20
 """Bytes that are read at a time, that a response may have, and that all responses in flight together may have."""
 _INLINE = 64 << 10
@@ -83,10 +85,10 @@ class RayFleet:
             return self._has_all([group.ready() for group in self._groups], limit)
 
         late = UserError("the Ray cluster does not respond", "check it with `ray status`", "fleet.address")
-        if not self._thread.call(reserve, limit + _CLOSE_S, late):
-            nodes, free = self._thread.call(lambda: (ray.nodes(), ray.available_resources()), _CLOSE_S, late)
+        if not self._thread.call(reserve, limit + _MARGIN_S, late):
+            nodes, free = self._thread.call(lambda: (ray.nodes(), ray.available_resources()), _MARGIN_S, late)
             raise ray_cluster.no_room(nodes, free, settings, shards)
-        self.facts = self._thread.call(lambda: self._create(shards, limit), limit + _CLOSE_S, late)
+        self.facts = self._thread.call(lambda: self._create(shards, limit), limit + _MARGIN_S, late)
         for facts in self.facts:
             if facts.version != __version__:
                 raise UserError(
@@ -113,7 +115,7 @@ class RayFleet:
                 "fleet.wait",
             )
         try:
-            facts: list[NodeFacts] = ray.get(references, timeout=_PING_S)
+            facts: list[NodeFacts] = ray.get(references, timeout=_MARGIN_S)
         except ray.exceptions.RayError as error:
             raise _cannot_run(error) from None
         return facts
