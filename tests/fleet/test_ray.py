@@ -175,6 +175,7 @@ def test_a_node_with_another_clock_keeps_to_the_common_schedule(cluster: Any, si
         assert abs(offset - (shift if address == ADDRESSES[3] else 0)) <= bound, address
     rows = np.sort(np.asarray(run.records.rows), order="id")
     assert rows["intended"].tolist() == (rows["id"] * (NS // 100)).tolist()
+    assert (rows["sent"] - rows["intended"]).max() < 5 * NS  # by its own clock, it started with the others
     assert (rows["done"] > rows["sent"]).all() and (rows["done"] - rows["sent"]).max() < 10 * NS
     assert "4 shards on 4 nodes, their clocks known to within" in console.render(run, summary)
 

@@ -1,5 +1,6 @@
 """What a fleet on Ray does without a cluster: its settings, how many shards fit, and what an actor does on its node."""
 
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,16 @@ from inferometer.conduct import fleets
 from inferometer.config import from_mapping
 from inferometer.config.fleet import Fleet, split_address
 from inferometer.config.schema import Config
+from inferometer.engine.inflight import Flight
 from inferometer.errors import UserError
 from inferometer.fleet import ray_actor, ray_cluster, sizing
-from inferometer.fleet.job import whole_plan
+from inferometer.fleet.control import WorkerResult
+from inferometer.fleet.copying import FolderCopy, Numbers, Piece
+from inferometer.fleet.job import Job, ShardReport, whole_plan
 from inferometer.fleet.ray_actor import ShardActor
+from inferometer.probe.reach import Reached
 from inferometer.records import Probe
+from inferometer.store.spool import Control, Spool, merge
 
 
 def config_of(**sections: Any) -> Config:
@@ -142,6 +148,47 @@ def test_a_shard_that_cannot_be_started_says_so_to_every_poll(actor: ShardActor)
     update = actor.poll(1, 0.0, 100)
     assert "could not be started" in str(update.result)
     assert actor.poll(1, 0.0, 100) is update, "a response that did not arrive is repeated"
+
+
+class EndedProcess:
+    """A shard's process that has recorded 500 requests and ended."""
+
+    def __init__(self, job: Job, shard: int, environment: dict[str, str]) -> None:
+        spool = Spool(job.spool, shard, 0, 0)
+        chunks = {"arrivals": [5, 6, 7], "counts": [1, 1, 1]}
+        spool.add([Flight(id=id, intended=1, done=9, **chunks) for id in range(500)])  # type: ignore[arg-type]
+        spool.close()
+
+    def wait(self, seconds: float) -> None: ...
+
+    def is_alive(self) -> bool:
+        return False
+
+    def result(self) -> WorkerResult:
+        return WorkerResult(report=ShardReport("kernel", "", "", ""))
+
+    def kill(self) -> None: ...
+
+
+def test_records_arrive_in_responses_of_bounded_size(
+    actor: ShardActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_actor, "LocalProcess", EndedProcess)
+    monkeypatch.setattr(ray_actor, "_raise_priority", lambda: 0)
+    job = Job(config_of(), Reached((), (), "m", {}), 1, tmp_path, "tag")
+    actor.begin(pickle.dumps((job, 0)), 100)
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    Control(copied / "0.control", create=True)
+    copy, updates = FolderCopy(copied, 0), []
+    while not updates or updates[-1].result is None:
+        updates.append(actor.poll(len(updates), 0.0, 1_000))
+        for change in updates[-1].changes:
+            copy.put_numbers(change) if isinstance(change, Numbers) else copy.put(change)
+    sizes = [sum(len(change.data) for change in each.changes if isinstance(change, Piece)) for each in updates]
+    assert max(sizes) < 1_100 and len(updates) > 20
+    assert all(each.has_more for each in updates[:-1])
+    assert merge(copied, 1)[0].rows["id"].tolist() == list(range(500))
 
 
 def test_files_arrive_in_pieces(actor: ShardActor, tmp_path: Path) -> None:
