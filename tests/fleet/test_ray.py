@@ -1,15 +1,20 @@
 """Runs whose shards are on the nodes of a Ray cluster: the same requests, instants and records as on one machine."""
 
+import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from command import start
 from helpers import Client, http_response, scripted
-from ray_nodes import ADDRESSES, may_shift_clocks, ray_cluster, shifted_node
+from ray_nodes import ADDRESSES, ENVIRONMENT, may_shift_clocks, ray_cluster, shifted_node
+from waiting import until
 
 from inferometer import conduct, store
 from inferometer.analysis.summary import Summary
@@ -129,6 +134,46 @@ def test_barriers_and_dealt_requests_work_across_nodes(cluster: Any, sim: str, t
     last = np.sort(rows["intended"][rows["stage"] == 2])
     bounds = [node["bound_ns"] for node in _nodes(run)]
     assert np.abs(np.diff(last) - NS // 100).max() <= 2 * max(bounds)  # one instant for all nodes
+
+
+def test_a_cluster_is_started_if_there_is_none(sim: str, tmp_path: Path) -> None:
+    """And ended: Ray ends its processes with the thread that started them, which must not be before the run is over."""
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        options = [
+            "--rate",
+            "50",
+            "--requests",
+            "40",
+            "--output",
+            "3",
+            "--fleet",
+            "ray",
+            "--set",
+            "fleet.shards=2",
+            "--set",
+            "fleet.cpus=0.5",
+        ]
+        lenient = ["--set", "limits.effect_fail=1000", "--set", f"output={tmp_path}", "-q"]
+        command = start("run", sim, *options, *lenient, cwd=tmp_path, **ENVIRONMENT, RAY_TMPDIR=folder)
+        try:
+            output, errors = command.communicate(timeout=120)
+        finally:
+            command.kill()
+        assert command.returncode in (0, 1), errors
+        assert "2 shards on 1 node, its clock known to within" in output
+        run, summary = conduct.open_run(str(tmp_path / "LATEST"))
+        assert summary.counts.ok == 40 and set(run.records.rows["shard"].tolist()) == {0, 1}
+        until(lambda: not using(folder), "Ray's processes to end")
+
+
+def using(folder: str) -> list[psutil.Process]:
+    """The processes whose command line has this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if folder in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def _nodes(run: Run) -> list[dict[str, Any]]:
