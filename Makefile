@@ -35,7 +35,7 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard src/inferomete
 	touch $@
 
 backends: setup
-	$(BIN)/python -m pip install --quiet torch==2.13.0 datasets matplotlib nvidia-ml-py onnx onnxruntime opentelemetry-proto pandas pillow polars safetensors sentencepiece tiktoken transformers
+	$(BIN)/python -m pip install --quiet torch==2.13.0 datasets matplotlib nvidia-ml-py onnx onnxruntime opentelemetry-api opentelemetry-proto pandas pillow polars ray safetensors sentencepiece tiktoken transformers
 
 demo: setup
 	@$(BIN)/python tools/demo.py

@@ -13,6 +13,7 @@ NAMES = (
     "ceiling",
     "pacing",
     "sessions",
+    "fleet",
     "scrape",
     "trace_replay",
     "report",

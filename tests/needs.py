@@ -18,6 +18,7 @@ BACKENDS = {
     "otlp": ("opentelemetry.proto",),
     "nvml": ("pynvml",),
     "matplotlib": ("matplotlib",),
+    "ray": ("ray", "opentelemetry.metrics"),
 }
 """Markers and the Python packages that they stand for (`make backends`)."""
 

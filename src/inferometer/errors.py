@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 _KEY = re.compile(
-    r"\{((?:server|data|load|sessions|client|measure|limits|output|observe|export|abort|storage)(?:\.\w+)*)\}"
+    r"\{((?:server|data|load|sessions|client|fleet|measure|limits|output|observe|export|abort|storage)(?:\.\w+)*)\}"
 )
 
 

@@ -68,11 +68,42 @@ def test_good_runs_pass_every_check_that_applies() -> None:
     rows, chunks = made.closed_rows()
     scraped = with_series(made.run(rows, chunks), vllm(rows, scrapes_of(rows)))
     limited = config(measure={"warmup": "auto"}, abort={"on": "failure_rate > 20%"})
-    found = (closed(plan=(stable,)), opened(config=limited, merged=MERGED), summarise(scraped))
+    found = (
+        closed(plan=(stable,)),
+        opened(config=limited, merged=MERGED, clock=clocks(0.4, 0.3)),
+        summarise(scraped),
+    )
     for summary in found:
         others = [check for check in summary.checks if check.name != "sample_size"]  # 600 requests are few
         assert summary.verdict == "VALID" and {check.status for check in others} == {"pass"}
     assert {check.name for summary in found for check in summary.checks} == set(CHECKS)
+
+
+def clocks(*bounds: float) -> dict[str, object]:
+    """The manifest's `clock` of a fleet whose nodes have these bounds, in ms."""
+    return {"stamps": "kernel", "nodes": [{"node": "n", "bound_ns": round(bound * MS)} for bound in bounds]}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "rate", "status"),
+    [
+        ((9.9, 0.0), 100, "pass"),  # less than the 10 ms between two requests
+        ((6.0, 0.1, 4.1), 100, "fail"),
+        ((6.0, 0.1, 4.1), 90, "pass"),
+        ((2.0, 2.9), 100_000, "pass"),  # less than limits.clock_offset
+        ((2.0, 3.1), 100_000, "fail"),
+    ],
+)
+def test_clocks_that_are_too_far_apart_for_the_rate(bounds: tuple[float, ...], rate: float, status: str) -> None:
+    plan = (msgspec.structs.replace(made.OPEN, rate=float(rate)),)
+    found = check(opened(plan=plan, clock=clocks(*bounds)), "clocks")
+    assert found.status == status
+    assert found.value == pytest.approx(sum(sorted(bounds)[-2:]) / 1000)
+
+
+def test_clocks_do_not_matter_to_one_node_or_a_closed_loop() -> None:
+    assert not applies(opened(clock=clocks(50.0)), "clocks")
+    assert check(closed(clock=clocks(50.0, 50.0)), "clocks").status == "pass"
 
 
 # --- outcome ---------------------------------------------------------------------------------------------------------

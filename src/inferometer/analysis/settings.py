@@ -12,7 +12,7 @@ from inferometer.config.fields import Seconds
 from inferometer.config.report import Report
 from inferometer.config.schema import Limits, Measure, Timeouts
 from inferometer.records import Manifest
-from inferometer.units import parse_seconds
+from inferometer.units import NS, parse_seconds
 
 Section = TypeVar("Section", Cost, Limits, Measure, Report)
 
@@ -125,3 +125,15 @@ def settings_label(settings: Mapping[str, Any]) -> str:
 def short_value(value: Any) -> str:
     """The value of a setting as text."""
     return str(value) if not isinstance(value, dict | list) else msgspec.json.encode(value).decode()
+
+
+def node_clock_bounds(manifest: Manifest) -> list[float]:
+    """By how many seconds the clock of each node of a fleet may be wrong against the run's time axis; empty: there are no nodes."""
+    nodes = manifest.clock.get("nodes")
+    return [float(node["bound_ns"]) / NS for node in nodes] if isinstance(nodes, list | tuple) else []
+
+
+def clocks_apart(manifest: Manifest) -> float | None:
+    """By how many seconds the clocks of any two nodes of a fleet may be apart; None: all shards have the same clock."""
+    bounds = sorted(node_clock_bounds(manifest))
+    return sum(bounds[-2:]) if len(bounds) > 1 else None

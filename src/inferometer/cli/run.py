@@ -31,6 +31,7 @@ _NAMES = {
     "export.metrics_port": "--metrics-port",
     "export.otlp.url": "--otlp",
     "cost.cheapest_at": "--cheapest-at",
+    "fleet.type": "--fleet",
 }
 _IMAGE_NAMES = {"data.path": "--image", "data.scaling": "--scaling", "data.crop": "--crop"}
 """Settings that have a flag of their own, and those that have one with --image."""
@@ -129,6 +130,12 @@ def tokens_or_folder(ctx: click.Context, param: click.Parameter, value: str | No
 )
 @click.option("--otlp", metavar="URL", help="Send metrics, and a span per request, to this OpenTelemetry receiver.")
 @click.option(
+    "--fleet",
+    metavar="local|ray[://HOST:PORT]",
+    help="Where the client's processes run: on this machine (default), or on the nodes of a Ray cluster: the one at HOST:PORT or in "
+    "RAY_ADDRESS, or else one that is started for the run. `fleet` in the config has more.",
+)
+@click.option(
     "--repeat",
     type=click.IntRange(min=1),
     default=1,
@@ -182,6 +189,7 @@ def command(
     observed: tuple[str, ...],
     metrics_port: int | None,
     otlp: str | None,
+    fleet: str | None,
     repeat: int,
     kept: tuple[str, ...],
     shard: str | None,
@@ -245,6 +253,7 @@ def command(
     set_data(tree, input_tokens, output_tokens, prompts)
     _set_images(tree, image, scaling, crop)
     _set_observed(tree, observed, metrics_port, otlp)
+    set_fleet(tree, fleet)
     _set_others(tree, model, cost, percentiles, kept, output)
     origin = "command line" if has_url else source
     check_exports(exports)
@@ -425,6 +434,19 @@ def set_abort(tree: dict[str, Any], limits: tuple[str, ...]) -> None:
 
         conduct.parse_limits(limits, "--abort-on")
         section(tree, "abort")["on"] = list(limits)
+
+
+def set_fleet(tree: dict[str, Any], fleet: str | None) -> None:
+    """Put the option for where the processes run over the file's."""
+    if fleet is None:
+        return
+    kind, separator, address = fleet.partition("://")
+    if kind not in ("local", "ray") or (separator and (kind == "local" or not address)):
+        raise UserError(f"--fleet {fleet}: is neither a fleet nor its address", "write local, ray or ray://HOST:PORT")
+    if kind == "local":
+        tree["fleet"] = {"type": kind}
+    else:
+        section(tree, "fleet").update({"type": kind} | ({"address": address} if address else {}))
 
 
 def _set_observed(tree: dict[str, Any], observed: tuple[str, ...], metrics_port: int | None, otlp: str | None) -> None:

@@ -15,8 +15,10 @@ from inferometer.analysis.abort_expression import parse_limits
 from inferometer.analysis.slo_expression import parse_all
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
+from inferometer.conduct import fleets
 from inferometer.conduct.context import check_context
 from inferometer.conduct.early_ends import EarlyEnds, Ends
+from inferometer.conduct.fleets import OpenFleet
 from inferometer.conduct.interrupts import stop_on_ctrl_c
 from inferometer.conduct.observers import (
     live_url,
@@ -45,11 +47,9 @@ from inferometer.fleet.job import (
     shard_plan,
     whole_plan,
 )
-from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.lost import add_lost_rows
 from inferometer.fleet.runner import provide_tokenizer
-from inferometer.fleet.sizing import process_count
-from inferometer.fleet.supervisor import Supervisor, check_files
+from inferometer.fleet.supervisor import Supervisor
 from inferometer.observe.observer import Observers
 from inferometer.observe.settling import Settling
 from inferometer.probe import estimate, reach
@@ -164,6 +164,7 @@ def _measure_to_folder(
     if not needs_server:
         _check_data(config)
     check_load(config)
+    fleets.check_fleet(config)
     config, reached = _reached(config, must_reach, show)
     tag = tag_of(part, start_ns, config.seed)
     provide_tokenizer(config, reached)
@@ -175,11 +176,13 @@ def _measure_to_folder(
     whole = whole_plan(config, probe.e2e_ns, turns)
     check_context(config, reached, schedule.total_requests(whole))
     plan = part_plan(config, whole, part)
-    shards, because = process_count(config, plan, probe)
-    probe = msgspec.structs.replace(probe, processes_because=because)
-    start = start or _transport(config, shards)
     with contextlib.ExitStack() as held:
-        with hidden(words(config.server, reached.secrets, config.data)):
+        secret_words = words(config.server, reached.secrets, config.data)
+        fleet = held.enter_context(fleets.opened(config, plan, probe, secret_words))
+        fleet = fleet._replace(start=start or fleet.start)
+        shards = fleet.shards
+        probe = msgspec.structs.replace(probe, processes_because=fleet.because)
+        with hidden(secret_words):
             own = partial(portions, config, plan, shards, probe.e2e_ns, part)
             shared = held.enter_context(_shared(config, reached, own))
         folder = store.new_folder(config.output, folder_stem(part, start_ns, tag))
@@ -187,7 +190,7 @@ def _measure_to_folder(
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
         names = tuple(stage.name for stage in manifest.stage_plans(config, plan, turns, part.of if part else 1))
         job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns, names, part, start_ns)
-        return _measure(job, plan, folder, show, start, watch, ends, held)
+        return _measure(job, plan, folder, show, fleet, watch, ends, held)
 
 
 def _reached(config: Config, must_reach: bool, show: Show | None) -> tuple[Config, reach.Reached]:
@@ -226,19 +229,12 @@ def _portion(requests: list[Request]) -> Portion:
     return Portion(cast("list[tuple[Tensor, ...]]", [request.payload for request in requests]), 1)
 
 
-def _transport(config: Config, shards: int) -> StartShard:
-    if config.client.processes == 0:
-        return LocalThread
-    check_files(shards)
-    return LocalProcess
-
-
 def _measure(
     job: Job,
     plan: Plan,
     folder: Path,
     show: Show | None,
-    start: StartShard,
+    fleet: OpenFleet,
     watch: Watch | None,
     ends: Ends | None,
     held: contextlib.ExitStack,
@@ -247,7 +243,7 @@ def _measure(
     view = show or _NoView()
     secrets = words(config.server, reached.secrets, config.data) + observe_words(config)
     try:
-        draft = _draft(job, plan)
+        draft = _draft(job, plan, fleet)
         with disk_errors(folder):
             job.spool.mkdir()
             draft_file = held.enter_context(drafts.begin(job.spool / DRAFT, draft))
@@ -255,9 +251,9 @@ def _measure(
         watching = held.enter_context(Observers(observers))
         view.planned(_outline(job, plan, live_url(observers)))
         watching.start()
-        for line in warnings_at_start(job, observers, secrets):
+        for line in (*fleet.notes, *warnings_at_start(job, observers, secrets)):
             view.warn(line)
-        supervisor = Supervisor(job, start, plan)
+        supervisor = Supervisor(job, fleet.start, plan, fleet.start_in)
         settling = _settling(job, draft.manifest.plan)
         early = EarlyEnds(job, plan, draft.manifest.plan, view.warn, ends)
         interval = 0.05 if settling else 0.25 if show or watch or observers or early.is_needed else 1.0
@@ -289,7 +285,7 @@ def _measure(
         add_lost_rows(
             job.spool, lost, own, ended_early, granted, partial(workload.classes_of, config.data, config.seed)
         )
-    finished = _finished(draft.manifest, supervisor, early)
+    finished = _finished(draft.manifest, supervisor, early, fleet)
     finished = with_observations(finished, observers, watching, secrets)
     spool_series(job.spool, observed, supervisor.t0)
     drafts.end(draft_file, Draft(finished, shards))
@@ -430,7 +426,7 @@ def _shared(
     return shared_memory.shared(served, portions())
 
 
-def _draft(job: Job, plan: Plan) -> Draft:
+def _draft(job: Job, plan: Plan, fleet: OpenFleet) -> Draft:
     config, reached, shards = job.config, job.reached, job.shards
     salt = workload.salt_of(workload.salted(config.data, job.tag))
     return Draft(
@@ -450,7 +446,9 @@ def _draft(job: Job, plan: Plan) -> Draft:
             clock={"source": manifest.clock_source(), "stamps": "unknown"},
             seeds={"seed": config.seed},
             versions=manifest.versions(),
-            host=manifest.host() | {"processes": shards, "has_server": manifest.is_here(reached.addresses)},
+            host=manifest.host()
+            | {"processes": shards, "has_server": manifest.is_here(reached.addresses)}
+            | ({"nodes": fleet.nodes} if fleet.nodes else {}),
             server=manifest.server(config, reached.facts),
             part=part_record(job),
         ),
@@ -458,14 +456,14 @@ def _draft(job: Job, plan: Plan) -> Draft:
     )
 
 
-def _finished(head: Manifest, supervisor: Supervisor, early: EarlyEnds) -> Manifest:
+def _finished(head: Manifest, supervisor: Supervisor, early: EarlyEnds, fleet: OpenFleet) -> Manifest:
     wall = supervisor.t0 + wall_offset()
     report = supervisor.reports[0] if supervisor.reports else None
     errors = tuple(supervisor.errors) + (
         ("the disk filled up: recording stopped there",) if supervisor.disk_full else ()
     )
     given_up = {stage for report in supervisor.reports for stage in report.given_up}
-    notes = dict.fromkeys(note for report in supervisor.reports for note in report.notes)
+    notes = dict.fromkeys((*fleet.notes, *(note for report in supervisor.reports for note in report.notes)))
     return msgspec.structs.replace(
         head,
         started=datetime.fromtimestamp(wall / 1e9, UTC).isoformat(timespec="milliseconds"),
@@ -475,7 +473,8 @@ def _finished(head: Manifest, supervisor: Supervisor, early: EarlyEnds) -> Manif
             {"stamps": report.stamps, "timer": report.timer, "loop": report.loop, "awake": report.awake}
             if report
             else {}
-        ),
+        )
+        | fleet.clock(),
         outcome=early.outcome(
             Outcome(errors=errors, given_up=tuple(sorted(given_up)), notes=tuple(notes)), supervisor.stop_level
         ),

@@ -7,6 +7,7 @@ from inferometer.config import rate_expression
 from inferometer.config.cost import check_cost
 from inferometer.config.data import Data, Images, Messages, Mix, SharedPrefix, Tensors, Trace, Unmixed
 from inferometer.config.fields import is_valid_header
+from inferometer.config.fleet import check_fleet
 from inferometer.config.lengths import check_lengths
 from inferometer.config.loads import (
     Bursts,
@@ -69,6 +70,7 @@ def check(config: Config) -> None:
     _check_prefixes(config.data, api, "data")
     check_cost(config.cost, api.response == "text", bool(config.server.stream))
     check_storage(config.output, config.storage)
+    check_fleet(config.fleet, config.client.processes, config.server.shared_memory)
 
 
 # --- load ------------------------------------------------------------------------------------------------------------

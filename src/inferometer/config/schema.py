@@ -12,6 +12,7 @@ from inferometer.config.cost import Cost
 from inferometer.config.data import Data, Synthetic
 from inferometer.config.data.sessions import Sessions
 from inferometer.config.fields import Seconds, Section, Window
+from inferometer.config.fleet import Fleet
 from inferometer.config.loads import Closed, Load
 from inferometer.config.observe import Export, Observe
 from inferometer.config.report import Report
@@ -209,7 +210,7 @@ class Measure(Section):
 
 
 class Limits(Section):
-    """Limits on the client, the server and the data. `effect_fail`, `failures`, `rate`, `concurrency` and `overload` make a run INVALID; the others warn."""
+    """Limits on the client, the server and the data. `effect_fail`, `failures`, `rate`, `concurrency`, `overload` and `clock_offset` make a run INVALID; the others warn."""
 
     effect_pass: Annotated[
         float,
@@ -272,6 +273,12 @@ class Limits(Section):
     clock_step: Annotated[Seconds, Meta(description="Warn if the wall clock is stepped by more than this.")] = Seconds(
         0.001
     )
+    clock_offset: Annotated[
+        Seconds,
+        Meta(
+            description="Open loop on several machines: INVALID if their clocks may be apart by more than this and by more than the mean time between two requests."
+        ),
+    ] = Seconds(0.005)
     cached: Annotated[
         float,
         Meta(
@@ -301,6 +308,9 @@ class Config(Section):
         default_factory=Sessions
     )
     client: Annotated[Client, Meta(description="The client that sends the requests.")] = field(default_factory=Client)
+    fleet: Annotated[
+        Fleet, Meta(description="Where the client's processes run: on this machine, or on a Ray cluster.")
+    ] = field(default_factory=Fleet)
     measure: Annotated[Measure, Meta(description="Which requests count.")] = field(default_factory=Measure)
     limits: Annotated[Limits, Meta(description="Above which limits a run is INVALID or has warnings.")] = field(
         default_factory=Limits

@@ -1,12 +1,15 @@
 """Shards on this machine, each in a process of its own or in a thread of this one. They write into the parent's own spool folder."""
 
 import contextlib
+import os
 import pickle
 import select
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -57,7 +60,7 @@ def put_grant(control: Control, grant: Grant) -> None:
 class LocalProcess(_SharedControl):
     """A shard in a process of its own. Its standard input stays open while the parent lives."""
 
-    def __init__(self, job: Job, shard: int) -> None:
+    def __init__(self, job: Job, shard: int, environment: Mapping[str, str] = MappingProxyType({})) -> None:
         super().__init__(job, shard)
         self._log = (job.spool / f"{shard}.log").open("w+b")
         self._process = subprocess.Popen(
@@ -65,6 +68,7 @@ class LocalProcess(_SharedControl):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            env=os.environ | environment,
             process_group=0,  # only the parent handles the terminal's Ctrl-C, even while this process is still starting
         )
         assert self._process.stdin is not None and self._process.stdout is not None

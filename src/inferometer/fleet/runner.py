@@ -181,11 +181,18 @@ def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool:
         ids,
         spool,
         shards=job.shards,
-        builders=int(processors.usable()) // job.shards if config.client.processes and not asks_server else 1,
+        builders=1 if asks_server else _builders(job),
         size=job.probe.request_bytes or 0,
         progress=progress,
     )
     return msgspec.structs.replace(prepared, ids=ranges, period=period)
+
+
+def _builders(job: Job) -> int:
+    """Return how many processes may build this shard's requests: the cores that it has to itself."""
+    if job.config.fleet.type != "local":
+        return int(job.config.fleet.cpus)
+    return int(processors.usable()) // job.shards if job.config.client.processes else 1
 
 
 def _in_rounds(ids: list[int], slots: int) -> list[int]:

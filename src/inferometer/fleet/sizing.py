@@ -112,17 +112,27 @@ def _busiest(instants: NDArray[np.int64], span: int) -> int:
 
 
 def process_count(config: Config, plan: Plan, probe: Probe, cores: int | None = None) -> tuple[int, str]:
-    """Return the number of processes for this load, and why it is this number."""
-    most = schedule.max_shards(plan)
+    """Return the number of processes on this machine for this load, and why it is this number."""
     if config.client.processes != "auto":
-        return max(1, min(config.client.processes, most)), "set by client.processes"
+        return max(1, min(config.client.processes, schedule.max_shards(plan))), "set by client.processes"
     cores = cores or max(int(processors.usable()), 1)
+    return _count(config, plan, probe, cores - 1, f"one of {cores} cores is left to others")
+
+
+def shard_count(config: Config, plan: Plan, probe: Probe, room: int) -> tuple[int, str]:
+    """Return the number of shards on a cluster that has room for so many, and why it is this number."""
+    if config.fleet.shards != "auto":
+        return min(config.fleet.shards, schedule.max_shards(plan)), "set by fleet.shards"
+    return _count(config, plan, probe, room, f"the cluster has room for {room}")
+
+
+def _count(config: Config, plan: Plan, probe: Probe, room: int, limit: str) -> tuple[int, str]:
     cpu = cpu_per_request(config, probe, slowness())
     pace = pace_of(config)
     rate = max(expected_rate(stage, probe.e2e_ns, pace) * pace.turns for stage in plan.stages)
     users = max(stage.concurrency if isinstance(stage, ClosedStage) else 0 for stage in plan.stages)
-    count = min(processes_for(rate, cpu, users, cores), most)
-    return count, _because(rate, cpu, users, cores, count)
+    count = min(processes_for(rate, cpu, users, room + 1), schedule.max_shards(plan))
+    return count, _because(rate, cpu, users, room, count, limit)
 
 
 def processes_for(rate: float, cpu: float, users: int, cores: int) -> int:
@@ -179,7 +189,7 @@ def _work() -> float:
     return time.thread_time() - start
 
 
-def _because(rate: float, cpu: float, users: int, cores: int, count: int) -> str:
+def _because(rate: float, cpu: float, users: int, room: int, count: int, limit: str) -> str:
     if not rate:
         return f"{users} users, at most {_USERS_PER_PROCESS} per process; how fast they send is not known"
     share = rate * cpu
@@ -187,5 +197,6 @@ def _because(rate: float, cpu: float, users: int, cores: int, count: int) -> str
     wanted = math.ceil(share / MAX_SHARE)
     if count >= wanted:
         return f"{busy}, at most {MAX_SHARE} per process"
-    limit = "the load has no more users" if count < cores - 1 else f"one of {cores} cores is left to others"
+    if count < room:
+        limit = "the load has no more users"
     return f"{busy}, which needs {wanted} processes, but {limit}"

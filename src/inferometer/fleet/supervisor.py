@@ -35,8 +35,10 @@ _MAX_NEW = 20_000
 class Supervisor:
     """Runs the shards of a job. `errors` says what went wrong with them; `reports` are their reports about themselves."""
 
-    def __init__(self, job: Job, start: StartShard, plan: Plan) -> None:
+    def __init__(self, job: Job, start: StartShard, plan: Plan, start_in: int = 0) -> None:
+        """`start_in`: nanoseconds from the last shard's `ready` to t=0, if the transport needs more than usual."""
         self._job = job
+        self._start_in = start_in or _START_IN
         self._controls = [Control(job.spool / f"{shard}.control", create=True) for shard in range(job.shards)]
         self._seen = [0] * job.shards
         self._t0 = 0
@@ -127,7 +129,7 @@ class Supervisor:
     def _start_when_ready(self) -> None:
         is_ready = all(control.state != "starting" for control in self._controls)
         if not self._t0 and not self.errors and not self._stop and is_ready:
-            self._t0 = self._planned_start() if self._job.start_ns else now() + _START_IN
+            self._t0 = self._planned_start() if self._job.start_ns else now() + self._start_in
             for shard in self._running.values():
                 shard.start(self._t0)
 
@@ -149,7 +151,7 @@ class Supervisor:
         stage = self._barriers[0]
         if all(self._controls[shard]["waiting"] >= stage for shard in self._running):
             self._barriers.pop(0)
-            at = now() + max(_START_IN, self._pauses[stage])
+            at = now() + max(self._start_in, self._pauses[stage])
             for shard in self._running.values():
                 shard.release(stage, at)
 

@@ -26,12 +26,13 @@ from typing import Any
 import msgspec
 
 from inferometer.errors import UserError
+from inferometer.fleet.clocks import clock_offset
 from inferometer.fleet.control import PARENT_GONE, Grant, WorkerResult
+from inferometer.fleet.copying import FolderCopy, FolderReader, Numbers, Piece
 from inferometer.fleet.job import Job
 from inferometer.fleet.local import died, put_grant
 from inferometer.fleet.runner import run_shard
-from inferometer.records import ROW
-from inferometer.store.spool import CONTROL, FROM_PARENT, Control
+from inferometer.store.spool import Control
 from inferometer.timing.clock import now
 
 _COPY_EVERY_S = 0.05
@@ -40,11 +41,6 @@ _PINGS = 16
 _CONNECT_S = 60.0
 """Maximum time that a process may take to connect to its parent."""
 _CLOSE_S = 5.0
-_COLUMNS = {"rows": (ROW.itemsize, "rows"), "arrivals": (8, "chunks"), "tokens": (2, "chunks")}
-"""Files that grow with a number in the control file: bytes per entry, and the name of the number."""
-_APPENDED = ("failures", "replicas", "samples", "bodies")
-"""Files that are only appended to."""
-_FROM_SHARD = tuple(name for name in CONTROL if name not in FROM_PARENT)
 
 
 class _MessageChannel:
@@ -84,12 +80,6 @@ class _MessageChannel:
         self._sock.close()
 
 
-def clock_offset(samples: list[tuple[int, int, int]]) -> int:
-    """Return how far the other clock is ahead, from samples of (sent, the other clock's time, received): the quickest is the best."""
-    sent, other, received = min(samples, key=lambda each: each[2] - each[0])
-    return other - (sent + received) // 2
-
-
 # --- the parent's end ------------------------------------------------------------------------------------------------
 
 
@@ -98,13 +88,12 @@ class TcpShard:
 
     def __init__(self, job: Job, shard: int, host: str = "127.0.0.1") -> None:
         self._job, self._shard = job, shard
-        self._control = Control(job.spool / f"{shard}.control", create=False)
+        self._copy = FolderCopy(job.spool, shard)
         self._pending: list[tuple[Any, ...]] = []  # messages to send once the shard has connected
         self._channel: _MessageChannel | None = None
         self._lock = threading.Lock()
         self._result: WorkerResult | None = None
         self._ended = threading.Event()
-        self._alive_at, self._heartbeat = now(), 0
         self._log = (job.spool / f"{shard}.log").open("w+b")
         self._listener = socket.create_server((host, 0))
         token = secrets.token_hex(16)
@@ -143,7 +132,7 @@ class TcpShard:
         return not self._ended.is_set() and self._process.poll() is None
 
     def silence(self) -> int:
-        return now() - self._alive_at
+        return self._copy.silence()
 
     def wait(self, seconds: float) -> None:
         self._ended.wait(seconds)
@@ -207,17 +196,9 @@ class TcpShard:
             case "ping":
                 channel.send("pong", values[0], now())
             case "file":
-                name, offset, data = values
-                path = self._job.spool / f"{self._shard}.{name}"
-                with path.open("r+b" if path.exists() else "w+b") as file:
-                    file.seek(offset)
-                    file.write(data)
+                self._copy.put(Piece(*values))
             case "numbers":
-                for name, value in zip(_FROM_SHARD, values[0], strict=True):
-                    self._control[name] = value
-                self._control["t0"] = values[1]
-                if self._heartbeat != self._control["heartbeat"]:
-                    self._heartbeat, self._alive_at = self._control["heartbeat"], now()
+                self._copy.put_numbers(Numbers(*values))
             case "result":
                 self._result = msgspec.json.decode(values[0], type=WorkerResult)
 
@@ -279,7 +260,7 @@ class _Parent:
             if message is None:
                 os._exit(1)
             samples.append((message[1], message[2], now()))
-        self._ahead = clock_offset(samples)
+        self._ahead, _ = clock_offset(samples)
 
     def listen(self) -> None:
         while (message := self._channel.receive()) is not None:
@@ -308,8 +289,7 @@ class _Copier:
     """Sends the parent what is new in the shard's folder."""
 
     def __init__(self, channel: _MessageChannel, control: Control, folder: Path, shard: int) -> None:
-        self._channel, self._control, self._folder, self._shard = channel, control, folder, shard
-        self._sent = dict.fromkeys((*_COLUMNS, *_APPENDED), 0)
+        self._channel, self._reader = channel, FolderReader(folder, shard, control, _PIECE)
         self._stopped = threading.Event()
         self._lock = threading.Lock()
 
@@ -320,31 +300,9 @@ class _Copier:
 
     def finish(self) -> None:
         self._stopped.set()
-        if self._control["recounted"]:
-            self._sent["rows"] = 0
-        self._copy()
+        self._copy(is_last=True)
 
-    def _copy(self) -> None:
+    def _copy(self, is_last: bool = False) -> None:
         with self._lock:
-            numbers = [self._control[name] for name in _FROM_SHARD]
-            counts = dict(zip(_FROM_SHARD, numbers, strict=True))
-            for name, (size, number) in _COLUMNS.items():
-                self._send(name, counts[number] * size)
-            for name in _APPENDED:
-                path = self._folder / f"{self._shard}.{name}"
-                self._send(name, path.stat().st_size if path.exists() else 0)
-            peek = self._folder / f"{self._shard}.peek"
-            if peek.exists():
-                self._channel.send("file", "peek", 0, peek.read_bytes())
-            self._channel.send("numbers", numbers, self._control["t0"])
-
-    def _send(self, name: str, end: int) -> None:
-        path, at = self._folder / f"{self._shard}.{name}", self._sent[name]
-        if at >= end:
-            return
-        with path.open("rb") as file:
-            file.seek(at)
-            while at < end and (data := file.read(min(_PIECE, end - at))):
-                self._channel.send("file", name, at, data)
-                at += len(data)
-        self._sent[name] = at
+            for change in self._reader.round(is_last):
+                self._channel.send("numbers" if isinstance(change, Numbers) else "file", *change)

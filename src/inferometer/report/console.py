@@ -122,9 +122,11 @@ def _title(run: Run, summary: Summary) -> RenderableType:
     stages = manifest.plan
     load = formatting.describe_load(stages[0]) if len(stages) == 1 else f"{len(stages)} stages"
     details = [word for word in (load, formatting.describe_part(manifest), summary.started) if word]
+    nodes = formatting.describe_nodes(manifest)
     return Group(
         Text(formatting.one_line(" · ".join(parts), WIDTH - 2), style="bold"),
         Text(formatting.one_line(" · ".join(details), WIDTH - 2), style="dim"),
+        *([Text(formatting.one_line(nodes, WIDTH - 2), style="dim")] if nodes else []),
     )
 
 

@@ -99,6 +99,15 @@ def _describe_end(stage: StagePlan) -> str:
     return f"{stage.requests:,} {stage.unit}{duration}"
 
 
+def describe_nodes(manifest: Manifest) -> str:
+    """Describe the machines of a fleet: `8 shards on 4 nodes, their clocks known to within 0.4 ms`; empty if there is only this one."""
+    bounds = settings.node_clock_bounds(manifest)
+    if not bounds:
+        return ""
+    shards, nodes = manifest.host.get("processes"), "1 node" if len(bounds) == 1 else f"{len(bounds)} nodes"
+    return f"{shards} shards on {nodes}, {'its clock' if len(bounds) == 1 else 'their clocks'} known to within {format_seconds(max(bounds))}"
+
+
 def describe_target(manifest: Manifest) -> str:
     """Name the server: its URL, or the first of several."""
     url = settings.text(manifest, "server", "url")

@@ -16,6 +16,8 @@ from inferometer.types import Messages
 from inferometer.workload.tokenizer import Tokenizer
 
 KEY = "data.chat_template"
+FILES = ("chat_template.jinja", "tokenizer_config.json")
+"""Where a tokenizer's folder has its template."""
 _REMEDY = (
     "use a tokenizer folder with a chat_template.jinja, or a tokenizer_config.json that has a chat_template; or ignore"
 )
@@ -69,8 +71,7 @@ def _source(folder: Path | None) -> tuple[str, dict[str, str]] | None:
     """The template's text, and the special tokens that it refers to."""
     if folder is None:
         return None
-    config = _read_json(folder / "tokenizer_config.json")
-    file = folder / "chat_template.jinja"
+    file, config = folder / FILES[0], _read_json(folder / FILES[1])
     if file.is_file():
         template: object = file.read_text(encoding="utf-8")
     else:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from inferometer.analysis import merges
-from inferometer.analysis.checks import client, lag, load, lockstep, outcome, parts, reads, sample, server
+from inferometer.analysis.checks import client, clocks, lag, load, lockstep, outcome, parts, reads, sample, server
 from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
 from inferometer.analysis.client_samples import Stalls
 from inferometer.analysis.percentiles import PERCENTILES, needed
@@ -50,6 +50,7 @@ CHECKS = {
         CheckRule("stalls", "the client's event loop was blocked (for 10 ms or more at a time) for at most limits.stalls of the run (a warning). Without kernel timestamps, leaving out the responses that were read late also changes no printed percentile by more than limits.effect_fail (a warning above limits.effect_pass)", client.stalls),
         CheckRule("memory", "at most limits.memory of the machine's memory was in use (a warning)", client.memory),
         CheckRule("clock_step", "the wall clock, which the kernel uses for its timestamps, was stepped by at most limits.clock_step (a warning), and leaving out the responses that arrived meanwhile changes no printed percentile by more than limits.effect_fail (a warning above limits.effect_pass)", client.clock_step),
+        CheckRule("clocks", "open loop on several machines: the clocks of any two of them are at most limits.clock_offset, or the mean time between two requests if that is more, apart, with the uncertainty of measuring that and the drift during the run. Latencies are of one clock and do not depend on it", clocks.clocks),
         CheckRule("read_delay", "kernel timestamps: splitting the chunks that the client may have merged by reading late, and leaving out the large responses that waited for it to read, changes no printed percentile by more than limits.effect_fail (a warning above limits.effect_pass)", reads.read_delay),
         CheckRule("merged_chunks", "kernel timestamps: at most limits.merged of the chunks arrived together with the chunk before although the client read in time: the server or the network merged them (a warning)", reads.merged_chunks),
         CheckRule("stamps", f"arrivals were timestamped by the kernel, not when the client read them (a warning above {client.UNSTAMPED:.0%})", client.stamps),

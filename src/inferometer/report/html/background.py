@@ -24,7 +24,7 @@ from inferometer.units import NS, format_bytes, format_seconds
 _TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "tokens_per_chunk")
 _OPTIONAL = ("cached_tokens", "reasoning_tokens", "tokens_per_chunk")
 """Left out if they are 0, or if every chunk has one token."""
-_CLIENT_CHECKS = ("lag", "cpu", "stalls", "memory", "clock_step", "read_delay", "stamps", "workers", "parts")
+_CLIENT_CHECKS = ("lag", "cpu", "stalls", "memory", "clock_step", "clocks", "read_delay", "stamps", "workers", "parts")
 _MOST_STAGES = 12
 """Stages whose bars are shown below each other; more are folded away."""
 _SIGNS = {"fail": ("✗", "bad"), "warn": ("!", "warn"), "pass": ("✓", "good")}
@@ -352,6 +352,8 @@ def client(run: Run, summary: Summary) -> Section:
                 f"p50 {formatting.milliseconds(lag.value('p50'))} ms, p99 {formatting.milliseconds(lag.value('p99'))} ms",
             )
         )
+    if nodes := formatting.describe_nodes(run.manifest):
+        pairs.append(("nodes", nodes))
     pairs.append(("timestamps", str(run.manifest.clock.get("stamps") or "")))
     blocks = [page.facts(pairs), *([page.items(lines)] if lines else [])]
     return Section("client", "Client health", blocks, "Whether the load generator kept up with its own schedule.")
@@ -366,8 +368,8 @@ def environment_of(manifest: Manifest) -> Section:
     """The same, for a report that is not about one run."""
     trees: Sequence[tuple[str, Mapping[str, object]]] = (
         ("versions", manifest.versions),
-        ("machine", manifest.host),
-        ("clock", manifest.clock),
+        ("machine", {key: value for key, value in manifest.host.items() if key != "nodes"}),
+        ("clock", {key: value for key, value in manifest.clock.items() if key != "nodes"}),
         ("seeds", manifest.seeds),
         ("workload", {key: value for key, value in manifest.workload.items() if key != "notes"}),
     )

@@ -45,7 +45,7 @@ def pinned(spec: PythonCode, seed: int) -> PythonCode:
         spec = msgspec.structs.replace(spec, arguments=spec.arguments | {"seed": seed})
     rows = generated(spec)
     spec = msgspec.structs.replace(spec, generated=sha256(rows).hexdigest())
-    file = _file(spec)
+    file = rows_file(spec)
     try:
         descriptor, temporary = tempfile.mkstemp(dir=file.parent)
         with os.fdopen(descriptor, "wb") as written:
@@ -63,7 +63,7 @@ def generated(spec: PythonCode) -> Buffer:
     """What the function generates, as JSON lines."""
     if not spec.generated:
         return _generate(spec)
-    with contextlib.suppress(OSError), _file(spec).open("rb") as file:
+    with contextlib.suppress(OSError), rows_file(spec).open("rb") as file:
         rows = map_file(file)
         if sha256(rows).hexdigest() == spec.generated:
             return rows
@@ -77,7 +77,8 @@ def generated(spec: PythonCode) -> Buffer:
     return rows
 
 
-def _file(spec: PythonCode) -> Path:
+def rows_file(spec: PythonCode) -> Path:
+    """The file with what the function has generated, on every machine that has it."""
     return Path(tempfile.gettempdir()) / f"inferometer-{spec.generated}.jsonl"
 
 

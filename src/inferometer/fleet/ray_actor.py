@@ -1,0 +1,203 @@
+"""The actor of a shard on a Ray node: runs the shard in a process beside it, and responds to the parent's polls.
+
+The shard has a process of its own (worker.py), as on one machine, so Ray's threads do not share an interpreter with the hot path.
+It records into a temporary folder of the node, from which each poll takes the next pieces (copying.py). The class is ordinary
+Python: ray_fleet.py makes an actor of it, and its methods run in threads of their own, one for each concurrency group.
+"""
+
+import contextlib
+import os
+import pickle
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from inferometer import __version__, processors
+from inferometer.fleet.clocks import Reading
+from inferometer.fleet.control import Grant, WorkerResult
+from inferometer.fleet.copying import FolderReader, Numbers, Piece
+from inferometer.fleet.job import Job
+from inferometer.fleet.local import LocalProcess, put_grant
+from inferometer.store.spool import Control
+from inferometer.timing.clock import now, wall_offset
+
+GROUPS = {"poll": 1, "control": 1, "clock": 1}
+"""Concurrency groups, each with one thread: calls of a group are executed in order, and none waits for another group's."""
+_PREFIX = "inferometer-ray-"
+_PARENT_GONE_S = 30.0
+"""A shard whose parent has not polled for this long is ended: the parent hangs, or the network between them is cut."""
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    """What an actor says about where it runs."""
+
+    node_id: str
+    address: str
+    host: str
+    version: str
+    cores: float
+    niceness: int
+    """How much lower than Ray's own the priority of the shard is; 0: not at all."""
+    folder: str
+
+
+class Update(msgspec.Struct):
+    """The response to a poll."""
+
+    changes: list[Piece | Numbers]
+    heartbeat: int
+    """The shard's latest sign of life, by its own clock."""
+    has_more: bool
+    """There was more to copy than fits into one response."""
+    result: WorkerResult | str | None = None
+    """How the shard ended; everything is copied then."""
+
+
+class ShardActor:
+    """One shard, in a process of this node."""
+
+    def __init__(self) -> None:
+        _remove_leftovers()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self._process: LocalProcess | None = None
+        self._failure = ""
+        self._latest: tuple[int, Update] = (-1, Update([], 0, False))
+        self._polled = time.monotonic()
+
+    def facts(self) -> NodeFacts:
+        import ray  # noqa: PLC0415 - the class is used without Ray in tests
+
+        return NodeFacts(
+            node_id=ray.get_runtime_context().get_node_id(),
+            address=ray.util.get_node_ip_address(),
+            host=socket.gethostname(),
+            version=__version__,
+            cores=processors.usable(),
+            niceness=_raise_priority(),
+            folder=str(self._folder),
+        )
+
+    def clock(self) -> Reading:
+        return Reading(now(), wall_offset())
+
+    # --- before the run ----------------------------------------------------------------------------------------------
+
+    def put_file(self, name: str, offset: int, data: bytes) -> None:
+        """Write a part of a file that the workload needs."""
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("r+b" if offset else "wb") as file:
+            file.seek(offset)
+            file.write(data)
+
+    def link_files(self, folder: str, names: list[str]) -> None:
+        """Use the files that another actor of this node has received."""
+        for name in names:
+            path = self._folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.link(Path(folder) / name, path)
+
+    def begin(self, data: bytes, piece: int) -> None:
+        """Start the shard. `data` is the pickled job and the number of the shard; `piece` is the most that is read at a time."""
+        try:
+            self._begin(data, piece)
+        except Exception as error:  # the parent sees it in the response to its next poll
+            self._failure = f"could not be started: {type(error).__name__}: {error}"
+
+    def _begin(self, data: bytes, piece: int) -> None:
+        job, shard = pickle.loads(data)
+        assert isinstance(job, Job)
+        job = msgspec.structs.replace(job, spool=self._folder)
+        self._control = Control(self._folder / f"{shard}.control", create=True)
+        self._reader = FolderReader(self._folder, shard, self._control, piece)
+        self._round: Iterator[Piece | Numbers] = iter(())
+        self._is_last_round = False
+        _raise_priority()  # that of this thread, which a new process inherits
+        self._process = LocalProcess(job, shard, {"TMPDIR": str(self._folder)})
+        self._polled = time.monotonic()
+        threading.Thread(target=self._end_without_parent, daemon=True).start()
+
+    # --- during the run ----------------------------------------------------------------------------------------------
+
+    def command(self, kind: str, *values: int) -> None:
+        """Pass on a message of the parent. Instants are those of this node's monotonic clock."""
+        if self._process is None:
+            return
+        match kind:
+            case "start":
+                self._process.start(values[0])
+            case "release":
+                self._process.release(*values)
+            case "grant":
+                number, stage, first, end, is_last = values
+                put_grant(self._control, Grant(number, stage, first, end, bool(is_last)))
+            case "past" | "abandoned" | "stop":
+                self._control[kind] = max(values[0], self._control[kind])
+
+    def poll(self, number: int, wait: float, most: int) -> Update:
+        """Return what is new, up to about `most` bytes, after at most `wait` seconds. A poll with the number of the one before
+        returns the same again: the response did not arrive."""
+        self._polled = time.monotonic()
+        if number != self._latest[0]:
+            self._latest = number, self._new(wait, most)
+        return self._latest[1]
+
+    def _new(self, wait: float, most: int) -> Update:
+        if self._process is None:
+            time.sleep(wait)
+            return Update([], 0, False, self._failure or None)
+        self._process.wait(wait)
+        has_ended = not self._process.is_alive()  # before the round: what it recorded last is part of it
+        changes: list[Piece | Numbers] = []
+        size, is_copied = 0, False
+        while size < most:
+            change = next(self._round, None)
+            if change is not None:
+                changes.append(change)
+                size += len(change.data) if isinstance(change, Piece) else 0
+            elif self._is_last_round:
+                is_copied = True
+                break
+            elif changes and not has_ended:
+                break  # a round is complete, and the shard goes on
+            else:
+                self._round, self._is_last_round = self._reader.round(is_last=has_ended), has_ended
+        result = self._process.result() if is_copied else None
+        return Update(changes, self._control["heartbeat"], size >= most, result)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the shard's process, and remove everything that it left on this node."""
+        if self._process is not None:
+            self._process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_without_parent(self) -> None:
+        while time.monotonic() - self._polled < _PARENT_GONE_S:
+            time.sleep(1.0)
+        self.close()
+        os._exit(1)
+
+
+def _raise_priority() -> int:
+    """Take back the niceness that Ray adds to its workers (15 by default), if that is permitted. Return what is left of it."""
+    usual = psutil.Process(os.getppid()).nice()  # the raylet's
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, usual)
+    return max(os.getpriority(os.PRIO_PROCESS, 0) - usual, 0)
+
+
+def _remove_leftovers() -> None:
+    """Remove folders of actors that were killed, such as when their parent was."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
