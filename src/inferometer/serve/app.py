@@ -164,8 +164,6 @@ async def _drain(
     if seconds:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(at_once.wait(), min(seconds, _ANNOUNCED_S))
-    for listener in listeners:
-        listener.let_in()
     web.refuse_new()
     models.refuse_new()
     for listener in listeners:

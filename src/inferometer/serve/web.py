@@ -26,12 +26,14 @@ from inferometer.serve.kserve import http_codec as kserve_http
 from inferometer.serve.kserve.routes import Kserve, unexpected
 from inferometer.serve.metrics import CONTENT_TYPE
 from inferometer.serve.models.registry import Models
+from inferometer.serve.models.types import NEVER
 from inferometer.serve.openai.frames import error_body
 from inferometer.serve.openai.requests import Refusal
 from inferometer.serve.openai.response import refusal_body
 from inferometer.serve.openai.routes import OpenAi
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.server import Simulator
+from inferometer.timing.clock import now
 
 Metrics = Callable[[], Awaitable[bytes]]
 """Returns /metrics of all processes."""
@@ -57,14 +59,18 @@ class Web:
         self._openai = OpenAi(models, sim) if models is not None else None
         self._metrics = metrics
         self._token = settings.token
-        self._draining = False
+        self._draining_since = NEVER
         self._tasks: set[asyncio.Task[None]] = set()
 
     def refuse_new(self) -> None:
         """Report not ready and refuse new inferences from now on; those in progress continue."""
-        self._draining = True
+        self._draining_since = now()
         if self._kserve is not None:
-            self._kserve.draining = True
+            self._kserve.draining_since = self._draining_since
+
+    @property
+    def _is_draining(self) -> bool:
+        return self._draining_since < NEVER
 
     def refuse_rest(self) -> int:
         """Refuse the requests whose bodies are still being processed. Return how many there were."""
@@ -87,12 +93,12 @@ class Web:
             connection.gone = None
             self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
 
-    def problem(self, connection: Connection, problem: Problem) -> None:
+    def problem(self, connection: Connection, request: Request, problem: Problem) -> None:
         if self._sim is not None and self._kserve is None:
             body = error_body(problem.message, "invalid_request_error", "bad_request")
         else:
             body = kserve_http.error(problem.message)
-        reply(connection, problem.request, problem.status, body, close=True)
+        reply(connection, request, problem.status, body, close=True)
 
     def _why_not(self, request: Request) -> str:
         given = request.headers.get(b"authorization", b"")
@@ -101,7 +107,7 @@ class Web:
         return token.why_not(self._token, given)
 
     def _text(self, openai: OpenAi, connection: Connection, request: Request) -> None:
-        if self._draining and not request.was_let_in:
+        if request.began >= self._draining_since:
             why = "the server is shutting down and does not accept new requests"
             self._refuse(connection, request, 503, why, "shutting_down", close=True)
         else:
@@ -122,7 +128,7 @@ class Web:
             task.add_done_callback(self._tasks.discard)
         else:
             status, content_type, body = page()
-            reply(connection, request, status, body, content_type=content_type, close=self._draining)
+            reply(connection, request, status, body, content_type=content_type, close=self._is_draining)
 
     def _served(self) -> tuple[int, bytes, bytes]:
         tree: dict[str, object] = {"name": "inferometer", "version": __version__}
@@ -133,7 +139,7 @@ class Web:
         return 200, b"application/json", msgspec.json.encode(tree | {"health": "/health", "metrics": "/metrics"})
 
     def _health(self) -> tuple[int, bytes, bytes]:
-        if self._draining:
+        if self._is_draining:
             return 503, b"application/json", b'{"status":"stopping"}'
         return 200, b"application/json", b'{"status":"ok"}'
 
@@ -144,7 +150,7 @@ class Web:
         except Exception as error:  # keep serving
             self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
         else:
-            reply(connection, request, 200, body, content_type=CONTENT_TYPE, close=self._draining)
+            reply(connection, request, 200, body, content_type=CONTENT_TYPE, close=self._is_draining)
 
     def _refuse(
         self,
@@ -162,7 +168,7 @@ class Web:
             body = refusal_body(request, Refusal(status, message, code, kind))
         else:
             body = kserve_http.error(message)
-        reply(connection, request, status, body, extra=extra, close=close or self._draining)
+        reply(connection, request, status, body, extra=extra, close=close or self._is_draining)
 
 
 def is_open(path: bytes) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from inferometer.serve.http import connection as connection_file
 from inferometer.serve.http.connection import Connection, connections
 from inferometer.serve.http.parse import Problem, Request
 from inferometer.serve.http.reply import reply
@@ -39,10 +38,8 @@ class Echo:
         else:
             reply(connection, request, 200, request.body)
 
-    def problem(self, connection: Connection, problem: Problem) -> None:
-        request = Request()
-        request.keep_alive = False
-        reply(connection, request, problem.status, problem.message.encode())
+    def problem(self, connection: Connection, request: Request, problem: Problem) -> None:
+        reply(connection, request, problem.status, problem.message.encode(), close=True)
 
     def _gone(self) -> None:
         self.gone += 1
@@ -175,9 +172,7 @@ def test_pipelined_requests_wait_for_the_previous_response():
     run(main())
 
 
-def test_reading_ahead_of_responses_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connection_file, "_PIPELINED_BYTES", 1000)
-
+def test_reading_ahead_of_responses_is_bounded():
     async def main() -> None:
         async with listening() as (listener, echo):
             with peer(listener) as client:
@@ -471,5 +466,38 @@ def test_stop_accepting_takes_the_backlog_first():
                     clients.enter_context(socket.create_connection(address))
                 listener.stop_accepting()
                 assert len(listener.connections) == 300
+
+    run(main())
+
+
+@pytest.mark.parametrize("start", [b"", b"POST / HT", post("/", b"hello")[:-1], post("/wait", b"")])
+def test_end_of_file_before_the_response_closes(start: bytes):
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                await client.send(start)
+                client.sock.shutdown(socket.SHUT_WR)
+                assert await client.some() == b""
+                assert listener.connections == []
+                assert echo.gone == (start == post("/wait", b""))
+
+    run(main())
+
+
+def test_a_complete_response_is_sent_after_end_of_file():
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                await client.send(post("/wait", b""))
+                while not echo.requests:
+                    await asyncio.sleep(0)
+                (connection,) = listener.connections
+                reply(connection, echo.requests[0], 200, bytes(16 * MIB))
+                assert connection.unsent
+                client.sock.shutdown(socket.SHUT_WR)
+                while not connection.transport.has_ended:
+                    await asyncio.sleep(0)
+                assert await client.response() == (200, bytes(16 * MIB))
+                assert await client.some() == b""
 
     run(main())

@@ -222,8 +222,5 @@ class Connection:
     def late(self) -> None:
         self._transport.close()
 
-    def let_in(self) -> None:
-        pass
-
     def refuse_partial(self, why: str) -> bool:
         return False

@@ -230,7 +230,6 @@ class GenerateStream(Responder):
         if not self._has_begun:
             self._has_begun = True
             data = self._head(status) + data
-            self._connection.between = answers.NO_EVENT
         self._connection.write(data)
 
     def _head(self, status: int) -> bytes:

@@ -22,7 +22,7 @@ from inferometer.serve.kserve import control, generate, http_codec
 from inferometer.serve.kserve.http_codec import Data, InferRequestBody, invalid
 from inferometer.serve.kserve.responders import Generate, GenerateStream, Infer, Responder
 from inferometer.serve.models.registry import Model, Models
-from inferometer.serve.models.types import HTTP_STATUS, Refused
+from inferometer.serve.models.types import HTTP_STATUS, NEVER, Refused
 from inferometer.serve.offload import LARGE
 from inferometer.serve.settings import Settings
 
@@ -47,13 +47,18 @@ class Kserve:
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models = models
-        self.draining = False
+        self.draining_since = NEVER
+        """When the server began to refuse new requests."""
         self.offloaded: set[Responder] = set()
         """Requests whose bodies are being processed in a thread."""
         self._limit = settings.limits.message
         self._control = settings.control
         self._known: dict[bytes, tuple[list[bytes], Handle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def draining(self) -> bool:
+        return self.draining_since < NEVER
 
     def handle(self, connection: Connection, request: Request) -> None:
         try:
@@ -198,7 +203,7 @@ class Kserve:
             self._read(responder, request, partial(self._parse, name, model, length))
         else:
             asked = http_codec.request(body, end, name, self.models.regions.find, model.facts.inputs)
-            responder.submit(asked, request.was_let_in)
+            responder.submit(asked, was_let_in=True)
 
     def _parse(self, name: str, model: Model, length: bytes, body: Data) -> InferRequestBody:
         end = http_codec.json_length(length, len(body))
@@ -230,10 +235,10 @@ class Kserve:
         def work() -> InferRequestBody:
             return parse(unpack(data=body) if how else body)
 
-        responder.offload(size, work, lambda asked: responder.submit(asked, request.was_let_in or size > LARGE))
+        responder.offload(size, work, lambda asked: responder.submit(asked, was_let_in=True))
 
     def _find(self, request: Request, name: str, version: str) -> Model:
-        if self.draining and not request.was_let_in:
+        if request.began >= self.draining_since:
             raise Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
         return self.models.find(name, version)
 

@@ -60,13 +60,11 @@ class Stream(Response):
 
     def begin(self) -> None:
         """Send the headers, with what precedes the text."""
-        frames, connection = self._frames, self.connection
+        frames = self._frames
         self._prefix = frames.prefix(self.n, int(time.time()))
         self._sizes, self._tail = () if self._running_usage else frames.sizes, frames.tail
         head = answers.stream_head(self.request.keep_alive, self.promise)
         self.write(head + frames.opening(self._prefix, self.n, self.n_in))
-        if self.write == connection.write:  # whole chunks
-            connection.between = answers.NO_EVENT
 
     def text(self, text: bytes, count: int) -> None:
         """Send the text of `count` tokens."""
