@@ -68,14 +68,6 @@ ALLOWED = [
         "Triton calls it unavailable because of polling, even where nothing is polled; ours says that it is forbidden",
     ),
     Allowed(
-        r"get_log_settings", r"result.*\.log_(info|warning|error)(\.bool_param)?", r"false",
-        "our server writes no such log",
-    ),
-    Allowed(
-        r"update (log|trace) settings", r"result|error|status", r'"\(nothing\)"|".* cannot be changed"|"501"|"StatusCode.UNIMPLEMENTED"',
-        "our server writes no such log and no traces: to agree to the change would be a lie",
-    ),
-    Allowed(
         r"a wrong name", r"error", r'"unexpected inference input .INPUT7. for model .no_batch., which has .INPUT0."',
         "Triton's words, and what the model has",
     ),

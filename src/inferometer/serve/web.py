@@ -23,10 +23,10 @@ from inferometer.serve.http.connection import Connection, connections
 from inferometer.serve.http.parse import Problem, Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import http_codec as kserve_http
-from inferometer.serve.kserve.routes import Kserve, unexpected
+from inferometer.serve.kserve.routes import Kserve
 from inferometer.serve.metrics import CONTENT_TYPE
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import NEVER
+from inferometer.serve.models.types import NEVER, reason
 from inferometer.serve.openai.frames import error_body
 from inferometer.serve.openai.requests import Refusal
 from inferometer.serve.openai.response import refusal_body
@@ -66,7 +66,7 @@ class Web:
         """Report not ready and refuse new inferences from now on; those in progress continue."""
         self._draining_since = now()
         if self._kserve is not None:
-            self._kserve.draining_since = self._draining_since
+            self._kserve.refuse_new(self._draining_since)
 
     @property
     def _is_draining(self) -> bool:
@@ -91,7 +91,7 @@ class Web:
                 self._page(connection, request)
         except Exception as error:  # keep serving
             connection.gone = None
-            self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
+            self._refuse(connection, request, 500, reason(error).message, "internal_error", close=True)
 
     def problem(self, connection: Connection, request: Request, problem: Problem) -> None:
         if self._sim is not None and self._kserve is None:
@@ -148,7 +148,7 @@ class Web:
         try:
             body = await self._metrics()
         except Exception as error:  # keep serving
-            self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
+            self._refuse(connection, request, 500, reason(error).message, "internal_error", close=True)
         else:
             reply(connection, request, 200, body, content_type=CONTENT_TYPE, close=self._is_draining)
 

@@ -2,7 +2,6 @@
 
 from urllib.parse import quote
 
-from inferometer.errors import UserError
 from inferometer.serve.models.types import Refused
 from inferometer.wire.http2 import hpack
 
@@ -34,17 +33,6 @@ def trailers(refused: Refused) -> bytes:
     message = quote(shown(refused.message), safe=_PRINTABLE).encode()
     code = CODES.get(refused.code, CODES["UNKNOWN"])
     return hpack.encode([(b"grpc-status", b"%d" % code), (b"grpc-message", message)])
-
-
-def refusal(error: BaseException) -> Refused:
-    """Convert an exception to the error that the client receives."""
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, UserError):
-        return Refused("INVALID_ARGUMENT", str(error))
-    if isinstance(error, MemoryError):
-        return Refused("RESOURCE_EXHAUSTED", "the server does not have enough memory for this request")
-    return Refused("INTERNAL", f"{type(error).__name__}: {error}")
 
 
 def shown(message: str) -> str:
