@@ -1,7 +1,5 @@
-"""The headers of a call, parsed: its method, timeout, compression, and whether it is allowed.
-
-Clients send the same header block again and again, and the codec returns the same object for it, so each is parsed once.
-"""
+"""The headers of a call: its method, timeout, compression, and whether it is allowed. Each header block is parsed once:
+clients send the same again and again, and the codec returns the same object for it."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -93,27 +91,19 @@ class CallHeads:
         if not _CONTENT_TYPE.fullmatch(fields.get(b"content-type", b"")):
             return _http_error(shown, 415)
         method = self._methods.get(path)
-        compressed = compression.choose(fields.get(b"accept-encoding", b""))
         try:
             self._check(method, shown, fields)
-            return CallHead(
-                shown,
-                method,
-                timeout=_timeout(fields.get(b"grpc-timeout", b"")),
-                encoding=compression.named(fields.get(b"grpc-encoding", b"")),
-                compression=compressed,
-                block=_RESPONSES[compressed],
-            )
+            timeout, encoding = _timeout(fields.get(b"grpc-timeout", b"")), fields.get(b"grpc-encoding", b"")
+            how = compression.choose(fields.get(b"accept-encoding", b""))
+            return CallHead(shown, method, timeout, compression.named(encoding), how, _RESPONSES[how])
         except Refused as refused:
             return refused_head(shown, refused)
 
     def _check(self, method: Method | None, path: str, fields: dict[bytes, bytes]) -> None:
         if fields.get(b"te") != b"trailers":
             raise Refused("INTERNAL", "the header te: trailers is missing; a proxy may have removed it")
-        if self._token is not None and not (method is not None and method.is_open):
-            why = why_not(self._token, fields.get(b"authorization", b""))
-            if why:
-                raise Refused("UNAUTHENTICATED", why)
+        if (method is None or not method.is_open) and (why := why_not(self._token, fields.get(b"authorization", b""))):
+            raise Refused("UNAUTHENTICATED", why)
         if method is None:
             raise Refused("UNIMPLEMENTED", f"unknown method {path}")
 

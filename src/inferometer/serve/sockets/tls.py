@@ -129,7 +129,7 @@ class TlsTransport(Transport):
         """Give up a handshake that is not complete in time, too."""
         if self._is_ready or self._is_leaving:
             super().give_up_if_late(idle, stalled, at)
-        elif at - self.moved > stalled and not self.has_input():
+        elif at - self.moved > stalled:
             self.close()
 
     # --- out ---------------------------------------------------------------------------------------------------------

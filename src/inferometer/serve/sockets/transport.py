@@ -88,8 +88,8 @@ class Transport:
         """Whether the client has closed its sending side."""
         self.loop = listener.loop
         self.moved = now()
-        """When the client last made progress. Reading what was sent counts; the protocol sets it when something expected
-        has arrived or a response is complete. (Not to the kernel's timestamp, which follows steps of the wall clock.)"""
+        """When the client last made progress: it read what was sent, or something expected has arrived. (Not the
+        kernel's timestamp, which follows steps of the wall clock.)"""
         self.peer = peer
         """The client's address, for the access log."""
         self.unsent = 0
@@ -246,31 +246,14 @@ class Transport:
         silent = at - self.moved
         if self.unsent:
             if silent > stalled:
-                self._give_up_sending()
+                self.reset()  # so that the kernel drops its copy of what was sent
         elif self._is_leaving:
             return
         elif self.protocol.is_waiting:
-            if silent > stalled and not self.has_input():
+            if silent > stalled:
                 self.protocol.late()
-        elif self.protocol.is_idle and silent > idle and not self.has_input():
+        elif self.protocol.is_idle and silent > idle:
             self.close()
-
-    def has_input(self) -> bool:
-        """Whether data is waiting to be read: then the server is late, not the client."""
-        try:
-            self._sock.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:
-            pass  # reading will report it
-        return True
-
-    def _give_up_sending(self) -> None:
-        """Reset the connection of a client that does not read: the kernel can drop its copy of what was sent."""
-        moved = self.moved
-        self._writable()
-        if self.moved == moved:
-            self.reset()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
