@@ -86,10 +86,8 @@ class CallHeads:
     def _parse(self, fields: dict[bytes, bytes]) -> CallHead:
         path = fields.get(b":path", b"")
         shown = path.decode("latin-1")
-        if fields.get(b":method") != b"POST":
-            return _http_error(shown, 405, (b"allow", b"POST"))
-        if not _CONTENT_TYPE.fullmatch(fields.get(b"content-type", b"")):
-            return _http_error(shown, 415)
+        if fields.get(b":method") != b"POST" or not _CONTENT_TYPE.fullmatch(fields.get(b"content-type", b"")):
+            return _not_grpc(shown)
         method = self._methods.get(path)
         try:
             self._check(method, shown, fields)
@@ -112,11 +110,11 @@ def refused_head(path: str, refused: Refused) -> CallHead:
     return CallHead(path, status=refused.code, trailers=_RESPONSES[""] + status.trailers(refused))
 
 
-def _http_error(path: str, code: int, *more: tuple[bytes, bytes]) -> CallHead:
-    """Refuse what is not gRPC. The status is for clients that are (Unknown, as the specification maps it)."""
-    refused = Refused("UNKNOWN", f"HTTP {code}: a call is a POST with the content-type application/grpc")  # type: ignore[arg-type]
-    fields = [(b":status", b"%d" % code), (b"content-type", b"application/grpc"), *more]
-    return CallHead(path, status=str(code), trailers=hpack.encode(fields) + status.trailers(refused))
+def _not_grpc(path: str) -> CallHead:
+    """Refuse what is not gRPC, with the HTTP status of the specification."""
+    refused = Refused("UNKNOWN", "HTTP 415: a call is a POST with the content-type application/grpc")  # type: ignore[arg-type]
+    fields = [(b":status", b"415"), (b"content-type", b"application/grpc")]
+    return CallHead(path, status="415", trailers=hpack.encode(fields) + status.trailers(refused))
 
 
 def _timeout(text: bytes) -> int:

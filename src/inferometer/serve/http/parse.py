@@ -7,7 +7,6 @@ ignoring it, as the standard allows.
 """
 
 import re
-from typing import NamedTuple
 
 from inferometer.serve.memory import untouched
 from inferometer.serve.settings import Limits
@@ -64,16 +63,8 @@ class Problem(Exception):  # noqa: N818  (a response)
         """The request whose headers are incomplete or not valid, as far as it is known."""
 
 
-class _Head(NamedTuple):
-    """What the headers of a request say."""
-
-    method: bytes
-    path: bytes
-    headers: dict[bytes, bytes]
-    keep_alive: bool
-    http10: bool
-    length: int
-    """Size of the body, or _CHUNKED."""
+_Head = tuple[bytes, bytes, dict[bytes, bytes], bool, bool, int]
+"""Method, path, headers, whether the connection is kept, whether it is HTTP/1.0, and the size of the body or _CHUNKED."""
 
 
 class RequestParser:
@@ -279,9 +270,8 @@ def _parse_all(head: bytes) -> _Head:
             headers[name] = value.strip()
     http10 = found[3] == b"0"
     options = headers.pop(b"connection", b"").lower().replace(b" ", b"").split(b",")
-    return _Head(
-        found[1], _path(found[2]), headers, not http10 and b"close" not in options, http10, _length(headers, request)
-    )
+    keep_alive = not http10 and b"close" not in options
+    return found[1], _path(found[2]), headers, keep_alive, http10, _length(headers, request)
 
 
 def _length(headers: dict[bytes, bytes], request: Request) -> int:

@@ -127,10 +127,11 @@ def json_length(header: bytes, size: int) -> int:
     """Return the bytes of JSON at the start of a body of `size` bytes."""
     if not header:
         return size
-    if not header.isdigit() or len(header) > 18 or not 0 < int(header) <= size:
+    length = int(header) if header.isdigit() and len(header) <= 18 else 0
+    if not 0 < length <= size:
         shown = header.decode("latin-1")
         raise invalid(f"inference header size should be in range (0, {size}), got: {shown:.40}")
-    return int(header)
+    return length
 
 
 def parse_json(data: Data) -> dict[str, Any]:
@@ -249,9 +250,11 @@ def binary_answer(
     data: list[Data] = []
     total = 0
     for output in outputs:
-        tensor, part = output.tensor, output.tensor.data
+        wanted, tensor = output.wanted, output.tensor
+        part = tensor.data
         size = len(part)
-        if not (size and _is_binary(output, binary)) or (part.__class__ is memoryview and part.itemsize != 1):
+        is_binary = binary if wanted is None else wanted.binary and wanted.placed is None  # _is_binary, without a call
+        if not (is_binary and size) or (part.__class__ is memoryview and part.itemsize != 1):
             return None
         key += (tensor.name, tensor.datatype, tensor.shape, size)
         data.append(part)
