@@ -164,6 +164,7 @@ def test_classes_are_sent_as_text(web: RawClient):
         ("/v2/systemsharedmemory/region/r/register", {"byte_size": "a"}, 400, "Unable to parse the request"),
         ("/v2/systemsharedmemory/region/r/register", {"key": "../x", "byte_size": 1}, None, "x"),
         ("/v2/repository/models/identity/unload", {}, 403, "--allow-control"),
+        ("/v2/repository/models/x/unload", {"parameters": {"unload_dependents": False}}, 403, "--allow-control"),
         ("/v2/repository/models/identity/load", {}, 403, "--allow-control"),
         ("/v2/repository/index", [], 400, "object"),
     ],

@@ -248,6 +248,7 @@ def _match(words: list[bytes]) -> tuple[list[bytes], Callable[..., None], str]:
 
 
 _IN_BODIES = ("ready", "key", "offset", "byte_size", "parameters")
+_KINDS = {bool: "bool_param", int: "int64_param", str: "string_param"}
 
 
 def _message(kind: Any, name: str, version: str, request: Request) -> Message:
@@ -257,7 +258,7 @@ def _message(kind: Any, name: str, version: str, request: Request) -> Message:
         key: body[key] for key in _IN_BODIES if key in body
     }
     if isinstance(parameters := given.get("parameters"), dict):
-        given["parameters"] = {key: {"string_param": value} for key, value in parameters.items()}
+        given["parameters"] = {key: {_KINDS.get(type(value), ""): value} for key, value in parameters.items()}
     try:
         return kind(**{key: value for key, value in given.items() if key in kind.DESCRIPTOR.fields_by_name})
     except (TypeError, ValueError, AttributeError) as error:
