@@ -159,7 +159,6 @@ def queries() -> Calls:
         ("register_cuda_shared_memory", "c", "AAAA", 0, 16),
         ("unregister_cuda_shared_memory",), ("unregister_cuda_shared_memory", "nosuch"),
         ("load_model", "identity"), ("unload_model", "identity"),
-        ("get_log_settings",), ("get_trace_settings",), ("get_trace_settings", "identity"), ("get_trace_settings", "nosuch"),
     ):  # fmt: skip
         made |= by(CLIENTS, " ".join([method, *words[:2]] if words else [method]), call=method, words=words)
     return made
@@ -208,7 +207,7 @@ def refusals() -> Calls:
 
 
 def control() -> Calls:
-    """Return the calls, in order: each client leaves the models as it found them. Some change Triton's settings, too."""
+    """Return the calls, in order: each client leaves the models as it found them."""
     coming_and_going: dict[str, Job] = {
         "load what is loaded": {"call": "load_model", "words": ["no_batch"]},
         "infer after a reload": PLAIN,
@@ -224,8 +223,6 @@ def control() -> Calls:
         "ready when loaded": {"call": "is_model_ready", "words": ["no_batch"]},
         "infer when loaded": PLAIN,
         "the index at last": {"call": "get_model_repository_index"},
-        "update log settings": {"call": "update_log_settings", "words": [{"log_verbose_level": 0}]},
-        "update trace settings": {"call": "update_trace_settings", "options": {"settings": {"trace_rate": "1000"}}},
     }
     other_configurations: dict[str, Job] = {
         "load with a broken configuration": {"call": "load_model", "words": ["no_batch"], "options": {"config": "{"}},

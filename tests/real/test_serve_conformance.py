@@ -68,14 +68,6 @@ ALLOWED = [
         "Triton calls it unavailable because of polling, even where nothing is polled; ours says that it is forbidden",
     ),
     Allowed(
-        r"get_log_settings", r"result.*\.log_(info|warning|error)(\.bool_param)?", r"false",
-        "our server writes no such log",
-    ),
-    Allowed(
-        r"update (log|trace) settings", r"result|error|status", r'"\(nothing\)"|".* cannot be changed"|"501"|"StatusCode.UNIMPLEMENTED"',
-        "our server writes no such log and no traces: to agree to the change would be a lie",
-    ),
-    Allowed(
         r"a wrong name", r"error", r'"unexpected inference input .INPUT7. for model .no_batch., which has .INPUT0."',
         "Triton's words, and what the model has",
     ),
@@ -345,7 +337,6 @@ SAME_TO_THE_LETTER: dict[str, tuple[str, str, Any]] = {
     "JSON with small floats": ("POST", INFER, {"inputs": [ONE | {"data": [0.1, 1e-7]}]}),
     "JSON with large floats": ("POST", INFER, {"inputs": [ONE | {"data": [1e30, 123456789]}]}),
     "JSON with NaN and Infinity": ("POST", INFER, {"inputs": [ONE | {"data": [float("nan"), float("inf")]}]}),
-    "an empty body": ("POST", INFER, ""),
     "no data": ("POST", INFER, {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [2]}]}),
     "a wrong method": ("GET", INFER, ""),
     "nothing there": ("GET", "/v2/nothing", ""),

@@ -31,18 +31,12 @@ def named(encoding: bytes) -> str:
 
 
 def choose(accepted: bytes) -> str:
-    """Return the best known format of an Accept-Encoding header; "" if there is none."""
-    best, best_quality = "", 0.0
+    """Return the first known format in an Accept-Encoding header; "" if there is none."""
     for entry in accepted.decode("latin-1").lower().split(",") if accepted else ():
-        name, _, rest = entry.partition(";")
-        parameter, _, value = rest.partition("=")
-        try:
-            quality = float(value) if parameter.strip() == "q" else 1.0
-        except ValueError:
-            continue
-        if name.strip() in FORMATS and quality > best_quality:
-            best, best_quality = name.strip(), quality
-    return best
+        name, _, quality = entry.partition(";")
+        if name.strip() in FORMATS and quality.strip() not in ("q=0", "q=0.0"):
+            return name.strip()
+    return ""
 
 
 def compress(name: str, parts: Iterable[Data]) -> bytes:

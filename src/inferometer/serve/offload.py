@@ -1,7 +1,8 @@
-"""The one rule for leaving the event loop: work on more than `LARGE` bytes goes to a thread, everything else is done at once.
+"""When work leaves the event loop, and how far models may be ahead of their clients.
 
-Work in this sense is what the server itself does to a request's bytes: parsing and writing JSON, compression, decoding
-images, walking long lists of strings, copying from and to shared memory. (Models compute in threads of their own.)
+Work on more than `LARGE` bytes goes to a thread, everything else is done at once. Work in this sense is what the server
+itself does to a request's bytes: parsing and writing JSON, compression, decoding images, walking long lists of strings,
+copying from and to shared memory. (Models compute in threads of their own.)
 """
 
 import asyncio
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from inferometer.serve.models.types import Refused
 from inferometer.serve.threads import Threads
 
 T = TypeVar("T")
@@ -21,6 +23,8 @@ STRING = 16
 """Bytes that each element of a list of strings counts, because each is looked at by itself."""
 _THREADS = 2
 """Python computes in one thread at a time, but others can copy, compress and decompress meanwhile."""
+UNREAD = 1 << 30
+"""Bytes that a decoupled model may be ahead of its client; beyond that, the inference is stopped."""
 
 
 class Offload:
@@ -45,3 +49,8 @@ class Offload:
 
     def close(self) -> None:
         self._threads.close()
+
+
+def not_read() -> Refused:
+    """Return a new error each time: an exception keeps the frames it passed through, and the data they hold."""
+    return Refused("RESOURCE_EXHAUSTED", "the client does not read the responses as fast as the model produces them")

@@ -13,7 +13,6 @@ request is that request's 500, and the server continues.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 
@@ -23,15 +22,16 @@ from inferometer.serve.http.connection import Connection, connections
 from inferometer.serve.http.parse import Problem, Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import http_codec as kserve_http
-from inferometer.serve.kserve.routes import Kserve, unexpected
+from inferometer.serve.kserve.routes import Kserve
 from inferometer.serve.models.registry import Models
-from inferometer.serve.openai.frames import error_body
+from inferometer.serve.models.types import NEVER, reason
 from inferometer.serve.openai.requests import Refusal
 from inferometer.serve.openai.response import refusal_body
 from inferometer.serve.openai.routes import OpenAi
 from inferometer.serve.prometheus import CONTENT_TYPE
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.server import Simulator
+from inferometer.timing.clock import now
 
 Metrics = Callable[[], Awaitable[bytes]]
 """Returns /metrics of all processes."""
@@ -51,24 +51,25 @@ class Web:
     ) -> None:
         self.connect = connections(self, settings.limits, settings.access_log)
         """The listener's `make_protocol`."""
+        self._models, self._sim, self._metrics, self._token = models, sim, metrics, settings.token
         self._kserve = Kserve(models, settings) if models is not None else None
-        self._models = models
-        self._sim = sim
         self._openai = OpenAi(models, sim) if models is not None else None
-        self._metrics = metrics
-        self._token = settings.token
-        self._draining = False
+        self._refused_from = NEVER  # requests that begin after this time are refused
         self._tasks: set[asyncio.Task[None]] = set()
 
     def refuse_new(self) -> None:
-        """Report not ready and refuse new inferences from now on; those in progress continue."""
-        self._draining = True
+        """Refuse new inferences from now on; those in progress, and those whose headers have arrived, continue."""
+        self._refused_from = now()
         if self._kserve is not None:
-            self._kserve.draining = True
+            self._kserve.refuse_new(self._refused_from)
 
     def refuse_rest(self) -> int:
         """Refuse the requests whose bodies are still being processed. Return how many there were."""
         return 0 if self._kserve is None else self._kserve.refuse_rest()
+
+    @property
+    def _is_draining(self) -> bool:
+        return self._refused_from < NEVER
 
     # --- a request ---------------------------------------------------------------------------------------------------
 
@@ -76,23 +77,24 @@ class Web:
         path = request.path
         try:
             if self._token is not None and not is_open(path) and (why := self._why_not(request)):
-                self._refuse(connection, request, 401, why, "invalid_api_key", token.CHALLENGE)
-            elif self._kserve is not None and (path.startswith(b"/v2/") or path == b"/v2"):
+                kind = "authentication_error"
+                raise Refusal(401, why, "invalid_api_key", kind, token.CHALLENGE)
+            if self._kserve is not None and (path.startswith(b"/v2/") or path == b"/v2"):
                 self._kserve.handle(connection, request)
             elif self._openai is not None and (path.startswith(b"/v1/") or path == b"/tokenize"):
-                self._text(self._openai, connection, request)
+                if request.began >= self._refused_from:
+                    why = "the server is shutting down and does not accept new requests"
+                    raise Refusal(503, why, "shutting_down")
+                self._openai.handle(connection, request)
             else:
                 self._page(connection, request)
+        except Refusal as refusal:
+            self._refuse(connection, request, refusal)
         except Exception as error:  # keep serving
-            connection.gone = None
-            self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
+            self._fail(connection, request, error)
 
-    def problem(self, connection: Connection, problem: Problem) -> None:
-        if self._sim is not None and self._kserve is None:
-            body = error_body(problem.message, "invalid_request_error", "bad_request")
-        else:
-            body = kserve_http.error(problem.message)
-        reply(connection, problem.request, problem.status, body, close=True)
+    def problem(self, connection: Connection, request: Request, problem: Problem) -> None:
+        self._refuse(connection, request, Refusal(problem.status, problem.message, "bad_request"), close=True)
 
     def _why_not(self, request: Request) -> str:
         given = request.headers.get(b"authorization", b"")
@@ -100,69 +102,55 @@ class Web:
             given = b"Bearer " + key
         return token.why_not(self._token, given)
 
-    def _text(self, openai: OpenAi, connection: Connection, request: Request) -> None:
-        if self._draining and not request.was_let_in:
-            why = "the server is shutting down and does not accept new requests"
-            self._refuse(connection, request, 503, why, "shutting_down", close=True)
+    def _refuse(self, connection: Connection, request: Request, refusal: Refusal, close: bool = False) -> None:
+        """Send an error in the format of the protocol that the path belongs to."""
+        if request.path.startswith(b"/v1") or (self._sim is not None and not request.path.startswith(b"/v2")):
+            body = refusal_body(request, refusal)
         else:
-            openai.handle(connection, request)
+            body = kserve_http.error(refusal.message)
+        close = close or self._is_draining
+        reply(connection, request, refusal.status, body, extra=refusal.headers, close=close)
+
+    def _fail(self, connection: Connection, request: Request, error: Exception) -> None:
+        connection.gone = None
+        self._refuse(connection, request, Refusal(500, reason(error).message, "internal_error"), close=True)
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
     def _page(self, connection: Connection, request: Request) -> None:
-        page: Any = {b"/": self._served, b"/health": self._health, b"/metrics": self._metrics}.get(request.path)
+        pages = {b"/": self._served, b"/health": self._health, b"/metrics": None}
         shown = request.path.decode("latin-1")
-        if page is None:
-            self._refuse(connection, request, 404, f"no such path: {shown}", "not_found")
-        elif request.method not in (b"GET", b"HEAD"):
+        if request.path not in pages:
+            raise Refusal(404, f"no such path: {shown}", "not_found")
+        if request.method not in (b"GET", b"HEAD"):
             why = f"method {request.method.decode('latin-1')} is not allowed for {shown}"
-            self._refuse(connection, request, 405, why, "method_not_allowed", b"Allow: GET, HEAD\r\n")
-        elif page is self._metrics:
+            raise Refusal(405, why, "method_not_allowed", headers=b"Allow: GET, HEAD\r\n")
+        if page := pages[request.path]:
+            status, tree = page()
+            reply(connection, request, status, msgspec.json.encode(tree), close=self._is_draining)
+        else:
             self._tasks.add(task := asyncio.get_running_loop().create_task(self._send_metrics(connection, request)))
             task.add_done_callback(self._tasks.discard)
-        else:
-            status, content_type, body = page()
-            reply(connection, request, status, body, content_type=content_type, close=self._draining)
 
-    def _served(self) -> tuple[int, bytes, bytes]:
+    def _served(self) -> tuple[int, dict[str, object]]:
         tree: dict[str, object] = {"name": "inferometer", "version": __version__}
         if self._models is not None:
             tree["kserve"] = {"path": "/v2", "models": self._models.names()}
         if self._openai is not None and (names := self._openai.names()):
             tree["openai"] = {"path": "/v1", "models": names}
-        return 200, b"application/json", msgspec.json.encode(tree | {"health": "/health", "metrics": "/metrics"})
+        return 200, tree | {"health": "/health", "metrics": "/metrics"}
 
-    def _health(self) -> tuple[int, bytes, bytes]:
-        if self._draining:
-            return 503, b"application/json", b'{"status":"stopping"}'
-        return 200, b"application/json", b'{"status":"ok"}'
+    def _health(self) -> tuple[int, dict[str, object]]:
+        return (503, {"status": "stopping"}) if self._is_draining else (200, {"status": "ok"})
 
     async def _send_metrics(self, connection: Connection, request: Request) -> None:
         assert self._metrics is not None
         try:
             body = await self._metrics()
         except Exception as error:  # keep serving
-            self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
+            self._fail(connection, request, error)
         else:
-            reply(connection, request, 200, body, content_type=CONTENT_TYPE, close=self._draining)
-
-    def _refuse(
-        self,
-        connection: Connection,
-        request: Request,
-        status: int,
-        message: str,
-        code: str,
-        extra: bytes = b"",
-        close: bool = False,
-    ) -> None:
-        """Send an error in the format of the protocol that the path belongs to."""
-        if request.path.startswith(b"/v1") or (self._sim is not None and not request.path.startswith(b"/v2")):
-            kind = "authentication_error" if status == 401 else "invalid_request_error"
-            body = refusal_body(request, Refusal(status, message, code, kind))
-        else:
-            body = kserve_http.error(message)
-        reply(connection, request, status, body, extra=extra, close=close or self._draining)
+            reply(connection, request, 200, body, content_type=CONTENT_TYPE, close=self._is_draining)
 
 
 def is_open(path: bytes) -> bool:

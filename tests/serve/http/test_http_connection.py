@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from inferometer.serve.http import connection as connection_file
 from inferometer.serve.http.connection import Connection, connections
 from inferometer.serve.http.parse import Problem, Request
 from inferometer.serve.http.reply import reply
@@ -39,10 +38,8 @@ class Echo:
         else:
             reply(connection, request, 200, request.body)
 
-    def problem(self, connection: Connection, problem: Problem) -> None:
-        request = Request()
-        request.keep_alive = False
-        reply(connection, request, problem.status, problem.message.encode())
+    def problem(self, connection: Connection, request: Request, problem: Problem) -> None:
+        reply(connection, request, problem.status, problem.message.encode(), close=True)
 
     def _gone(self) -> None:
         self.gone += 1
@@ -99,6 +96,13 @@ def peer(listener: Listener):
     listener.serve(there)
     with here:
         yield Peer(here)
+
+
+def has_input(connection: Connection) -> bool:
+    """Whether something is still to be read."""
+    with contextlib.suppress(BlockingIOError):
+        return bool(connection.transport._sock.recv(1, socket.MSG_PEEK))
+    return False
 
 
 def s(seconds: float) -> int:
@@ -175,9 +179,7 @@ def test_pipelined_requests_wait_for_the_previous_response():
     run(main())
 
 
-def test_reading_ahead_of_responses_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connection_file, "_PIPELINED_BYTES", 1000)
-
+def test_reading_ahead_of_responses_is_bounded():
     async def main() -> None:
         async with listening() as (listener, echo):
             with peer(listener) as client:
@@ -240,7 +242,7 @@ def test_single_bytes_are_progress_in_a_body_but_not_in_headers():
                     connection.transport.moved -= s(59)
                     before = connection.transport.moved
                     await client.send(data[cut : cut + 1])
-                    while connection.transport.has_input():
+                    while has_input(connection):
                         await asyncio.sleep(0)
                     assert (connection.transport.moved > before) is goes_on, name
                     if name == "head":
@@ -259,7 +261,7 @@ def test_headers_that_trickle_in_are_given_up():
                 while not connection._in_head:
                     await asyncio.sleep(0)
                 await client.send(b"X: y\r\n")
-                while connection.transport.has_input():
+                while has_input(connection):
                     await asyncio.sleep(0)
                 listener.sweep(connection.transport.moved + s(61))
                 status, why = await client.response()
@@ -350,23 +352,6 @@ def test_a_slow_reader_is_not_given_up():
                         client._rest += await client.some()
                     rest = connection.unsent
                 assert await client.response() == (200, body)
-
-    run(main())
-
-
-@pytest.mark.parametrize("start", [b"", b"POST / HT"])
-def test_a_client_is_not_late_while_its_data_is_unread(start: bytes):
-    async def main() -> None:
-        async with listening() as (listener, _):
-            with peer(listener) as client:
-                (connection,) = listener.connections
-                if start:
-                    await client.send(start)
-                    while not connection._parser.is_partial:
-                        await asyncio.sleep(0)
-                client.sock.send(post("/", b"hello")[len(start) :])  # and the loop has no turn before the look
-                listener.sweep(now() + s(1000))
-                assert await client.response() == (200, b"hello")
 
     run(main())
 
@@ -471,5 +456,38 @@ def test_stop_accepting_takes_the_backlog_first():
                     clients.enter_context(socket.create_connection(address))
                 listener.stop_accepting()
                 assert len(listener.connections) == 300
+
+    run(main())
+
+
+@pytest.mark.parametrize("start", [b"", b"POST / HT", post("/", b"hello")[:-1], post("/wait", b"")])
+def test_end_of_file_before_the_response_closes(start: bytes):
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                await client.send(start)
+                client.sock.shutdown(socket.SHUT_WR)
+                assert await client.some() == b""
+                assert listener.connections == []
+                assert echo.gone == (start == post("/wait", b""))
+
+    run(main())
+
+
+def test_a_complete_response_is_sent_after_end_of_file():
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                await client.send(post("/wait", b""))
+                while not echo.requests:
+                    await asyncio.sleep(0)
+                (connection,) = listener.connections
+                reply(connection, echo.requests[0], 200, bytes(16 * MIB))
+                assert connection.unsent
+                client.sock.shutdown(socket.SHUT_WR)
+                while not connection.transport.has_ended:
+                    await asyncio.sleep(0)
+                assert await client.response() == (200, bytes(16 * MIB))
+                assert await client.some() == b""
 
     run(main())

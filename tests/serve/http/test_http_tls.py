@@ -15,7 +15,7 @@ from test_http_connection import Echo, post
 
 from inferometer.errors import UserError
 from inferometer.serve.http.connection import connections
-from inferometer.serve.settings import Tls
+from inferometer.serve.settings import Limits, Tls
 from inferometer.serve.sockets.listener import Listener
 from inferometer.serve.sockets.tls import context
 from inferometer.timing.clock import now
@@ -122,7 +122,7 @@ def test_a_stalled_handshake_is_closed(authority: trustme.CA, files: dict[str, s
         socket.create_connection(("127.0.0.1", port), timeout=30) as sock,
     ):
         assert exchange(port, client(authority), b"hello") == [b"hello"]  # so that the other one was accepted, too
-        late = now() + int((listener.limits.stalled + 1) * 1e9)
+        late = now() + int((Limits().stalled + 1) * 1e9)
         listener.loop.call_soon_threadsafe(listener.sweep, late)
         assert sock.recv(1) == b""
 

@@ -17,7 +17,7 @@ from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, ser
 from waiting import until
 
 from inferometer.errors import UserError
-from inferometer.serve.grpc import server as grpc_server
+from inferometer.serve import access_log
 from inferometer.serve.grpc.status import shown
 from inferometer.serve.kserve import messages
 from inferometer.serve.settings import Tls
@@ -111,7 +111,7 @@ def test_all_methods_except_health_and_readiness_require_the_token(token: str | 
     metadata = [("authorization", f"Bearer {token}")] if token else []
     with serving(token=token) as one, dialled(one.grpc_address) as stub:
         for method in messages.SCHEMA.methods:
-            if method.startswith(KSERVE) and not method.endswith(("Live", "Ready", "Infer")):
+            if method.startswith(KSERVE) and not method.endswith(("Live", "Ready", "Infer", "Settings", "Setting")):
                 name = method.removeprefix(KSERVE)
                 if token:
                     assert failure(lambda name=name: getattr(stub, name)(b""))[0] == "UNAUTHENTICATED"
@@ -136,7 +136,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Standard error. (pytest's own capture loses what is written while it is read.)"""
     written = io.StringIO()
-    monkeypatch.setattr(grpc_server, "sys", SimpleNamespace(stderr=written))
+    monkeypatch.setattr(access_log, "sys", SimpleNamespace(stderr=written))
     return written
 
 

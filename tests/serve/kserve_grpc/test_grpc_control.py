@@ -91,19 +91,6 @@ def test_the_index_lists_all_models(stub: Stub) -> None:
     assert states["identity"] == states["many"] == "READY"
 
 
-def test_traces_and_logs_are_shown_and_cannot_be_changed(stub: Stub) -> None:
-    assert stub.TraceSetting(request("TraceSettingRequest")).settings["trace_level"].value == ["OFF"]
-    assert stub.LogSettings(request("LogSettingsRequest")).settings["log_verbose_level"].uint32_param == 0
-    change = request("LogSettingsRequest")
-    change.settings["log_info"].bool_param = True
-    assert failure(lambda: stub.LogSettings(change))[0] == "UNIMPLEMENTED"
-    change = request("TraceSettingRequest")
-    change.settings["trace_rate"].value.append("1")
-    assert failure(lambda: stub.TraceSetting(change))[0] == "UNIMPLEMENTED"
-    unknown = request("TraceSettingRequest", model_name="nope")
-    assert failure(lambda: stub.TraceSetting(unknown)) == ("INVALID_ARGUMENT", "Request for unknown model : nope")
-
-
 # --- orders ----------------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +115,7 @@ def test_clients_may_load_and_unload_models_if_allowed() -> None:
         again.parameters["other"].int64_param = 1
         assert failure(lambda: stub.RepositoryModelLoad(again)) == (
             "INVALID_ARGUMENT",
-            "load parameter 'other' is unknown: only 'config' is supported",
+            "load parameter 'other' is not supported: only 'config' is, as a JSON string",
         )
         nope = request("RepositoryModelLoadRequest", model_name="nope")
         assert failure(lambda: stub.RepositoryModelLoad(nope)) == (
@@ -210,7 +197,7 @@ def test_the_json_tree_has_tritons_order_names_and_numbers() -> None:
 
 
 def test_the_json_tree_can_omit_empty_values() -> None:
-    made = messages.RepositoryIndexResponse()
+    made = messages.SCHEMA.message("inference.RepositoryIndexResponse")()
     made.models.add(name="m")
     assert control.tree(made, empty=False) == {"models": [{"name": "m"}]}
 

@@ -14,7 +14,8 @@ from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, ser
 from tensor_maker import random
 from waiting import until
 
-from inferometer.serve.kserve import backpressure, messages
+from inferometer.serve import offload
+from inferometer.serve.kserve import messages, stream
 from inferometer.serve.settings import Limits
 from inferometer.tensors import DATATYPES, Tensor, to_numpy
 from inferometer.wire import server_timing
@@ -98,12 +99,11 @@ def changed(change: Callable[[Any], Any]) -> Any:
     return request
 
 
-def _shared(request: Any, region: Any = "nowhere", size: Any = 4) -> None:
+def _shared(request: Any, region: Any = "nowhere") -> None:
     del request.raw_input_contents[:]
-    for name, value in (("shared_memory_region", region), ("shared_memory_byte_size", size)):
-        if value is not None:
-            kind = "string_param" if isinstance(value, str) else "int64_param"
-            setattr(request.inputs[0].parameters[name], kind, value)
+    for name, value in (("shared_memory_region", region), ("shared_memory_byte_size", 4)):
+        kind = "string_param" if isinstance(value, str) else "int64_param"
+        setattr(request.inputs[0].parameters[name], kind, value)
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
@@ -152,12 +152,12 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "classes that are text": (
         lambda one: one.outputs.add(name="OUTPUT0").parameters["classification"].MergeFrom(_text_parameter("1")),
         "INVALID_ARGUMENT",
-        "invalid value type for 'classification' parameter, expected int64_param",
+        "invalid parameters for tensor 'OUTPUT0': Expected `int`, got `str` - at `$.classification`",
     ),
     "a parameter without a value": (
         lambda one: one.parameters["empty"],
         "INVALID_ARGUMENT",
-        "invalid value type for 'empty' parameter",
+        "parameter 'empty' has invalid type",
     ),
     "a reserved parameter": (
         lambda one: one.parameters["triton_x"].MergeFrom(_text_parameter("1")),
@@ -167,18 +167,13 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "a timeout that is text": (
         lambda one: one.parameters["timeout"].MergeFrom(_text_parameter("1")),
         "INVALID_ARGUMENT",
-        "invalid value type for 'timeout' parameter, expected int64_param.",
+        "Unable to parse 'timeout': expected a whole number, got '1'",
     ),
     "shared memory of nobody": (_shared, "NOT_FOUND", "Unable to find shared memory region: 'nowhere'"),
-    "shared memory without a size": (
-        lambda one: _shared(one, size=None),
-        "INVALID_ARGUMENT",
-        "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor 'INPUT0'",
-    ),
     "shared memory called 4": (
         lambda one: _shared(one, region=4),
         "INVALID_ARGUMENT",
-        "invalid value type for 'shared_memory_region' parameter for tensor 'INPUT0', expected string_param.",
+        "invalid parameters for tensor 'INPUT0': Expected `str`, got `int` - at `$.shared_memory_region`",
     ),
 }
 
@@ -344,11 +339,11 @@ def test_our_own_client_reads_stream_responses(stub: Stub) -> None:
 def test_an_endless_model_stops_when_the_client_does_not_read(
     served: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backpressure, "GIVEN_UP", 50_000_000)
+    monkeypatch.setattr(stream, "UNREAD", 50_000_000)
     call = stub.ModelStreamInfer(iter([a_request("endless", bytes(400_000))]))
     next(call)  # it is in progress; nothing more is read
     until(lambda: served.in_flight() == 0)
-    assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", backpressure.not_read().message)
+    assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", offload.not_read().message)
 
 
 def test_clients_that_vanish_during_a_response_leave_nothing_behind(

@@ -39,7 +39,7 @@ def raw(served: Served) -> Iterator[RawGrpc]:
     [
         ((("content-type", "application/json"),), "415"),
         ((("content-type", "application/grpc-web"),), "415"),
-        (((":method", "GET"),), "405"),
+        (((":method", "GET"),), "415"),
         ((("content-type", "application/grpc+proto"),), "200"),
     ],
 )

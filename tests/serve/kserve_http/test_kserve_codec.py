@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer.serve import compression
-from inferometer.serve.kserve import http_codec
+from inferometer.serve.kserve import http_codec, parameters
 from inferometer.serve.models.types import Output, Placed, Refused, Wanted
-from inferometer.tensors import DATATYPES, Tensor, TensorSpec, elements, from_json, to_json
+from inferometer.tensors import DATATYPES, Tensor, elements, from_json, to_json
 from inferometer.wire.kserve import http as client
 from inferometer.wire.kserve.http import InferOptions, ShmRef
 
@@ -57,7 +57,7 @@ def requests(draw: Any) -> tuple[list[Tensor], InferOptions]:
     )
     options = InferOptions(
         id=draw(st.text(max_size=5)),
-        parameters=draw(st.dictionaries(keys.filter(lambda key: key not in http_codec._KNOWN), values, max_size=3)),
+        parameters=draw(st.dictionaries(keys.filter(lambda key: key not in parameters._TYPES), values, max_size=3)),
         outputs=tuple(draw(st.lists(NAMES, max_size=2, unique=True))),
         classification=draw(st.integers(0, 3)),
     )
@@ -76,7 +76,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 @given(requests())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_binary_requests_of_our_client_round_trip(made: tuple[list[Tensor], InferOptions]):
     given_tensors, options = made
     headers, body = client.encode(given_tensors, options)
@@ -90,7 +90,7 @@ def test_binary_requests_of_our_client_round_trip(made: tuple[list[Tensor], Infe
 
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in ("FP16", "BF16")])
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_json_round_trips_every_datatype(datatype: str, data: st.DataObject):
     shape = data.draw(SHAPES)
     count = elements(shape)
@@ -182,21 +182,6 @@ def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
     assert json.loads(made.parts[0])["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2]}]
 
 
-def test_the_shape_of_a_raw_request_follows_from_its_size():
-    facts = (TensorSpec("x", "FP32", (-1, -1)),)
-    parsed = parse(bytes(12), b"0", "m", no_memory, facts)
-    assert (parsed.inputs["x"].shape, parsed.binary) == ((1, 3), True)
-    text = (TensorSpec("x", "BYTES", (-1, 1)),)
-    assert parse(b"hi", b"0", "m", no_memory, text).inputs["x"].data == b"\2\0\0\0hi"
-    for wrong in (
-        (),
-        facts * 2,
-        (TensorSpec("x", "FP32", (-1, 2)),),
-    ):
-        with pytest.raises(Refused):
-            parse(bytes(12), b"0", "m", no_memory, wrong)
-
-
 # --- what is wrong -----------------------------------------------------------------------------------------------------
 
 X = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
@@ -217,7 +202,7 @@ BINARY = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_
         ({"inputs": [X | {"datatype": "BOOL"}]}, b"", "BOOL"),
         ({"inputs": [X | {"datatype": "BYTES"}]}, b"", "BYTES"),
         ({"inputs": [X | {"datatype": "INT8", "data": [1, 200]}]}, b"", "200 does not fit into INT8"),
-        ({"inputs": [X | {"data": 5}]}, b"", "expected an array"),
+        ({"inputs": [X | {"data": 5}]}, b"", "Expected `array`, got `int`"),
         ({"inputs": [X, X]}, b"", "input 'x' already exists in request"),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2]}]}, b"", "But no field is set"),
         ({"inputs": [BINARY | {"data": [1, 2]}]}, bytes(8), "But set 'data' 'binary_data_size'"),
@@ -240,7 +225,8 @@ BINARY = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_
             b"",
             "both 'shared_memory_region' and 'classification'",
         ),
-        ({"inputs": [X | {"data": None, "parameters": {"shared_memory_region": "r"}}]}, b"", "But set 'data' 'shared_"),
+        ({"inputs": [X | {"parameters": {"shared_memory_region": "r"}}]}, b"", "But set 'data' 'shared_"),
+        ({"inputs": [X], "parameters": {"timeout": -1}}, b"", "invalid value for 'timeout', expected value >= 0."),
     ],
 )
 def test_invalid_requests_are_explained(tree: Any, behind: bytes, words: str):
@@ -329,100 +315,18 @@ def test_invalid_compressed_data_is_refused(body: bytes, encoding: bytes):
         (b"gzip", "gzip"),
         (b"GZIP", "gzip"),
         (b"gzip, deflate", "gzip"),
-        (b"gzip;q=0.5, deflate;q=1", "deflate"),
-        (b"gzip;q=0", ""),
-        (b"gzip;q=x,deflate", "deflate"),
+        (b"br;q=1, deflate;q=0.5", "deflate"),
+        (b"gzip;q=0, deflate", "deflate"),
     ],
 )
 def test_responses_are_compressed_as_accepted(accepted: bytes, how: str):
     assert compression.choose(accepted) == how
 
 
-# --- long arrays, in pieces --------------------------------------------------------------------------------------------
-
-
-NUMBERS = st.integers(-300, 300) | st.floats(allow_nan=False) | st.none() | st.booleans() | st.integers()
-LISTS = st.recursive(st.lists(NUMBERS), lambda inner: st.lists(inner | NUMBERS), max_leaves=30)
-
-
-def read(datatype: str, shape: tuple[int, ...], data: bytes) -> Tensor | str:
-    body = b'{"inputs":[{"name":"x","datatype":"%b","shape":%b,"data":%b}]}'
-    try:
-        return parse(body % (datatype.encode(), json.dumps(shape).encode(), data), b"", "m", no_memory).inputs["x"]
-    except Refused as why:
-        return why.message
-
-
-@given(st.data())
-@settings(max_examples=100, deadline=None)
-def test_parsing_a_long_array_in_pieces_gives_the_same_result(data: st.DataObject):
-    values = data.draw(LISTS)
-    datatype = data.draw(st.sampled_from([name for name in DATATYPES if name != "BYTES"]))
-    text = json.dumps(values, indent=data.draw(st.sampled_from([None, 1]))).encode()
-    if data.draw(st.booleans()):  # or what is left of it
-        at = data.draw(st.integers(0, len(text)))
-        text = text[:at] + data.draw(st.sampled_from([b"", b",", b"[", b"]", b" ", b"1", b'"'])) + text[at + 1 :]
-    shape = (data.draw(st.sampled_from([len(json.dumps(values).split(",")), len(values)])),)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http_codec, "_PIECE", 1 << 30)
-        whole = read(datatype, shape, text)
-        patch.setattr(http_codec, "_PIECE", data.draw(st.integers(0, 5)))
-        pieces = read(datatype, shape, text)
-    if isinstance(whole, Tensor):
-        assert isinstance(pieces, Tensor)
-        assert same(pieces, whole)
-    else:
-        assert isinstance(pieces, str)
-
-
-def test_a_long_nested_array_can_be_split(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(http_codec, "_PIECE", 4)
-    monkeypatch.setattr(http_codec, "from_json", lambda *_: 1 / 0 if len(_[3]) > 3 else from_json(*_))
-    made = read("INT32", (2, 2, 2), b"[[[1, 2], [3, 4]], [[5, 6], [7, 8]]]")
-    assert isinstance(made, Tensor)
-    assert to_json(made) == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-@given(st.data())
-@settings(max_examples=100, deadline=None)
-def test_writing_a_long_array_in_pieces_gives_the_same_result(data: st.DataObject):
-    datatype = data.draw(st.sampled_from([name for name in DATATYPES if name not in ("FP16", "BF16")]))
-    count = data.draw(st.integers(0, 9))
-    if datatype == "BYTES":
-        tensor = from_json("x", datatype, (count,), data.draw(st.lists(st.text(), min_size=count, max_size=count)))
-    else:
-        tensor = Tensor("x", datatype, (count,), data.draw(raw(datatype, count)))
-    with pytest.MonkeyPatch.context() as patch:
-        whole = bytes(http_codec.to_values(tensor))
-        patch.setattr(http_codec, "_PIECE_OUT", data.draw(st.integers(1, 4)))
-        assert bytes(http_codec.to_values(tensor)) == whole
-
-
-# --- numbers beyond all floats ---------------------------------------------------------------------------------------
-
-BEYOND = ("1e400", "-1e400", "[0.5, 1e400]", "[1e400, [2]]", "1" + "0" * 400)
-
-
-@pytest.mark.parametrize("datatype", ["FP32", "FP64", "INT32"])
-@pytest.mark.parametrize("value", BEYOND)
-def test_numbers_beyond_fp64_do_not_become_infinity(datatype: str, value: str) -> None:
-    count = value.count(",") + 1
-    body = f'{{"inputs":[{{"name":"x","datatype":"{datatype}","shape":[{count}],"data":[{value}]}}]}}'
-    with pytest.raises(Refused, match=r"0 does not fit into (FP64|INT32)|a number does not fit into FP"):
-        parse(body.encode(), b"", "m", no_memory)
-
-
-def test_numbers_beyond_fp64_are_found_in_long_arrays() -> None:
-    long = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[40000],"data":[%b1e400]}]}' % (b"0.25," * 39_999)
-    with pytest.raises(Refused, match="1e400 does not fit into FP64"):
-        parse(long, b"", "m", no_memory)
-    mixed = b'{"inputs":[{"name":"x","datatype":"FP64","shape":[2],"data":[Infinity,1e400]}]}'
-    with pytest.raises(Refused, match="1e400 does not fit into FP64"):
-        parse(mixed, b"", "m", no_memory)
-
-
-def test_a_parameter_beyond_fp64_is_refused() -> None:
-    body = b'{"inputs":[],"parameters":{"p":1e400}}'
+@pytest.mark.parametrize(
+    "body", [b'{"inputs":[],"parameters":{"p":1e400}}', b'{"inputs":[{"name":"x","data":[1e400]}]}']
+)
+def test_a_number_beyond_fp64_is_refused(body: bytes) -> None:
     with pytest.raises(Refused, match="Number out of range"):
         parse(body, b"", "m", no_memory)
 

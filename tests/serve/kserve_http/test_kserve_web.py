@@ -14,7 +14,8 @@ import pytest
 from raw_client import RawClient, request
 from served import CONFIGS, Served, make_repository, serving
 
-from inferometer.serve.kserve import backpressure
+from inferometer.serve import offload
+from inferometer.serve.kserve import responders
 from inferometer.serve.models.types import Inference
 from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor
@@ -71,9 +72,7 @@ def infer(web: RawClient, tensors: list[Tensor], options: InferOptions, path: st
         ("/v2/systemsharedmemory/other", 404),
         ("/v2/cudasharedmemory/status", 200),
         ("/v2/cudasharedmemory/region/other/status", 404),
-        ("/v2/logging", 200),
-        ("/v2/trace/setting", 200),
-        ("/v2/models/identity/trace/setting", 200),
+        ("/v2/logging", 404),
         ("/v2x", 404),
         ("/other", 404),
         ("/v1/other", 404),
@@ -107,13 +106,6 @@ def test_metrics_of_models_and_simulator_are_on_one_page(web: RawClient):
     page = web.request("/metrics").body.decode()
     assert 'nv_inference_request_success{model="identity",version="1"}' in page
     assert "vllm:num_requests_running" in page
-
-
-def test_log_and_trace_settings_are_read_only(web: RawClient):
-    assert web.request("/v2/logging").json["log_verbose_level"] == 0
-    assert web.request("/v2/logging", {"log_verbose_level": 1}).status == 501
-    assert web.request("/v2/models/identity/trace/setting").json["trace_level"] == ["OFF"]
-    assert web.request("/v2/trace/setting", {"trace_rate": "1"}).status == 501
 
 
 # --- inference ---------------------------------------------------------------------------------------------------------
@@ -168,10 +160,11 @@ def test_classes_are_sent_as_text(web: RawClient):
             400,
             "CUDA",
         ),
-        ("/v2/systemsharedmemory/region/r/register", {"key": "/none", "offset": 0}, 400, "'byte_size'"),
-        ("/v2/systemsharedmemory/region/r/register", {"byte_size": 1}, 400, "'key'"),
+        ("/v2/systemsharedmemory/region/r/register", {"key": "/none", "offset": 0}, 400, "at least 1 byte"),
+        ("/v2/systemsharedmemory/region/r/register", {"byte_size": "a"}, 400, "Unable to parse the request"),
         ("/v2/systemsharedmemory/region/r/register", {"key": "../x", "byte_size": 1}, None, "x"),
         ("/v2/repository/models/identity/unload", {}, 403, "--allow-control"),
+        ("/v2/repository/models/x/unload", {"parameters": {"unload_dependents": False}}, 403, "--allow-control"),
         ("/v2/repository/models/identity/load", {}, 403, "--allow-control"),
         ("/v2/repository/index", [], 400, "object"),
     ],
@@ -336,6 +329,7 @@ def test_draining_refuses_new_requests_and_finishes_others(tmp_path: Path):
         with RawClient(server.url) as busy, RawClient(server.url) as web:
             busy.send(SLOW)
             server.until(lambda: server.listener.in_flight == 1)
+            server.call(server.models.say_not_ready)
             server.call(server.web.refuse_new)
             for path in ("/v2/health/ready", "/v2/models/identity/ready"):
                 with RawClient(server.url) as probe:
@@ -361,7 +355,7 @@ def test_responses_during_the_drain_close_their_connection(tmp_path: Path):
 
 
 def test_a_stream_that_the_client_does_not_read_stops_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backpressure, "GIVEN_UP", 4_000_000)
+    monkeypatch.setattr(responders, "UNREAD", 4_000_000)
     config = CONFIGS["words"].replace('"3"', '"1000000"')
     monkeypatch.setitem(CONFIGS, "words", config + 'parameters { key: "delay" value { string_value: "1ms" } }')
     with serving(repository=make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:
@@ -370,5 +364,5 @@ def test_a_stream_that_the_client_does_not_read_stops_its_model(tmp_path: Path, 
         assert server.call(lambda: server.models.in_flight) == 0
         response = web.response()
         assert response.complete
-        assert json.loads(response.events[-1]) == {"error": backpressure.not_read().message}
+        assert json.loads(response.events[-1]) == {"error": offload.not_read().message}
         assert web.request("/v2/health/live").status == 200

@@ -123,7 +123,7 @@ def test_the_access_log_has_one_line_per_request_without_headers(capfd: pytest.C
         [client, "POST", "/v1/completions", "200"],
         [client, "GET", "/v2", "401"],
     ]
-    assert all(len(line) == 7 and int(line[5]) > 0 and float(line[6]) >= 0 for line in lines)
+    assert all(len(line) == 7 and float(line[5]) >= 0 and line[6] == "ms" for line in lines)
     assert not any("secret" in word or "hidden" in word for line in lines for word in line)
 
 
@@ -132,7 +132,7 @@ PROBLEMS = {
     "a body whose declared length is too long": (request("/v2/long?q=hidden", bytes(101)), "POST", "/v2/long", 413),
     "a body that turns out to be": (CHUNKED, "POST", "/v2/chunked", 413),
     "a head that is too long": (b"GET /v2/head HTTP/1.1\r\nX: " + bytes([120]) * 5000, "GET", "/v2/head", 431),
-    "a path that is": (b"GET /long?q=hidden" + bytes([120]) * 5000, "GET", "/long", 431),
+    "a path that is": (b"GET /long?q=hidden" + bytes([120]) * 5000, "-", "-", 431),
     "no HTTP": (b"\x16\x03\x01\r\n\r\n", "-", "-", 400),
 }
 
@@ -150,9 +150,7 @@ def test_the_access_log_includes_aborted_requests(what: str, capfd: pytest.Captu
         server.call(lambda: None)
     (line,) = (line.split() for line in capfd.readouterr().err.splitlines())
     assert line[1:5] == [client, method, path, str(status)]
-    assert len(line) == 7
-    assert int(line[5]) > 0
-    assert 0 <= float(line[6]) < 1000 * 60  # since the bytes came, and not since the machine started
+    assert 0 <= float(line[5]) < 1000 * 60  # since the bytes came, and not since the machine started
 
 
 def test_the_access_log_includes_timed_out_requests(capfd: pytest.CaptureFixture[str]):
@@ -164,7 +162,7 @@ def test_the_access_log_includes_timed_out_requests(capfd: pytest.CaptureFixture
         server.call(lambda: None)
     (line,) = (line.split() for line in capfd.readouterr().err.splitlines())
     assert line[2:5] == ["POST", "/v2/late", "408"]
-    assert 0 <= float(line[6]) < 1000 * 60
+    assert 0 <= float(line[5]) < 1000 * 60
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,10 @@ def test_generate_reports_an_error_after_its_response(web: RawClient):
     ("parameters", "status", "message"),
     [
         ({"file:1/model.py": "eA=="}, 501, "not from files in requests"),
-        ({"other": 1, "config": "{}"}, 400, "load parameter 'other' is unknown: only 'config' is supported"),
-        ({"config": 5}, 400, "Unable to parse 'config'"),
+        ({"other": 1, "config": "{}"}, 400, "load parameter 'other' is not supported"),
+        ({"config": 5}, 400, "only 'config' is, as a JSON string"),
+        ({"config": [5]}, 400, "Unable to parse the request"),
+        ({"other": "1"}, 400, "load parameter 'other' is not supported: only 'config' is"),
     ],
 )
 def test_a_load_accepts_only_a_configuration(web: RawClient, parameters: dict[str, Any], status: int, message: str):

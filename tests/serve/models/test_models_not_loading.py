@@ -3,6 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from models_fakes import WAIT_S, run
@@ -12,6 +13,7 @@ from inferometer.serve.kserve import control
 from inferometer.serve.models import configs
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Refused
+from inferometer.serve.settings import Settings
 
 TENSORS = (
     'input [{ name: "X", data_type: TYPE_FP32, dims: [ 1 ] }] output [{ name: "Y", data_type: TYPE_FP32, dims: [ 1 ] }]'
@@ -49,7 +51,8 @@ def index_of(folder: Path) -> dict[str, tuple[str, str]]:
         models.add(str(folder))
         await asyncio.wait_for(models.start(), WAIT_S)
         try:
-            index = control.repository_index(models)
+            respond = control.methods(models, Settings())["RepositoryIndex"]
+            index: Any = respond(respond.input())
             found.update(
                 {one.name: (one.state, one.reason) for one in type(index).FromString(index.SerializeToString()).models}
             )

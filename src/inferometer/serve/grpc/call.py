@@ -19,7 +19,7 @@ from inferometer.serve import compression
 from inferometer.serve.grpc import status
 from inferometer.serve.grpc.messages import PREFIX, Data, Inbox
 from inferometer.serve.grpc.request import CallHead
-from inferometer.serve.models.types import NEVER, Refused
+from inferometer.serve.models.types import NEVER, Refused, reason
 
 if TYPE_CHECKING:
     from inferometer.serve.grpc.connection import Connection
@@ -146,7 +146,7 @@ class Call:
         if self.is_over:
             return
         if message is None:
-            self.abort(status.refusal(error or MemoryError()))
+            self.abort(reason(error or MemoryError()))
         else:
             self._deliver(message)
             self.resume()
@@ -159,13 +159,13 @@ class Call:
         try:
             on_message(self, message)
         except Exception as error:
-            self.abort(status.refusal(error))
+            self.abort(reason(error))
 
     def _call(self, function: Callable[["Call"], None]) -> None:
         try:
             function(self)
         except Exception as error:
-            self.abort(status.refusal(error))
+            self.abort(reason(error))
 
     # --- responses ---------------------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Call:
         if self.is_over:
             return
         if data is None:
-            self.abort(status.refusal(error or MemoryError()))
+            self.abort(reason(error or MemoryError()))
             return
         self._put(1, len(data), (data,))
         self.advance()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from inferometer.serve.grpc.call import Call
 from inferometer.serve.grpc.request import CallHead, Data, refused_head
+from inferometer.serve.http import answers
 from inferometer.serve.models.types import NEVER, Refused
 from inferometer.serve.settings import GRPC_MOST
 from inferometer.serve.sockets.transport import Transport
@@ -29,10 +30,6 @@ _MAX_UNSENT = 64 << 20
 _TOO_LARGE = refused_head("", Refused("RESOURCE_EXHAUSTED", "the metadata is larger than the server accepts"))
 _HTTP1 = re.compile(rb"[A-Z]+ [^ ]* HTTP/1\.[01]\r?\n")
 _NOT_HTTP2 = b"this port serves gRPC, which needs HTTP/2\n"
-_HTTP1_ERROR = (
-    b"HTTP/1.1 505 HTTP Version Not Supported\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
-    % (len(_NOT_HTTP2), _NOT_HTTP2)
-)
 
 
 class Connection:
@@ -40,7 +37,7 @@ class Connection:
 
     __slots__ = (
         "_arrived", "_begun", "_is_awake", "_owed", "_server", "_transport", "blocked", "calls", "http2", "max_message",
-        "offload", "room",
+        "offload", "peer", "room",
     )  # fmt: skip
 
     room: memoryview | None
@@ -60,15 +57,11 @@ class Connection:
         self.blocked: set[Call] = set()
         """Calls with messages that the client has no room for."""
         self.offload, self.max_message = server.offload, min(limits.message, GRPC_MOST)
-        self._server, self._transport = server, transport
+        self._server, self._transport, self.peer = server, transport, transport.peer
         self._arrived = 0
         self._is_awake = False  # what is queued will be sent in this turn of the loop
         self._begun: list[Call] = []  # calls with a deadline that have just begun
         self._owed: dict[int, int] = {}  # bytes by stream that the client may send again later
-
-    @property
-    def peer(self) -> str:
-        return self._transport.peer
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -192,7 +185,8 @@ class Connection:
         self.http2.fail(error.code, error.message)
         self.lost()
         if _HTTP1.match(data):
-            self._transport.write(_HTTP1_ERROR)
+            head = answers.head(505, len(_NOT_HTTP2), keep_alive=False, content_type=b"text/plain")
+            self._transport.write(head + _NOT_HTTP2)
         else:
             self._flush()
         self._transport.linger()
@@ -222,8 +216,5 @@ class Connection:
     def late(self) -> None:
         self._transport.close()
 
-    def let_in(self) -> None:
-        pass
-
     def refuse_partial(self, why: str) -> bool:
-        return False
+        return False  # calls are refused by GrpcServer.stop

@@ -39,7 +39,7 @@ class Health:
 
     def set_serving(self, serving: bool) -> None:
         self._serving = serving
-        self._notify()
+        self._look()
 
     def close(self) -> None:
         """Report NOT_SERVING to all watchers and end their calls."""
@@ -47,15 +47,12 @@ class Health:
         for call in list(self._watches):
             call.finish()
         self._watches.clear()
-        if self._timer is not None:
-            self._timer.cancel()
 
     def status(self, service: str) -> int:
-        if service in self._services:
-            return SERVING if self._serving else NOT_SERVING
-        if not self._is_known(service):
+        is_own = service in self._services
+        if not is_own and not self._is_known(service):
             return SERVICE_UNKNOWN
-        return SERVING if self._serving and self._is_ready(service) else NOT_SERVING
+        return SERVING if self._serving and (is_own or self._is_ready(service)) else NOT_SERVING
 
     def _check(self, call: Call, data: Data) -> None:
         service = parse(_Request, data).service
@@ -67,9 +64,7 @@ class Health:
     def _watch(self, call: Call) -> None:
         def requested(_: Call, data: Data) -> None:
             self._watches.setdefault(call, (parse(_Request, data).service, -1))
-            self._notify()
-            if self._timer is None:
-                self._look()
+            self._look()
 
         def ended(_: Call) -> None:
             if call not in self._watches:
@@ -79,15 +74,14 @@ class Health:
         call.on_cancelled = lambda: self._watches.pop(call, None) and None
 
     def _look(self) -> None:
-        """Look at all watched services from time to time, as long as there are any."""
-        self._notify()
-        self._timer = self._loop.call_later(_LOOK_S, self._look) if self._watches else None
-
-    def _notify(self) -> None:
+        """Notify all watchers of changes, now and from time to time, as long as there are any."""
         for call, (service, sent) in list(self._watches.items()):
             if (status := self.status(service)) != sent:
                 self._watches[call] = service, status
                 call.send(_message(status))
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(_LOOK_S, self._look) if self._watches else None
 
 
 def _message(status: int) -> bytes:

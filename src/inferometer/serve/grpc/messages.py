@@ -1,7 +1,7 @@
 """Assembles the messages of a call from the pieces of DATA that arrive.
 
-A message has a prefix of five bytes: whether it is compressed, and its size. Small messages are collected in one
-bytearray; a large one is copied once, into a buffer of its announced size.
+A message has a prefix of five bytes: whether it is compressed, and its size. It is copied once: small ones into one
+bytearray, a large one into a buffer of its announced size.
 """
 
 from struct import Struct
@@ -37,8 +37,7 @@ class Inbox:
         self._limit = limit
         self._data = bytearray()
         self._large: memoryview | None = None
-        self._filled = 0
-        self._is_compressed = 0
+        self._filled = self._is_compressed = 0
         self.is_ended = False
         """Whether the client has sent everything."""
 
@@ -57,37 +56,29 @@ class Inbox:
 
     def next(self) -> tuple[int, Data] | None:
         """Return the next message and whether it is compressed, or None; raises Refused if it is too large."""
-        if self._large is None and not self._begin():
-            return self._small()
-        assert self._large is not None
-        if self._filled < len(self._large):
+        message: Data
+        if self._large is None:
+            if len(self._data) < PREFIX.size:
+                return None
+            end = PREFIX.size + self._size()
+            if len(self._data) >= end:
+                message = bytes(memoryview(self._data)[PREFIX.size : end])
+                del self._data[:end]
+                return self._is_compressed, message
+            if end > _LARGE:
+                rest, self._data = memoryview(self._data)[PREFIX.size :], bytearray()
+                self._large, self._filled = untouched(end - PREFIX.size), len(rest)
+                self._large[: len(rest)] = rest
+        if self._large is None or self._filled < len(self._large):
             return None
         message, self._large = self._large, None
         return self._is_compressed, message
 
-    def _begin(self) -> bool:
-        """Allocate a buffer if a large message has begun, and is not complete yet."""
-        if len(self._data) < PREFIX.size:
-            return False
+    def _size(self) -> int:
         self._is_compressed, size = PREFIX.unpack_from(self._data)
         if self._is_compressed > 1:
             raise Refused("INTERNAL", f"the prefix of a message starts with {self._is_compressed}, not with 0 or 1")
         if size > self._limit:
             why = f"the message has {size} bytes; the server accepts at most {self._limit}"
             raise Refused("RESOURCE_EXHAUSTED", why)
-        if size <= _LARGE or len(self._data) >= PREFIX.size + size:
-            return False
-        rest, self._data = memoryview(self._data)[PREFIX.size :], bytearray()
-        self._large, self._filled = untouched(size), len(rest)
-        self._large[: len(rest)] = rest
-        return True
-
-    def _small(self) -> tuple[int, Data] | None:
-        if len(self._data) < PREFIX.size:
-            return None
-        end = PREFIX.size + PREFIX.unpack_from(self._data)[1]
-        if len(self._data) < end:
-            return None
-        message = bytes(memoryview(self._data)[PREFIX.size : end])
-        del self._data[:end]
-        return self._is_compressed, message
+        return int(size)

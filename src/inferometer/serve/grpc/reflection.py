@@ -1,6 +1,5 @@
 """Server reflection, v1 and v1alpha (with identical messages): the server describes its own services."""
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,43 +49,31 @@ class Reflection:
             for name in self._services:
                 made.list_services_response.service.add(name=name)
         elif kind == "file_by_filename":
-            self._describe(made, request.file_by_filename, f"file {request.file_by_filename!r}")
+            self._describe(made, request.file_by_filename, request.file_by_filename)
         elif kind == "file_containing_symbol":
-            symbol = request.file_containing_symbol
-            self._describe(made, self._file_of(symbol), f"symbol {symbol!r}")
-        elif kind == "all_extension_numbers_of_type":
-            name = request.all_extension_numbers_of_type
-            if self._is_message(name):
-                made.all_extension_numbers_response.base_type_name = name
-            else:
-                _error(made, "NOT_FOUND", f"unknown message {name!r}")
-        elif kind == "file_containing_extension":
-            _error(made, "NOT_FOUND", "extensions are not supported")
+            self._describe(made, self._file_of(request.file_containing_symbol), request.file_containing_symbol)
+        elif kind == "all_extension_numbers_of_type":  # there are none, of any type
+            made.all_extension_numbers_response.base_type_name = request.all_extension_numbers_of_type
         else:
-            _error(made, "INVALID_ARGUMENT", "the request is empty")
+            _error(made, "NOT_FOUND", "extensions are not supported")
         return made
 
     def _file_of(self, symbol: str) -> str:
         """Return the file that defines a message, field, enum, service or method, or ""."""
-        for find in (self._pool.FindFileContainingSymbol, self._file_of_method):
-            with contextlib.suppress(KeyError):
-                return str(find(symbol.removeprefix(".")).name)
-        return ""
-
-    def _file_of_method(self, name: str) -> Any:
-        return self._pool.FindMethodByName(name).containing_service.file
-
-    def _is_message(self, name: str) -> bool:
+        name = symbol.removeprefix(".")
         try:
-            self._pool.FindMessageTypeByName(name)
+            return str(self._pool.FindFileContainingSymbol(name).name)
         except KeyError:
-            return False
-        return True
+            service, _, method = name.rpartition(".")
+        try:
+            return str(self._pool.FindServiceByName(service).methods_by_name[method].containing_service.file.name)
+        except KeyError:
+            return ""
 
     def _describe(self, made: Any, name: str, what: str) -> None:
         """Return the file, followed by its imports."""
         if name not in self._files:
-            _error(made, "NOT_FOUND", f"unknown {what}")
+            _error(made, "NOT_FOUND", f"unknown file or symbol {what!r}")
             return
         wanted = [name]
         for file in wanted:

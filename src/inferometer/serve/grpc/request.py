@@ -1,7 +1,5 @@
-"""The headers of a call, parsed: its method, timeout, compression, and whether it is allowed.
-
-Clients send the same header block again and again, and the codec returns the same object for it, so each is parsed once.
-"""
+"""The headers of a call: its method, timeout, compression, and whether it is allowed. Each header block is parsed once:
+clients send the same again and again, and the codec returns the same object for it."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -88,32 +86,22 @@ class CallHeads:
     def _parse(self, fields: dict[bytes, bytes]) -> CallHead:
         path = fields.get(b":path", b"")
         shown = path.decode("latin-1")
-        if fields.get(b":method") != b"POST":
-            return _http_error(shown, 405, (b"allow", b"POST"))
-        if not _CONTENT_TYPE.fullmatch(fields.get(b"content-type", b"")):
-            return _http_error(shown, 415)
+        if fields.get(b":method") != b"POST" or not _CONTENT_TYPE.fullmatch(fields.get(b"content-type", b"")):
+            return _not_grpc(shown)
         method = self._methods.get(path)
-        compressed = compression.choose(fields.get(b"accept-encoding", b""))
         try:
             self._check(method, shown, fields)
-            return CallHead(
-                shown,
-                method,
-                timeout=_timeout(fields.get(b"grpc-timeout", b"")),
-                encoding=compression.named(fields.get(b"grpc-encoding", b"")),
-                compression=compressed,
-                block=_RESPONSES[compressed],
-            )
+            timeout, encoding = _timeout(fields.get(b"grpc-timeout", b"")), fields.get(b"grpc-encoding", b"")
+            how = compression.choose(fields.get(b"accept-encoding", b""))
+            return CallHead(shown, method, timeout, compression.named(encoding), how, _RESPONSES[how])
         except Refused as refused:
             return refused_head(shown, refused)
 
     def _check(self, method: Method | None, path: str, fields: dict[bytes, bytes]) -> None:
         if fields.get(b"te") != b"trailers":
             raise Refused("INTERNAL", "the header te: trailers is missing; a proxy may have removed it")
-        if self._token is not None and not (method is not None and method.is_open):
-            why = why_not(self._token, fields.get(b"authorization", b""))
-            if why:
-                raise Refused("UNAUTHENTICATED", why)
+        if (method is None or not method.is_open) and (why := why_not(self._token, fields.get(b"authorization", b""))):
+            raise Refused("UNAUTHENTICATED", why)
         if method is None:
             raise Refused("UNIMPLEMENTED", f"unknown method {path}")
 
@@ -122,11 +110,11 @@ def refused_head(path: str, refused: Refused) -> CallHead:
     return CallHead(path, status=refused.code, trailers=_RESPONSES[""] + status.trailers(refused))
 
 
-def _http_error(path: str, code: int, *more: tuple[bytes, bytes]) -> CallHead:
-    """Refuse what is not gRPC. The status is for clients that are (Unknown, as the specification maps it)."""
-    refused = Refused("UNKNOWN", f"HTTP {code}: a call is a POST with the content-type application/grpc")  # type: ignore[arg-type]
-    fields = [(b":status", b"%d" % code), (b"content-type", b"application/grpc"), *more]
-    return CallHead(path, status=str(code), trailers=hpack.encode(fields) + status.trailers(refused))
+def _not_grpc(path: str) -> CallHead:
+    """Refuse what is not gRPC, with the HTTP status of the specification."""
+    refused = Refused("UNKNOWN", "HTTP 415: a call is a POST with the content-type application/grpc")  # type: ignore[arg-type]
+    fields = [(b":status", b"415"), (b"content-type", b"application/grpc")]
+    return CallHead(path, status="415", trailers=hpack.encode(fields) + status.trailers(refused))
 
 
 def _timeout(text: bytes) -> int:

@@ -6,14 +6,12 @@ finish, and the rest is refused with UNAVAILABLE.
 
 import asyncio
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
-from urllib.parse import quote
 
 import msgspec
 
+from inferometer.serve import access_log
 from inferometer.serve.grpc.call import Call
 from inferometer.serve.grpc.connection import Connection
 from inferometer.serve.grpc.request import CallHeads, Method, Streaming, Unary
@@ -22,7 +20,6 @@ from inferometer.serve.offload import Offload
 from inferometer.serve.settings import Limits, Settings
 from inferometer.serve.sockets import tls
 from inferometer.serve.sockets.listener import Listener
-from inferometer.timing.clock import now
 
 _GOODBYE_S = 0.1
 """Time for the calls that were on their way when the end was announced."""
@@ -68,10 +65,7 @@ class GrpcServer:
     def log(self, call: Call, code: str) -> None:
         """Write a line of the access log."""
         if self.is_logged:
-            spent = (now() - call.began) / 1e6
-            when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
-            line = f"{when}Z {call.connection.peer or '-'} GRPC {quote(call.head.path)} {code} {spent:.3f} ms"
-            sys.stderr.write(line + "\n")
+            access_log.write_line(call.connection.peer, "GRPC", call.head.path, code, call.began)
 
     async def stop(self, grace: float) -> None:
         """Accept no new calls, let those in progress end for `grace` seconds, then refuse them."""

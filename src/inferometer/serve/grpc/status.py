@@ -2,20 +2,14 @@
 
 from urllib.parse import quote
 
-from inferometer.errors import UserError
 from inferometer.serve.models.types import Refused
 from inferometer.wire.http2 import hpack
 
 CODES = {
-    name: code
-    for code, name in enumerate(
-        (
-            *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
-            *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE"),
-            *("UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
-        )
-    )
-}
+    "OK": 0, "CANCELLED": 1, "UNKNOWN": 2, "INVALID_ARGUMENT": 3, "DEADLINE_EXCEEDED": 4, "NOT_FOUND": 5,
+    "ALREADY_EXISTS": 6, "PERMISSION_DENIED": 7, "RESOURCE_EXHAUSTED": 8, "FAILED_PRECONDITION": 9, "ABORTED": 10,
+    "OUT_OF_RANGE": 11, "UNIMPLEMENTED": 12, "INTERNAL": 13, "UNAVAILABLE": 14, "DATA_LOSS": 15, "UNAUTHENTICATED": 16,
+}  # fmt: skip
 _MAX_DETAILS = 1000
 """Maximum length of a status message: it is sent in the trailers, which clients limit to a few kB."""
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
@@ -34,17 +28,6 @@ def trailers(refused: Refused) -> bytes:
     message = quote(shown(refused.message), safe=_PRINTABLE).encode()
     code = CODES.get(refused.code, CODES["UNKNOWN"])
     return hpack.encode([(b"grpc-status", b"%d" % code), (b"grpc-message", message)])
-
-
-def refusal(error: BaseException) -> Refused:
-    """Convert an exception to the error that the client receives."""
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, UserError):
-        return Refused("INVALID_ARGUMENT", str(error))
-    if isinstance(error, MemoryError):
-        return Refused("RESOURCE_EXHAUSTED", "the server does not have enough memory for this request")
-    return Refused("INTERNAL", f"{type(error).__name__}: {error}")
 
 
 def shown(message: str) -> str:

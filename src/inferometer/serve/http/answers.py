@@ -3,8 +3,6 @@
 from http import HTTPStatus
 
 LAST_CHUNK = b"0\r\n\r\n"
-NO_EVENT = b"3\r\n:\n\n\r\n"
-"""A chunk with an SSE comment, which clients ignore."""
 
 
 def chunk(data: bytes) -> bytes:

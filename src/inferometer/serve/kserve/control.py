@@ -1,104 +1,146 @@
-"""Server and model metadata, statistics and control as the protocol's messages; `tree` converts them for HTTP.
+"""Metadata, statistics, loading and shared memory: the methods of the protocol that HTTP and gRPC share.
 
-HTTP and gRPC both use this module, so that they return the same. Error messages are Triton's.
+A method maps a request message to a response message. Over HTTP, the path and the JSON body make the request message, and
+`tree` converts the response (routes.py). Errors are Triton's.
 """
 
-from collections.abc import Awaitable, Iterable, Sequence
+import inspect
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from inferometer import __version__
-from inferometer.serve.kserve import messages
-from inferometer.serve.kserve.messages import Message
+from inferometer.serve.kserve.messages import KSERVE_SERVICE, SCHEMA, Message, ModelStatisticsResponse
 from inferometer.serve.models.registry import Model, Models
 from inferometer.serve.models.types import Refused
-from inferometer.tensors import TensorSpec
+from inferometer.serve.settings import Settings
 
-NAME = "inferometer"
 EXTENSIONS = (
     "classification", "model_repository", "schedule_policy", "model_configuration", "system_shared_memory",
     "binary_tensor_data", "parameters", "statistics",
 )  # fmt: skip
 
-NO_CONTROL = "clients may not load and unload models: the server was started without --allow-control"
+
+class Method:
+    """A method: called with a request message, it returns the response message, or something to await for it."""
+
+    def __init__(self, name: str, respond: Callable[[Message], Any]) -> None:
+        described = SCHEMA.method(f"{KSERVE_SERVICE}/{name}")
+        self.input, self._output, self._respond = described.input, described.output, respond
+
+    def __call__(self, request: Message) -> Message | Awaitable[Message]:
+        made = self._respond(request)
+        return self._later(made) if inspect.isawaitable(made) else self._message(made)
+
+    async def _later(self, work: Awaitable[Any]) -> Message:
+        return self._message(await work)
+
+    def _message(self, made: Any) -> Message:
+        """Return the response: a message as it is, or one with these fields."""
+        return self._output(**made or {}) if made is None or isinstance(made, dict) else made
 
 
-def server_metadata(models: Models) -> Message:
-    return messages.ServerMetadataResponse(name=NAME, version=__version__, extensions=EXTENSIONS)
+def methods(models: Models, settings: Settings) -> dict[str, Method]:
+    """Return the methods by their names in gRPC."""
+
+    def model(request: Message) -> Model:
+        return models.find(request.name, request.version)
+
+    def load(request: Message) -> Awaitable[None]:
+        _check_allowed(settings)
+        return models.load(request.model_name, _config(request))
+
+    def unload(request: Message) -> Awaitable[None]:
+        _check_allowed(settings)
+        return models.unload(request.model_name)
+
+    respond: dict[str, Callable[[Message], Any]] = {
+        "ServerLive": lambda _: {"live": True},
+        "ServerReady": lambda _: {"ready": models.ready},
+        "ModelReady": lambda request: {"ready": models.is_ready(request.name, request.version)},
+        "ServerMetadata": lambda _: {"name": "inferometer", "version": __version__, "extensions": EXTENSIONS},
+        "ModelMetadata": lambda request: _metadata(model(request)),
+        "ModelConfig": lambda request: {"config": model(request).config},
+        "ModelStatistics": lambda request: _statistics(models, request.name, request.version),
+        "RepositoryIndex": lambda request: {"models": [one._asdict() for one in models.index(request.ready)]},
+        "RepositoryModelLoad": load,
+        "RepositoryModelUnload": unload,
+        "SystemSharedMemoryStatus": lambda request: _regions(models, request.name),
+        "SystemSharedMemoryRegister": lambda request: _change_regions(
+            models, "register", request.name, request.key, request.offset, request.byte_size
+        ),
+        "SystemSharedMemoryUnregister": lambda request: _change_regions(models, "unregister", request.name),
+        "CudaSharedMemoryStatus": _no_cuda_status,
+        "CudaSharedMemoryRegister": _refuse_cuda,
+        "CudaSharedMemoryUnregister": lambda _: None,
+    }
+    return {name: Method(name, function) for name, function in respond.items()}
 
 
-def model_metadata(model: Model) -> Message:
-    made = messages.ModelMetadataResponse(name=model.name, versions=list(model.versions), platform=model.platform)
-    _add_specs(made.inputs, model.facts.inputs)
-    _add_specs(made.outputs, model.facts.outputs)
-    return made
+# --- models ----------------------------------------------------------------------------------------------------------
 
 
-def _add_specs(field: Any, specs: Sequence[TensorSpec]) -> None:
-    for spec in specs:
-        field.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+def _metadata(model: Model) -> dict[str, Any]:
+    inputs, outputs = (
+        [{"name": spec.name, "datatype": spec.datatype, "shape": spec.shape} for spec in specs]
+        for specs in (model.facts.inputs, model.facts.outputs)
+    )
+    versions = list(model.versions)
+    return {
+        "name": model.name, "versions": versions, "platform": model.platform, "inputs": inputs, "outputs": outputs,
+    }  # fmt: skip
 
 
-def model_config(model: Model) -> Message:
-    """Return the ModelConfig."""
-    return model.config
-
-
-def statistics(models: Models, name: str = "", version: str = "") -> Message | Awaitable[Message]:
+def _statistics(models: Models, name: str, version: str) -> Message | Awaitable[Message]:
     """Return the statistics of one model, or of all models that are ready, from all processes of the server."""
-    if name:
-        _ready_one(models, name, version)
+    try:
+        if name:
+            models.find(name, version)
+    except Refused:
+        is_other = models.is_known(name) and version and models.is_ready(name)
+        what = f"model version is not available for model '{name}'" if is_other else f"model '{name}' is not available"
+        raise Refused("INVALID_ARGUMENT", f"requested {what}") from None
     return own_statistics(models, name, version) if models.group is None else models.group.statistics(name, version)
 
 
 def own_statistics(models: Models, name: str = "", version: str = "") -> Message:
     """Return what this process has counted, of one model or of all."""
     ready = [models.find(one) for one in ([name] if name else models.names()) if models.is_known(one)]
-    return messages.ModelStatisticsResponse(model_stats=[model.statistics() for model in ready if not model.is_remote])
+    return ModelStatisticsResponse(model_stats=[model.statistics() for model in ready if not model.is_remote])
 
 
-def _ready_one(models: Models, name: str, version: str) -> Model:
-    try:
-        return models.find(name, version)
-    except Refused as refused:
-        if refused.code not in ("NOT_FOUND", "UNAVAILABLE"):
-            raise
-    if version and models.is_ready(name):
-        raise Refused("INVALID_ARGUMENT", f"requested model version is not available for model '{name}'")
-    raise Refused("INVALID_ARGUMENT", f"requested model '{name}' is not available")
+def _check_allowed(settings: Settings) -> None:
+    if not settings.control:
+        why = "clients may not load and unload models: the server was started without --allow-control"
+        raise Refused("PERMISSION_DENIED", why)
 
 
-def repository_index(models: Models, ready: bool = False) -> Message:
-    made = messages.RepositoryIndexResponse()
-    for entry in models.index(only_ready=ready):
-        made.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
-    return made
-
-
-def check_load(parameters: Iterable[str]) -> None:
-    """Check the parameters of a load request: the configuration is the only one supported."""
-    for name in sorted(parameters):
+def _config(request: Message) -> str:
+    """Return the configuration in a load request, which is the only parameter that is supported."""
+    for name in sorted(request.parameters):
         if name.startswith("file:"):
             why = "this server loads models only from its repository, not from files in requests"
             raise Refused("UNIMPLEMENTED", why)
-        if name != "config":
-            raise Refused("INVALID_ARGUMENT", f"load parameter '{name:.60}' is unknown: only 'config' is supported")
+        if name != "config" or request.parameters[name].WhichOneof("parameter_choice") != "string_param":
+            why = f"load parameter '{name:.60}' is not supported: only 'config' is, as a JSON string"
+            raise Refused("INVALID_ARGUMENT", why)
+    return str(request.parameters["config"].string_param)
 
 
 # --- shared memory ---------------------------------------------------------------------------------------------------
 
 
-def shared_memory_status(models: Models, name: str = "") -> Message:
-    made = messages.SystemSharedMemoryStatusResponse()
-    for region in models.regions.status(name):
-        status = made.regions[region.name]
-        status.name, status.key = region.name, region.key
-        status.offset, status.byte_size = region.offset, region.byte_size
-    return made
+def _regions(models: Models, name: str) -> dict[str, Any]:
+    return {
+        "regions": {
+            one.name: {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size}
+            for one in models.regions.status(name)
+        }
+    }
 
 
-async def change_regions(models: Models, operation: str, *arguments: object) -> None:
+async def _change_regions(models: Models, operation: str, *arguments: object) -> None:
     """Register or unregister shared memory in all processes of the server."""
     if models.group is not None:
         await models.group.everywhere(operation, *arguments)
@@ -106,50 +148,15 @@ async def change_regions(models: Models, operation: str, *arguments: object) -> 
         getattr(models.regions, operation)(*arguments)
 
 
-def cuda_status(name: str = "") -> Message:
+def _no_cuda_status(request: Message) -> None:
     """Return an empty status: CUDA shared memory is not supported, so nothing is ever registered."""
-    if name:
-        raise Refused("NOT_FOUND", f"Unable to find cuda shared memory region: '{name}'")
-    return messages.CudaSharedMemoryStatusResponse()
+    if request.name:
+        raise Refused("NOT_FOUND", f"Unable to find cuda shared memory region: '{request.name}'")
 
 
-def refuse_cuda(name: str) -> Refused:
+def _refuse_cuda(request: Message) -> None:
     why = "CUDA shared memory is not supported; use system shared memory"
-    return Refused("INVALID_ARGUMENT", f"failed to register CUDA shared memory region '{name}': {why}")
-
-
-# --- traces and logs: shown, and not to be changed -------------------------------------------------------------------
-
-_TRACE = {
-    "trace_level": "OFF", "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0", "trace_file": "",
-    "trace_mode": "triton",
-}  # fmt: skip
-_LOG: dict[str, bool | int | str] = {
-    "log_file": "", "log_info": False, "log_warning": False, "log_error": False, "log_verbose_level": 0,
-    "log_format": "default",
-}  # fmt: skip
-
-
-def trace_settings(models: Models, model: str = "", asked: Sequence[str] = ()) -> Message:
-    """Return the trace settings. `asked` are those that the client wants to change, which is not supported."""
-    if model and not models.is_ready(model):
-        raise Refused("INVALID_ARGUMENT", f"Request for unknown model : {model}")
-    if asked:
-        raise Refused("UNIMPLEMENTED", "this server does not trace: trace settings cannot be changed")
-    made = messages.TraceSettingResponse()
-    for name, value in _TRACE.items():
-        made.settings[name].value.append(value)
-    return made
-
-
-def log_settings(asked: Sequence[str] = ()) -> Message:
-    if asked:
-        raise Refused("UNIMPLEMENTED", "this server does not write Triton's log: log settings cannot be changed")
-    made = messages.LogSettingsResponse()
-    for name, value in _LOG.items():
-        kind = "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else "string_param"
-        setattr(made.settings[name], kind, value)
-    return made
+    raise Refused("INVALID_ARGUMENT", f"failed to register CUDA shared memory region '{request.name}': {why}")
 
 
 # --- as JSON ---------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from inferometer.serve.kserve import http_codec
-from inferometer.serve.kserve.http_codec import InferRequestBody, invalid
+from inferometer.serve.kserve import http_codec, parameters
+from inferometer.serve.kserve.http_codec import InferRequestBody
+from inferometer.serve.kserve.parameters import invalid
 from inferometer.serve.models.registry import Model
 from inferometer.serve.models.types import Output, Tensors
 from inferometer.tensors import Tensor, TensorSpec
@@ -23,8 +24,6 @@ NOT_ONE = (
 
 def request(body: bytes | memoryview, model: Model) -> InferRequestBody:
     tree = http_codec.parse_json(body)
-    if not isinstance(tree, dict):
-        raise invalid("expected a JSON object with the model's inputs by name")
     specs = {spec.name: spec for spec in model.facts.inputs}
     has_batch = model.config.max_batch_size > 0
     inputs: Tensors = {}
@@ -40,7 +39,7 @@ def request(body: bytes | memoryview, model: Model) -> InferRequestBody:
             inputs[name] = _tensor(specs[name], value, has_batch)
     if not isinstance(id_, str | int):
         raise invalid(f"Unable to parse 'id': expected a text, got {id_!r:.60}")
-    return InferRequestBody(inputs, str(id_), parameters=http_codec.parameters(others))
+    return InferRequestBody(inputs, str(id_), parameters=parameters.check(others))
 
 
 def _tensor(spec: TensorSpec, value: Any, has_batch: bool) -> Tensor:

@@ -1,17 +1,23 @@
 """The services of the gRPC server: KServe, health and reflection on one port."""
 
 import asyncio
+import inspect
 import socket
+from collections.abc import Awaitable
 
+from inferometer.serve.grpc.call import Call
 from inferometer.serve.grpc.health import NAME as HEALTH_SERVICE
 from inferometer.serve.grpc.health import Health
+from inferometer.serve.grpc.messages import Data, parse
 from inferometer.serve.grpc.reflection import Reflection
+from inferometer.serve.grpc.request import Unary
 from inferometer.serve.grpc.server import GrpcServer, Service
-from inferometer.serve.kserve.grpc_control import control_methods
+from inferometer.serve.kserve import control
 from inferometer.serve.kserve.grpc_infer import ModelInfer
-from inferometer.serve.kserve.messages import KSERVE_SERVICE
+from inferometer.serve.kserve.messages import KSERVE_SERVICE, Message
 from inferometer.serve.kserve.stream import ModelStreamInfer
 from inferometer.serve.models.registry import Models
+from inferometer.serve.models.types import reason
 from inferometer.serve.ports import bound, explained
 from inferometer.serve.settings import Settings
 
@@ -23,9 +29,10 @@ class KserveGrpc(GrpcServer):
         loop = asyncio.get_running_loop()
         self.health = Health(loop, (KSERVE_SERVICE,), models.is_ready, models.is_known)
         stream = ModelStreamInfer(models)
+        methods = {name: _unary(method) for name, method in control.methods(models, settings).items()}
         kserve = Service(
             KSERVE_SERVICE,
-            unary={"ModelInfer": ModelInfer(models), **control_methods(models, settings)},
+            unary={"ModelInfer": ModelInfer(models), **methods},
             streaming={"ModelStreamInfer": stream},
             open=frozenset(("ServerLive", "ServerReady", "ModelReady")),
             close=stream.close,
@@ -45,3 +52,24 @@ async def start(models: Models, settings: Settings, sock: socket.socket | None =
     except BaseException:
         sock.close()
         raise
+
+
+def _unary(method: control.Method) -> Unary:
+    def respond(call: Call, data: Data) -> None:
+        made = method(parse(method.input, data))
+        if inspect.isawaitable(made):
+            task = asyncio.ensure_future(_respond_later(call, made))
+            call.on_cancelled = task.cancel  # type: ignore[assignment]
+        else:
+            call.reply((made.SerializeToString(),))
+
+    return respond
+
+
+async def _respond_later(call: Call, work: Awaitable[Message]) -> None:
+    try:
+        made = await work
+    except Exception as error:
+        call.refuse(reason(error))
+    else:
+        call.reply((made.SerializeToString(),))

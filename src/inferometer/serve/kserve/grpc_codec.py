@@ -5,17 +5,20 @@ them twice. Errors of the request itself are reported here, in Triton's words; `
 mismatches with the model.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.serve.grpc.messages import parse
+from inferometer.serve.kserve import parameters
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
+from inferometer.serve.kserve.parameters import FINAL, TensorParameters, invalid
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import Inference, Output, Parameter, Placed, Refused, Tensors, Unread, Wanted
+from inferometer.serve.models.types import Inference, Output, Parameter, Refused, Tensors, Unread, Wanted
 from inferometer.tensors import DATATYPES, Tensor, from_numpy
 
 Data = bytes | memoryview
@@ -62,7 +65,7 @@ def cut(data: Data) -> Cut:  # noqa: PLR0912  (one loop, for speed)
                 rest.append(view[begin:field])
             begin = at
         else:
-            raise _invalid(f"the message has more than {_MAX_FIELDS} fields")
+            raise invalid(f"the message has more than {_MAX_FIELDS} fields")
         if at > end:
             raise IndexError
         if begin < end:
@@ -102,13 +105,14 @@ _known: dict[bytes, tuple[str, str, tuple[tuple[str, str, tuple[int, ...]], ...]
 """The model, its version, the names, datatypes and shapes of the inputs, and the requested outputs of a request without
 its id and raw contents. Clients send the same again and again, and comparing it is faster than parsing."""
 _NOTHING_UNREAD: dict[str, Unread] = {}
+_NO_PARAMETERS: dict[str, Parameter] = {}
 
 
 def decode(models: Models, parts: Cut, is_stream: bool) -> Inference:
     """Return the inference that a message requests; its callbacks and times are still to be set."""
     head, id, raw = parts
     known = _known.get(head)
-    unread, parameters = _NOTHING_UNREAD, _NO_PARAMETERS
+    unread, given = _NOTHING_UNREAD, _NO_PARAMETERS
     if known is not None and len(known[2]) == len(raw):
         name, version, specs, wanted = known
         is_decoupled = models.find(name, version).decoupled
@@ -121,8 +125,8 @@ def decode(models: Models, parts: Cut, is_stream: bool) -> Inference:
         is_decoupled = models.find(name, version).decoupled
         inputs, unread = _inputs(request, id, raw, models.regions)
         wanted = _wanted(request.outputs) if request.outputs else ()
-        parameters = {key: _parameter(key, one) for key, one in request.parameters.items()}
-        if len(head) <= _MAX_HEAD and not unread and not parameters and len(raw) == len(inputs):
+        given = parameters.check(_values(request.parameters))
+        if len(head) <= _MAX_HEAD and not unread and not given and len(raw) == len(inputs):
             if len(_known) >= _MAX_CACHED:
                 _known.clear()
             specs = tuple((tensor.name, tensor.datatype, tensor.shape) for tensor in inputs.values())
@@ -131,7 +135,7 @@ def decode(models: Models, parts: Cut, is_stream: bool) -> Inference:
         raise Refused("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy")
     return Inference(
         name, inputs, answer=_ignore, ended=_ignore, arrived=0, version=version, id=id, wanted=wanted,
-        parameters=parameters, unread=unread,
+        parameters=given, unread=unread,
     )  # fmt: skip
 
 
@@ -139,7 +143,7 @@ def _ignore(_: object) -> None:
     pass
 
 
-# --- inputs ----------------------------------------------------------------------------------------------------------
+# --- inputs and parameters -------------------------------------------------------------------------------------------
 
 
 def _inputs(request: Message, id: str, raw: Raw, regions: Regions) -> tuple[Tensors, dict[str, Unread]]:
@@ -150,7 +154,7 @@ def _inputs(request: Message, id: str, raw: Raw, regions: Regions) -> tuple[Tens
     used, count, model = 0, len(raw), request.model_name
     for one in request.inputs:
         name, datatype, shape = one.name, one.datatype, tuple(one.shape)
-        placed = _placed(one.parameters, name) if one.parameters else None
+        placed = _of_tensor(one).placed if one.parameters else None
         data: Data = b""
         if placed is not None:
             region = regions.find(placed.region, placed.byte_size, placed.offset)
@@ -158,21 +162,21 @@ def _inputs(request: Message, id: str, raw: Raw, regions: Regions) -> tuple[Tens
         elif count:
             if used == count:
                 what = f"each input that is not in shared memory of model '{model}'"
-                raise _invalid(f"expected raw_input_contents for {what}, but there are {count}: none for '{name}'")
+                raise invalid(f"expected raw_input_contents for {what}, but there are {count}: none for '{name}'")
             if one.HasField("contents"):
                 why = "contents field must not be specified when using raw_input_contents"
-                raise _invalid(f"{why} for '{name}' for model '{model}'")
+                raise invalid(f"{why} for '{name}' for model '{model}'")
             data, used = raw[used], used + 1
         elif contents := one.contents.ListFields():
             data = _typed(name, datatype, contents, model)
         elif 0 not in shape:
-            raise _invalid(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
+            raise invalid(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
         if name in tensors:
-            raise _invalid(f"[request id: {id or '<id_unknown>'}] input '{name}' already exists in request")
+            raise invalid(f"[request id: {id or '<id_unknown>'}] input '{name}' already exists in request")
         tensors[name] = Tensor(name, datatype, shape, data)
     if used < count:
         but = f"model '{model}' is given {used} inputs that are not in shared memory"
-        raise _invalid(f"there are {count} raw_input_contents, but {but}")
+        raise invalid(f"there are {count} raw_input_contents, but {but}")
     return tensors, unread
 
 
@@ -193,7 +197,7 @@ def _typed(name: str, datatype: str, contents: Sequence[tuple[Any, Sequence[Any]
     for field, _ in contents:
         if datatype not in _TYPES[field.name]:
             types = f"of type '{_TYPES[field.name][0]}', expected datatype '{datatype}'"
-            raise _invalid(f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' {types}")
+            raise invalid(f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' {types}")
     field, values = contents[0]
     dtype = DATATYPES[datatype].dtype
     try:
@@ -204,88 +208,29 @@ def _typed(name: str, datatype: str, contents: Sequence[tuple[Any, Sequence[Any]
         strings[:] = values
         return from_numpy(name, strings, "BYTES").data
     except UserError as error:
-        raise _invalid(f"{error.what}, the datatype of input '{name}' for model '{model}'") from None
+        raise invalid(f"{error.what}, the datatype of input '{name}' for model '{model}'") from None
 
 
-# --- parameters ------------------------------------------------------------------------------------------------------
-
-_KINDS = {
-    "sequence_id": ("int64_param", "uint64_param", "string_param"),
-    "sequence_start": ("bool_param",),
-    "sequence_end": ("bool_param",),
-    "priority": ("int64_param", "uint64_param"),
-    "timeout": ("int64_param", "uint64_param"),
-    "triton_enable_empty_final_response": ("bool_param",),
-}
-_NOT_NEGATIVE = ("priority", "timeout")
-EMPTY_FINAL = "triton_enable_empty_final_response"
-FINAL = "triton_final_response"
-_NO_PARAMETERS: dict[str, Parameter] = {}
+def _values(field: Mapping[str, Message]) -> dict[str, Any]:
+    """Return a map of InferParameters as values of Python; None for one without a value."""
+    kinds = {name: one.WhichOneof("parameter_choice") for name, one in field.items()}
+    return {name: getattr(field[name], kind) if kind else None for name, kind in kinds.items()}
 
 
-def _parameter(name: str, one: Message) -> Parameter:
-    kind = one.WhichOneof("parameter_choice")
-    if kind is None:
-        kinds = "int64_param, bool_param, string_param or double_param"
-        raise _invalid(f"invalid value type for '{name}' parameter, expected {kinds}.")
-    if name.startswith("triton_") and name != EMPTY_FINAL:
-        allowed = f"Only the following keys starting with 'triton_' are allowed: {EMPTY_FINAL}"
-        raise _invalid(f"parameter keys starting with 'triton_' are reserved for Triton usage. {allowed}")
-    if kind not in _KINDS.get(name, (kind,)):
-        raise _invalid(f"invalid value type for '{name}' parameter, expected {_KINDS[name][0]}.")
-    value: Parameter = getattr(one, kind)
-    if name in _NOT_NEGATIVE and isinstance(value, int) and value < 0:
-        raise _invalid(f"invalid value for '{name}', expected value >= 0.")
-    return value
-
-
-def _placed(parameters: Any, tensor: str) -> Placed | None:
-    """Return a tensor's location in shared memory, or None."""
-    if "shared_memory_region" not in parameters:
-        return None
-    if "shared_memory_byte_size" not in parameters:
-        what = "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter"
-        raise _invalid(f"{what} for tensor '{tensor}'")
-    region = _of_kind(parameters, "shared_memory_region", "string_param", tensor)
-    size = _of_kind(parameters, "shared_memory_byte_size", "int64_param", tensor)
-    if "shared_memory_offset" not in parameters:
-        return Placed(region, size)
-    return Placed(region, size, _of_kind(parameters, "shared_memory_offset", "int64_param", tensor))
-
-
-def _of_kind(parameters: Any, name: str, kind: str, tensor: str) -> Any:
-    if parameters[name].WhichOneof("parameter_choice") != kind:
-        raise _invalid(f"invalid value type for '{name}' parameter for tensor '{tensor}', expected {kind}.")
-    return getattr(parameters[name], kind)
+def _of_tensor(one: Message) -> TensorParameters:
+    try:
+        return msgspec.convert(_values(one.parameters), TensorParameters)
+    except msgspec.ValidationError as error:
+        raise invalid(f"invalid parameters for tensor '{one.name}': {error}") from None
 
 
 def _wanted(field: Iterable[Message]) -> tuple[Wanted, ...]:
     """Return the requested outputs, each once."""
     outputs: dict[str, Wanted] = {}
     for one in field:
-        outputs.setdefault(one.name, _output(one))
+        made = parameters.wanted(one.name, _of_tensor(one)) if one.parameters else Wanted(one.name)
+        outputs.setdefault(one.name, made)
     return tuple(outputs.values())
-
-
-def _output(one: Message) -> Wanted:
-    if not one.parameters:
-        return Wanted(one.name)
-    placed, classes = _placed(one.parameters, one.name), 0
-    if "classification" in one.parameters:
-        count = one.parameters["classification"]
-        if count.WhichOneof("parameter_choice") != "int64_param":
-            raise _invalid("invalid value type for 'classification' parameter, expected int64_param")
-        classes = count.int64_param
-        if classes < 0:
-            raise _invalid("invalid value for 'classification' parameter, expected >= 0")
-        if classes and placed is not None:
-            why = "classes cannot be written to shared memory; request only one of the two"
-            raise _invalid(f"output '{one.name}': {why}")
-    return Wanted(one.name, classes, placed)
-
-
-def _invalid(message: str) -> Refused:
-    return Refused("INVALID_ARGUMENT", message)
 
 
 # --- responses -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from inferometer.serve.grpc.call import Call
 from inferometer.serve.kserve import grpc_codec
 from inferometer.serve.kserve.grpc_codec import Data
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import Inference, Output, Refused
+from inferometer.serve.models.types import Inference, Output, Refused, reason
 from inferometer.serve.offload import LARGE
 from inferometer.timing.clock import now
 
@@ -35,7 +35,7 @@ def _decoded(models: Models, call: Call, one: Inference | None, error: BaseExcep
             raise error or MemoryError()
         _Responder(models, call).start(one)
     except Exception as why:
-        call.refuse(status.refusal(why))
+        call.refuse(reason(why))
 
 
 class _Responder:

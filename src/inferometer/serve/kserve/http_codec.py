@@ -6,34 +6,29 @@ are sent without a copy. Invalid requests raise Refused, in Triton's words where
 """
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from inferometer.errors import UserError
 from inferometer.serve import compression
 from inferometer.serve.http import answers
+from inferometer.serve.kserve import parameters
+from inferometer.serve.kserve.parameters import Size, TensorParameters, invalid
 from inferometer.serve.models.shared_memory import RegionSlice
-from inferometer.serve.models.types import Inference, Output, Parameters, Placed, Refused, Tensors, Unread, Wanted
-from inferometer.tensors import DATATYPES, Tensor, TensorSpec, elements, from_json, from_numpy, shown, to_numpy
+from inferometer.serve.models.types import Inference, Output, Parameters, Tensors, Unread, Wanted
+from inferometer.tensors import DATATYPES, Tensor, elements, from_json, from_numpy, to_numpy
 
 Data = bytes | memoryview
 Find = Callable[[str, int, int], RegionSlice]
 """find(region, byte_size, offset): returns the location in a registered shared memory region."""
 
-_OWN = "binary_data_output"
-_INT64 = 2**63 - 1
 _NOT_IN_JSON = ("FP16", "BF16")
 _NO_JSON = "data via JSON is not supported. Please use the binary data format"
-_FLOATS = ("FP32", "FP64")
-_RESERVED = "triton_"
 _GROWTH = 4
 """Approximate bytes of JSON per byte of a tensor."""
-_Size = Annotated[int, msgspec.Meta(ge=0, le=_INT64)]
 
 
 class InferRequestBody(msgspec.Struct, frozen=True):
@@ -49,32 +44,17 @@ class InferRequestBody(msgspec.Struct, frozen=True):
     """Inputs in shared memory."""
 
 
-class _InputParameters(msgspec.Struct):
-    binary_data_size: _Size | msgspec.UnsetType = msgspec.UNSET
-    shared_memory_region: str | msgspec.UnsetType = msgspec.UNSET
-    shared_memory_byte_size: _Size = 0
-    shared_memory_offset: _Size = 0
-
-
 class _Input(msgspec.Struct):
     name: str
     datatype: str = ""
-    shape: tuple[_Size, ...] = ()
-    parameters: _InputParameters = msgspec.field(default_factory=_InputParameters)
-    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-class _OutputParameters(msgspec.Struct):
-    binary_data: bool = False
-    classification: _Size = 0
-    shared_memory_region: str = ""
-    shared_memory_byte_size: _Size = 0
-    shared_memory_offset: _Size = 0
+    shape: tuple[Size, ...] = ()
+    parameters: TensorParameters = msgspec.field(default_factory=TensorParameters)
+    data: list[Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Output(msgspec.Struct):
     name: str
-    parameters: _OutputParameters = msgspec.field(default_factory=_OutputParameters)
+    parameters: TensorParameters = msgspec.field(default_factory=TensorParameters)
 
 
 class _InferJson(msgspec.Struct):
@@ -85,26 +65,14 @@ class _InferJson(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_InferJson).decode
-_values = msgspec.json.Decoder(Any).decode
-_PIECE = 32 * 1024
-"""Bytes of JSON parsed at a time."""
-_PIECE_OUT = 4096
-"""Elements written at a time."""
-_FLATTENED = bytes.maketrans(b"[]", b"  ")
 _encode = msgspec.json.encode
-
-
-def invalid(message: str) -> Refused:
-    return Refused("INVALID_ARGUMENT", message)
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def request(body: Data, end: int, model: str, find: Find, specs: Sequence[TensorSpec] = ()) -> InferRequestBody:
-    """Parse a request body, whose JSON ends at `end` (see `json_length`), for a model with these inputs."""
-    if not end:
-        return _raw(body, model, specs)
+def request(body: Data, end: int, model: str, find: Find) -> InferRequestBody:
+    """Parse a request body, whose JSON ends at `end` (see `json_length`)."""
     text = bytes(body[:end]) if end <= _REMEMBERED else b""
     known = _known.get(text)
     if known is not None and known[0] == len(body) - end:
@@ -112,6 +80,7 @@ def request(body: Data, end: int, model: str, find: Find, specs: Sequence[Tensor
     asked = _parsed(memoryview(body)[:end])
     inputs: Tensors = {}
     unread: dict[str, Unread] = {}
+    sizes: list[tuple[str, str, tuple[int, ...], int]] = []
     place = end
     for given in asked.inputs:
         if given.name in inputs:
@@ -121,17 +90,18 @@ def request(body: Data, end: int, model: str, find: Find, specs: Sequence[Tensor
             what = f"expecting {place + size - len(body)} additional bytes for model '{model}'"
             raise invalid(f"unexpected size for input '{given.name}', {what}")
         inputs[given.name] = _tensor(given, memoryview(body)[place : place + size], find, unread)
+        sizes.append((given.name, given.datatype, given.shape, size))
         place += size
     if place != len(body):
         raise invalid(f"unexpected additional input data for model '{model}'")
-    wanted, binary = tuple(map(_wanted, asked.outputs)), asked.parameters.pop(_OWN, None) is True
-    made = InferRequestBody(inputs, asked.id, wanted, parameters(asked.parameters), binary, unread)
+    wanted = tuple(parameters.wanted(one.name, one.parameters) for one in asked.outputs)
+    binary = asked.parameters.pop("binary_data_output", None) is True
+    made = InferRequestBody(inputs, asked.id, wanted, parameters.check(asked.parameters), binary, unread)
     if text and all(isinstance(given.parameters.binary_data_size, int) for given in asked.inputs):
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        sizes = tuple((one.name, one.datatype, one.shape, _binary_size(one)) for one in asked.inputs)
         rest = InferRequestBody({}, made.id, wanted, dict(made.parameters), binary)
-        _known[text] = place - end, sizes, rest
+        _known[text] = place - end, tuple(sizes), rest
     return made
 
 
@@ -153,48 +123,23 @@ def _again(body: Data, place: int, sizes: _Sizes, rest: InferRequestBody) -> Inf
     return InferRequestBody(inputs, rest.id, rest.wanted, dict(rest.parameters), rest.binary)
 
 
-def parse_json(data: Data) -> Any:
-    """Parse a JSON body of any kind."""
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(f"failed to parse the request JSON buffer: {error}") from None
-
-
-def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a request, checked for valid names and types."""
-    if not given:
-        return {}
-    for name, value in given.items():
-        if not isinstance(value, bool | int | float | str):
-            raise invalid(f"parameter '{name:.60}' has invalid type. It should be either 'int', 'bool', or 'string'.")
-        if name.startswith(_RESERVED):
-            what = f"parameter keys starting with '{_RESERVED}'"
-            raise invalid(f"{what} are reserved for Triton usage and should not be specified.")
-        if isinstance(value, int) and not -_INT64 - 1 <= value <= _INT64:
-            raise invalid(f"parameter '{name:.60}' does not fit into 64 bits")
-    for name in _KNOWN.keys() & given.keys():
-        kind, value = _KNOWN[name], given[name]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise invalid(f"Unable to parse '{name}': expected {_WORDS[kind]}, got {value!r:.60}")
-    return dict(given)
-
-
-_KNOWN: dict[str, Any] = {
-    "sequence_id": int | str, "sequence_start": bool, "sequence_end": bool, "priority": int, "timeout": int,
-}  # fmt: skip
-_WORDS = {int | str: "a number or a text", bool: "true or false", int: "a whole number"}
-
-
 def json_length(header: bytes, size: int) -> int:
     """Return the bytes of JSON at the start of a body of `size` bytes."""
     if not header:
         return size
-    if not header.isdigit():
-        raise invalid(f"Inference-Header-Content-Length is {header.decode('latin-1')!r:.40}, which is not a number")
-    if len(header) > 18 or (length := int(header)) > size:
-        raise invalid(f"inference header size should be in range (0, {size}), got: {header.decode():.40}")
+    length = int(header) if header.isdigit() and len(header) <= 18 else 0
+    if not 0 < length <= size:
+        shown = header.decode("latin-1")
+        raise invalid(f"inference header size should be in range (0, {size}), got: {shown:.40}")
     return length
+
+
+def parse_json(data: Data) -> dict[str, Any]:
+    """Parse a body that is a JSON object."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(f"failed to parse the request JSON buffer: {error}") from None
 
 
 def _parsed(data: memoryview) -> _InferJson:
@@ -203,99 +148,39 @@ def _parsed(data: memoryview) -> _InferJson:
     except msgspec.ValidationError as error:
         raise invalid(f"Unable to parse the request: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _with_nan(data, error)
-
-
-def _with_nan(data: memoryview, error: Exception) -> _InferJson:
-    """Parse JSON with NaN and Infinity: JSON lacks them, but Triton and Python's json write and read them."""
-    why = f"failed to parse the request JSON buffer: {error}"
-    text = bytes(data)
-    if b"NaN" not in text and b"Infinity" not in text:
-        raise invalid(why)
-    try:
-        tree = json.loads(text, parse_float=_float)
-        for given in tree["inputs"]:
-            if "data" in given:
-                given["data"] = msgspec.Raw(json.dumps(given["data"]).encode())
-        return msgspec.convert(tree, _InferJson)
+        why = f"failed to parse the request JSON buffer: {error}"
+    try:  # JSON has no NaN and Infinity, but Triton and Python's json write and read them
+        text = bytes(data)
+        return msgspec.convert(json.loads(text if b"NaN" in text or b"Infinity" in text else b""), _InferJson)
     except msgspec.ValidationError as mismatch:
         raise invalid(f"Unable to parse the request: {mismatch}") from None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, RecursionError):
         raise invalid(why) from None
 
 
-def _float(text: str) -> float:
-    """Refuse numbers beyond all floats: Python's json would make Infinity of them."""
-    if math.isinf(value := float(text)):
-        raise invalid(f"Unable to parse the request: {text:.40} does not fit into FP64")
-    return value
-
-
 def _binary_size(given: _Input) -> int:
-    places = given.parameters
-    size = places.binary_data_size
-    if isinstance(size, int) and given.data is msgspec.UNSET and places.shared_memory_region is msgspec.UNSET:
-        return size  # the common case
-    sources = {"data": given.data, "binary_data_size": size, "shared_memory_region": places.shared_memory_region}
-    set_ = [name for name, value in sources.items() if value is not msgspec.UNSET]
-    if len(set_) != 1:
-        but = "set " + " ".join(f"'{name}'" for name in set_) if set_ else "no field is set"
+    """Return the size of the input's binary data; raises Refused unless the request says exactly once where it is."""
+    size, region = given.parameters.binary_data_size, given.parameters.shared_memory_region
+    sources = {"data": given.data, "binary_data_size": size, "shared_memory_region": region or msgspec.UNSET}
+    named = [name for name, value in sources.items() if value is not msgspec.UNSET]
+    if len(named) != 1:
+        but = "set " + " ".join(f"'{name}'" for name in named) if named else "no field is set"
         fields = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
         raise invalid(f"Input must set only one of the following fields: {fields}. But {but}")
-    return 0
+    return size if isinstance(size, int) else 0
 
 
 def _tensor(given: _Input, raw: Data, find: Find, unread: dict[str, Unread]) -> Tensor:
     if given.datatype not in DATATYPES:
         why = f"expected one of {', '.join(DATATYPES)}, got {given.datatype!r:.40}"
         raise invalid(f"invalid datatype for input {given.name}: {why}")
-    places = given.parameters
-    if isinstance(given.data, msgspec.Raw):
-        return _from_json(given.name, given.datatype, given.shape, given.data)
-    if isinstance(places.shared_memory_region, str):
-        place = find(places.shared_memory_region, places.shared_memory_byte_size, places.shared_memory_offset)
+    if isinstance(given.data, list):
+        return from_values(given.name, given.datatype, given.shape, given.data)
+    if placed := given.parameters.placed:
+        place = find(placed.region, placed.byte_size, placed.offset)
         unread[given.name] = Unread(place.read, place.byte_size)
         raw = b""
     return Tensor(given.name, given.datatype, given.shape, raw)
-
-
-def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: msgspec.Raw) -> Tensor:
-    if len(memoryview(data)) > 2 * _PIECE and datatype != "BYTES":
-        tensor = _from_pieces(name, datatype, shape, bytes(data))
-        if tensor is not None:
-            return tensor
-    try:
-        values = _values(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        try:
-            values = json.loads(bytes(data), parse_float=_float)
-        except (ValueError, RecursionError):
-            raise invalid(f"Unable to parse 'data' of input '{name}': {error}") from None
-    if not isinstance(values, list):
-        raise invalid(f"Unable to parse 'data' of input '{name}': expected an array")
-    return from_values(name, datatype, shape, values)
-
-
-def _from_pieces(name: str, datatype: str, shape: tuple[int, ...], text: bytes) -> Tensor | None:
-    """Parse a long array of numbers, a piece at a time: Python blocks all other threads while it parses a piece. Return
-    None if it cannot be split at its commas."""
-    if b'"' in text:
-        return None
-    parts: list[Data] = []
-    count = start = 0
-    while start < len(text):
-        end = text.find(b",", start + _PIECE)
-        end = len(text) if end < 0 else end
-        try:
-            values: Any = _values(b"[%b]" % text[start:end].translate(_FLATTENED))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
-        parts.append(from_values(name, datatype, (len(values),), values).data)
-        count += len(values)
-        start = end + 1
-    if count != elements(shape):
-        return None
-    return Tensor(name, datatype, shape, b"".join(parts))
 
 
 def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[Any]) -> Tensor:
@@ -305,7 +190,7 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[A
     try:
         if datatype == "BOOL" and int in map(type, leaves(values)):
             raise UserError(f"tensor {name}: BOOL data must be true or false (got a number)")
-        if datatype in _FLOATS and set(map(type, values)) == {float} and len(values) == elements(shape):
+        if datatype in ("FP32", "FP64") and set(map(type, values)) == {float} and len(values) == elements(shape):
             floats = from_numpy(name, np.array(values, np.float64), datatype)  # like from_json, without its loops
             return Tensor(name, datatype, shape, floats.data)
         return from_json(name, datatype, shape, values)
@@ -322,37 +207,6 @@ def leaves(values: list[Any]) -> Iterator[Any]:
                 stack.append(value)
             else:
                 yield value
-
-
-def _wanted(given: _Output) -> Wanted:
-    asked = given.parameters
-    if not asked.shared_memory_region:
-        return Wanted(given.name, asked.classification, None, asked.binary_data)
-    if asked.classification:
-        raise invalid("Output can't set both 'shared_memory_region' and 'classification'")
-    placed = Placed(asked.shared_memory_region, asked.shared_memory_byte_size, asked.shared_memory_offset)
-    return Wanted(given.name, 0, placed, asked.binary_data)
-
-
-def _raw(body: Data, model: str, specs: Sequence[TensorSpec]) -> InferRequestBody:
-    """Parse Triton's raw binary request: no JSON; the body is the data of the only input, whose shape follows from its
-    size."""
-    if len(specs) != 1:
-        but = f"but got {len(specs)} inputs in '{model}' model configuration"
-        raise invalid(f"Raw request must only have 1 input (found 1) to be deduced {but}")
-    spec = specs[0]
-    if spec.datatype == "BYTES":
-        data: Data = len(body).to_bytes(4, "little") + bytes(body)
-        return InferRequestBody({spec.name: Tensor(spec.name, "BYTES", (1,) * len(spec.shape), data)}, binary=True)
-    free = [i for i, size in enumerate(spec.shape) if size < 0]
-    known = elements([size for size in spec.shape if size >= 0]) * DATATYPES[spec.datatype].size
-    shape = [max(size, 1) for size in spec.shape]
-    if free:
-        shape[free[-1]] = len(body) // known if known else 0
-    if elements(shape) * DATATYPES[spec.datatype].size != len(body):
-        expected = f"{spec.datatype} {shown(spec.shape)} of input '{spec.name}'"
-        raise invalid(f"the {len(body)} bytes of the raw request do not match {expected}")
-    return InferRequestBody({spec.name: Tensor(spec.name, spec.datatype, tuple(shape), memoryview(body))}, binary=True)
 
 
 # --- responses -------------------------------------------------------------------------------------------------------
@@ -399,7 +253,7 @@ def binary_answer(
         wanted, tensor = output.wanted, output.tensor
         part = tensor.data
         size = len(part)
-        is_binary = binary if wanted is None else wanted.binary and wanted.placed is None
+        is_binary = binary if wanted is None else wanted.binary and wanted.placed is None  # _is_binary, without a call
         if not (is_binary and size) or (part.__class__ is memoryview and part.itemsize != 1):
             return None
         key += (tensor.name, tensor.datatype, tensor.shape, size)
@@ -415,20 +269,24 @@ def binary_answer(
     return known and (*known, data, total)
 
 
+def _is_binary(output: Output, binary: bool) -> bool:
+    """Whether the output is sent as binary data; `binary` is the default for all outputs of a request."""
+    wanted = output.wanted
+    return binary if wanted is None else bool(wanted.binary) and wanted.placed is None
+
+
 def _output(output: Output, binary: bool, parts: list[Data]) -> dict[str, Any]:
     tensor, wanted = output.tensor, output.wanted
     tree: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-    if wanted is not None and wanted.placed is not None:
-        return tree
-    if not (binary if wanted is None else wanted.binary):
+    if _is_binary(output, binary):
+        data = tensor.data
+        if isinstance(data, memoryview) and data.itemsize != 1:
+            data = data.cast("B")
+        tree["parameters"] = {"binary_data_size": len(data)}
+        if len(data):
+            parts.append(data)
+    elif wanted is None or wanted.placed is None:
         tree["data"] = to_values(tensor)
-        return tree
-    data = tensor.data
-    if isinstance(data, memoryview) and data.itemsize != 1:
-        data = data.cast("B")
-    tree["parameters"] = {"binary_data_size": len(data)}
-    if len(data):
-        parts.append(data)
     return tree
 
 
@@ -437,32 +295,24 @@ def to_values(tensor: Tensor) -> msgspec.Raw:
     if tensor.datatype in _NOT_IN_JSON:
         raise invalid(f"sending {tensor.datatype} {_NO_JSON} for output '{tensor.name}'")
     array = to_numpy(tensor).reshape(-1)
+    values = array.tolist()
     if tensor.datatype == "BYTES":
         try:
-            return _joined(array, lambda values: _encode([raw.decode() for raw in values]))
+            values = [raw.decode() for raw in values]
         except UnicodeDecodeError:
             why = "is not valid UTF-8 and cannot be sent as JSON. Please use the binary data format"
             raise invalid(f"output '{tensor.name}' {why}") from None
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        # NaN, Infinity: as Triton writes them
-        return _joined(array, lambda values: json.dumps(values, separators=(",", ":")).encode())
-    return _joined(array, _encode)
+    elif array.dtype.kind == "f" and not np.isfinite(array).all():  # NaN, Infinity: as Triton writes them
+        return msgspec.Raw(json.dumps(values, separators=(",", ":")).encode())
+    return msgspec.Raw(_encode(values))
 
 
-def _joined(array: NDArray[Any], encode: Callable[[list[Any]], bytes]) -> msgspec.Raw:
-    """Build a JSON array in pieces, for the same reason as it is parsed in pieces."""
-    if len(array) <= _PIECE_OUT:
-        return msgspec.Raw(encode(array.tolist()))
-    pieces = [encode(array[at : at + _PIECE_OUT].tolist())[1:-1] for at in range(0, len(array), _PIECE_OUT)]
-    return msgspec.Raw(b"[%b]" % b",".join(pieces))
-
-
-def turned(output: Output, binary: bool, is_packed: bool) -> int:
+def turned(outputs: Sequence[Output], binary: bool = False, is_packed: bool = False) -> int:
     """Return roughly how many bytes have to be converted to JSON or compressed."""
-    if (wanted := output.wanted) is not None and wanted.placed is not None:
-        return 0
-    is_binary = binary if wanted is None else wanted.binary
-    return memoryview(output.tensor.data).nbytes * (is_packed if is_binary else _GROWTH)
+    return sum(
+        memoryview(output.tensor.data).nbytes * (is_packed if _is_binary(output, binary) else _GROWTH)
+        for output in outputs
+    )
 
 
 def error(message: str) -> bytes:

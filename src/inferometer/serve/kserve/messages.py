@@ -12,24 +12,9 @@ Message = Any
 
 KSERVE_SERVICE = "inference.GRPCInferenceService"
 
-
-def _class(name: str) -> type[Any]:
-    return SCHEMA.message(name)
-
-
-ModelConfig = _class("inference.ModelConfig")
-ModelStatistics = _class("inference.ModelStatistics")
-ModelInferRequest = _class("inference.ModelInferRequest")
-ModelInferResponse = _class("inference.ModelInferResponse")
-InferTensorContents = _class("inference.InferTensorContents")
-ModelStreamInferResponse = _class("inference.ModelStreamInferResponse")
-
-ServerMetadataResponse = _class("inference.ServerMetadataResponse")
-ModelMetadataResponse = _class("inference.ModelMetadataResponse")
-ModelConfigResponse = _class("inference.ModelConfigResponse")
-ModelStatisticsResponse = _class("inference.ModelStatisticsResponse")
-RepositoryIndexResponse = _class("inference.RepositoryIndexResponse")
-SystemSharedMemoryStatusResponse = _class("inference.SystemSharedMemoryStatusResponse")
-CudaSharedMemoryStatusResponse = _class("inference.CudaSharedMemoryStatusResponse")
-TraceSettingResponse = _class("inference.TraceSettingResponse")
-LogSettingsResponse = _class("inference.LogSettingsResponse")
+ModelConfig = SCHEMA.message("inference.ModelConfig")
+ModelStatistics = SCHEMA.message("inference.ModelStatistics")
+ModelStatisticsResponse = SCHEMA.message("inference.ModelStatisticsResponse")
+ModelInferRequest = SCHEMA.message("inference.ModelInferRequest")
+ModelInferResponse = SCHEMA.message("inference.ModelInferResponse")
+ModelStreamInferResponse = SCHEMA.message("inference.ModelStreamInferResponse")

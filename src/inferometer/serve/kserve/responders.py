@@ -10,18 +10,18 @@ the thread is done, its result is dropped.
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from inferometer.errors import UserError
 from inferometer.serve import compression
 from inferometer.serve.http import answers
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import JOINED, reply
-from inferometer.serve.kserve import backpressure, generate, http_codec
-from inferometer.serve.kserve.http_codec import InferRequestBody, invalid
-from inferometer.serve.models.types import HTTP_STATUS, Inference, Output, Refused
-from inferometer.serve.offload import LARGE
+from inferometer.serve.kserve import generate, http_codec
+from inferometer.serve.kserve.http_codec import InferReply, InferRequestBody
+from inferometer.serve.kserve.parameters import invalid
+from inferometer.serve.models.types import HTTP_STATUS, Inference, Output, Refused, reason
+from inferometer.serve.offload import LARGE, UNREAD, not_read
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
@@ -38,27 +38,25 @@ class Responder:
     inference: Inference
 
     def __init__(self, kserve: "Kserve", connection: Connection, request: Request, name: str, version: str) -> None:
-        self._kserve = kserve
-        self._connection = connection
-        self._request = request
+        self._kserve, self._connection, self._request = kserve, connection, request
         self._name, self._version = name, version
         self._outputs: list[tuple[Output, ...]] = []
 
-    def submit(self, asked: InferRequestBody, was_let_in: bool) -> None:
+    def submit(self, asked: InferRequestBody) -> None:
         self._binary = asked.binary
         self.inference = inference = Inference(
             self._name, asked.inputs, answer=self.answer, ended=self.ended, arrived=self._request.arrived,
             version=self._version, id=asked.id, wanted=asked.wanted, parameters=asked.parameters, unread=asked.unread,
         )  # fmt: skip
-        self._connection.gone = self.gone
+        self._connection.gone = self._cancel
         try:
-            self._kserve.models.submit(inference, was_let_in)
+            self._kserve.models.submit(inference, True)
         except BaseException:
             self._connection.gone = None
             del self.inference
             raise
 
-    def gone(self) -> None:
+    def _cancel(self) -> None:
         self._kserve.models.cancel(self.inference)
 
     def answer(self, outputs: tuple[Output, ...]) -> None:
@@ -78,20 +76,23 @@ class Responder:
 
     def _finish(self, refused: Refused | None) -> None:
         if refused is not None:
-            self._kserve.refuse(self._connection, self._request, refused)
+            self.refuse(refused)
             return
         try:
             self._respond()
-        except Exception as why:
-            self._kserve.refuse_for(self._connection, self._request, why)
+        except Exception as error:
+            self.refuse(error)
 
     def _respond(self) -> None:
         raise NotImplementedError
 
-    def _reply(self, inference: Inference, body: http_codec.InferReply) -> None:
+    def _reply(self, inference: Inference, body: InferReply) -> None:
         extra = body.headers + answers.timing(inference.queue_ns, inference.compute_ns, now() - inference.arrived)
-        kind, close = body.content_type, self._kserve.draining
+        kind, close = body.content_type, self._kserve.is_draining
         reply(self._connection, self._request, 200, *body.parts, content_type=kind, extra=extra, close=close)
+
+    def refuse(self, error: BaseException) -> None:
+        self._kserve.refuse(self._connection, self._request, error)
 
     # --- in a thread ---
 
@@ -103,36 +104,29 @@ class Responder:
         waiting = self._kserve.offloaded
         waiting.add(self)
         self._connection.gone = self._drop
-        do = partial(self._worked, then)
-        self._kserve.models.offload.run(size, lambda: work() if self in waiting else None, do)
 
-    def _worked(self, then: Callable[[Any], None], made: Any, error: BaseException | None) -> None:
-        if not self._leave():
-            return
-        if error is not None:
-            self._kserve.refuse_for(self._connection, self._request, error)
-            return
-        try:
-            then(made)
-        except Exception as why:
-            self._kserve.refuse_for(self._connection, self._request, why)
+        def worked(made: T | None, error: BaseException | None) -> None:
+            if self not in waiting:
+                return
+            self.leave()
+            if error is not None:
+                self.refuse(error)
+                return
+            try:
+                then(made)  # type: ignore[arg-type]
+            except Exception as why:
+                self.refuse(why)
 
-    def refuse(self, why: Refused) -> None:
-        """Stop waiting for the thread, and refuse the request."""
-        if self._leave():
-            self._kserve.refuse(self._connection, self._request, why)
+        self._kserve.models.offload.run(size, lambda: work() if self in waiting else None, worked)
 
-    def _drop(self) -> None:
-        if self._leave():
-            self._connection.finish(keep_alive=False)
-
-    def _leave(self) -> bool:
-        """Stop waiting for the thread; return False if that was done already."""
-        if self not in self._kserve.offloaded:
-            return False
+    def leave(self) -> None:
+        """Stop waiting for the thread."""
         self._kserve.offloaded.discard(self)
         self._connection.gone = None
-        return True
+
+    def _drop(self) -> None:
+        self.leave()
+        self._connection.finish(keep_alive=False)
 
 
 class Infer(Responder):
@@ -144,18 +138,17 @@ class Infer(Responder):
         inference, request, binary = self.inference, self._request, self._binary
         outputs = self._outputs[0] if self._outputs else ()
         how = compression.choose(request.headers.get(b"accept-encoding", b""))
-        if not how and request.keep_alive and not request.http10 and not self._kserve.draining:
+        if not how and request.keep_alive and not self._kserve.is_draining:
             found = http_codec.binary_answer(inference, outputs, binary)
             if found is not None:
                 self._send(inference, *found)
                 return
         model, version, id_ = inference.model, inference.version, inference.id
 
-        def make() -> http_codec.InferReply:
+        def make() -> InferReply:
             return http_codec.answer(model, version, id_, outputs, binary, how)
 
-        size = sum([http_codec.turned(output, binary, bool(how)) for output in outputs])
-        self.offload(size, make, partial(self._reply, inference))
+        self.offload(http_codec.turned(outputs, binary, bool(how)), make, partial(self._reply, inference))
 
     def _send(self, inference: Inference, head: bytes, json: bytes, data: list[http_codec.Data], size: int) -> None:
         """Send a response whose head and JSON are known already: the short path of `_reply`."""
@@ -176,11 +169,10 @@ class Generate(Responder):
     def answer(self, outputs: tuple[Output, ...]) -> None:
         self._outputs.append(outputs)
         if len(self._outputs) > 1:
-            self._kserve.models.cancel(self.inference)
+            self._cancel()
 
     def _finish(self, refused: Refused | None) -> None:
-        is_too_much = len(self._outputs) > 1
-        super()._finish(invalid(generate.NOT_ONE) if is_too_much else refused)
+        super()._finish(invalid(generate.NOT_ONE) if len(self._outputs) > 1 else refused)
 
     def _respond(self) -> None:
         inference = self.inference
@@ -188,11 +180,10 @@ class Generate(Responder):
             raise invalid(generate.NOT_ONE)
         model, version, id_, outputs = inference.model, inference.version, inference.id, self._outputs[0]
 
-        def make() -> http_codec.InferReply:
-            return http_codec.InferReply([generate.answer(model, version, id_, outputs)])
+        def make() -> InferReply:
+            return InferReply([generate.answer(model, version, id_, outputs)])
 
-        size = sum([http_codec.turned(output, False, False) for output in outputs])
-        self.offload(size, make, partial(self._reply, inference))
+        self.offload(http_codec.turned(outputs), make, partial(self._reply, inference))
 
 
 class GenerateStream(Responder):
@@ -208,30 +199,28 @@ class GenerateStream(Responder):
         inference = self.inference
         try:
             body = generate.answer(inference.model, inference.version, inference.id, outputs)
-        except (Refused, UserError) as why:
-            body = http_codec.error(str(why))
+        except Exception as error:
+            body = http_codec.error(reason(error).message)
         self._event(body)
-        if self._connection.unsent > backpressure.GIVEN_UP:
+        if self._connection.unsent > UNREAD:
             self._is_unread = True
-            self._kserve.models.cancel(inference)
+            self._cancel()
 
     def _finish(self, refused: Refused | None) -> None:
         if self._is_unread:
-            refused = backpressure.not_read()
+            refused = not_read()
         if refused is not None:
             self._event(http_codec.error(refused.message), HTTP_STATUS[refused.code])
         self._connection.write((b"" if self._has_begun else self._head(200)) + answers.LAST_CHUNK)
-        self._connection.finish(self._request.keep_alive and not self._kserve.draining)
+        self._connection.finish(self._request.keep_alive and not self._kserve.is_draining)
 
     def _event(self, body: bytes, status: int = 200) -> None:
-        if self._connection.closed:
-            return
         data = answers.chunk(b"data: %b\n\n" % body)
         if not self._has_begun:
             self._has_begun = True
             data = self._head(status) + data
-            self._connection.between = answers.NO_EVENT
-        self._connection.write(data)
+        if not self._connection.closed:
+            self._connection.write(data)
 
     def _head(self, status: int) -> bytes:
         """Return the headers; of the server's times, only the queue time is known by now."""

@@ -11,12 +11,13 @@ from functools import partial
 
 from inferometer.serve.grpc import status
 from inferometer.serve.grpc.call import Call
-from inferometer.serve.kserve import backpressure, grpc_codec
+from inferometer.serve.kserve import grpc_codec
 from inferometer.serve.kserve.grpc_codec import Data
 from inferometer.serve.kserve.messages import Message, ModelInferResponse, ModelStreamInferResponse
+from inferometer.serve.kserve.parameters import EMPTY_FINAL, FINAL
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import Inference, Output, Refused
-from inferometer.serve.offload import LARGE
+from inferometer.serve.models.types import Inference, Output, Refused, reason
+from inferometer.serve.offload import LARGE, UNREAD, not_read
 from inferometer.timing.clock import now
 
 _MAX_PENDING = 1024
@@ -115,7 +116,7 @@ class Stream:
                 raise error or MemoryError()
             request.inference, request.model = one, one.model
             request.is_decoupled = self._models.find(one.model, one.version).decoupled
-            request.empty_final = request.is_decoupled and bool(one.parameters.get(grpc_codec.EMPTY_FINAL, False))
+            request.empty_final = request.is_decoupled and bool(one.parameters.get(EMPTY_FINAL, False))
             if not request.is_decoupled:
                 self._in_order.append(request)
             one.answer = lambda outputs: self._answer(request, outputs)
@@ -125,7 +126,7 @@ class Stream:
         except Exception as why:
             if not request.is_decoupled and (not self._in_order or self._in_order[-1] is not request):
                 self._in_order.append(request)
-            request.ready.append((_error(status.refusal(why).message, ModelInferResponse(id=request.id)),))
+            request.ready.append((_error(reason(why).message, ModelInferResponse(id=request.id)),))
             self._done(request)
 
     def _check_room(self) -> None:
@@ -145,8 +146,8 @@ class Stream:
             request.ready.append(parts)
             return
         self._call.send(*parts)
-        if self._call.unsent > backpressure.GIVEN_UP:
-            self._call.abort(backpressure.not_read())
+        if self._call.unsent > UNREAD:
+            self._call.abort(not_read())
 
     def _ended(self, request: _Request, refused: Refused | None) -> None:
         one = request.inference
@@ -197,7 +198,7 @@ def _size(request: _Request) -> int:
 
 def _empty(request: _Request, final: bool) -> Message:
     empty = ModelInferResponse(model_name=request.model, id=request.id)
-    empty.parameters[grpc_codec.FINAL].bool_param = final
+    empty.parameters[FINAL].bool_param = final
     return empty
 
 

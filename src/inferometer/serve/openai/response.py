@@ -77,7 +77,6 @@ class Stream(Response):
             self._sizes = []  # no chunk is like the others
         head = answers.stream_head(self.request.keep_alive, self.promise)
         self.write(head + events(*self._format.opening(self.n_in)))
-        self.connection.between = answers.NO_EVENT
 
     def text(self, text: bytes, count: int) -> None:
         """Send the text of `count` tokens."""

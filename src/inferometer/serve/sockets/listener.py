@@ -36,17 +36,17 @@ class Listener:
         limits: Limits | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.loop, self.limits = loop, limits or Limits()
+        limits = limits or Limits()
+        self.loop = loop
         self.transports: set[Transport] = set()
-        self.wall_offset = clock.wall_offset()
         self._make_protocol, self._tls = make_protocol, tls
         self._primed = clock.prime()
         self._sock, self._is_accepting = sock, True
+        self._idle, self._stalled = (int(limit * 1e9) or NEVER for limit in (limits.idle, limits.stalled))
         sock.listen(_BACKLOG)
-        loop.add_reader(sock, self._acceptable)
-        self._resample()
-        self._idle, self._stalled = _ns(self.limits.idle), _ns(self.limits.stalled)
-        self._sweeper: asyncio.TimerHandle | None = None
+        loop.add_reader(sock, self._accept)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._follow_wall_clock()
         self._sweep_again()
 
     @property
@@ -56,19 +56,13 @@ class Listener:
 
     @property
     def in_flight(self) -> int:
-        """Number of connections with a request in progress, an unsent response, or an admitted request that is still
-        arriving."""
-        return sum(transport.protocol.in_flight for transport in self.transports)
+        """Number of connections for which the server's shutdown has to wait."""
+        return sum(connection.in_flight for connection in self.connections)
 
     @property
     def leaving(self) -> int:
         """Number of connections whose last response is sent and whose client has not closed yet."""
         return sum(transport.is_leaving for transport in self.transports)
-
-    def let_in(self) -> None:
-        """Admit the requests whose headers have arrived: new requests are refused from now on."""
-        for connection in self.connections:
-            connection.let_in()
 
     def refuse_partial(self, why: str) -> int:
         """Refuse requests that are still arriving, with the reason. Return how many there were."""
@@ -84,9 +78,8 @@ class Listener:
 
     def close(self) -> None:
         self.stop_accepting()
-        self._timer.cancel()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
         if self._primed is not None:
             self._primed.close()
         for transport in list(self.transports):
@@ -104,10 +97,7 @@ class Listener:
         self.transports.add(transport)
         return transport
 
-    def _acceptable(self) -> None:
-        self._accept(_AT_A_TIME)
-
-    def _accept(self, most: int) -> None:
+    def _accept(self, most: int = _AT_A_TIME) -> None:
         for _ in range(most):
             try:
                 sock, address = self._sock.accept()
@@ -122,14 +112,19 @@ class Listener:
 
     def _accept_again(self) -> None:
         if self._is_accepting:
-            self.loop.add_reader(self._sock, self._acceptable)
+            self.loop.add_reader(self._sock, self._accept)
 
-    def _resample(self) -> None:
+    # --- periodically ------------------------------------------------------------------------------------------------
+
+    def _follow_wall_clock(self) -> None:
         """Follow steps of the wall clock, which the kernel's timestamps are based on."""
         self.wall_offset = clock.wall_offset()
-        self._timer = self.loop.call_later(1.0, self._resample)
+        self._timers["clock"] = self.loop.call_later(1.0, self._follow_wall_clock)
 
-    # --- patience ----------------------------------------------------------------------------------------------------
+    def _sweep_again(self) -> None:
+        self.sweep(now())
+        wait = min(_SWEEP_S, min(self._idle, self._stalled) / 4e9)
+        self._timers["sweep"] = self.loop.call_later(wait, self._sweep_again)
 
     def sweep(self, at: int) -> None:
         """Give up on clients that are late as of `at`: one pass over all connections instead of a timer for each."""
@@ -139,14 +134,6 @@ class Listener:
         for transport in [one for one in self.transports if one.moved < late]:
             transport.give_up_if_late(self._idle, self._stalled, at)
 
-    def _sweep_again(self) -> None:
-        shortest = min(self._idle, self._stalled)
-        self._sweeper = self.loop.call_later(min(_SWEEP_S, shortest / 4e9), self._swept)
-
-    def _swept(self) -> None:
-        self.sweep(now())
-        self._sweep_again()
-
 
 def client_of(address: Any) -> str:
     """Return HOST:PORT. (IPv4 clients of a dual-stack socket are shown as IPv4.)"""
@@ -154,7 +141,3 @@ def client_of(address: Any) -> str:
         return ""
     host, port = address[:2]
     return place(host.removeprefix("::ffff:") if "." in host else host, port)
-
-
-def _ns(limit: float) -> int:
-    return int(limit * 1e9) if limit else NEVER

@@ -31,15 +31,17 @@ def context(tls: Tls, alpn: str = "http/1.1") -> ssl.SSLContext:
     made.set_alpn_protocols([alpn])
     for path in filter(None, (tls.cert, tls.key, tls.client_ca)):
         try:
-            with Path(path).open("rb") as file:
-                file.read(1)
+            Path(path).read_bytes()
         except OSError as error:
             why, remedy = f"cannot read {path}: {error.strerror}", "choose a PEM file that this user may read"
             raise UserError(why, remedy) from None
     try:
         made.load_cert_chain(tls.cert, tls.key, password=_no_password)
     except ssl.SSLError as error:
-        raise _wrong_pair(tls, error) from None
+        why = f"{tls.cert} and {tls.key} are not a certificate and its private key ({getattr(error, 'reason', '') or error})"
+        raise UserError(
+            why, "set --tls-cert and --tls-key to PEM files that belong together, without a password"
+        ) from None
     if tls.client_ca:
         try:
             made.load_verify_locations(tls.client_ca)
@@ -51,20 +53,7 @@ def context(tls: Tls, alpn: str = "http/1.1") -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    raise ssl.SSLError("encrypted")
-
-
-def _wrong_pair(tls: Tls, error: ssl.SSLError) -> UserError:
-    if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
-        why = f"the private key {tls.key} does not match the certificate {tls.cert}"
-        return UserError(why, "choose a --tls-cert and --tls-key that belong together")
-    try:
-        ssl.create_default_context().load_verify_locations(tls.cert)
-    except ssl.SSLError:
-        why = f"{tls.cert} is not a certificate in PEM format"
-        return UserError(why, "choose a PEM file that starts with the server's certificate")
-    why = f"{tls.key} is not an unencrypted private key in PEM format"
-    return UserError(why, "choose a PEM file without a password")
+    raise ssl.SSLError("the key is encrypted")
 
 
 class TlsTransport(Transport):
@@ -110,7 +99,6 @@ class TlsTransport(Transport):
         self._is_ready = True
         self.moved = now()
         self._flush()
-        self.wrote = False
         return True
 
     def _decrypt(self, arrived: int) -> None:
@@ -141,7 +129,7 @@ class TlsTransport(Transport):
         """Give up a handshake that is not complete in time, too."""
         if self._is_ready or self._is_leaving:
             super().give_up_if_late(idle, stalled, at)
-        elif at - self.moved > stalled and not self.has_input():
+        elif at - self.moved > stalled:
             self.close()
 
     # --- out ---------------------------------------------------------------------------------------------------------
@@ -149,7 +137,6 @@ class TlsTransport(Transport):
     def write(self, data: Data, *more: Data) -> None:
         if self.closed or not self._is_ready:
             return
-        self.wrote = True
         for part in (data, *more):
             if len(part):
                 self._plain.append(memoryview(part))

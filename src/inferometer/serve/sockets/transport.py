@@ -4,9 +4,6 @@ Large parts are received directly into a buffer of the protocol, and sent withou
 accept at once is sent when the socket is writable. `write` never calls back into the protocol: a connection that turns
 out to be broken is closed in the next iteration of the loop.
 
-A client that has gone and one that has only closed its sending side and waits look the same until something is sent: a
-client that has gone answers with a reset. So after end-of-file the socket is checked for a reset until it is closed.
-
 `moved` is when the client last made progress. If it is the client's turn and it does nothing for too long, the
 connection is given up; the listener checks this periodically for all connections.
 """
@@ -31,8 +28,6 @@ _AT_ONCE = 64
 """Maximum parts per sendmsg()."""
 _LINGER_S = 1.0
 _RESET = struct.pack("ii", 1, 0)
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 1.0
-"""Interval between checks for a reset by a client that may be gone: short at first, then longer."""
 
 Data = bytes | bytearray | memoryview
 
@@ -49,15 +44,20 @@ class Protocol(typing.Protocol):
     def filled(self, count: int, arrived: int) -> None:
         """Take the `count` bytes that were written to `room`."""
 
+    def drained(self) -> None:
+        """Note that the kernel has accepted everything that was written. Not called if it did so at once."""
+
     def ended(self) -> None:
-        """Note that the client has closed its sending side or has gone. Close the transport if nothing is in progress;
-        otherwise, something harmless should be sent, so that a client that has gone answers with a reset."""
+        """Note that the client has closed the connection, or its sending side. Close the transport, now or later."""
 
     def lost(self) -> None:
         """Note that the connection is closed. Called once, in `Transport.close`."""
 
-    def drained(self) -> None:
-        """Note that the kernel has accepted everything that was written. Not called if it did so at once."""
+    def late(self) -> None:
+        """Give up the request that is expected."""
+
+    def refuse_partial(self, why: str) -> bool:
+        """Refuse a request that is still arriving. Return False if there is none."""
 
     @property
     def is_waiting(self) -> bool:
@@ -67,27 +67,17 @@ class Protocol(typing.Protocol):
     def is_idle(self) -> bool:
         """Whether no request is in progress: if none comes within the limit, the connection is closed."""
 
-    def late(self) -> None:
-        """Give up the request that is expected."""
-
     @property
     def in_flight(self) -> bool:
-        """Whether the server's shutdown has to wait: a request is in progress, its response is not sent yet, or the rest
-        of an admitted one is still arriving."""
-
-    def let_in(self) -> None:
-        """Admit a request that has begun to arrive, since new requests are refused from now on."""
-
-    def refuse_partial(self, why: str) -> bool:
-        """Refuse a request that is still arriving. Return False if there is none."""
+        """Whether the server's shutdown has to wait: a request is in progress, or its response is not sent yet."""
 
 
 class Transport:
     """A client's socket."""
 
     __slots__ = (
-        "_is_leaving", "_listener", "_out", "_sock", "closed", "has_ended", "is_reading", "loop", "moved", "peer",
-        "protocol", "send", "unsent", "wrote",
+        "_is_leaving", "_listener", "_out", "_send", "_sock", "closed", "has_ended", "is_reading", "loop", "moved",
+        "peer", "protocol", "unsent",
     )  # fmt: skip
 
     protocol: Protocol
@@ -98,20 +88,16 @@ class Transport:
         """Whether the client has closed its sending side."""
         self.loop = listener.loop
         self.moved = now()
-        """When the client last made progress. Reading what was sent counts; the protocol sets it when something expected
-        has arrived or a response is complete. (Not to the kernel's timestamp, which follows steps of the wall clock.)"""
+        """When the client last made progress: it read what was sent, or something expected has arrived. (Not the
+        kernel's timestamp, which follows steps of the wall clock.)"""
         self.peer = peer
         """The client's address, for the access log."""
-        self.send = sock.send
         self.unsent = 0
         """Bytes that the kernel has not accepted yet."""
-        self.wrote = False
-        """Whether something was written since the protocol set this to False."""
-        self._sock = sock
+        self._sock, self._send = sock, sock.send
         self._listener = listener
         self._out: deque[bytearray | memoryview] = deque()
-        self._is_leaving = False
-        self.is_reading = True
+        self._is_leaving, self.is_reading = False, True
         self.loop.add_reader(sock, self._readable)
 
     @property
@@ -160,40 +146,28 @@ class Transport:
             self.loop.add_reader(self._sock, self._readable)
 
     def _end(self) -> None:
-        if self._is_leaving and not self.unsent:
-            self.close()
-            return
         self.has_ended = True
         self.pause_reading()
         if not self._is_leaving:
             self.protocol.ended()
-        self._look_for_reset(_FIRST_LOOK_S)
+        elif not self.unsent:
+            self.close()
 
-    def _look_for_reset(self, wait: float) -> None:
-        """Check periodically, because the loop reports nothing more about a socket at end-of-file."""
-        if self.closed:
-            return
-        if not self.close_if_broken():
-            self.loop.call_later(wait, self._look_for_reset, min(2 * wait, _LAST_LOOK_S))
-
-    def close_if_broken(self) -> bool:
+    def close_if_broken(self) -> None:
         """Close if the client has reset the connection. uvloop reports a reset only once: if there was still something
         to read by then, it does not report that the rest is an error."""
-        if not self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            return False
-        self.close()
-        return True
+        if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.close()
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
     def write(self, data: Data, *more: Data) -> None:
         """Send the parts in order. Large ones are kept without a copy: do not modify them afterwards."""
-        self.wrote = True
         if more or self._out:
             self._write_all((data, *more))
             return
         try:
-            sent = self.send(data)
+            sent = self._send(data)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError:
@@ -272,31 +246,14 @@ class Transport:
         silent = at - self.moved
         if self.unsent:
             if silent > stalled:
-                self._give_up_sending()
+                self.reset()  # so that the kernel drops its copy of what was sent
         elif self._is_leaving:
             return
         elif self.protocol.is_waiting:
-            if silent > stalled and not self.has_input():
+            if silent > stalled:
                 self.protocol.late()
-        elif self.protocol.is_idle and silent > idle and not self.has_input():
+        elif self.protocol.is_idle and silent > idle:
             self.close()
-
-    def has_input(self) -> bool:
-        """Whether data is waiting to be read: then the server is late, not the client."""
-        try:
-            self._sock.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:
-            pass  # reading will report it
-        return True
-
-    def _give_up_sending(self) -> None:
-        """Reset the connection of a client that does not read: the kernel can drop its copy of what was sent."""
-        moved = self.moved
-        self._writable()
-        if self.moved == moved:
-            self.reset()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
