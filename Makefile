@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests start no server and no client process.
 QUICK := analysis config schedule wire store report workload timing observe infer server_metrics publish
 
-.PHONY: help setup backends demo test test-all test-extra test-quick lint graph docs bench clean
+.PHONY: help setup backends demo test test-all test-extra test-quick lint graph docs engines bench clean
 
 help:
 	@echo "make demo        start the embedded simulator, measure it, find its capacity"
@@ -24,6 +24,7 @@ help:
 	@echo "make backends    install what the extras need (PyTorch, transformers, matplotlib ...), for the models and tests that need them"
 	@echo "make graph       print which folder of the package imports which"
 	@echo "make docs        regenerate docs/reference/config.md and docs/reference/metrics.md from the code"
+	@echo "make engines     compare all engines that run on a CPU with a tiny model (installs vLLM and others, 5 GB)"
 	@echo "make bench       run the benchmarks behind the claims (needs wrk and a C compiler)"
 	@echo "make clean       delete everything that these targets created, except benchmark results"
 
@@ -62,6 +63,11 @@ graph: setup
 
 docs: setup
 	$(BIN)/python tools/write_docs.py
+
+engines: backends
+	for server in llama_cpp transformers vllm; do tools/real_servers/install.sh $$server || exit; done
+	$(BIN)/python tools/real_servers/tiny_model.py tiny-llama
+	$(BIN)/inferometer engines examples/engines/cpu.yaml --html engines.html --markdown engines.md
 
 bench: setup
 	$(BIN)/python -m bench

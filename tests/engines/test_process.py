@@ -11,8 +11,8 @@ import psutil
 import pytest
 from waiting import until
 
-from inferometer.engines.launching import EngineError
-from inferometer.engines.process import check_port, free_port, running
+from inferometer.engines.launching import EngineError, free_port
+from inferometer.engines.process import check_port, running
 
 FAMILY = "sleep 601 & (setsid sleep 602 &); trap '' TERM; echo started; sleep 603"
 """A shell that ignores SIGTERM, with a child, and a grandchild that has left the group and lost its parent."""

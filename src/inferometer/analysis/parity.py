@@ -70,7 +70,9 @@ def _name(own: Mapping[str, LevelRounds]) -> str:
 
 
 def _requests(own: Mapping[str, LevelRounds]) -> list[Mismatch]:
-    """Different numbers of requests per round: a stage that ends after a time sends more to a faster engine."""
+    """Different numbers of requests per round, unless the level ended after a time: then a faster engine gets more."""
+    if all(run.manifest.plan[0].duration for each in own.values() for run, _ in each.runs.values()):
+        return []
     counts = {name: {len(run.records.rows) for run, _ in each.runs.values()} for name, each in own.items()}
     if len(set.union(*counts.values())) == 1:
         return []

@@ -19,8 +19,8 @@ from inferometer.config.loads import Closed
 from inferometer.config.schema import Config
 from inferometer.engines import failures, milestones, readiness
 from inferometer.engines.catalog import server_engine
-from inferometer.engines.launching import EngineError, Launch, Start
-from inferometer.engines.process import ServerProcess, check_port, free_port, running
+from inferometer.engines.launching import EngineError, Launch, Start, free_port
+from inferometer.engines.process import ServerProcess, check_port, running
 from inferometer.errors import UserError
 from inferometer.fleet.runner import provide_tokenizer
 from inferometer.probe import estimate, reach
@@ -29,6 +29,8 @@ from inferometer.types import Request
 from inferometer.units import format_seconds
 
 _VERSION_TIMEOUT = 60.0
+_ANY_SERVER = ("command", "triton")
+"""Engines that may refuse the field `ignore_eos`."""
 
 
 class RunningServer:
@@ -49,7 +51,7 @@ class RunningServer:
 
     def config(self, level: Level, salt: str, repeat: int) -> Config:
         """The config of one level, with the engine's process observed."""
-        config = level_config(self._campaign, level, _server(self._launch, self._spec), salt, repeat)
+        config = level_config(self._campaign, level, _server(self._campaign, self._launch, self._spec), salt, repeat)
         if self._process is None or config.observe.processes:
             return config
         observe = msgspec.structs.replace(config.observe, processes=[self._process.pid])
@@ -61,11 +63,10 @@ class RunningServer:
 
     def complete(self, sample: Path, count: int, tokens: int, folder: Path) -> list[Output]:
         """Complete the prompts of the sample greedily. Each row of the file is one prompt."""
-        body = dict(self._campaign.server.get("body") or {}) | {"temperature": 0}
-        server = _server(self._launch, self._spec)
-        server["body"] = body | dict(server.get("body") or {}) | {"temperature": 0}
+        server = _server(self._campaign, self._launch, self._spec)
+        server["body"] = dict(server.get("body") or {}) | {"temperature": 0}
         tree: dict[str, Any] = {
-            "server": dict(self._campaign.server) | server,
+            "server": server,
             "data": {"type": "jsonl", "path": str(sample), "output": tokens, "turns": "last"},
             "load": {"type": "closed", "concurrency": 1, "requests": count},
             "client": {"processes": 0, "probe": False},
@@ -116,7 +117,7 @@ class RunningServer:
     def check_alive(self) -> None:
         """Raise EngineError when the engine has died."""
         if self._process is not None and self._process.status is not None:
-            reason, words = failures.explain(self._process.status, self._process.tail)
+            reason, words = failures.explain(self._process.status, self._process.output.splitlines())
             kind = "died" if reason in ("failed", "died") else reason
             raise EngineError(f"died during the measurement: {words}", "see its log", kind, self._process.tail)
 
@@ -177,13 +178,15 @@ def _launched(campaign: Campaign, spec: EngineSpec, files: Path) -> Launch:
     return msgspec.structs.replace(launch, **changes, **({"ready": spec.ready} if spec.ready is not None else {}))
 
 
-def _server(launch: Launch, spec: EngineSpec) -> dict[str, Any]:
-    return launch.server | {"url": launch.url} | spec.server
+def _server(campaign: Campaign, launch: Launch, spec: EngineSpec) -> dict[str, Any]:
+    """The `server` section for this engine. Responses have the requested length, if the engine supports that and the data has one."""
+    fixed = {"ignore_eos": True} if spec.type not in _ANY_SERVER and campaign.data.get("output") != 0 else {}
+    return fixed | campaign.server | launch.server | {"url": launch.url} | spec.server
 
 
 def _first_token(campaign: Campaign, launch: Launch, spec: EngineSpec, patience: float) -> float | None:
     """Send a request of the workload, and return the seconds to its first token. Raises UserError unless the response is good."""
-    config = level_config(campaign, Level("concurrency", 1), _server(launch, spec), "first", 0)
+    config = level_config(campaign, Level("concurrency", 1), _server(campaign, launch, spec), "first", 0)
     reached = reach.reach(config.server)
     provide_tokenizer(config, reached)
     config = completed(config, reached)
@@ -198,7 +201,7 @@ def _explained(error: EngineError, process: ServerProcess | None) -> EngineError
     """The error with what the log says about its cause."""
     if process is None or error.reason not in ("died", "not ready"):
         return error
-    reason, words = failures.explain(process.status, process.tail)
+    reason, words = failures.explain(process.status, process.output.splitlines())
     kind = error.reason if reason in ("failed", "died") else reason
     text = f"{error.what}: {words}" if words and words not in error.what else error.what
     return EngineError(text, error.remedy, kind, process.tail)

@@ -102,12 +102,6 @@ def _undisturbed(end: Callable[[], None]) -> None:
         raise
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def check_port(host: str, port: int) -> None:
     """Raise EngineError when something listens on the port already."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
