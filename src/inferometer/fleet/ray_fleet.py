@@ -16,6 +16,7 @@ import msgspec
 
 from inferometer import __version__
 from inferometer.config.fleet import Fleet
+from inferometer.config.loads import Closed, stages_of
 from inferometer.errors import UserError
 from inferometer.fleet import clocks, ray_cluster
 from inferometer.fleet.clocks import ClockOffset, NodeClock
@@ -29,8 +30,9 @@ from inferometer.store.spool import STATES
 from inferometer.timing.clock import now
 from inferometer.units import NS, format_seconds
 
-_POLL_S, _POLL_PER_SHARD_S = 0.03, 0.0015
-"""How long an actor waits for something new before it responds to a poll, at least; with many shards, this long for each."""
+_POLL_S, _DEALING_POLL_S, _POLL_PER_SHARD_S = 0.15, 0.03, 0.0015
+"""How long an actor waits before it responds to a poll, unless its shard ends: usually; if the parent deals out requests (dealing.py),
+which needs the latest numbers; and with many shards, at least, for each of them. A poll takes about a millisecond of CPU time."""
 _WAIT_S = 0.02
 """How long the thread waits for responses before it handles those that are there."""
 _SILENT_S = 10.0
@@ -338,6 +340,8 @@ class RayShard:
     def __init__(self, fleet: RayFleet, job: Job, number: int, actor: Any, facts: NodeFacts) -> None:
         self._fleet, self.number, self.actor, self.facts = fleet, number, actor, facts
         self._copy = FolderCopy(job.spool, number)
+        is_dealt = any(isinstance(stage, Closed) and stage.requests for stage in stages_of(job.config.load))
+        self._poll_s = _DEALING_POLL_S if is_dealt else _POLL_S
         self._poll = actor.poll.options(concurrency_group="poll")
         self._command = actor.command.options(concurrency_group="control")
         self._heard = now()
@@ -364,7 +368,7 @@ class RayShard:
         return self._state >= STATES.index("ready")
 
     def poll(self, shards: int) -> Any:
-        wait = 0.0 if self._has_more else max(_POLL_S, shards * _POLL_PER_SHARD_S)
+        wait = 0.0 if self._has_more else max(self._poll_s, shards * _POLL_PER_SHARD_S)
         return self._poll.remote(self._polls, wait, min(_RESPONSE, _RESPONSES // shards))
 
     def take(self, update: Update, is_synchronized: bool) -> None:
