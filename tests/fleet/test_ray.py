@@ -20,7 +20,7 @@ from inferometer import conduct, store
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet import clocks, ray_fleet
+from inferometer.fleet import clocks, ray_actors
 from inferometer.fleet.clocks import Reading
 from inferometer.fleet.ray_actor import ShardActor
 from inferometer.records import Run
@@ -231,6 +231,6 @@ def test_a_node_with_another_clock_keeps_to_the_common_schedule(cluster: Any, si
 def test_another_version_on_a_node_is_an_error(
     cluster: Any, sim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_fleet, "__version__", "0.0.1")
+    monkeypatch.setattr(ray_actors, "__version__", "0.0.1")
     with pytest.raises(UserError, match=r"has inferometer .*, and this machine 0\.0\.1"):
         measure(tmp_path, sim, fleet={"type": "ray", "shards": 1})

@@ -21,7 +21,7 @@ from inferometer import conduct
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet import ray_fleet
+from inferometer.fleet import ray_shard
 from inferometer.records import Run
 from inferometer.store.spool import Control
 
@@ -87,19 +87,6 @@ def check_lost(run: Run, summary: Summary, shards: int, planned: int) -> None:
     assert next(check.status for check in summary.checks if check.name == "workers") == "fail"
 
 
-def test_a_node_that_dies_loses_only_its_own_requests(cluster: Any, server: str, tmp_path: Path) -> None:
-    node = cluster.add_node(num_cpus=1, node_ip_address=ADDRESSES[3], object_store_memory=STORE)
-    when_recorded(tmp_path, 3, lambda: cluster.remove_node(node, allow_graceful=False))
-    load = {"type": "constant", "rate": 80, "duration": "3s"}
-    run, summary = measure(tmp_path, server, fleet={"type": "ray", "shards": 4, "per_node": 1}, load=load)
-    check_lost(run, summary, 4, 240)
-    (error,) = run.manifest.outcome.errors
-    assert "lost" in error and ADDRESSES[3] in error
-    import ray  # noqa: PLC0415
-
-    until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3, "Ray to notice it, too", PATIENCE_S)
-
-
 def actors() -> list[psutil.Process]:
     """The processes of all shards' actors on this machine that belong to this test."""
     folder = os.environ["RAY_TMPDIR"]
@@ -114,11 +101,19 @@ def actors() -> list[psutil.Process]:
 def test_an_actor_that_does_not_respond_is_given_up(
     cluster: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_fleet, "_SILENT_S", 4.0)
-    when_recorded(tmp_path, 3, lambda: actors()[0].suspend())  # noqa: PLW0108 - they have not been started yet
+    monkeypatch.setattr(ray_shard, "_SILENT_S", 4.0)
+    frozen: list[psutil.Process] = []
+
+    def freeze() -> None:
+        frozen.append(actors()[0])
+        frozen[0].suspend()
+
+    when_recorded(tmp_path, 3, freeze)
     run, summary = measure(tmp_path, server, load={"type": "constant", "rate": 60, "duration": "2s"})
     check_lost(run, summary, 3, 120)
     assert "did not respond for" in run.manifest.outcome.errors[0]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        frozen[0].resume()
     until(lambda: not actors(), seconds=PATIENCE_S)
 
 
@@ -161,3 +156,14 @@ def test_no_cluster_at_the_address_is_an_error(server: str, tmp_path: Path) -> N
                 process.kill()
             assert process.returncode == 2, errors
             assert message in errors and "next:" in errors
+
+
+def test_a_node_that_dies_loses_only_its_own_requests(cluster: Any, server: str, tmp_path: Path) -> None:
+    """The last test of this file: Ray takes a while to notice that the node has gone."""
+    node = cluster.add_node(num_cpus=1, node_ip_address=ADDRESSES[3], object_store_memory=STORE)
+    when_recorded(tmp_path, 3, lambda: cluster.remove_node(node, allow_graceful=False))
+    load = {"type": "constant", "rate": 80, "duration": "3s"}
+    run, summary = measure(tmp_path, server, fleet={"type": "ray", "shards": 4, "per_node": 1}, load=load)
+    check_lost(run, summary, 4, 240)
+    (error,) = run.manifest.outcome.errors
+    assert "lost" in error and ADDRESSES[3] in error

@@ -6,7 +6,8 @@ runner.py      runs one shard
 control.py     the messages between the parent and a shard, whatever carries them
 local.py       shards in local processes or threads;  worker.py  the main function of such a process
 tcp.py         shards that share neither a folder nor a clock with their parent: processes that connect to it
-ray_fleet.py   the same on the nodes of a Ray cluster: the parent's end;  ray_actor.py  the node's;  ray_cluster.py  the cluster itself
+ray_fleet.py   the same on the nodes of a Ray cluster: the parent's end, with ray_shard.py and ray_actors.py;  ray_actor.py  the node's;
+               ray_cluster.py  the cluster itself
 copying.py     copies a shard's folder to its parent;  clocks.py  other machines' clocks;  shipping.py  the files that they need
 supervisor.py  the parent: starts the shards together, watches them, stops them
 dealing.py     what the parent deals out to shards during a run: the requests of closed stages that a number ends

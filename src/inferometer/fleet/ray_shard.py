@@ -1,0 +1,135 @@
+"""The parent's handle on a shard that runs in a Ray actor (control.ShardHandle)."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from inferometer.config.loads import Closed, stages_of
+from inferometer.fleet.control import Grant, WorkerResult
+from inferometer.fleet.copying import FolderCopy, Numbers
+from inferometer.fleet.job import Job
+from inferometer.fleet.ray_actor import NodeFacts, Update
+from inferometer.store.spool import STATES
+from inferometer.timing.clock import now
+from inferometer.units import NS
+
+_POLL_S, _DEALING_POLL_S, _POLL_PER_SHARD_S = 0.15, 0.03, 0.0015
+"""How long an actor waits before it responds to a poll, unless its shard ends: usually; if the parent deals out requests (dealing.py),
+which needs the latest numbers; and with many shards, at least, for each of them. A poll takes about a millisecond of CPU time."""
+_SILENT_S = 10.0
+"""An actor that has not responded for this long is lost."""
+_UNREACHABLE_S = 3.0
+"""The same if its connection was closed or is refused: Ray takes up to a minute to call such a node dead."""
+_PIECE, _RESPONSE, _RESPONSES = 1 << 20, 8 << 20, 128 << 20
+"""Bytes that are read at a time, that a response may have, and that all responses in flight together may have."""
+
+
+class RayShard:
+    """One shard. A thread of the fleet polls it (`poll`, `take`, `end`), and the supervisor does the rest."""
+
+    def __init__(self, job: Job, number: int, actor: Any, facts: NodeFacts, offset: Callable[[], int]) -> None:
+        """`offset`: how far the node's monotonic clock is ahead, ns."""
+        self.number, self.actor, self.facts, self._offset = number, actor, facts, offset
+        self._copy = FolderCopy(job.spool, number)
+        is_dealt = any(isinstance(stage, Closed) and stage.requests for stage in stages_of(job.config.load))
+        self._poll_s = _DEALING_POLL_S if is_dealt else _POLL_S
+        self._poll = actor.poll.options(concurrency_group="poll")
+        self._command = actor.command.options(concurrency_group="control")
+        self._heard = now()
+        self._unreachable = 0  # since when the actor cannot be reached; 0: it can
+        self._has_more = False
+        self._polls = 0  # how many responses were taken: one that did not arrive is requested again
+        self._state = 0
+        self._result: WorkerResult | str | None = None
+        self._ended = threading.Event()
+        self.is_lost = False
+
+    def begin(self, data: bytes) -> None:
+        """Start the shard's process. The job has the secrets: it is an argument of a call, which Ray does not show or store."""
+        self.actor.begin.options(concurrency_group="control").remote(data, _PIECE)
+
+    # --- for the thread that polls -----------------------------------------------------------------------------------
+
+    @property
+    def is_polled(self) -> bool:
+        return not self._ended.is_set()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._state >= STATES.index("ready")
+
+    def poll(self, shards: int) -> Any:
+        wait = 0.0 if self._has_more else max(self._poll_s, shards * _POLL_PER_SHARD_S)
+        return self._poll.remote(self._polls, wait, min(_RESPONSE, _RESPONSES // shards))
+
+    def take(self, update: Update, is_synchronized: bool) -> None:
+        """Store what a poll has brought."""
+        self._heard, self._has_more = now(), update.has_more
+        self._polls += 1
+        self._unreachable = 0
+        self._copy.beat(update.heartbeat)
+        for change in update.changes:
+            if isinstance(change, Numbers):
+                self._copy.put_numbers(change)
+                self._state = self._copy.control["state"]
+                if not is_synchronized:
+                    self._copy.control.state = "starting"
+            else:
+                self._copy.put(change)
+
+    def note_unreachable(self) -> None:
+        """Take note that the connection to the actor failed. Ray tries again; for how long, is decided here."""
+        self._unreachable = self._unreachable or now()
+        if now() - self._unreachable > _UNREACHABLE_S * NS:
+            self.die(f"was lost: its Ray node {self.facts.address} cannot be reached any more")
+
+    def end(self, result: WorkerResult | str) -> None:
+        self._result = result
+        self._ended.set()
+
+    def show_state(self) -> None:
+        self._copy.control["state"] = self._state
+
+    def die(self, how: str) -> None:
+        """End it, unless it has already ended."""
+        if not self._ended.is_set():
+            self.is_lost, self._result = True, how
+            self._ended.set()
+
+    # --- for the supervisor ------------------------------------------------------------------------------------------
+
+    def start(self, t0: int) -> None:
+        self._command.remote("start", t0 + self._offset())
+
+    def release(self, stage: int, at: int) -> None:
+        self._command.remote("release", stage, at + self._offset())
+
+    def grant(self, grant: Grant) -> None:
+        self._command.remote("grant", *grant)
+
+    def end_stage(self, stage: int) -> None:
+        self._command.remote("past", stage + 1)
+
+    def abandon(self, stage: int) -> None:
+        self._command.remote("abandoned", stage + 1)
+
+    def stop(self, level: int) -> None:
+        self._command.remote("stop", level)
+
+    def is_alive(self) -> bool:
+        if not self._ended.is_set() and now() - self._heard > _SILENT_S * NS:
+            self.die(f"was given up: its Ray node {self.facts.address} did not respond for {_SILENT_S:.0f} s")
+        return not self._ended.is_set()
+
+    def silence(self) -> int:
+        return self._copy.silence()
+
+    def wait(self, seconds: float) -> None:
+        self._ended.wait(seconds)
+
+    def kill(self) -> None:
+        self.die("was ended")
+        self.actor.close.remote()
+
+    def result(self) -> WorkerResult | str:
+        return self._result if self._result is not None else "ended without a result"
