@@ -25,7 +25,7 @@ def config_of(*arguments: str) -> Config:
     """What `inferometer run ARGUMENTS` would measure."""
     found: list[Config] = []
 
-    def measure(config: Config, show: object) -> None:
+    def measure(config: Config, show: object, **others: object) -> None:
         found.append(config)
         raise UserError("enough", "nothing to do")
 

@@ -94,7 +94,7 @@ def test_a_limit_that_the_server_ignores_shows_in_the_count(tmp_path: Path, serv
 def test_without_a_model_the_error_has_a_remedy(tmp_path: Path, server: dict[str, Any]) -> None:
     done = inferometer(tmp_path, "run", server["url"], "--quiet", "--requests", "1")
     assert done.returncode == 2
-    assert "/v1/models: lists no model" in done.stderr
+    assert "the server does not list any model" in done.stderr
 
 
 def test_an_error_after_the_headers_is_a_failure_with_the_servers_message(tmp_path: Path) -> None:

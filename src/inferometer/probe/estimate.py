@@ -76,9 +76,9 @@ def estimate(
     tag: str,
     shared: SharedRefs | None = None,
     *,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
 ) -> Probe:
-    """Send the requests one after the other, for at most `seconds` in total.
+    """Send the requests one after the other, for at most `seconds` (default: SECONDS) in total.
 
     `tag` is the prefix of their X-Request-Ids; `shared`: where their tensors are.
     """
@@ -88,7 +88,7 @@ def estimate(
     )
     trials: list[_Trial] = []
     try:
-        for trial in _trials(config.server, reached, requests, context, seconds):
+        for trial in _trials(config.server, reached, requests, context, seconds or SECONDS):
             trials.append(trial)
     except UserError as error:
         return _summary(trials, len(trials) + 1, hide(error.what, secrets))
