@@ -66,7 +66,7 @@ docs: setup
 
 engines: backends
 	for server in llama_cpp transformers vllm; do tools/real_servers/install.sh $$server || exit; done
-	$(BIN)/python tools/real_servers/tiny_model.py tiny-llama
+	$(BIN)/python tools/real_servers/tiny_model.py tiny-llama --for llama_cpp
 	$(BIN)/inferometer engines examples/engines/cpu.yaml --html engines.html --markdown engines.md
 
 bench: setup

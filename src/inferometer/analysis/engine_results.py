@@ -170,7 +170,8 @@ def _why_excluded(engine: EngineRecord, outputs: EngineAgreement | None) -> str:
     if engine.status == "pending":
         return "it was not measured: the comparison was interrupted"
     if engine.status == "failed":
-        return f"it failed ({engine.reason or 'failed'}): {engine.message}".removesuffix(": ")
+        kind = f" ({engine.reason})" if engine.reason not in ("", "failed") else ""
+        return f"it failed{kind}: {engine.message}".removesuffix(": ")
     return outputs.text if outputs is not None and not outputs.can_win else ""
 
 
