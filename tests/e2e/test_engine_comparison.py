@@ -189,6 +189,24 @@ def test_ctrl_c_ends_everything_and_a_resumed_campaign_measures_only_the_rest(tm
 
 
 @pytest.mark.slow
+def test_starts_are_cold_and_warm_and_a_profiled_level_is_not_compared(tmp_path: Path) -> None:
+    """Two starts in the first round and one in the second; the hooks run once, around a level of their own."""
+    hooks = {"start": f"echo start >> {tmp_path}/hooks", "stop": f"echo stop >> {tmp_path}/hooks"}
+    tree = {
+        "engines": [simulator("one", "1ms")],
+        "startup": {"repeat": 2},
+        "repeat": 2,
+        "profile": {"engine": "one", "level": 2} | hooks,
+    }
+    result = cli("engines", write(tmp_path, tree), "--json", tmp_path / "out.json", "-q")
+    assert result.status == 0, result
+    found = json.loads((tmp_path / "out.json").read_text())["engines"][0]
+    assert [start["is_cold"] for start in found["startup"]] == [True, False, False]
+    assert [(level["level"], level["repeats"]) for level in found["levels"]] == [(1, 2), (2, 2)]
+    assert (tmp_path / "hooks").read_text().split() == ["start", "stop"]
+
+
+@pytest.mark.slow
 def test_a_campaign_that_is_killed_leaves_no_engine_behind(tmp_path: Path) -> None:
     file = write(tmp_path, {"engines": [simulator("one", "20ms")], "load": {"concurrency": [1], "requests": 200}})
     process = start("engines", file, cwd=tmp_path)
