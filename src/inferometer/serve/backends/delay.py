@@ -12,7 +12,6 @@ Parameters of the configuration:
 import asyncio
 import random
 from collections.abc import Callable
-from functools import partial
 
 from inferometer.serve.backends import configured
 from inferometer.serve.backends.identity import pairs, passed_on
@@ -41,20 +40,45 @@ class _Delay:
         alarms = self._alarms = self._alarms or Alarms(asyncio.get_running_loop())
         rows = next((tensor.shape[0] for tensor in inputs.values()), 1) if self._batched else 1
         step = self._delay + rows * self._per_row + int(self._random.random() * self._jitter)
-        send = partial(emit, passed_on(inputs, self._renamed))
-        pending = [alarms.at(begin + i * step, send) for i in range(1, self._answers + 1)]
-        pending.append(alarms.at(begin + max(self._answers, 1) * step, partial(finish, None)))
-
-        def cancel() -> None:
-            for alarm in pending:
-                alarms.cancel(alarm)
-            finish(None)
-
-        return cancel
+        return _Responding(alarms, emit, finish, passed_on(inputs, self._renamed), begin, step, self._answers).end
 
     def close(self) -> None:
         if self._alarms is not None:
             self._alarms.close()
+
+
+class _Responding:
+    """One execution: a response every `step`, then the end. (No self-referencing closures: they would be garbage cycles.)"""
+
+    __slots__ = ("_alarms", "_due", "_emit", "_finish", "_left", "_outputs", "_step")
+
+    def __init__(
+        self, alarms: Alarms, emit: Emit, finish: Finish, outputs: Tensors, begin: int, step: int, answers: int
+    ) -> None:
+        self._alarms, self._emit, self._outputs = alarms, emit, outputs
+        self._finish: Finish | None = finish
+        """None once it has ended."""
+        self._due, self._step, self._left = begin + step, step, answers
+        alarms.at(self._due, self._next)
+
+    def _next(self) -> None:
+        if self._finish is None:
+            return
+        if self._left:
+            self._left -= 1
+            self._emit(self._outputs)
+        if not self._left:
+            self.end()
+        else:
+            self._due += self._step
+            self._alarms.at(self._due, self._next)
+
+    def end(self) -> None:
+        """End it now; also cancels it."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            del self._outputs, self._emit  # the alarm refers to this until it is due, and must not keep tensors alive
+            finish(None)
 
 
 def _ns(loading: Loading, name: str) -> int:
