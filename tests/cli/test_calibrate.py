@@ -64,6 +64,7 @@ def test_unknown_figures_are_dashes_with_a_remedy(monkeypatch: pytest.MonkeyPatc
     assert lines[-1] == "-: too few values; measure longer with --seconds"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_percentiles_of_too_few_values_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []

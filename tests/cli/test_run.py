@@ -362,6 +362,7 @@ def test_an_untrusted_certificate_is_one_line(tmp_path: Path) -> None:
     assert no_run_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_server_that_accepts_one_connection_does_not_hang_the_start(tmp_path: Path) -> None:
     """Its connection queue is full after the probe: the connections of the run do not open within timeouts.connect."""
     with socket.socket() as listener:

@@ -165,6 +165,7 @@ def test_ctrl_c_keeps_the_run_that_it_interrupts(tmp_path: Path) -> None:
     assert len(sweep_of(tmp_path / "runs")["runs"]) == 2
 
 
+@pytest.mark.slow
 def test_run_that_cannot_be_measured_does_not_end_the_sweep(
     tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

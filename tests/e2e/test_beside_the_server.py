@@ -61,6 +61,7 @@ def test_the_clients_latencies_are_the_servers_and_a_little_more(tmp_path: Path,
         assert 0 < both.difference < 0.5 * both.client, "the network is the loopback interface"
 
 
+@pytest.mark.slow
 def test_stages_are_compared_each_and_together(tmp_path: Path, sim: str) -> None:
     load: dict[str, Any] = {"stages": [{"type": "closed", "concurrency": users, "duration": "1s"} for users in (2, 6)]}
     _, summary = measure(

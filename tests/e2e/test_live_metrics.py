@@ -176,6 +176,7 @@ def test_port_is_free_again_when_another_observer_cannot_be_made(
         socket.create_connection(("127.0.0.1", port))
 
 
+@pytest.mark.slow
 def test_endpoint_is_named_unless_the_run_is_quiet(tmp_path: Path, sim: str) -> None:
     arguments = ("run", sim, "--requests", "3", "--metrics-port", "0", "--set", f"output={tmp_path}", "--set")
     shown = cli(*arguments, "client.processes=0")

@@ -322,6 +322,7 @@ class CopiedWhileRunning(conduct.Show):
             shutil.copytree(self._folder, self._to)
 
 
+@pytest.mark.slow
 def test_a_part_that_was_killed_is_put_together_and_named(sim: str, tmp_path: Path) -> None:
     killed = CopiedWhileRunning(tmp_path / "killed")
     whole, _ = measure_parts(sim, tmp_path / "parts", 2, shows=(None, killed))

@@ -51,7 +51,7 @@ def delayed(url: str) -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", ["http", pytest.param("grpc", marks=pytest.mark.slow)])
 def test_a_delay_on_the_way_is_network_and_not_protocol(tmp_path: Path, server: Running, protocol: str) -> None:
     direct = server.url if protocol == "http" else server.grpc
     load = {"type": "closed", "concurrency": 2, "requests": 60}

@@ -113,7 +113,9 @@ def test_a_repeated_run_meets_a_cold_prefix_cache(tmp_path: Path) -> None:
     assert first[1].manifest.config["data"]["salt"] == "run"  # type: ignore[index]
 
 
-@pytest.mark.parametrize("api", ["chat", "completions", "embeddings"])
+@pytest.mark.parametrize(
+    "api", ["chat", *(pytest.param(api, marks=pytest.mark.slow) for api in ("completions", "embeddings"))]
+)
 def test_all_processes_use_the_salt_that_the_manifest_records(tmp_path: Path, api: str) -> None:
     seen: list[bytes] = []
 

@@ -42,6 +42,7 @@ def test_each_stage_ends_soon_after_it_is_stable(
     assert (np.array(begins) > settled).all()
 
 
+@pytest.mark.slow
 def test_stage_that_never_becomes_stable_runs_to_its_end_and_is_invalid(tmp_path: Path, sim: str) -> None:
     result = cli(
         "run", sim, "--concurrency", "1:2", "--prompt", "hi", "--output", "2", "-q",

@@ -181,6 +181,7 @@ def own_certificate(alpn: str) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.slow
 def test_running_out_of_sockets_before_the_start_is_a_clear_error(tmp_path: Path) -> None:
     with scripted(silent) as url:
         config = config_for(url, tmp_path, 0) | {"client": {"processes": 0, "connections": 30, "probe": False}}

@@ -204,6 +204,7 @@ def test_an_idle_engine_is_closed_politely(tmp_path: Path) -> None:
     library.close()
 
 
+@pytest.mark.slow
 def test_a_level_that_takes_too_long_is_ended_with_what_it_started(tmp_path: Path) -> None:
     library = started(tmp_path)
     pid, before = library.pid, ours()

@@ -82,6 +82,7 @@ def test_other_processes_finish_when_one_is_killed_and_its_requests_are_lost(tmp
     assert not workers()
 
 
+@pytest.mark.slow
 def test_command_reports_which_process_died_and_exits_with_1(tmp_path: Path) -> None:
     with scripted(slow) as url:
         when_recording(tmp_path, lambda: workers()[0].send_signal(signal.SIGKILL))

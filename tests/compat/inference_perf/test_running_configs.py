@@ -160,6 +160,7 @@ def test_config_of_our_own_runs_to_the_end(sim: str, tmp_path: Path, name: str) 
     completed(run(path, sim, *options(path)), tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_users_of_a_multi_turn_config_take_turns(sim: str, tmp_path: Path) -> None:
     path = CONFIGS / "multi-turn.yml"
     stages = '[{"rate": 20, "duration": 1}, {"rate": 8, "duration": 1}]'
@@ -196,6 +197,7 @@ def test_sweep_finds_its_stages(slow_sim: str, tmp_path: Path, path: Path) -> No
     assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["load"]["stages"] == []
 
 
+@pytest.mark.slow
 def test_sweep_that_finds_nothing_leaves_the_config(sim: str, tmp_path: Path) -> None:
     sweep = {"type": "linear", "num_requests": 1, "timeout": 1, "num_stages": 2, "stage_duration": 1}
     result = run(written(tmp_path, {"load": {"sweep": sweep, "interval": 0}}), sim, "--server.model_name", "sim")
@@ -219,6 +221,7 @@ def written(tmp_path: Path, tree: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_stage_lines_enclose_the_requests_of_each_stage(sim: str, tmp_path: Path) -> None:
     load = {"interval": 0.6, "stages": [{"rate": 20, "duration": 1}, {"rate": 10, "duration": 1}]}
     result = run(written(tmp_path, {"load": load}), sim)
