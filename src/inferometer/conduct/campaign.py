@@ -79,7 +79,7 @@ def run_campaign(campaign: Campaign, view: View, resume: Path | None = None) -> 
     specs = variants(campaign)
     for spec in specs:
         check_spec(spec, campaign.encoder is not None)
-    folder = resume or store.new_folder(campaign.output)
+    folder = resume.resolve() if resume is not None else store.new_folder(campaign.output)
     book = _Book(folder, campaign, specs, is_resumed=resume is not None)
     levels = [levels_of(campaign, spec) if campaign.encoder is None else [] for spec in specs]
     view.planned([spec.name for spec in specs], levels, campaign.repeat, folder)
