@@ -363,8 +363,10 @@ def _device(campaign: Campaign, specs: Sequence[EngineSpec], stored: str) -> Dev
 
 
 def _digest(campaign: Campaign) -> str:
+    """A hash of what is measured: without where it is stored, and what only the report depends on."""
     tree = msgspec.to_builtins(campaign, enc_hook=float)
-    del tree["output"]
+    for name in ("output", "cost", "slo", "device"):
+        del tree[name]
     return hashlib.sha256(msgspec.json.encode(tree, order="sorted")).hexdigest()[:16]
 
 
