@@ -21,6 +21,9 @@ merging.py     one run of these parts, and its manifest (merged_manifest.py)
 uploading.py   runs whose output is a bucket: checked before the first request, uploaded at the end
 remote.py      stored runs in buckets, copied to a cache
 catalog.py     which runs a folder or a bucket holds
+campaign.py    several engines in one folder: each is started, measured and ended; campaign_book.py  what is recorded of it
+engine_server.py, engine_library.py  an engine of a comparison while it runs
+campaign_reading.py  a stored comparison of engines
 server_process.py  a server that is started by a command for a run, and ended after it
 """
 
