@@ -69,6 +69,7 @@ class ShardActor:
         self._process: LocalProcess | None = None
         self._failure = ""
         self._latest: tuple[int, Update] = (-1, Update([], 0, False))
+        self._is_closed = False
         self._polled = time.monotonic()
 
     def facts(self) -> NodeFacts:
@@ -176,12 +177,15 @@ class ShardActor:
 
     def close(self) -> None:
         """End the shard's process, and remove everything that it left on this node."""
+        self._is_closed = True
         if self._process is not None:
             self._process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_without_parent(self) -> None:
         while time.monotonic() - self._polled < _PARENT_GONE_S:
+            if self._is_closed:
+                return
             time.sleep(1.0)
         self.close()
         os._exit(1)
