@@ -386,6 +386,7 @@ def test_a_server_that_accepts_one_connection_does_not_hang_the_start(tmp_path: 
     assert no_run_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_silent_server_does_not_hang_the_start(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         client.request()

@@ -186,6 +186,7 @@ def test_without_a_scheme_it_is_http_and_verbose_names_the_folder(url: str, tmp_
     assert triton(url, "-v").err.splitlines()[-1] == " records not kept: --output DIR keeps them"
 
 
+@pytest.mark.slow
 def test_an_invalid_run_exits_with_1_and_its_reasons_go_to_standard_error(url: str, model: Model) -> None:
     model.fails_from = 10
     result = triton(url)

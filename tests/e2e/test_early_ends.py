@@ -85,6 +85,7 @@ def test_request_that_never_ends_is_noticed_in_flight(tmp_path: Path, sim: str) 
     assert run.manifest.outcome.trips[0].at < 30
 
 
+@pytest.mark.slow
 def test_only_the_stage_is_ended_and_the_next_does_not_wait_for_what_hangs(tmp_path: Path, sim: str) -> None:
     one = {"type": "closed", "concurrency": 2, "requests": 4}
     run, summary = measure(

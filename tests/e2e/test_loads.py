@@ -211,6 +211,7 @@ def test_users_start_at_once_without_ramp_up(tmp_path: Path, sim: str) -> None:
     assert (by_id(run)["intended"][:8] == 0).all()
 
 
+@pytest.mark.slow
 def test_two_processes_finish_a_number_of_requests_together(tmp_path: Path, slow_sim: str) -> None:
     load = {"type": "closed", "concurrency": 6, "requests": 60}
     run, summary = run_load(tmp_path, slow_sim, load, client={"processes": 2})

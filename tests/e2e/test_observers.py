@@ -128,6 +128,7 @@ def test_replicas_are_scraped_each_for_itself(tmp_path: Path, sim: str) -> None:
     assert ups == {f"{sim}/metrics", f"{other}/metrics"}
 
 
+@pytest.mark.slow
 def test_targets_that_fail_cost_a_line_and_not_the_run(
     tmp_path: Path, sim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

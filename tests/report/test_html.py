@@ -205,6 +205,7 @@ def test_sentences_have_a_capital_and_a_full_stop(text: str, expected: str) -> N
     assert sentence(text) == expected
 
 
+@pytest.mark.slow
 def test_many_stages_are_grouped_by_class_and_coloured_by_their_order() -> None:
     rows, chunks = made.open_rows(20 * 60)
     rows["stage"], rows["class"] = rows["id"] // 60, rows["id"] % 2

@@ -94,6 +94,7 @@ def test_a_tokenizer_without_english_tokens_is_an_error(tmp_path: Path) -> None:
         workload.build(Synthetic(input=5, tokenizer=str(tmp_path)), 0, [0])
 
 
+@pytest.mark.slow
 def test_an_impossible_number_of_tokens_is_an_error(tmp_path: Path) -> None:
     # Every character becomes two tokens, so odd numbers are impossible.
     two_per_character = Tokenizer(models.BPE(vocab={"x": 0}, merges=[]))

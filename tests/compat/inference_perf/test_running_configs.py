@@ -252,6 +252,7 @@ def test_secrets_are_in_no_file_and_no_log(sim: str, tmp_path: Path) -> None:
     assert again.status == 1 and "[REDACTED]" in again.err and "api.headers" in again.err
 
 
+@pytest.mark.slow
 def test_failing_run_exits_with_0_unless_asked(sim: str, tmp_path: Path) -> None:
     path = written(tmp_path, {})
     arguments = (path, sim, "--server.model_name", "there-is-no-such-model")
