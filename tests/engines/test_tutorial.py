@@ -31,5 +31,5 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
     assert "<html" in (tmp_path / "engines.html").read_text(encoding="utf-8")
     found = json.loads((tmp_path / "engines.json").read_text(encoding="utf-8"))
     assert [engine["status"] for engine in found["engines"]] == ["ok"] * 3
-    assert all(engine["agreement"]["exact"] == 1 for engine in found["engines"] if engine["agreement"])
+    assert [engine["agreement"]["verdict"] for engine in found["engines"]] == ["reference", "agrees", "agrees"]
     assert {level["repeats"] for engine in found["engines"] for level in engine["levels"]} == {2}
