@@ -40,6 +40,7 @@ from inferometer.errors import UserError
 @click.option("--html", "html_path", metavar="PATH", help="Write a report with charts as one HTML file.")
 @click.option("--markdown", "markdown_path", metavar="PATH", help="Write the results as Markdown.")
 @click.option("--csv", "csv_path", metavar="PATH", help="Write a line per engine and level as CSV.")
+@click.option("--junit", "junit_path", metavar="PATH", help="Write JUnit XML, a test case per engine.")
 @cost_options
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 def command(
@@ -58,6 +59,7 @@ def command(
     html_path: str | None,
     markdown_path: str | None,
     csv_path: str | None,
+    junit_path: str | None,
     cost: dict[str, Any],
     quiet: bool,
 ) -> int:
@@ -99,11 +101,15 @@ def command(
     from inferometer.report.engines_view import CampaignView, Quiet  # noqa: PLC0415
     from inferometer.report.output import check_exports  # noqa: PLC0415
 
-    paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "csv": csv_path}
+    paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "csv": csv_path, "junit": junit_path}
     given = {name: path for name, path in paths.items() if path is not None}
     check_exports(given)
     tree: dict[str, Any] = read_tree(file) if file is not None else {}
     _set_flags(tree, model, engines, concurrency, requests, input_tokens, output_tokens, repeat, slos)
+    if cost.pop("cheapest_at", None):
+        raise UserError(
+            "--cheapest-at is about the loads of one server", "use it with `inferometer report RUN`, or leave it out"
+        )
     if cost:
         tree["cost"] = (tree.get("cost") or {}) | cost
     if not tree.get("model") or not tree.get("engines"):

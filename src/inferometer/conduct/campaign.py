@@ -35,6 +35,8 @@ class Running(Protocol):
 
     startup: StartUp
     facts: dict[str, str]
+    version: str
+    """Empty: the engine does not report it, or the server was asked before."""
     can_reset: bool
     profiler: tuple[str, str]
 
@@ -128,7 +130,7 @@ def _measure_levels(
     view: View,
 ) -> None:
     scratch = book.folder / _SCRATCH
-    book.change(spec.name, facts=engine.facts)
+    book.change(spec.name, facts=engine.facts, version=engine.version or book[spec.name].version)
     if campaign.agreement.samples and book.record.sample and not book[spec.name].outputs:
         view.doing(spec.name, "completing the sample")
         outputs = engine.complete(book.folder / SAMPLE, len(book.record.sample), campaign.agreement.tokens, scratch)

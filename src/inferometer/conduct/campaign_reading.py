@@ -27,7 +27,8 @@ def read_record(folder: Path) -> CampaignRecord:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=CampaignRecord)
     except (OSError, msgspec.MsgspecError) as error:
         raise UserError(
-            f"{folder / FILE}: cannot be read: {error}", "report the runs in the folder one by one"
+            f"{folder / FILE}: cannot be read: {error}",
+            "give the folder of a comparison of engines; its runs can be reported one by one",
         ) from None
 
 

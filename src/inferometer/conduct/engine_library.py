@@ -36,6 +36,7 @@ class RunningLibrary:
         self._campaign, self._spec, self._library = campaign, spec, library
         self.startup = startup
         self.facts = library.facts
+        self.version = library.versions.get(spec.type, "")
 
     @property
     def log_tail(self) -> tuple[str, ...]:

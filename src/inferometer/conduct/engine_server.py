@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,6 +43,7 @@ class RunningServer:
         self._campaign, self._spec, self._launch, self._process = campaign, spec, launch, process
         self.startup = startup
         self.facts: dict[str, str] = {}
+        self.version = ""
         self.can_reset = bool(launch.reset_cache)
         self.profiler = launch.profiler
 
@@ -139,7 +141,7 @@ def opened_server(
         patience = float(campaign.startup.timeout)
         try:
             ready, first = readiness.await_ready(
-                process, launch, lambda: _first_token(campaign, launch, spec, patience), patience, reader
+                process, launch, partial(_first_token, campaign, launch, spec), patience, reader
             )
         except EngineError as error:
             raise _explained(error, process) from None

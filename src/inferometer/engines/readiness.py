@@ -37,13 +37,13 @@ class LogReader:
 def await_ready(
     process: ServerProcess | None,
     launch: Launch,
-    respond: Callable[[], float | None],
+    respond: Callable[[float], float | None],
     patience: float,
     log: LogReader | None,
 ) -> tuple[float, float]:
     """Wait for the health check and a first good response; return when each of them came, by time.monotonic().
 
-    `respond` sends a request and returns the seconds to its first token, or raises UserError. `process` is None for a server
+    `respond` sends a request, for which it gets the seconds that are left; it returns the seconds to its first token, or raises UserError. `process` is None for a server
     that was not started here. Raises EngineError with the reason.
     """
     deadline = time.monotonic() + patience
@@ -59,7 +59,7 @@ def await_ready(
         if healthy is not None:
             sent = time.monotonic()
             try:
-                first = respond()
+                first = respond(max(deadline - sent, 1.0))
                 return healthy, sent + (first if first is not None else time.monotonic() - sent)
             except UserError as error:
                 why = error.what
