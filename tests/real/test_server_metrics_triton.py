@@ -56,7 +56,7 @@ def test_queue_and_compute_seconds(queued: tuple[str, Path]) -> None:
     compute, queue = counters["compute_seconds"].delta, counters["queue_seconds"].delta
     assert REQUESTS * DELAY_MS / 1e3 <= compute < waited
     assert compute < queue < waited, "with 8 users and one instance, a request waits longer than it computes"
-    assert compute + queue <= waited
+    assert compute + queue <= waited + 2 * REQUESTS * 1e-6, "Triton rounds each of its times to microseconds"
 
 
 def test_a_machine_without_gpus_has_no_gpu_figures(queued: tuple[str, Path]) -> None:

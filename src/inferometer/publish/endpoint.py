@@ -6,6 +6,7 @@ scrape is served in a thread of its own, of which there are at most _MAX_CONNECT
 
 import contextlib
 import errno
+import math
 import os
 import socket
 import threading
@@ -47,7 +48,7 @@ class LiveEndpoint(Observer):
         self._server = _listen(host, port, self.page)
         self._serving: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._page, self._made = b"", 0.0
+        self._page, self._made = b"", -math.inf
 
     @property
     def url(self) -> str:
@@ -69,7 +70,7 @@ class LiveEndpoint(Observer):
         """Take the final values, which are served until `close`."""
         self._families.update()
         with self._lock:
-            self._made = 0.0
+            self._made = -math.inf
         return ()
 
     def helper_cpu(self) -> float:
