@@ -129,7 +129,7 @@ def from_spool(folder: Path, head: Manifest, shards: int) -> Run:
     step = max((sample.clock_step for sample in records.samples), key=abs, default=0)
     head = msgspec.structs.replace(head, clock=head.clock | {"step_ns": step})
     total = int(records.rows["chunk_count"].sum())
-    chunks, series = partial(spool.pieces, folder / SPOOL, shards), partial(_series, folder / SPOOL, records)
+    chunks, series = partial(spool.pieces, folder / SPOOL, range(shards)), partial(_series, folder / SPOOL, records)
     return Run(folder, head, records, total, chunks, series)
 
 
@@ -144,7 +144,7 @@ def _series(folder: Path, records: Records) -> tuple[TimeSeries, ...]:
 
 def _bodies(folder: Path) -> Iterable[Body] | None:
     """Return the texts of requests and responses that the shards kept; None if the run does not keep them."""
-    shards = len(list(folder.glob("*.control")))
+    shards = range(len(list(folder.glob("*.control"))))
     return body_spool.read_bodies(folder, shards) if body_spool.has_bodies(folder, shards) else None
 
 

@@ -22,10 +22,11 @@ import psutil
 from inferometer import __version__, processors
 from inferometer.fleet.clocks import Reading
 from inferometer.fleet.control import Grant, WorkerResult
-from inferometer.fleet.copying import FolderReader, Numbers, Piece
+from inferometer.fleet.copying import FolderReader, Numbers
 from inferometer.fleet.job import Job
 from inferometer.fleet.local import LocalProcess, put_grant
 from inferometer.store.spool import Control
+from inferometer.store.spool_columns import Piece
 from inferometer.timing.clock import now, wall_offset
 
 GROUPS = {"poll": 1, "control": 1, "clock": 1}
