@@ -177,7 +177,7 @@ def test_records_arrive_in_responses_of_bounded_size(
     monkeypatch.setattr(ray_actor, "LocalProcess", EndedProcess)
     monkeypatch.setattr(ray_actor, "_raise_priority", lambda: 0)
     job = Job(config_of(), Reached((), (), "m", {}), 1, tmp_path, "tag")
-    actor.begin(pickle.dumps((job, 0)), 2_000)
+    actor.begin(pickle.dumps((job, 0, None)), 2_000)
     copied = tmp_path / "copied"
     copied.mkdir()
     Control(copied / "0.control", create=True)

@@ -7,6 +7,7 @@ does not respond for some seconds, is lost; whoever waits for anything of it wai
 """
 
 import contextlib
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from inferometer.fleet.ray_actor import NodeFacts
 from inferometer.fleet.ray_actors import Actors
 from inferometer.fleet.ray_cluster import RayThread
 from inferometer.fleet.ray_shard import RayShard
+from inferometer.fleet.shard_store import destination
 from inferometer.fleet.shipping import files_of, moved
 from inferometer.units import NS
 
@@ -55,7 +57,8 @@ class RayFleet:
             self._actors.ship(files_of(job.config))
         handle = RayShard(job, shard, self._actors.actors[shard], facts, partial(self._offset, facts.node_id))
         there = msgspec.structs.replace(job, config=moved(job.config, facts.folder))
-        handle.begin(pickle.dumps((there, shard)))
+        to = destination(job.stored_at, job.config.storage, os.environ) if job.stored_at else None
+        handle.begin(pickle.dumps((there, shard, to)))
         self._shards.append(handle)
         if is_first:
             self._thread.start(self._poll)

@@ -45,7 +45,8 @@ class RayShard:
         self.is_lost = False
 
     def begin(self, data: bytes) -> None:
-        """Start the shard's process. The job has the secrets: it is an argument of a call, which Ray does not show or store."""
+        """Start the shard's process. `data` has the job with its secrets, and the credentials of the bucket: it is an argument of a
+        call, which Ray does not show or store."""
         self.actor.begin.options(concurrency_group="control").remote(data, _PIECE)
 
     # --- for the thread that polls -----------------------------------------------------------------------------------
