@@ -124,7 +124,7 @@ def test_a_run_in_a_bucket_is_the_same_as_one_in_a_folder(proxy: Proxy, sim: str
     fetched, again = conduct.open_run(str(local_names([f"{BASE}/{run.folder.name}"])[0]))
     assert fetched.folder != run.folder and again == summary
     check_chunks(fetched)
-    for command in (("report",), ("compare", str(here.folder)), ("runs",)):
+    for command in (("report",), ("compare", "--force", str(here.folder)), ("runs",)):
         result = cli(*command, f"{BASE}/{run.folder.name}" if command[0] != "runs" else BASE)
         assert result.status in (0, 1) and not result.err.startswith("inferometer:"), result
     assert run.folder.name in cli("runs", BASE).out
@@ -156,25 +156,50 @@ def test_a_shard_that_cannot_store_its_chunks_sends_them_to_the_parent(
     check_chunks(fetched)
 
 
-def test_a_store_that_fails_in_the_middle_is_a_clear_error_and_the_run_can_be_completed(
-    proxy: Proxy, sim: str, tmp_path: Path
-) -> None:
-    """From the second shard's chunks on, nothing gets through, so the parent cannot read what the first one has stored."""
-    proxy.fault = "chunks-1"
-    with pytest.raises(UserError) as caught:
-        measure(tmp_path / "runs", sim, BASE)
-    (folder,) = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
-    assert "the store cannot be reached" in caught.value.line or "did not respond" in caught.value.line
-    assert f"{folder}" in caught.value.next_step
-    proxy.repair()
-    run, summary = conduct.open_run(str(folder))
-    assert summary.counts.ok == 90 and len(texts(run)) == 90
-    check_chunks(run)
+def completed(folder: Path, summary: Summary) -> None:
+    """Upload the run, which then is in the bucket as it is in its folder."""
     result = cli("runs", "push", str(folder))
     assert result.status == 0, result
     fetched, again = conduct.open_run(str(local_names([f"{BASE}/{folder.name}"])[0]))
     assert again == summary
     check_chunks(fetched)
+
+
+def test_a_store_that_refuses_the_shards_leaves_the_run_in_its_folder(proxy: Proxy, sim: str, tmp_path: Path) -> None:
+    """From the first chunks on, nothing gets through."""
+    proxy.fault = "chunks-"
+    with pytest.raises(conduct.NotUploadedError, match="is not complete") as caught:
+        measure(tmp_path / "runs", sim, BASE)
+    run, summary = caught.value.run, caught.value.summary
+    assert summary.counts.ok == 90 and len(texts(run)) == 90
+    check_chunks(run)
+    assert len([line for line in run.manifest.outcome.notes if "could not store" in line]) == 3
+    assert [path.name for path in files_of(run.folder, "chunks.parquet")] == ["chunks.parquet"]
+    proxy.repair()
+    completed(run.folder, summary)
+
+
+def test_chunks_that_cannot_be_fetched_are_a_clear_error_and_the_run_can_be_completed(
+    proxy: Proxy, moto: str, sim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shards reach the store, and the parent does not any more."""
+
+    def direct(*arguments: Any) -> Destination:
+        proxy.tripped.set()
+        found = destination(*arguments)
+        return msgspec.structs.replace(found, environment=found.environment | {"AWS_ENDPOINT_URL": moto})
+
+    destination = ray_fleet.destination
+    monkeypatch.setattr(ray_fleet, "destination", direct)
+    with pytest.raises(UserError, match="cannot be read") as caught:
+        measure(tmp_path / "runs", sim, BASE)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"inferometer report {folder}" in caught.value.next_step
+    proxy.repair()
+    run, summary = conduct.open_run(str(folder))
+    assert summary.counts.ok == 90 and len(texts(run)) == 90
+    check_chunks(run)
+    completed(folder, summary)
 
 
 def test_a_node_that_dies_leaves_its_rows_and_all_of_the_others(

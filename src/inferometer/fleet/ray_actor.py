@@ -59,6 +59,8 @@ class Update(msgspec.Struct):
     """The shard's latest sign of life, by its own clock."""
     has_more: bool
     """There was more to copy than fits into one response."""
+    has_ended: bool = False
+    """The shard's process has ended; what it recorded may have to be stored and copied yet."""
     result: WorkerResult | str | None = None
     """How the shard ended; everything is copied then."""
 
@@ -148,6 +150,8 @@ class ShardActor:
             case "grant":
                 number, stage, first, end, is_last = values
                 put_grant(self._control, Grant(number, stage, first, end, bool(is_last)))
+            case "store" if self._storing is not None:
+                self._storing.allowed.set()
             case "past" | "abandoned" | "stop":
                 self._control[kind] = max(values[0], self._control[kind])
 
@@ -162,7 +166,7 @@ class ShardActor:
     def _new(self, wait: float, most: int) -> Update:
         if self._process is None:
             time.sleep(wait)
-            return Update([], 0, False, self._failure or None)
+            return Update([], 0, False, result=self._failure or None)
         has_ended = self._has_ended(self._process, wait)  # before the round: what it recorded last is part of it
         changes: list[Piece | Numbers] = []
         size, is_copied = 0, False
@@ -178,7 +182,8 @@ class ShardActor:
                 break  # a round is complete, and the shard goes on
             else:
                 self._round, self._is_last_round = self._reader.round(is_last=has_ended), has_ended
-        return Update(changes, self._control["heartbeat"], size >= most, self._result if is_copied else None)
+        result = self._result if is_copied else None
+        return Update(changes, self._control["heartbeat"], size >= most, self._result is not None, result)
 
     def _has_ended(self, process: LocalProcess, wait: float) -> bool:
         """Wait until the shard has ended and its chunks and texts are stored, if they are to be; return whether that is so. What could

@@ -43,6 +43,7 @@ class RayFleet:
         self.facts = actors.facts
         self._shards: list[RayShard] = []
         self._is_synchronized = False
+        self._may_store = False
         self._closed = threading.Event()
         self._polls_ended = threading.Event()
         self._start_clocks: dict[str, ClockOffset] = {}
@@ -81,6 +82,7 @@ class RayFleet:
                 for reference in ready:
                     self._take(pending.pop(reference), reference)
                 self._synchronize()
+                self._let_store()
         except Exception as error:  # the run must end with a clear error, whatever it was
             for shard in self._shards:
                 shard.die(f"could not be polled any more: {type(error).__name__}: {ray_cluster.first_line(error)}")
@@ -129,6 +131,18 @@ class RayFleet:
         self._is_synchronized = True
         for shard in self._shards:
             shard.show_state()
+
+    def _let_store(self) -> None:
+        """Let the shards store what they have recorded when all of them have ended (shard_store.py)."""
+        if (
+            not self._may_store
+            and len(self._shards) == len(self.facts)
+            and all(each.has_ended for each in self._shards)
+        ):
+            self._may_store = True
+            for shard in self._shards:
+                if not shard.is_lost:
+                    shard.store()
 
     def _measure(self, shard: RayShard) -> ClockOffset:
         """Measure the clock of a shard's node."""

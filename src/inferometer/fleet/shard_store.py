@@ -63,21 +63,24 @@ class ShardStoring:
     def __init__(self, spool: Path, shard: int, data: Data, to: Destination) -> None:
         self._spool, self._shard, self._to = spool, shard, to
         self._classes = [each.name for each in data.classes] if isinstance(data, Mix) else []
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._store, daemon=True)
         self._failure = ""
+        self.allowed = threading.Event()
+        """Set when all shards have ended: it takes CPU time and bandwidth, which would disturb those that are still sending."""
         self.is_stored = False
 
     def has_ended(self, wait: float, stop: int) -> bool:
-        """Start it at the first call. Return whether it has ended after at most `wait` seconds, or a user who stops the run for the
-        second time does not want to wait."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._store, daemon=True)
-            self._thread.start()
-        self._thread.join(wait)
-        if self._thread.is_alive() and stop >= 2:
+        """Start it when it is allowed. Return whether it has ended after at most `wait` seconds, or a user who has stopped the run for
+        the second time does not want to wait."""
+        if self.allowed.wait(wait):
+            if self._thread.ident is None:
+                self._thread.start()
+            self._thread.join(wait)
+            if not self._thread.is_alive():
+                return True
+        if stop >= 2:
             self._failure = self._failure or "interrupted"
-            return True
-        return not self._thread.is_alive()
+        return stop >= 2
 
     def noted(self, result: WorkerResult | str) -> WorkerResult | str:
         """The shard's result with a note that its chunks could not be stored, and why."""
