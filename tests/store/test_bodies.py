@@ -43,8 +43,8 @@ def test_texts_survive_the_spool_and_the_file(tmp_path_factory: pytest.TempPathF
     spool.flush()
     spool.close()
     expected = [body(id, *entry) for id, entry in enumerate(entries)]
-    assert list(read_bodies(folder, 1)) == expected
-    bodies.write(folder / "bodies.parquet", read_bodies(folder, 1), ())
+    assert list(read_bodies(folder, [0])) == expected
+    bodies.write(folder / "bodies.parquet", read_bodies(folder, [0]), ())
     assert bodies_of(folder, range(len(entries))) == dict(enumerate(expected))
 
 
@@ -65,7 +65,7 @@ def test_entry_that_a_crash_cut_off_is_left_out(tmp_path: Path, cut: int) -> Non
     spool.close()
     path = tmp_path / "0.bodies"
     path.write_bytes(path.read_bytes()[:-cut])
-    assert [each.id for each in read_bodies(tmp_path, 1)] == [0, 1]
+    assert [each.id for each in read_bodies(tmp_path, [0])] == [0, 1]
 
 
 def test_full_disk_leaves_whole_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_full_disk_leaves_whole_entries(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(OSError) as raised:
         spool.flush()
     assert raised.value.errno == errno.ENOSPC
-    assert [each.id for each in read_bodies(tmp_path, 1)] == [0]
+    assert [each.id for each in read_bodies(tmp_path, [0])] == [0]
 
 
 def test_row_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,5 +99,5 @@ def test_row_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_shards_without_texts_have_none(tmp_path: Path) -> None:
-    assert not body_spool.has_bodies(tmp_path, 2)
+    assert not body_spool.has_bodies(tmp_path, range(2))
     assert bodies_of(tmp_path, [0]) == {}

@@ -189,7 +189,22 @@ def _measure_to_folder(
         mark(folder, upload)
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
         names = tuple(stage.name for stage in manifest.stage_plans(config, plan, turns, part.of if part else 1))
-        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns, names, part, start_ns)
+        stored_at = f"{upload.url}/{folder.name}" if upload is not None else ""
+        job = Job(
+            config,
+            reached,
+            shards,
+            folder / SPOOL,
+            tag,
+            shared,
+            barriers,
+            probe,
+            turns,
+            names,
+            part,
+            start_ns,
+            stored_at,
+        )
         return _measure(job, plan, folder, show, fleet, watch, ends, held)
 
 

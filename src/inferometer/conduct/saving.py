@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from inferometer import store
 from inferometer.analysis import settings, window
 from inferometer.analysis.summary import Summary, summarise
+from inferometer.conduct.stored_shards import complete
 from inferometer.config.cost import check_cost
 from inferometer.config.schema import Measure
 from inferometer.errors import UserError
@@ -21,7 +22,7 @@ from inferometer.report import json as report_json
 from inferometer.series import TimeSeries
 from inferometer.store import body_spool, spool
 from inferometer.store import draft as drafts
-from inferometer.store.folder import SERIES
+from inferometer.store.folder import CHUNKS, SERIES, files_of
 
 SPOOL = "spool"
 DRAFT = "draft.json"
@@ -105,7 +106,10 @@ class NotUploadedError(UnsavedError):
 
 def save(folder: Path, run: Run) -> tuple[Run, Summary]:
     try:
-        store.write(folder, run.manifest, run.records, run.chunks(), run.series(), _bodies(folder / SPOOL))
+        # Chunks and texts that the shards have stored are in the folder already.
+        is_by_shard = not (folder / CHUNKS).exists() and bool(files_of(folder, CHUNKS))
+        chunks, bodies = (None, None) if is_by_shard else (run.chunks(), _bodies(folder / SPOOL))
+        store.write(folder, run.manifest, run.records, chunks, run.series(), bodies)
         stored = store.written(folder, run.records)
         summary = summarise(stored)
         store.write_summary(folder, report_json.encode(summary))
@@ -123,14 +127,19 @@ def mark_phases(records: Records, head: Manifest) -> NDArray[np.int8]:
 
 
 def from_spool(folder: Path, head: Manifest, shards: int) -> Run:
+    """Make the run of what the shards have recorded. Raises UserError when they have stored some of it in a bucket that cannot be read."""
     records, _ = spool.merge(folder / SPOOL, shards)
     phase = mark_phases(records, head)
     records = msgspec.structs.replace(records, phase=phase, classes=class_names(head))
     step = max((sample.clock_step for sample in records.samples), key=abs, default=0)
     head = msgspec.structs.replace(head, clock=head.clock | {"step_ns": step})
     total = int(records.rows["chunk_count"].sum())
-    chunks, series = partial(spool.pieces, folder / SPOOL, shards), partial(_series, folder / SPOOL, records)
-    return Run(folder, head, records, total, chunks, series)
+    series = partial(_series, folder / SPOOL, records)
+    if complete(folder, folder / SPOOL, shards, records.classes):
+        from inferometer.store import reading  # noqa: PLC0415 - it imports pyarrow
+
+        return Run(folder, head, records, total, partial(reading.chunks_of, folder), series)
+    return Run(folder, head, records, total, partial(spool.pieces, folder / SPOOL, range(shards)), series)
 
 
 def _series(folder: Path, records: Records) -> tuple[TimeSeries, ...]:
@@ -144,7 +153,7 @@ def _series(folder: Path, records: Records) -> tuple[TimeSeries, ...]:
 
 def _bodies(folder: Path) -> Iterable[Body] | None:
     """Return the texts of requests and responses that the shards kept; None if the run does not keep them."""
-    shards = len(list(folder.glob("*.control")))
+    shards = range(len(list(folder.glob("*.control"))))
     return body_spool.read_bodies(folder, shards) if body_spool.has_bodies(folder, shards) else None
 
 

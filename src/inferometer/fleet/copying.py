@@ -1,30 +1,23 @@
 """Copies what a shard records in its own folder to its parent's spool folder, for transports that share no folder.
 
-The shard's end reads what is new, in rounds: pieces of files first, and then the numbers of the control file as they were when
-the round began. So the parent's folder is always a consistent, slightly older copy, in which no number is ahead of its file.
+The shard's end reads what is new, in rounds: Arrow columns first (store/spool_columns.py), and then the numbers of the control file
+as they were when the round began. So the parent's folder is always a consistent, slightly older copy, in which no number is ahead
+of its columns. Chunks and texts may stay with the shard, if it stores them elsewhere (shard_store.py).
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from inferometer.records import ROW
 from inferometer.store.spool import CONTROL, FROM_PARENT, Control
+from inferometer.store.spool_columns import SCHEMAS, Piece, pieces_of, put
 from inferometer.timing.clock import now
 
-_COLUMNS = {"rows": (ROW.itemsize, "rows"), "arrivals": (8, "chunks"), "tokens": (2, "chunks")}
-"""Files that grow with a number in the control file: bytes per entry, and the name of the number."""
-_APPENDED = ("failures", "replicas", "samples", "bodies")
-"""Files that are only appended to."""
+BULKY = frozenset({"chunks", "bodies"})
+"""Tables that the parent does not need while the run is in progress."""
+_COUNTED = ("rows", "chunks")
+"""Tables whose length is a number in the control file. The others grow at their end; peek is written again and again."""
 _FROM_SHARD = tuple(name for name in CONTROL if name not in FROM_PARENT)
-
-
-class Piece(NamedTuple):
-    """Bytes of one of the shard's files."""
-
-    name: str
-    offset: int
-    data: bytes
 
 
 class Numbers(NamedTuple):
@@ -41,7 +34,9 @@ class FolderReader:
     def __init__(self, folder: Path, shard: int, control: Control, piece: int) -> None:
         self._folder, self._shard, self._control = folder, shard, control
         self._piece = piece
-        self._sent = dict.fromkeys((*_COLUMNS, *_APPENDED), 0)
+        self._sent = dict.fromkeys(SCHEMAS, 0)
+        self.left_out: frozenset[str] = frozenset()
+        """Tables that are not read."""
 
     def round(self, is_last: bool = False) -> Iterator[Piece | Numbers]:
         """Yield what is new since the round before. `is_last`: the shard has ended, and rows that were changed after they had
@@ -50,27 +45,25 @@ class FolderReader:
             self._sent["rows"] = 0
         numbers = tuple(self._control[name] for name in _FROM_SHARD)
         counts = dict(zip(_FROM_SHARD, numbers, strict=True))
-        for name, (size, number) in _COLUMNS.items():
-            yield from self._new(name, counts[number] * size)
-        for name in _APPENDED:
-            path = self._path(name)
-            yield from self._new(name, path.stat().st_size if path.exists() else 0)
-        peek = self._path("peek")
-        if peek.exists():
-            yield Piece("peek", 0, peek.read_bytes())
+        for table in SCHEMAS:
+            if table in self.left_out:
+                continue
+            first = 0 if table == "peek" else self._sent[table]
+            for piece, after in pieces_of(
+                self._folder, self._shard, table, first, self._end(table, counts), self._piece
+            ):
+                self._sent[table] = after
+                yield piece
         yield Numbers(numbers, self._control["t0"])
 
-    def _new(self, name: str, end: int) -> Iterator[Piece]:
-        if self._sent[name] >= end:
-            return
-        with self._path(name).open("rb") as file:
-            file.seek(self._sent[name])
-            while (at := self._sent[name]) < end and (data := file.read(min(self._piece, end - at))):
-                self._sent[name] = at + len(data)
-                yield Piece(name, at, data)
-
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{self._shard}.{name}"
+    def _end(self, table: str, counts: dict[str, int]) -> int:
+        """Return how far the table can be read (spool_columns.py)."""
+        if table in _COUNTED:
+            return counts[table]
+        path = self._folder / f"{self._shard}.{table}"
+        if table == "peek":
+            return int(path.exists())
+        return path.stat().st_size if path.exists() else 0
 
 
 class FolderCopy:
@@ -82,10 +75,7 @@ class FolderCopy:
         self._alive_at, self._heartbeat = now(), 0
 
     def put(self, piece: Piece) -> None:
-        path = self._folder / f"{self._shard}.{piece.name}"
-        with path.open("r+b" if path.exists() else "w+b") as file:
-            file.seek(piece.offset)
-            file.write(piece.data)
+        put(self._folder, self._shard, piece)
 
     def put_numbers(self, numbers: Numbers) -> None:
         for name, value in zip(_FROM_SHARD, numbers.values, strict=True):

@@ -62,6 +62,8 @@ class Job(msgspec.Struct, frozen=True):
     """The part of the run that this job is; None: it is all of it."""
     start_ns: int = 0
     """Wall clock at t=0, nanoseconds since 1970; 0: t=0 is as soon as all shards are ready."""
+    stored_at: str = ""
+    """URL of the run's folder in a bucket, to which shards on other machines write (shard_store.py); none if the output is local."""
 
     @property
     def all_shards(self) -> int:

@@ -1,7 +1,8 @@
 """The actor of a shard on a Ray node: runs the shard in a process beside it, and responds to the parent's polls.
 
 The shard has a process of its own (worker.py), as on one machine, so Ray's threads do not share an interpreter with the hot path.
-It records into a temporary folder of the node, from which each poll takes the next pieces (copying.py). The class is ordinary
+It records into a temporary folder of the node, from which each poll takes the next pieces (copying.py). If the run belongs to a bucket,
+the shard's chunks and texts are stored there when it has ended, from this node (shard_store.py). The class is ordinary
 Python: ray_fleet.py makes an actor of it, and its methods run in threads of their own, one for each concurrency group.
 """
 
@@ -22,10 +23,12 @@ import psutil
 from inferometer import __version__, processors
 from inferometer.fleet.clocks import Reading
 from inferometer.fleet.control import Grant, WorkerResult
-from inferometer.fleet.copying import FolderReader, Numbers, Piece
+from inferometer.fleet.copying import BULKY, FolderReader, Numbers
 from inferometer.fleet.job import Job
 from inferometer.fleet.local import LocalProcess, put_grant
+from inferometer.fleet.shard_store import ShardStoring
 from inferometer.store.spool import Control
+from inferometer.store.spool_columns import Piece
 from inferometer.timing.clock import now, wall_offset
 
 GROUPS = {"poll": 1, "control": 1, "clock": 1}
@@ -56,6 +59,8 @@ class Update(msgspec.Struct):
     """The shard's latest sign of life, by its own clock."""
     has_more: bool
     """There was more to copy than fits into one response."""
+    has_ended: bool = False
+    """The shard's process has ended; what it recorded may have to be stored and copied yet."""
     result: WorkerResult | str | None = None
     """How the shard ended; everything is copied then."""
 
@@ -67,6 +72,8 @@ class ShardActor:
         _remove_leftovers()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self._process: LocalProcess | None = None
+        self._result: WorkerResult | str | None = None
+        self._storing: ShardStoring | None = None
         self._failure = ""
         self._latest: tuple[int, Update] = (-1, Update([], 0, False))
         self._is_closed = False
@@ -106,18 +113,22 @@ class ShardActor:
             os.link(Path(folder) / name, path)
 
     def begin(self, data: bytes, piece: int) -> None:
-        """Start the shard. `data` is the pickled job and the number of the shard; `piece` is the most that is read at a time."""
+        """Start the shard. `data` is the pickled job, the number of the shard, and the destination of its chunks and texts, or None;
+        `piece` is the most that is read at a time."""
         try:
             self._begin(data, piece)
         except Exception as error:  # the parent sees it in the response to its next poll
             self._failure = f"could not be started: {type(error).__name__}: {error}"
 
     def _begin(self, data: bytes, piece: int) -> None:
-        job, shard = pickle.loads(data)
+        job, shard, to = pickle.loads(data)
         assert isinstance(job, Job)
         job = msgspec.structs.replace(job, spool=self._folder)
         self._control = Control(self._folder / f"{shard}.control", create=True)
         self._reader = FolderReader(self._folder, shard, self._control, piece)
+        if to is not None:
+            self._reader.left_out = BULKY
+            self._storing = ShardStoring(self._folder, shard, job.config.data, to)
         self._round: Iterator[Piece | Numbers] = iter(())
         self._is_last_round = False
         _raise_priority()  # that of this thread, which a new process inherits
@@ -139,6 +150,8 @@ class ShardActor:
             case "grant":
                 number, stage, first, end, is_last = values
                 put_grant(self._control, Grant(number, stage, first, end, bool(is_last)))
+            case "store" if self._storing is not None:
+                self._storing.allowed.set()
             case "past" | "abandoned" | "stop":
                 self._control[kind] = max(values[0], self._control[kind])
 
@@ -153,9 +166,8 @@ class ShardActor:
     def _new(self, wait: float, most: int) -> Update:
         if self._process is None:
             time.sleep(wait)
-            return Update([], 0, False, self._failure or None)
-        self._process.wait(wait)
-        has_ended = not self._process.is_alive()  # before the round: what it recorded last is part of it
+            return Update([], 0, False, result=self._failure or None)
+        has_ended = self._has_ended(self._process, wait)  # before the round: what it recorded last is part of it
         changes: list[Piece | Numbers] = []
         size, is_copied = 0, False
         while size < most:
@@ -170,8 +182,27 @@ class ShardActor:
                 break  # a round is complete, and the shard goes on
             else:
                 self._round, self._is_last_round = self._reader.round(is_last=has_ended), has_ended
-        result = self._process.result() if is_copied else None
-        return Update(changes, self._control["heartbeat"], size >= most, result)
+        result = self._result if is_copied else None
+        return Update(changes, self._control["heartbeat"], size >= most, self._result is not None, result)
+
+    def _has_ended(self, process: LocalProcess, wait: float) -> bool:
+        """Wait until the shard has ended and its chunks and texts are stored, if they are to be; return whether that is so. What could
+        not be stored becomes part of what the parent copies."""
+        if self._result is None:
+            process.wait(wait)
+            if process.is_alive():
+                return False
+            self._result = process.result()
+        if self._reader.left_out and self._storing is not None:
+            is_complete = isinstance(self._result, WorkerResult) and self._result.report is not None
+            if is_complete and self._control["rows"] and not self._storing.has_ended(wait, self._control["stop"]):
+                return False
+            if self._storing.is_stored:
+                self._control["stored"] = 1
+            else:
+                self._result = self._storing.noted(self._result)
+                self._reader.left_out = frozenset()
+        return True
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ does not respond for some seconds, is lost; whoever waits for anything of it wai
 """
 
 import contextlib
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from inferometer.fleet.ray_actor import NodeFacts
 from inferometer.fleet.ray_actors import Actors
 from inferometer.fleet.ray_cluster import RayThread
 from inferometer.fleet.ray_shard import RayShard
+from inferometer.fleet.shard_store import destination
 from inferometer.fleet.shipping import files_of, moved
 from inferometer.units import NS
 
@@ -41,6 +43,7 @@ class RayFleet:
         self.facts = actors.facts
         self._shards: list[RayShard] = []
         self._is_synchronized = False
+        self._may_store = False
         self._closed = threading.Event()
         self._polls_ended = threading.Event()
         self._start_clocks: dict[str, ClockOffset] = {}
@@ -55,7 +58,8 @@ class RayFleet:
             self._actors.ship(files_of(job.config))
         handle = RayShard(job, shard, self._actors.actors[shard], facts, partial(self._offset, facts.node_id))
         there = msgspec.structs.replace(job, config=moved(job.config, facts.folder))
-        handle.begin(pickle.dumps((there, shard)))
+        to = destination(job.stored_at, job.config.storage, os.environ) if job.stored_at else None
+        handle.begin(pickle.dumps((there, shard, to)))
         self._shards.append(handle)
         if is_first:
             self._thread.start(self._poll)
@@ -78,6 +82,7 @@ class RayFleet:
                 for reference in ready:
                     self._take(pending.pop(reference), reference)
                 self._synchronize()
+                self._let_store()
         except Exception as error:  # the run must end with a clear error, whatever it was
             for shard in self._shards:
                 shard.die(f"could not be polled any more: {type(error).__name__}: {ray_cluster.first_line(error)}")
@@ -126,6 +131,18 @@ class RayFleet:
         self._is_synchronized = True
         for shard in self._shards:
             shard.show_state()
+
+    def _let_store(self) -> None:
+        """Let the shards store what they have recorded when all of them have ended (shard_store.py)."""
+        if (
+            not self._may_store
+            and len(self._shards) == len(self.facts)
+            and all(each.has_ended for each in self._shards)
+        ):
+            self._may_store = True
+            for shard in self._shards:
+                if not shard.is_lost:
+                    shard.store()
 
     def _measure(self, shard: RayShard) -> ClockOffset:
         """Measure the clock of a shard's node."""

@@ -38,6 +38,8 @@ class RayShard:
         self._heard = now()
         self._unreachable = 0  # since when the actor cannot be reached; 0: it can
         self._has_more = False
+        self.has_ended = False
+        """Its process has ended, or it is lost."""
         self._polls = 0  # how many responses were taken: one that did not arrive is requested again
         self._state = 0
         self._result: WorkerResult | str | None = None
@@ -45,7 +47,8 @@ class RayShard:
         self.is_lost = False
 
     def begin(self, data: bytes) -> None:
-        """Start the shard's process. The job has the secrets: it is an argument of a call, which Ray does not show or store."""
+        """Start the shard's process. `data` has the job with its secrets, and the credentials of the bucket: it is an argument of a
+        call, which Ray does not show or store."""
         self.actor.begin.options(concurrency_group="control").remote(data, _PIECE)
 
     # --- for the thread that polls -----------------------------------------------------------------------------------
@@ -65,6 +68,7 @@ class RayShard:
     def take(self, update: Update, is_synchronized: bool) -> None:
         """Store what a poll has brought."""
         self._heard, self._has_more = now(), update.has_more
+        self.has_ended = update.has_ended
         self._polls += 1
         self._unreachable = 0
         self._copy.beat(update.heartbeat)
@@ -85,7 +89,12 @@ class RayShard:
 
     def end(self, result: WorkerResult | str) -> None:
         self._result = result
+        self.has_ended = True
         self._ended.set()
+
+    def store(self) -> None:
+        """Let the shard store its chunks and texts, if the run belongs to a bucket."""
+        self._command.remote("store")
 
     def show_state(self) -> None:
         self._copy.control["state"] = self._state
@@ -93,7 +102,8 @@ class RayShard:
     def die(self, how: str) -> None:
         """End it, unless it has already ended."""
         if not self._ended.is_set():
-            self.is_lost, self._result = True, how
+            self.is_lost = self.has_ended = True
+            self._result = how
             self._ended.set()
 
     # --- for the supervisor ------------------------------------------------------------------------------------------

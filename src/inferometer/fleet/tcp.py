@@ -28,11 +28,12 @@ import msgspec
 from inferometer.errors import UserError
 from inferometer.fleet.clocks import clock_offset
 from inferometer.fleet.control import PARENT_GONE, Grant, WorkerResult
-from inferometer.fleet.copying import FolderCopy, FolderReader, Numbers, Piece
+from inferometer.fleet.copying import FolderCopy, FolderReader, Numbers
 from inferometer.fleet.job import Job
 from inferometer.fleet.local import died, put_grant
 from inferometer.fleet.runner import run_shard
 from inferometer.store.spool import Control
+from inferometer.store.spool_columns import Piece
 from inferometer.timing.clock import now
 
 _COPY_EVERY_S = 0.05
@@ -195,7 +196,7 @@ class TcpShard:
         match kind:
             case "ping":
                 channel.send("pong", values[0], now())
-            case "file":
+            case "piece":
                 self._copy.put(Piece(*values))
             case "numbers":
                 self._copy.put_numbers(Numbers(*values))
@@ -305,4 +306,7 @@ class _Copier:
     def _copy(self, is_last: bool = False) -> None:
         with self._lock:
             for change in self._reader.round(is_last):
-                self._channel.send("numbers" if isinstance(change, Numbers) else "file", *change)
+                if isinstance(change, Numbers):
+                    self._channel.send("numbers", *change)
+                else:
+                    self._channel.send("piece", change.table, change.first, memoryview(change.data))

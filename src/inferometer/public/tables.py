@@ -8,19 +8,21 @@ import pyarrow as pa
 from inferometer.analysis.metrics import METRICS
 from inferometer.records import Run
 from inferometer.store import arrow
-from inferometer.store.folder import CHUNKS, REQUESTS, SERIES
+from inferometer.store.folder import CHUNKS, REQUESTS, SERIES, files_of
 
 _FILES = {"chunks": CHUNKS, "series": SERIES, "requests": REQUESTS}
 
 
 def stored(folder: Path, name: str) -> pa.Table:
-    """Read one of the run's Parquet files. Raises UserError when it is missing or damaged."""
-    path = folder / _FILES[name]
-    with arrow.open_parquet(path, []) as file:
-        try:
-            return file.read()
-        except (OSError, pa.ArrowException) as error:
-            raise arrow.damaged(path, error) from None
+    """Read one of the run's tables. Raises UserError when its file is missing or damaged."""
+    tables = []
+    for path in files_of(folder, _FILES[name]) or [folder / _FILES[name]]:
+        with arrow.open_parquet(path, []) as file:
+            try:
+                tables.append(file.read())
+            except (OSError, pa.ArrowException) as error:
+                raise arrow.damaged(path, error) from None
+    return pa.concat_tables(tables)
 
 
 def requests(run: Run) -> pa.Table:

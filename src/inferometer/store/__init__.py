@@ -9,7 +9,7 @@ from pathlib import Path
 
 from inferometer.records import Body, Chunks, Manifest, Records, Run
 from inferometer.series import TimeSeries
-from inferometer.store.folder import BODIES, new_folder, point_latest, write_summary
+from inferometer.store.folder import BODIES, files_of, new_folder, point_latest, write_summary
 
 __all__ = ["bodies_of", "new_folder", "point_latest", "read", "write", "write_summary", "written"]
 
@@ -32,11 +32,12 @@ def write(
     folder: Path,
     manifest: Manifest,
     records: Records,
-    chunks: Iterable[Chunks],
+    chunks: Iterable[Chunks] | None,
     series: Sequence[TimeSeries] = (),
     bodies: Iterable[Body] | None = None,
 ) -> None:
-    """Write the run's files, the manifest last. `bodies`: the texts of requests and responses; None if they were not kept."""
+    """Write the run's files, the manifest last. `chunks` and `bodies`: None if they are there already, in files of the shards
+    (shard_files.py). The texts of requests and responses are None, too, if they were not kept."""
     from inferometer.store import writing  # noqa: PLC0415
 
     writing.write(folder, manifest, records, chunks, series, bodies)
@@ -44,8 +45,9 @@ def write(
 
 def bodies_of(folder: Path, ids: Collection[int]) -> dict[int, Body]:
     """Read the texts of these requests, by id; empty if the run did not keep them (`keep: text`)."""
-    if not (folder / BODIES).exists():
+    files = files_of(folder, BODIES)
+    if not files:
         return {}
     from inferometer.store import bodies  # noqa: PLC0415
 
-    return bodies.read(folder / BODIES, ids)
+    return {id: body for path in files for id, body in bodies.read(path, ids).items()}

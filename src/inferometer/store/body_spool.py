@@ -11,9 +11,9 @@ import errno
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from inferometer.config.secret import REMOVED
 from inferometer.records import Body
@@ -22,6 +22,8 @@ _HEADER = struct.Struct("<qqiiiIIH")
 """id, session, turn, stage, class; the number of bytes of the request, of the response and of the finish reason."""
 _MOST_PENDING = 256 << 10
 """Bytes that are collected at most before they are written."""
+_READ = 1 << 20
+"""Bytes that are read at a time."""
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -91,35 +93,72 @@ class BodySpool:
         return data
 
 
-def has_bodies(folder: Path, shards: int) -> bool:
-    """Return whether the shards kept texts."""
-    return any(_path(folder, shard).exists() for shard in range(shards))
+def has_bodies(folder: Path, shards: Iterable[int]) -> bool:
+    """Return whether any of these shards kept texts."""
+    return any(_path(folder, shard).exists() for shard in shards)
 
 
-def read_bodies(folder: Path, shards: int) -> Iterator[Body]:
-    """Yield the texts of all shards, without an entry that was cut off."""
-    for shard in range(shards):
-        path = _path(folder, shard)
-        if not path.exists():
-            continue
-        with path.open("rb") as file:
-            while len(head := file.read(_HEADER.size)) == _HEADER.size:
-                id, session, turn, stage, class_, *sizes = _HEADER.unpack(head)
-                data = file.read(sum(sizes))
-                if len(data) < sum(sizes):
-                    break
-                request, response = data[: sizes[0]], data[sizes[0] : sizes[0] + sizes[1]]
-                finish = data[sizes[0] + sizes[1] :]
-                yield Body(
-                    id=id,
-                    session=session,
-                    turn=turn,
-                    stage=stage,
-                    class_=class_,
-                    request=request.decode("utf-8", "replace"),
-                    response=response.decode("utf-8", "replace") if response else None,
-                    finish_reason=finish.decode("utf-8", "replace") or None,
-                )
+def read_bodies(folder: Path, shards: Iterable[int]) -> Iterator[Body]:
+    """Yield the texts of these shards, without an entry that was cut off."""
+    for shard in shards:
+        entries, offset = entries_of(folder, shard, 0, _READ)
+        while entries:
+            for entry in entries:
+                yield _body(entry)
+            entries, offset = entries_of(folder, shard, offset, _READ)
+
+
+class Entry(NamedTuple):
+    """The texts of one request as they are in the file."""
+
+    id: int
+    session: int
+    turn: int
+    stage: int
+    class_: int
+    request: bytes
+    response: bytes
+    finish: bytes
+
+
+def entries_of(folder: Path, shard: int, offset: int, most: int) -> tuple[list[Entry], int]:
+    """Read complete entries from an offset on, until there are `most` bytes of them; return them and the offset after the last one."""
+    entries: list[Entry] = []
+    path, end = _path(folder, shard), offset
+    if not path.exists():
+        return entries, end
+    with path.open("rb") as file:
+        file.seek(offset)
+        while end - offset < most and len(head := file.read(_HEADER.size)) == _HEADER.size:
+            id, session, turn, stage, class_, request, response, finish = _HEADER.unpack(head)
+            data = file.read(request + response + finish)
+            if len(data) < request + response + finish:
+                break
+            texts = data[:request], data[request : request + response], data[request + response :]
+            entries.append(Entry(id, session, turn, stage, class_, *texts))
+            end += _HEADER.size + len(data)
+    return entries, end
+
+
+def append_entries(folder: Path, shard: int, entries: Iterable[Entry]) -> None:
+    """Append entries to a copy of a shard's file. Raises OSError when the disk is full."""
+    with _path(folder, shard).open("ab") as file:
+        for entry in entries:
+            texts = entry.request, entry.response, entry.finish
+            file.write(_HEADER.pack(*entry[:5], *map(len, texts)) + b"".join(texts))
+
+
+def _body(entry: Entry) -> Body:
+    return Body(
+        id=entry.id,
+        session=entry.session,
+        turn=entry.turn,
+        stage=entry.stage,
+        class_=entry.class_,
+        request=entry.request.decode("utf-8", "replace"),
+        response=entry.response.decode("utf-8", "replace") if entry.response else None,
+        finish_reason=entry.finish.decode("utf-8", "replace") or None,
+    )
 
 
 def _path(folder: Path, shard: int) -> Path:

@@ -54,6 +54,20 @@ def write_summary(folder: Path, data: bytes) -> None:
         partial.write_bytes(data)
 
 
+def shard_file(name: str, shard: int) -> str:
+    """Return what the file of one shard is called, for chunks.parquet and bodies.parquet (shard_files.py)."""
+    return f"{name.removesuffix('.parquet')}-{shard}.parquet"
+
+
+def files_of(folder: Path, name: str) -> list[Path]:
+    """Return the files that together have the content of chunks.parquet or bodies.parquet: that file, or one per shard; or none."""
+    if (folder / name).exists():
+        return [folder / name]
+    stem = f"{name.removesuffix('.parquet')}-"
+    found = [path for path in folder.glob(f"{stem}*.parquet") if path.stem.removeprefix(stem).isdecimal()]
+    return sorted(found, key=lambda path: int(path.stem.removeprefix(stem)))
+
+
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to. The file gets its real name once all of it is on disk; on errors it is removed."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from inferometer.records import MISSING, NAMES, TIMES, Body, Chunks, Columns, Failure, Records, Sample
 from inferometer.series import TimeSeries
 from inferometer.store import bodies, reading
-from inferometer.store.folder import BODIES
+from inferometer.store.folder import BODIES, files_of
 from inferometer.store.spool import renumbered
 
 
@@ -75,5 +75,5 @@ def shifted_series(placed: Placed) -> list[TimeSeries]:
 
 def joined_bodies(folders: Sequence[Path], classes: Sequence[str]) -> Iterator[Body] | None:
     """Yield the texts of all runs; None if no run kept them."""
-    paths = [folder / BODIES for folder in folders if (folder / BODIES).exists()]
+    paths = [path for folder in folders for path in files_of(folder, BODIES)]
     return (body for path in paths for body in bodies.read_all(path, classes)) if paths else None

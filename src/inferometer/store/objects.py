@@ -72,19 +72,23 @@ class StoreError(UserError):
         self.is_final = is_final
 
 
-def connect(url: str, storage: Storage | None = None) -> "ObjectStore":
-    """Make the store for `url`; nothing is sent yet. Raises UserError when the URL is not one of a known kind of store."""
-    return ObjectStore(url, storage or Storage())
+def connect(url: str, storage: Storage | None = None, environment: Mapping[str, str] | None = None) -> "ObjectStore":
+    """Make the store for `url`; nothing is sent yet. Raises UserError when the URL is not one of a known kind of store.
+
+    `environment` is where the credentials come from, if it is not the one of this process.
+    """
+    return ObjectStore(url, storage or Storage(), os.environ if environment is None else environment)
 
 
 class ObjectStore:
     """The objects under a URL; names are relative to it."""
 
-    def __init__(self, url: str, storage: Storage) -> None:
+    def __init__(self, url: str, storage: Storage, environment: Mapping[str, str]) -> None:
         self._scheme, self._bucket, self._prefix = split_url(url)
         self.url = "/".join(part for part in (f"{self._scheme}://{self._bucket}", self._prefix) if part)
         self._timeout = float(storage.timeout)
-        self._settings = settings_for(self._scheme, storage)
+        self._variables = environment
+        self._settings = settings_for(self._scheme, storage, environment)
         self._child: _Pipe | None = None
 
     @property
@@ -161,7 +165,7 @@ class ObjectStore:
     def _call(self, command: str, until: float | None, **arguments: Any) -> Any:
         try:
             if self._child is None:
-                self._child = _Pipe(_environment(self._settings))
+                self._child = _Pipe(_environment(self._settings, self._variables))
                 opening = {"scheme": self._scheme, "bucket": self._bucket, "prefix": self._prefix}
                 self._child.call({"do": "open", **opening, "settings": self._settings}, self._timeout, until)
             timeout = self._timeout * (_SLOWEST_ANSWER if command == "sizes" else 1)
@@ -187,14 +191,13 @@ class ObjectStore:
             return StoreError(where, "there is no such object", "list what is there with `inferometer runs URL`", True)
         text = " ".join(message.partition(": ")[2].split())
         for name in _CREDENTIALS:
-            if value := os.environ.get(name):
+            if value := self._variables.get(name):
                 text = text.replace(value, "(removed)")
         return StoreError(where, text[:200] or "the transfer failed", "check {output} and the section `storage`", False)
 
 
-def settings_for(scheme: str, storage: Storage) -> dict[str, Any]:
+def settings_for(scheme: str, storage: Storage, environment: Mapping[str, str]) -> dict[str, Any]:
     """What the child needs to know: the settings, completed from the environment. They contain no credentials."""
-    environment = os.environ
     endpoint, anonymous = storage.endpoint, storage.anonymous
     if not endpoint and scheme == "s3":
         endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
@@ -213,7 +216,7 @@ def settings_for(scheme: str, storage: Storage) -> dict[str, Any]:
     }
 
 
-def _environment(settings: Mapping[str, Any]) -> dict[str, str]:
+def _environment(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
     """The environment of the child, with defaults for S3 look-alikes."""
     defaults: dict[str, str] = {}
     if settings["endpoint"]:
@@ -222,9 +225,9 @@ def _environment(settings: Mapping[str, Any]) -> dict[str, str]:
             "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
             "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
         }
-    if settings["endpoint"] or settings["anonymous"] or "AWS_ACCESS_KEY_ID" in os.environ:
+    if settings["endpoint"] or settings["anonymous"] or "AWS_ACCESS_KEY_ID" in variables:
         defaults["AWS_EC2_METADATA_DISABLED"] = "true"  # the client would wait for a service that is not needed
-    return defaults | os.environ
+    return {**defaults, **variables}
 
 
 class _ChildError(Exception):

@@ -32,7 +32,7 @@ from inferometer.records import (
 from inferometer.series import TimeSeries
 from inferometer.store import arrow
 from inferometer.store import series as series_file
-from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, SERIES
+from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, SERIES, files_of
 from inferometer.store.writing import CHUNK_SCHEMA
 
 SCHEMA = 1
@@ -83,7 +83,13 @@ def row_count(folder: Path) -> int:
 
 def chunks_of(folder: Path) -> Iterator[Chunks]:
     """Yield a run's chunks, in slices that fit into memory."""
-    return _chunks(folder / CHUNKS)
+    for path in chunk_files(folder):
+        yield from _chunks(path)
+
+
+def chunk_files(folder: Path) -> list[Path]:
+    """Return the files that have the chunks of a run: one, or one per shard."""
+    return files_of(folder, CHUNKS) or [folder / CHUNKS]
 
 
 def series_of(folder: Path) -> tuple[TimeSeries, ...]:
@@ -94,9 +100,11 @@ def series_of(folder: Path) -> tuple[TimeSeries, ...]:
 def _run(folder: Path, read_records: Callable[[Manifest], Records]) -> Run:
     manifest = _manifest(folder)
     records = read_records(manifest)
-    with arrow.open_parquet(folder / CHUNKS, CHUNK_SCHEMA.names) as file:
-        total = file.metadata.num_rows
-    chunks, series = partial(_chunks, folder / CHUNKS), partial(_series, folder / SERIES, records.samples)
+    total = 0
+    for path in chunk_files(folder):
+        with arrow.open_parquet(path, CHUNK_SCHEMA.names) as file:
+            total += file.metadata.num_rows
+    chunks, series = partial(chunks_of, folder), partial(_series, folder / SERIES, records.samples)
     return Run(folder, manifest, records, total, chunks, series)
 
 

@@ -22,7 +22,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -89,6 +89,7 @@ CONTROL = (
     "interrupted",
     "disk_full",
     "recounted",  # 1: tokens were counted after the run, which changed rows
+    "stored",  # 1: the chunks and texts are in the bucket of the run, and not in the parent's spool (shard_files.py)
 )
 FROM_PARENT = CONTROL[: CONTROL.index("state")]
 """The numbers that the parent writes; the shard writes the others."""
@@ -350,22 +351,33 @@ def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
     failures, replicas, samples = list[Failure](), list[str](), list[Sample]()
     chunks = at = 0
     for shard, control in enumerate(controls):
+        own_chunks = _chunk_count(folder, shard, control)
         for first in range(0, control["rows"], _BLOCK):
             block = rows_of(folder, shard, min(first + _BLOCK, control["rows"]), first)
+            if own_chunks < control["chunks"]:
+                block["chunk_count"] = 0
             _put(block, rows[at : at + len(block)], control["t0"], chunks, len(failures), len(replicas))
             at += len(block)
         failures += failures_of(folder, shard)
         replicas += _lines(folder / f"{shard}.replicas", str)
         samples += _lines(folder / f"{shard}.samples", Sample)
-        chunks += control["chunks"]
+        chunks += own_chunks
     rows = rows[:at]
     rows["failure"][:], used = renumbered(rows["failure"], failures)
     replica, addresses = renumbered(rows["replica"] + np.int32(1), replicas)
     rows["replica"][:] = replica - 1
     return (
         Records(rows, np.zeros(at, np.int8), used, tuple(samples), replicas=addresses),
-        pieces(folder, shards),
+        pieces(folder, range(shards)),
     )
+
+
+def _chunk_count(folder: Path, shard: int, control: Control) -> int:
+    """Return how many chunks of a shard there are: none if it was lost before they were copied or stored completely."""
+    count, sizes = control["chunks"], {"arrivals": 8, "tokens": 2}
+    paths = {folder / f"{shard}.{name}": count * size for name, size in sizes.items()}
+    is_here = all(path.exists() and path.stat().st_size >= size for path, size in paths.items())
+    return count if is_here or control["stored"] else 0
 
 
 def renumbered(numbers: NDArray[np.int32], entries: Sequence[T]) -> tuple[NDArray[np.int32], tuple[T, ...]]:
@@ -451,12 +463,23 @@ def _lines(path: Path, kind: type[T]) -> list[T]:
     ]
 
 
-def pieces(folder: Path, shards: int, size: int = 1 << 20) -> Iterator[Chunks]:
-    """Yield all shards' chunks, with times since t=0."""
-    for shard in range(shards):
+def complete_lines(path: Path, offset: int, most: int) -> bytes:
+    """Read complete lines from an offset on: about `most` bytes, or a single line if it is longer."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(most)
+        while not (end := data.rfind(b"\n") + 1) and (more := file.read(most)):
+            data += more
+    return data[:end]
+
+
+def pieces(folder: Path, shards: Iterable[int], size: int = 1 << 20) -> Iterator[Chunks]:
+    """Yield the chunks of these shards, with times since t=0."""
+    for shard in shards:
         control = Control(folder / f"{shard}.control", create=False)
-        for first in range(0, control["chunks"], size):
-            count = min(size, control["chunks"] - first)
-            arrival = np.fromfile(folder / f"{shard}.arrivals", "<i8", count, offset=first * 8)
-            tokens = np.fromfile(folder / f"{shard}.tokens", "<u2", count, offset=first * 2)
+        count = _chunk_count(folder, shard, control)
+        for first in range(0, count, size):
+            here = min(size, count - first)
+            arrival = np.fromfile(folder / f"{shard}.arrivals", "<i8", here, offset=first * 8)
+            tokens = np.fromfile(folder / f"{shard}.tokens", "<u2", here, offset=first * 2)
             yield Chunks(arrival - control["t0"], tokens)

@@ -54,17 +54,19 @@ def write(
     folder: Path,
     manifest: Manifest,
     records: Records,
-    chunks: Iterable[Chunks],
+    chunks: Iterable[Chunks] | None,
     series: Sequence[TimeSeries] = (),
     bodies: Iterable[Body] | None = None,
 ) -> None:
-    """Write the run's files, the manifest last. `bodies`: the texts of requests and responses; None if they were not kept."""
+    """Write the run's files, the manifest last. `chunks`: None if they are there already, in files of the shards. `bodies`: the texts
+    of requests and responses; None if they were not kept, or are there already."""
     folder = folder.absolute()  # pyarrow takes a relative path with a colon, such as a:b/chunks.parquet, for a URL
     if bodies is not None:
         with atomic_file(folder / BODIES) as partial:
             bodies_file.write(partial, bodies, records.classes)
-    with atomic_file(folder / CHUNKS) as partial:
-        _write_chunks(partial, chunks)
+    if chunks is not None:
+        with atomic_file(folder / CHUNKS) as partial:
+            write_chunks(partial, chunks)
     with atomic_file(folder / REQUESTS) as partial:
         table = request_table(records)
         with _writer(partial, table.schema, [name for name in NAMES if ROW[name].itemsize == 8]) as writer:
@@ -89,7 +91,8 @@ def _writer(path: Path, schema: pa.Schema, rising: list[str]) -> pq.ParquetWrite
     )
 
 
-def _write_chunks(path: Path, chunks: Iterable[Chunks]) -> None:
+def write_chunks(path: Path, chunks: Iterable[Chunks]) -> None:
+    """Write chunks.parquet, or the part of it that is one shard's."""
     with _writer(path, CHUNK_SCHEMA, ["arrival"]) as writer:
         for arrival, tokens in _regroup(chunks):
             table = pa.table([arrow.numbers(arrival), arrow.numbers(tokens)], schema=CHUNK_SCHEMA)
