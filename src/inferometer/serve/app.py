@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inferometer.serve import metrics, ports
+from inferometer.serve import ports
 from inferometer.serve.backends import simulator as text_model
 from inferometer.serve.memory import keep_one_heap
+from inferometer.serve.models import statistics
 from inferometer.serve.models.registry import Models
 from inferometer.serve.processes.group import Group
 from inferometer.serve.processes.hub import Hub
@@ -92,7 +93,7 @@ async def _front_end(
             models.add(source)
         started = time.time()
         group.join(
-            models, lambda: metrics.page(models, started) + (simulator.metrics() if simulator else b""), simulator
+            models, lambda: statistics.page(models, started) + (simulator.metrics() if simulator else b""), simulator
         )
         if not await _done_before(stop, group.started(models.start())):
             return

@@ -16,12 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve import threads
 from inferometer.serve.settings import Settings
 
 _PATIENCE_S = 15.0
@@ -91,9 +91,12 @@ def running(settings: Settings) -> Iterator[str]:
         yield server.url
 
 
-async def _serve_until_stdin_ends(settings: Settings, pipe: int) -> None:
+async def _serve_until_stdin_ends() -> None:
     from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: for the child only)
 
+    pipe = os.dup(1)
+    os.dup2(2, 1)  # the pipe to the parent is ours alone: what models print goes to standard error
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     os.set_blocking(0, False)
 
@@ -103,35 +106,32 @@ async def _serve_until_stdin_ends(settings: Settings, pipe: int) -> None:
                 loop.remove_reader(0)
                 stop.set()
 
+    def send(**reply: str) -> None:
+        os.write(pipe, msgspec.json.encode(reply) + b"\n")
+
     loop.add_reader(0, readable)
-    await serve(settings, lambda at: _send(_Reply(at.http, at.grpc, at.metrics), pipe), stop)
+    try:
+        await serve(settings, lambda at: send(http=at.http, grpc=at.grpc, metrics=at.metrics), stop)
+    except UserError as error:
+        send(what=error.what, remedy=error.remedy)
 
 
-def _send(reply: _Reply, pipe: int) -> None:
-    os.write(pipe, msgspec.json.encode(reply) + b"\n")
+def run_child(parent: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a process of the server, which ends soon after its parent has died, whatever it is doing."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    from inferometer.serve.offload import leave  # noqa: PLC0415  (heavy: for the child only)
+    from inferometer.timing.loop import run  # noqa: PLC0415
+
+    run(work())
+    leave()
 
 
-def end_with(parent: int) -> None:
-    """End this process soon after its parent has died: while it loads a model, computes or drains, it would not notice."""
+def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     time.sleep(_LOOK_S)  # an idle server closes its connections meanwhile
     os._exit(1)
 
 
-def _main() -> None:
-    threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
-    from inferometer.timing.loop import run  # noqa: PLC0415  (the same)
-
-    pipe = os.dup(1)
-    os.dup2(2, 1)  # the pipe to the parent is ours alone: what models print goes to standard error
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
-    try:
-        run(_serve_until_stdin_ends(settings, pipe))
-    except UserError as error:
-        _send(_Reply(what=error.what, remedy=error.remedy), pipe)
-    threads.leave()
-
-
 if __name__ == "__main__":
-    _main()
+    run_child(int(sys.argv[1]), _serve_until_stdin_ends)

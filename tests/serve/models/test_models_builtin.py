@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensor_maker import random
 
 from inferometer.errors import UserError
-from inferometer.serve import metrics
 from inferometer.serve.backends import identity
+from inferometer.serve.models import statistics
 from inferometer.serve.models.registry import Models
 from inferometer.tensors import DATATYPES, Tensor
 
@@ -128,7 +128,7 @@ async def test_metrics_have_tritons_names_and_the_counts(tmp_path: Path) -> None
     async with serving(tmp_path, {'odd"name': f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
         for rows in (1, 1, 3):
             await Call('odd"name', fp32(*[[0.0]] * rows)).on(models).outputs()
-        text = metrics.page(models, 1.5e9).decode()
+        text = statistics.page(models, 1.5e9).decode()
     assert (
         '# TYPE nv_inference_request_success counter\nnv_inference_request_success{model="odd\\"name",version="1"} 3\n'
         in text
@@ -159,6 +159,6 @@ async def test_metrics_have_tritons_names_and_the_counts(tmp_path: Path) -> None
 async def test_large_counts_are_exact(tmp_path: Path) -> None:
     async with serving(tmp_path, {"m": f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
         models.find("m").counted.request.observe_gaps(array("q", range(1_234_568)))
-        text = metrics.page(models, 1.5e9).decode()
+        text = statistics.page(models, 1.5e9).decode()
     assert 'nv_inference_request_latency_seconds_count{model="m",version="1"} 1234567\n' in text
     assert 'nv_inference_request_latency_seconds_bucket{model="m",version="1",le="+Inf"} 1234567\n' in text

@@ -10,7 +10,7 @@ from models_fakes import TENSORS, Call, flat, run, wants, why_not
 
 from inferometer.errors import UserError
 from inferometer.serve.backends.identity import pairs, passed_on
-from inferometer.serve.models import configs, loading
+from inferometer.serve.models import configs, repository
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import Definition, ModelSource
@@ -146,13 +146,13 @@ def definition(backend: str, process: str = "") -> Definition:
 
 
 def test_the_parameter_process_decides_where_a_model_runs() -> None:
-    assert loading.wants_process(definition("torch", "1"), False)
-    assert not loading.wants_process(definition("torch"), False)
-    assert loading.wants_process(definition("torch"), True)
-    assert not loading.wants_process(definition("torch", "0"), True)
-    assert not loading.wants_process(definition("identity"), True)
+    assert repository.wants_process(definition("torch", "1"), False)
+    assert not repository.wants_process(definition("torch"), False)
+    assert repository.wants_process(definition("torch"), True)
+    assert not repository.wants_process(definition("torch", "0"), True)
+    assert not repository.wants_process(definition("identity"), True)
     with pytest.raises(UserError, match="parameter process must be 1 or 0"):
-        loading.wants_process(definition("torch", "yes"), True)
+        repository.wants_process(definition("torch", "yes"), True)
 
 
 def test_control_requests_go_to_all_processes() -> None:

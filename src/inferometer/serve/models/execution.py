@@ -13,7 +13,7 @@ import msgspec
 
 from inferometer.serve.models.responses import Share, join
 from inferometer.serve.models.types import Compute, Inference, Loaded, Refused, Tensors, reason
-from inferometer.serve.threads import Threads
+from inferometer.serve.offload import Threads
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from inferometer.serve.models.queue import UNLIMITED, Policy, Queue
 from inferometer.serve.models.responses import Responses, Share
 from inferometer.serve.models.statistics import Reason, Statistics
 from inferometer.serve.models.types import Code, Compute, Inference, Loaded, Output, Refused, Tensors, reason
-from inferometer.serve.offload import LARGE
-from inferometer.serve.threads import Threads
+from inferometer.serve.offload import LARGE, Threads
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferometer.errors import UserError
-from inferometer.serve.models import configs, loading, repository
-from inferometer.serve.models.alarms import Alarms
+from inferometer.serve.models import configs, repository
 from inferometer.serve.models.model import Model
+from inferometer.serve.models.queue import Alarms
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Inference, Loader, Refused, sendable
-from inferometer.serve.offload import Offload
-from inferometer.serve.threads import in_thread
+from inferometer.serve.offload import Offload, in_thread
 
 if TYPE_CHECKING:
     from inferometer.serve.processes.group import Group
@@ -256,10 +255,10 @@ class Models:
             version = definition.version
             for text in self.overrides if definition.loader is None else ():
                 configs.override(definition.config, text)
-            if self.group is not None and loading.wants_process(definition, self.group.is_shared):
+            if self.group is not None and repository.wants_process(definition, self.group.is_shared):
                 model = await self.group.model(entry.source, config, serial, self.device, self.overrides)
             else:
-                model = await loading.bring_up(definition, self)
+                model = await repository.bring_up(definition, self)
         except Exception as error:
             if entry.model is None:
                 entry.version = version

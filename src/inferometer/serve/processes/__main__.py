@@ -9,15 +9,12 @@ whatever it is doing.
 import asyncio
 import socket
 import sys
-import threading
 from typing import Any
 
 import msgspec
 
-from inferometer.serve import threads
-from inferometer.serve.background import end_with
+from inferometer.serve.background import run_child
 from inferometer.serve.processes.link import attach
-from inferometer.timing.loop import run
 
 
 async def _serve(number: int, counter: int) -> None:
@@ -45,12 +42,6 @@ async def _serve(number: int, counter: int) -> None:
     link.close()
 
 
-def _main() -> None:
-    number, parent, counter = map(int, sys.argv[1:])
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
-    run(_serve(number, counter))
-    threads.leave()
-
-
 if __name__ == "__main__":
-    _main()
+    number, parent, counter = map(int, sys.argv[1:])
+    run_child(parent, lambda: _serve(number, counter))

@@ -22,7 +22,7 @@ import msgspec
 
 from inferometer.errors import UserError
 from inferometer.serve.models.types import Refused, reason
-from inferometer.serve.threads import result_of
+from inferometer.serve.offload import result_of
 
 Handlers = dict[str, Callable[..., Any]]
 Part = Callable[..., None]

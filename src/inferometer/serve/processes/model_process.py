@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from inferometer.serve import metrics
 from inferometer.serve.kserve import control
 from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.memory import keep_one_heap
+from inferometer.serve.models import statistics
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
@@ -139,7 +139,7 @@ async def load(
     models.add_source(ModelSource(name, path and Path(path)))
     await models.start(config)
     link.handlers |= {
-        "metrics": partial(metrics.page, models, time.time()),
+        "metrics": partial(statistics.page, models, time.time()),
         "statistics": lambda *which: control.own_statistics(models, *which).SerializeToString(),
         "close": models.close,
     }
