@@ -24,8 +24,8 @@ from inferometer.serve.backends import simulator as text_model
 from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models import statistics
 from inferometer.serve.models.registry import Models
-from inferometer.serve.processes.group import Group
-from inferometer.serve.processes.hub import Hub
+from inferometer.serve.models.repository import ModelSource
+from inferometer.serve.processes.hub import Group, Hub
 from inferometer.serve.settings import Settings, check
 from inferometer.serve.sim.server import Simulator
 from inferometer.serve.sockets import tls
@@ -134,7 +134,7 @@ def _simulator(settings: Settings, models: Models, held: contextlib.AsyncExitSta
     of_all = (group.number, group.freeze) if group.is_shared else ()
     simulator = Simulator(settings.sim, models.loop, *of_all)
     held.callback(simulator.close)
-    models.add_own(settings.sim.model, text_model.CONFIG, text_model.loader(simulator))
+    models.add_source(ModelSource(settings.sim.model, config=text_model.CONFIG, loader=text_model.loader(simulator)))
     return simulator
 
 

@@ -16,6 +16,7 @@ from inferometer.errors import UserError
 from inferometer.serve.backends import identity
 from inferometer.serve.models import statistics
 from inferometer.serve.models.registry import Models
+from inferometer.serve.models.repository import ModelSource
 from inferometer.tensors import DATATYPES, Tensor
 
 MS = 1_000_000
@@ -56,7 +57,7 @@ async def test_duplicate_model_names_are_refused() -> None:
 @asynchronous
 async def test_the_server_can_add_its_own_model() -> None:
     models = Models(asyncio.get_running_loop(), overrides=("max_batch_size=2",))
-    models.add_own("own", f'backend: "mine" {TENSORS}', identity.load)
+    models.add_source(ModelSource("own", config=f'backend: "mine" {TENSORS}', loader=identity.load))
     await models.start()
     assert (models.find("own").platform, models.find("own").config.max_batch_size) == ("mine", 0)
     assert (await Call("own", flat(7)).on(models).outputs())["OUTPUT0"].tolist() == [7]

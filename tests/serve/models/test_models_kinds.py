@@ -24,7 +24,7 @@ DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }"
 def serving(test: Callable[[Models], Any], load: Callable[[Loading], Loaded], config: str = CONFIG) -> None:
     async def main() -> None:
         models = Models(asyncio.get_running_loop(), device="cpu")
-        models.add_own("m", config, load)
+        models.add_source(ModelSource("m", config=config, loader=load))
         await models.start()
         try:
             await test(models)
@@ -164,7 +164,7 @@ def test_control_requests_go_to_all_processes() -> None:
         async def everywhere(self, operation: str, *arguments: Any) -> None:
             calls.append((operation, *arguments))
 
-        async def model(self, source: ModelSource, config: str, serial: int, device: str, overrides: Any) -> Model:
+        async def model(self, source: ModelSource, config: str, serial: int) -> Model:
             raise AssertionError
 
     async def test(models: Models) -> None:
@@ -172,9 +172,9 @@ def test_control_requests_go_to_all_processes() -> None:
         await models.load("m", "{}")
         await models.unload("m")
         assert calls == [("load", "m", "{}"), ("unload", "m")]
-        await models.unload_here("m")
+        await models.operations["unload"]("m")
         assert not models.is_ready("m")
-        await models.load_here("m", "", 7)
+        await models.operations["load"]("m", "", 7)
         assert models.is_ready("m")
 
     serving(test, picky)

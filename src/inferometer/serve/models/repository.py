@@ -38,7 +38,8 @@ class ModelSource(msgspec.Struct, frozen=True):
     path: Path | None = None
     """None if built in."""
     config: str = ""
-    """Configuration in protobuf's text format, for a model that is part of the server, with its `loader`."""
+    """Configuration in protobuf's text format, for a model that is part of the server, with its `loader`. Overrides do
+    not apply to it."""
     loader: Loader | None = None
 
 

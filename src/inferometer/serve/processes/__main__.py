@@ -22,7 +22,7 @@ async def _serve(number: int, counter: int) -> None:
 
     async def front_end(encoded: bytes) -> None:
         from inferometer.serve.app import serve_part  # noqa: PLC0415  (heavy: depends on what this process is)
-        from inferometer.serve.processes.group import Group  # noqa: PLC0415
+        from inferometer.serve.processes.hub import Group  # noqa: PLC0415
         from inferometer.serve.settings import Settings  # noqa: PLC0415
 
         settings = msgspec.json.decode(encoded, type=Settings)

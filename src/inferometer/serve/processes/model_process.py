@@ -129,14 +129,13 @@ class _RemoteText:
 
 
 async def load(
-    link: Link, over: asyncio.Event, source: list[Any], config: str, device: str, overrides: list[str]
+    link: Link, over: asyncio.Event, name: str, path: str | None, config: str, device: str, overrides: list[str]
 ) -> str:
     """Load the model and listen for front ends; return the address. `link` is that to the hub, `over` is set when the
     last front end has gone."""
     keep_one_heap()
     models = Models(link.loop, device=device, overrides=tuple(overrides), limit=_NO_LIMIT)
-    name, path = source
-    models.add_source(ModelSource(name, path and Path(path)))
+    models.add_source(ModelSource(name, Path(path) if path else None))
     await models.start(config)
     link.handlers |= {
         "metrics": partial(statistics.page, models, time.time()),
