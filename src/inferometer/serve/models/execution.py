@@ -9,11 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from inferometer.serve.models.responses import Share, join
-from inferometer.serve.models.types import Compute, Inference, Loaded, Refused, Tensors, reason
-from inferometer.serve.offload import Threads
+from inferometer.serve.models.types import Inference, Loaded, Refused, Tensors, reason
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
@@ -23,31 +20,16 @@ _AHEAD = 256
 """Responses that a model may be ahead of the loop."""
 
 
-class Instance(msgspec.Struct, eq=False):
-    """A loaded model with the threads that run it; only models with `run` use them."""
-
-    loaded: Loaded
-    threads: Threads
-
-    def close(self) -> None:
-        self.threads.close(self._close)
-
-    def _close(self) -> None:
-        with suppress(Exception):  # nobody is left to report errors to
-            self.loaded.close()
-
-
 class Execution:
     """One batch on one instance, from its start to the end of its last request."""
 
-    __slots__ = ("_began", "_cancel", "_computed", "_is_over", "_joined", "_responses", "batch", "instance", "owner")
+    __slots__ = ("_began", "_cancel", "_computed", "_is_over", "_joined", "_responses", "_shared", "batch", "instance", "owner")  # fmt: skip
 
-    def __init__(self, owner: "Model", instance: Instance, batch: list[Inference]) -> None:
+    def __init__(self, owner: "Model", instance: Loaded, batch: list[Inference]) -> None:
         self.owner, self.instance, self.batch = owner, instance, batch
         self._cancel: Callable[[], None] | None = None
-        self._is_over = False
-        self._responses = 0
-        self._began = self._joined = self._computed = 0
+        self._is_over, self._responses = False, 0
+        self._began = self._joined = self._computed = self._shared = 0
 
     def start(self) -> None:
         self._began = self._joined = now()
@@ -55,18 +37,16 @@ class Execution:
             inference.place = self
             inference.started = self._began
             inference.queue_ns = self._began - inference.queued
-        loaded, first = self.instance.loaded, self.batch[0]
+        loaded, first = self.instance, self.batch[0]
         try:
             if loaded.run is not None:
-                self.instance.threads.do(self._run, self._ran)
+                loaded.threads.do(self._run, self._ran)
                 return
             if loaded.forward is not None:
                 cancel = loaded.forward(first, self._emit, self._finish)
             else:
                 assert loaded.begin is not None
-                inputs = join(self.batch)
-                self._joined = now()
-                cancel = loaded.begin(inputs, first.parameters, self._emit, self._finish)
+                cancel = loaded.begin(self._inputs(), first.parameters, self._emit, self._finish)
         except Exception as error:
             self._finish(reason(error))
             return
@@ -86,37 +66,44 @@ class Execution:
     def _is_unwanted(self) -> bool:
         return all(inference.is_over for inference in self.batch)
 
+    def _inputs(self) -> Tensors:
+        inputs = join(self.batch)
+        self._joined = now()
+        return inputs
+
+    def _shares(self, outputs: Tensors) -> list[Share]:
+        self._computed = now()
+        made = self.owner.responses.share(outputs, self.batch)
+        self._shared = now()
+        return made
+
     # --- begun in the loop ---
 
     def _emit(self, outputs: Tensors) -> None:
         if not self._is_over and (self.owner.decoupled or not self._responses):
-            self._computed = now()
-            self._answer(self.owner.responses.share(outputs, self.batch))
+            self._answer(self._shares(outputs))
 
     def _finish(self, why: Refused | None) -> None:
         if self._is_over:
             return
-        if why is None and not self._responses and not self.owner.decoupled:
+        if self.owner.decoupled:
+            self._computed = self._shared = now()
+        elif why is None and not self._responses:
             why = Refused("INTERNAL", "the model returned no response")
-        t = now()
-        computed = t if self.owner.decoupled else self._computed
-        self._end(why, (self._joined - self._began, computed - self._joined, t - computed))
+        self._end(why)
 
     # --- run in a thread ---
 
-    def _run(self) -> tuple[list[Share], Compute]:
-        """Return the responses that are not sent yet, and the times."""
-        begin, run = now(), self.instance.loaded.run
+    def _run(self) -> list[Share] | None:
+        """Return the responses that are not sent yet."""
+        self._began, run = now(), self.instance.run
         assert run is not None
-        inputs = join(self.batch)
-        joined = now()
-        outputs = run(inputs, self.batch[0].parameters)
-        if not isinstance(outputs, dict):
-            self._iterate(outputs)
-            return [], (joined - begin, now() - joined, 0)
-        computed = now()
-        made = self.owner.responses.share(outputs, self.batch)
-        return made, (joined - begin, computed - joined, now() - computed)
+        outputs = run(self._inputs(), self.batch[0].parameters)
+        if isinstance(outputs, dict):
+            return self._shares(outputs)
+        self._iterate(outputs)
+        self._computed = self._shared = now()
+        return None
 
     def _iterate(self, responses: Iterator[Tensors]) -> None:
         """Send the responses of a decoupled model as they come; closed after the first one that no request wants."""
@@ -126,16 +113,17 @@ class Execution:
                 if self._is_unwanted():
                     break
                 room.acquire()
-                self.owner.tell(self._answer, self.owner.responses.share(outputs, self.batch), room)
+                made = self.owner.responses.share(outputs, self.batch)
+                with suppress(RuntimeError):  # the loop is closed
+                    self.owner.loop.call_soon_threadsafe(self._answer, made, room)
         finally:
             if close := getattr(responses, "close", None):
                 close()
 
-    def _ran(self, result: tuple[list[Share], Compute] | None, error: BaseException | None) -> None:
-        made, compute = result or ([], (0, 0, 0))
+    def _ran(self, made: list[Share] | None, error: BaseException | None) -> None:
         if made:
             self._answer(made)
-        self._end(None if error is None else reason(error), compute)
+        self._end(None if error is None else reason(error))
 
     # --- both ---
 
@@ -155,8 +143,9 @@ class Execution:
                 inference.compute_ns = t - inference.started
             self.owner.answered(inference, share)
 
-    def _end(self, why: Refused | None, compute: Compute) -> None:
+    def _end(self, why: Refused | None) -> None:
         self._is_over, self._cancel = True, None
+        compute = self._joined - self._began, self._computed - self._joined, self._shared - self._computed
         for inference in self.batch:
             if inference.is_over:
                 continue
