@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from inferometer.serve.models import checks, configs
 from inferometer.serve.models.checks import named
-from inferometer.serve.models.execution import Execution
+from inferometer.serve.models.execution import Execution, Responses, Share
 from inferometer.serve.models.queue import UNLIMITED, Policy, Queue
-from inferometer.serve.models.responses import Responses, Share
 from inferometer.serve.models.statistics import Reason, Statistics
 from inferometer.serve.models.types import Code, Compute, Inference, Loaded, Output, Refused, Tensors, reason
 from inferometer.serve.offload import LARGE, Threads
