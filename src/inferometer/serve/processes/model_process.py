@@ -18,13 +18,13 @@ from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models import statistics
 from inferometer.serve.models.model import Model
+from inferometer.serve.models.queue import UNLIMITED
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Output, Refused, Wanted, reason
-from inferometer.serve.offload import Offload
+from inferometer.serve.offload import COPIED, Offload
 from inferometer.serve.openai.model import Generation, TextModel, Vectors
-from inferometer.serve.processes.link import Cancel, Done, Link, Part, attach, ignore, listen
-from inferometer.serve.processes.segments import Segments
+from inferometer.serve.processes.link import Cancel, Done, Link, Part, Segments, attach, ignore, listen
 
 _TEXT_FACTS = ("name", "max_len", "can_generate", "can_embed")
 _GENERATION = (
@@ -32,10 +32,6 @@ _GENERATION = (
 )  # fmt: skip
 _INFERENCE = ("model", "id", "arrived", "deadline", "parameters")
 """What is sent of a text model, a generation and an inference."""
-_AT_ONCE = 1 << 20
-"""Bytes up to which copying takes no longer than handing the work to a thread."""
-_NO_LIMIT = 1 << 40
-"""Front ends limit the requests in progress."""
 
 
 # --- in a front end --------------------------------------------------------------------------------------------------
@@ -82,8 +78,7 @@ def _forward(
             link.tell("cancel", number)
 
     tensors = list(inference.inputs.values())
-    size = sum([len(tensor.data) for tensor in tensors])
-    offload.run(size if size > _AT_ONCE else 0, lambda: segments.pack(tensors), send)
+    offload.run(sum([len(tensor.data) for tensor in tensors]) // COPIED, lambda: segments.pack(tensors), send)
     return cancel
 
 
@@ -134,7 +129,7 @@ async def load(
     """Load the model and listen for front ends; return the address. `link` is that to the hub, `over` is set when the
     last front end has gone."""
     keep_one_heap()
-    models = Models(link.loop, device=device, overrides=tuple(overrides), limit=_NO_LIMIT)
+    models = Models(link.loop, device=device, overrides=tuple(overrides), limit=UNLIMITED)  # front ends limit them
     models.add_source(ModelSource(name, Path(path) if path else None))
     await models.start(config)
     link.handlers |= {
