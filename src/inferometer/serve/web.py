@@ -118,30 +118,28 @@ class Web:
     # --- pages -------------------------------------------------------------------------------------------------------
 
     def _page(self, connection: Connection, request: Request) -> None:
-        pages = {b"/": self._served, b"/health": self._health, b"/metrics": None}
-        shown = request.path.decode("latin-1")
-        if request.path not in pages:
+        path, shown = request.path, request.path.decode("latin-1")
+        if path not in (b"/", b"/health", b"/metrics"):
             raise Refusal(404, f"no such path: {shown}", "not_found")
         if request.method not in (b"GET", b"HEAD"):
             why = f"method {request.method.decode('latin-1')} is not allowed for {shown}"
             raise Refusal(405, why, "method_not_allowed", headers=b"Allow: GET, HEAD\r\n")
-        if page := pages[request.path]:
-            status, tree = page()
-            reply(connection, request, status, msgspec.json.encode(tree), close=self._is_draining)
-        else:
+        if path == b"/metrics":
             self._tasks.add(task := asyncio.get_running_loop().create_task(self._send_metrics(connection, request)))
             task.add_done_callback(self._tasks.discard)
+            return
+        status, tree = 200, self._served()
+        if path == b"/health":
+            status, tree = (503, {"status": "stopping"}) if self._is_draining else (200, {"status": "ok"})
+        reply(connection, request, status, msgspec.json.encode(tree), close=self._is_draining)
 
-    def _served(self) -> tuple[int, dict[str, object]]:
+    def _served(self) -> dict[str, object]:
         tree: dict[str, object] = {"name": "inferometer", "version": __version__}
         if self._models is not None:
             tree["kserve"] = {"path": "/v2", "models": self._models.names()}
         if self._openai is not None and (names := self._openai.names()):
             tree["openai"] = {"path": "/v1", "models": names}
-        return 200, tree | {"health": "/health", "metrics": "/metrics"}
-
-    def _health(self) -> tuple[int, dict[str, object]]:
-        return (503, {"status": "stopping"}) if self._is_draining else (200, {"status": "ok"})
+        return tree | {"health": "/health", "metrics": "/metrics"}
 
     async def _send_metrics(self, connection: Connection, request: Request) -> None:
         assert self._metrics is not None

@@ -193,9 +193,8 @@ class Models:
         await self._everywhere("unload", name)
 
     async def _everywhere(self, operation: str, *arguments: str) -> None:
-        await (self.operations[operation] if self.group is None else partial(self.group.everywhere, operation))(
-            *arguments
-        )
+        do = self.operations[operation] if self.group is None else partial(self.group.everywhere, operation)
+        await do(*arguments)
 
     def lose(self, model: Model, why: str) -> None:
         """Make a model unavailable because its process has ended."""
@@ -264,9 +263,8 @@ class Models:
             if entry.model is None:
                 entry.version = version
                 entry.became("UNAVAILABLE", sendable(" ".join(str(error).split())))
-            raise (
-                error if isinstance(error, UserError) else UserError(f"cannot load {entry.source.name}: {error}")
-            ) from None
+            is_ours = isinstance(error, UserError)
+            raise (error if is_ours else UserError(f"cannot load {entry.source.name}: {error}")) from None
         old, entry.model, entry.version = entry.model, model, model.version
         entry.became("READY")
         if old is not None:

@@ -21,13 +21,13 @@ async def _serve(number: int, counter: int) -> None:
     over = asyncio.Event()
 
     async def front_end(encoded: bytes) -> None:
-        from inferometer.serve.app import serve_part  # noqa: PLC0415  (heavy: depends on what this process is)
+        from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: depends on what this process is)
         from inferometer.serve.processes.hub import Group  # noqa: PLC0415
         from inferometer.serve.settings import Settings  # noqa: PLC0415
 
         settings = msgspec.json.decode(encoded, type=Settings)
         group = Group(link.handlers, link.call, counter)
-        await serve_part(settings, group, lambda listening: link.tell("ready", msgspec.to_builtins(listening)))
+        await serve(settings, lambda at: link.tell("ready", msgspec.to_builtins(at)), group=group)
 
     async def model(*arguments: Any) -> str:
         from inferometer.serve.processes import model_process  # noqa: PLC0415

@@ -18,7 +18,6 @@ import msgspec
 
 from inferometer.errors import UserError
 from inferometer.serve import ports
-from inferometer.serve.kserve import control
 from inferometer.serve.kserve.messages import ModelStatistics, ModelStatisticsResponse
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
@@ -215,15 +214,14 @@ class Group:
         self.is_shared = counter is not None
         """Whether there are several front ends."""
 
-    def join(self, models: Models, page: Callable[[], bytes], simulator: Simulator | None) -> None:
-        """Take part, with these models and this page of metrics."""
+    def join(self, models: Models, simulator: Simulator | None) -> None:
+        """Take part, with these models."""
         self._models, models.group = models, self
-        self.handlers |= models.operations | {
-            "metrics": page,
-            "statistics": lambda *which: control.own_statistics(models, *which).SerializeToString(),
-        }
+        counted = model_process.counted(models)
+        self.handlers |= models.operations | counted
         if simulator is not None:
-            self.handlers["freeze"] = simulator.freeze
+            page, sim_page = counted["metrics"], simulator.metrics
+            self.handlers |= {"freeze": simulator.freeze, "metrics": lambda: page() + sim_page()}
 
     async def everywhere(self, operation: str, *arguments: Any) -> None:
         """Carry out load, unload, register or unregister in all front ends."""

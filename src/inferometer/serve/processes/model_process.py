@@ -24,7 +24,7 @@ from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Output, Refused, Wanted, reason
 from inferometer.serve.offload import COPIED, Offload
 from inferometer.serve.openai.model import Generation, TextModel, Vectors
-from inferometer.serve.processes.link import Cancel, Done, Link, Part, Segments, attach, ignore, listen
+from inferometer.serve.processes.link import Cancel, Done, Handlers, Link, Part, Segments, attach, ignore, listen
 
 _TEXT_FACTS = ("name", "max_len", "can_generate", "can_embed")
 _GENERATION = (
@@ -132,12 +132,16 @@ async def load(
     models = Models(link.loop, device=device, overrides=tuple(overrides), limit=UNLIMITED)  # front ends limit them
     models.add_source(ModelSource(name, Path(path) if path else None))
     await models.start(config)
-    link.handlers |= {
+    link.handlers |= counted(models) | {"close": models.close}
+    return await listen(partial(_accept, models, name, set(), over))
+
+
+def counted(models: Models) -> Handlers:
+    """Return what a process that has models contributes to the metrics and statistics of the server."""
+    return {
         "metrics": partial(statistics.page, models, time.time()),
         "statistics": lambda *which: control.own_statistics(models, *which).SerializeToString(),
-        "close": models.close,
     }
-    return await listen(partial(_accept, models, name, set(), over))
 
 
 def _accept(models: Models, name: str, front_ends: set[Link], over: asyncio.Event) -> Link:
