@@ -142,7 +142,7 @@ def test_a_forwarded_request_is_queued_and_counted_elsewhere() -> None:
 
 def definition(backend: str, process: str = "") -> Definition:
     text = f'parameters {{ key: "process" value {{ string_value: "{process}" }} }}' if process else ""
-    return Definition("m", "1", configs.from_pbtxt(text), backend)
+    return Definition("m", configs.from_pbtxt(text), backend=backend)
 
 
 def test_the_parameter_process_decides_where_a_model_runs() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,22 +28,12 @@ _EXPIRED = "Request timeout expired"
 class Model:
     """A loaded version of a model."""
 
-    def __init__(
-        self,
-        models: "Models",
-        name: str,
-        version: str,
-        config: Any,
-        *,
-        platform: str,
-        loaded: Sequence[Loaded],
-        labels: Mapping[str, tuple[str, ...]] = {},
-    ) -> None:
+    def __init__(self, models: "Models", config: Any, version: str, platform: str, loaded: Sequence[Loaded]) -> None:
         self.is_remote = loaded[0].forward is not None
         """Whether it runs in another process, which also queues, batches and counts its requests."""
         policy = Policy() if self.is_remote else configs.policy(config)
-        self.name, self.version, self.config, self.platform = name, version, config, platform
-        self.facts, self.labels = configs.facts(config), {**loaded[0].labels, **labels}
+        self.name, self.version, self.config, self.platform = config.name, version, config, platform
+        self.facts, self.labels = configs.facts(config), loaded[0].labels
         self.versions = (version,)
         self.decoupled: bool = config.model_transaction_policy.decoupled
         self.text = loaded[0].text
@@ -52,11 +42,11 @@ class Model:
         self.responses = Responses(self.facts, self.labels, config.max_batch_size > 0, self.decoupled)
         self._models, self.loop = models, models.loop
         self._timeout_ns = policy.timeout_ns
-        self._taken = checks.Taken(name, config.max_batch_size, self.facts, policy.batching)
+        self._taken = checks.Taken(self.name, config.max_batch_size, self.facts, policy.batching)
         self._instant = loaded[0].instant
         slots = loaded[0].slots
         for i, each in enumerate(loaded):
-            each.threads = Threads(models.loop, slots or 1, f"{name} {i}")
+            each.threads = Threads(models.loop, slots or 1, f"{self.name} {i}")
         self._instances, self._is_unlimited = loaded, not slots
         self._idle = deque([*loaded] * (slots or 1))
         free = UNLIMITED if self._is_unlimited else len(self._idle)

@@ -43,16 +43,12 @@ class ModelSource(msgspec.Struct, frozen=True):
     loader: Loader | None = None
 
 
-class Definition(msgspec.Struct, frozen=True):
+class Definition(Loading, frozen=True):
     """A model as found on disk."""
 
-    name: str
-    version: str
-    config: Any
-    backend: str
-    folder: Path | None = None
-    file: Path | None = None
-    labels: dict[str, tuple[str, ...]] = {}
+    version: str = "1"
+    backend: str = ""
+    labels: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     loader: Loader | None = None
     """None for the backend's loader."""
 
@@ -123,13 +119,14 @@ def define(source: ModelSource, config_json: str = "") -> Definition:
         config = config or configs.from_pbtxt(source.config or backends.BUILTIN[name])
         config.name = name
         backend = config.backend if source.loader else backends.backend_of(config)
-        return Definition(name, "1", config, backend, loader=source.loader)
+        return Definition(name, config, backend=backend, loader=source.loader)
     if not path.exists():
         raise UserError(f"{path} no longer exists")
     if path.is_file():
         path, config = path.resolve(), config or ModelConfig()
         config.name = name
-        return Definition(name, "1", config, backends.backend_of(config) or _SUFFIXES[path.suffix], path.parent, path)
+        backend = backends.backend_of(config) or _SUFFIXES[path.suffix]
+        return Definition(name, config, path.parent, path, backend=backend)
     file = next((path / each for each in configs.FILES if (path / each).is_file()), None)
     config = config or (configs.read(file) if file else ModelConfig())
     if config.name not in ("", name):
@@ -138,7 +135,8 @@ def define(source: ModelSource, config_json: str = "") -> Definition:
     config.name = name
     version, folder = _newest(path, config)
     backend, file = _backend(folder, config)
-    return Definition(name, version, config, backend, folder, file, _labels(path, config))
+    labels = _labels(path, config)
+    return Definition(name, config, folder, file, version=version, backend=backend, labels=labels)
 
 
 def _newest(folder: Path, config: Any) -> tuple[str, Path]:
@@ -172,7 +170,7 @@ def _backend(folder: Path, config: Any) -> tuple[str, Path | None]:
 
 
 def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
-    labels: dict[str, tuple[str, ...]] = {}
+    labels: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     for output in [each for each in config.output if each.label_filename]:
         name, file = output.label_filename, folder / output.label_filename
         if not file.resolve().is_relative_to(folder.resolve()):  # a client's configuration must not read other files
@@ -193,7 +191,7 @@ def wants_process(definition: Definition, is_shared: bool) -> bool:
     if definition.loader is not None:
         return False
     default = "1" if is_shared and definition.backend in backends.EXTRAS else "0"
-    wanted = configs.parameter(definition.config, "process", default)
+    wanted = definition.parameter("process", default)
     if wanted not in ("0", "1"):
         raise UserError(f"model {definition.name}: parameter process must be 1 or 0 (got {wanted!r:.60})")
     return wanted == "1"
@@ -206,36 +204,36 @@ async def bring_up(definition: Definition, models: "Models") -> Model:
     loaded: list[Loaded] = []
     try:
         for i, device in enumerate(configs.devices(config, models.device)):
-            loading = Loading(name, config, definition.folder, definition.file, device, i)
-            loaded.append(await in_thread(_load, definition, loading))
+            instance = msgspec.structs.replace(definition, device=device, instance=i)
+            loaded.append(await in_thread(_load, instance))
         _complete(definition, config, models.device)
         platform = config.platform or backends.PLATFORMS.get(definition.backend, definition.backend)
-        return Model(
-            models, name, definition.version, config, platform=platform, loaded=loaded, labels=definition.labels
-        )
+        loaded[0].labels = {**loaded[0].labels, **definition.labels}
+        return Model(models, config, definition.version, platform, loaded)
     except BaseException:
         for each in loaded:
             each.close()
         raise
 
 
-def _load(definition: Definition, loading: Loading) -> Loaded:
+def _load(definition: Definition) -> Loaded:
     """Load and warm up an instance."""
+    name, config = definition.name, definition.config
     try:
-        loaded = (definition.loader or backends.loader(definition.backend))(loading)
-        inputs = configs.facts(loading.config).inputs
+        loaded = (definition.loader or backends.loader(definition.backend))(definition)
+        inputs = configs.facts(config).inputs
     except ImportError as error:
         raise backends.missing(definition.backend, error) from None
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"model {loading.name} failed to load: {reason(error).message}") from None
+        raise UserError(f"model {name} failed to load: {reason(error).message}") from None
     try:
-        if loading.parameter("warmup", "1") != "0":
+        if definition.parameter("warmup", "1") != "0":
             _warm_up(loaded, inputs)
     except (Exception, SystemExit) as error:
         loaded.close()
-        what = f"model {loading.name} failed its warm-up: {reason(error).message}"
+        what = f"model {name} failed its warm-up: {reason(error).message}"
         raise UserError(what, "parameters.warmup=0 disables the warm-up") from None
     return loaded
 

@@ -44,7 +44,7 @@ async def bring_up(address: str, name: str, models: Models) -> Model:
     labels = {output: tuple(names) for output, names in labels.items()}
     loaded = Loaded(forward=partial(_forward, link, models.offload, Segments(link)), labels=labels, close=link.close)
     loaded.text = _RemoteText(link, *facts) if facts else None
-    model = Model(models, name, version, ModelConfig.FromString(encoded), platform=platform, loaded=[loaded])
+    model = Model(models, ModelConfig.FromString(encoded), version, platform, [loaded])
     link.lost.add_done_callback(lambda _: models.lose(model, f"{link.other} ended"))
     return model
 
