@@ -105,7 +105,8 @@ async def _front_end(
         gc.freeze()
         gc.set_threshold(_YOUNG if settings.models else _YOUNG_FOR_TIMING, 10, 10)
         listeners = []
-        for name, handler in (("http", web), ("metrics", Web(settings, metrics=group.metrics))):
+        only_metrics = Web(settings, models, None, group.metrics, has_models=False)
+        for name, handler in (("http", web), ("metrics", only_metrics)):
             if name in sockets:  # another process may have taken the port while models were loaded
                 host, port = sockets[name].getsockname()[:2]
                 with ports.explained(host, port, f"--{name}"):

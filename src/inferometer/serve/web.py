@@ -43,29 +43,24 @@ class Web:
     """The handler of all connections."""
 
     def __init__(
-        self,
-        settings: Settings,
-        models: Models | None = None,
-        sim: Simulator | None = None,
-        metrics: Metrics | None = None,
+        self, settings: Settings, models: Models, sim: Simulator | None, metrics: Metrics, has_models: bool = True
     ) -> None:
         self.connect = connections(self, settings.limits, settings.access_log)
         """The listener's `make_protocol`."""
         self._models, self._sim, self._metrics, self._token = models, sim, metrics, settings.token
-        self._kserve = Kserve(models, settings) if models is not None else None
-        self._openai = OpenAi(models, sim) if models is not None else None
+        self._kserve, self._openai = Kserve(models, settings), OpenAi(models, sim)
+        self._has_models = has_models  # not on the port for metrics
         self._refused_from = NEVER  # requests that begin after this time are refused
         self._tasks: set[asyncio.Task[None]] = set()
 
     def refuse_new(self) -> None:
         """Refuse new inferences from now on; those in progress, and those whose headers have arrived, continue."""
         self._refused_from = now()
-        if self._kserve is not None:
-            self._kserve.refuse_new(self._refused_from)
+        self._kserve.refuse_new(self._refused_from)
 
     def refuse_rest(self) -> int:
         """Refuse the requests whose bodies are still being processed. Return how many there were."""
-        return 0 if self._kserve is None else self._kserve.refuse_rest()
+        return self._kserve.refuse_rest()
 
     @property
     def _is_draining(self) -> bool:
@@ -79,9 +74,11 @@ class Web:
             if self._token is not None and not is_open(path) and (why := self._why_not(request)):
                 kind = "authentication_error"
                 raise Refusal(401, why, "invalid_api_key", kind, token.CHALLENGE)
-            if self._kserve is not None and (path.startswith(b"/v2/") or path == b"/v2"):
+            if not self._has_models:
+                self._page(connection, request)
+            elif path.startswith(b"/v2/") or path == b"/v2":
                 self._kserve.handle(connection, request)
-            elif self._openai is not None and (path.startswith(b"/v1/") or path == b"/tokenize"):
+            elif path.startswith(b"/v1/") or path == b"/tokenize":
                 if request.began >= self._refused_from:
                     why = "the server is shutting down and does not accept new requests"
                     raise Refusal(503, why, "shutting_down")
@@ -135,14 +132,13 @@ class Web:
 
     def _served(self) -> dict[str, object]:
         tree: dict[str, object] = {"name": "inferometer", "version": __version__}
-        if self._models is not None:
+        if self._has_models:
             tree["kserve"] = {"path": "/v2", "models": self._models.names()}
-        if self._openai is not None and (names := self._openai.names()):
+        if self._has_models and (names := self._openai.names()):
             tree["openai"] = {"path": "/v1", "models": names}
         return tree | {"health": "/health", "metrics": "/metrics"}
 
     async def _send_metrics(self, connection: Connection, request: Request) -> None:
-        assert self._metrics is not None
         try:
             body = await self._metrics()
         except Exception as error:  # keep serving

@@ -170,7 +170,7 @@ def _backend(folder: Path, config: Any) -> tuple[str, Path | None]:
 
 
 def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
-    labels: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    labels: dict[str, tuple[str, ...]] = {}
     for output in [each for each in config.output if each.label_filename]:
         name, file = output.label_filename, folder / output.label_filename
         if not file.resolve().is_relative_to(folder.resolve()):  # a client's configuration must not read other files
