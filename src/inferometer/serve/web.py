@@ -12,6 +12,7 @@ request is that request's 500, and the server continues.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -36,7 +37,7 @@ from inferometer.timing.clock import now
 Metrics = Callable[[], Awaitable[bytes]]
 """Returns /metrics of all processes."""
 
-_OPEN = frozenset((b"/health", b"/metrics"))
+_OPEN = re.compile(rb"/health|/metrics|/v2/health/.*|/v2/models/[^/]*(/[^/]*/[^/]*)?/ready", re.DOTALL)
 
 
 class Web:
@@ -149,7 +150,4 @@ class Web:
 
 def is_open(path: bytes) -> bool:
     """Whether this path requires no token."""
-    if path in _OPEN or path.startswith(b"/v2/health/"):
-        return True
-    words = path.split(b"/")
-    return words[:3] == [b"", b"v2", b"models"] and words[-1] == b"ready" and len(words) in (5, 7)
+    return _OPEN.fullmatch(path) is not None

@@ -59,14 +59,9 @@ def from_tree(tree: Any, where: str = _WHERE, is_strict: bool = False) -> Any:
             raise TypeError("it is not a mapping of field names, such as max_batch_size, to values")
         given = dict(tree or {})
         if isinstance(parameters := given.get("parameters"), dict):
-            given["parameters"] = {name: _parameter(value) for name, value in parameters.items()}
+            texts = {name: one if isinstance(one, str | dict) else json.dumps(one) for name, one in parameters.items()}
+            given["parameters"] = {k: {"string_value": v} if isinstance(v, str) else v for k, v in texts.items()}
         return json_format.ParseDict(given, ModelConfig(), ignore_unknown_fields=not is_strict)
-
-
-def _parameter(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value
-    return {"string_value": str(value).lower() if isinstance(value, bool) else str(value)}
 
 
 @contextlib.contextmanager

@@ -259,29 +259,18 @@ def split(outputs: Tensors, rows: Sequence[int]) -> list[Tensors]:
     """Return each request's part of the outputs, by its rows, which add up to the outputs' first dimension."""
     shares: list[Tensors] = [{} for _ in rows]
     for name, tensor in outputs.items():
-        pieces = _strings(tensor, rows) if tensor.datatype == "BYTES" else _even(tensor, rows)
-        for share, count, piece in zip(shares, rows, pieces, strict=True):
-            share[name] = Tensor(name, tensor.datatype, (count, *tensor.shape[1:]), piece)
+        view, end = memoryview(tensor.data), 0
+        size, strings = len(view) // tensor.shape[0], math.prod(tensor.shape[1:])
+        for share, count in zip(shares, rows, strict=True):
+            begin = end
+            if tensor.datatype != "BYTES":
+                end += count * size
+            for _ in range(count * strings if tensor.datatype == "BYTES" else 0):
+                end += 4 + int.from_bytes(view[end : end + 4], "little")
+            if end > len(view):
+                raise Refused("INTERNAL", f"output '{tensor.name}' has fewer strings than its shape requires")
+            share[name] = Tensor(name, tensor.datatype, (count, *tensor.shape[1:]), view[begin:end])
     return shares
-
-
-def _even(tensor: Tensor, rows: Sequence[int]) -> Iterator[memoryview]:
-    view, end = memoryview(tensor.data), 0
-    size = len(view) // tensor.shape[0]
-    for count in rows:
-        begin, end = end, end + count * size
-        yield view[begin:end]
-
-
-def _strings(tensor: Tensor, rows: Sequence[int]) -> Iterator[memoryview]:
-    view, end, per_row = memoryview(tensor.data), 0, math.prod(tensor.shape[1:])
-    for count in rows:
-        begin = end
-        for _ in range(count * per_row):
-            end += 4 + int.from_bytes(view[end : end + 4], "little")
-        if end > len(view):
-            raise Refused("INTERNAL", f"output '{tensor.name}' has fewer strings than its shape requires")
-        yield view[begin:end]
 
 
 # --- classes and shared memory ---------------------------------------------------------------------------------------
