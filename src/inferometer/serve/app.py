@@ -13,8 +13,7 @@ import itertools
 import resource
 import signal
 import socket
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
@@ -25,6 +24,7 @@ from inferometer.serve.kserve.grpc import start as start_grpc
 from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
+from inferometer.serve.offload import done_before
 from inferometer.serve.processes.hub import Group, Hub
 from inferometer.serve.settings import Settings, check
 from inferometer.serve.sim.server import Simulator
@@ -95,7 +95,7 @@ async def _front_end(
         for source in settings.models:
             models.add(source)
         group.join(models, simulator)
-        if not await _done_before(stop, group.started(models.start())):
+        if not await done_before(stop, group.started(models.start())):
             return
         web = Web(settings, models, simulator, group.metrics)
         grpc = await start_grpc(models, settings, sockets["grpc"]) if "grpc" in sockets else None
@@ -117,19 +117,6 @@ async def _front_end(
         await _drain(settings.drain, at_once, models, web, listeners, grpc)
 
 
-async def _done_before(event: asyncio.Event, work: Awaitable[Any], seconds: float | None = None) -> bool:
-    """Return whether the work was done before the event and within the time; otherwise it is abandoned."""
-    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
-    await asyncio.wait((working, waiting), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    is_done = working.done()
-    for task in (working, waiting):
-        task.cancel()
-    await asyncio.gather(working, waiting, return_exceptions=True)
-    if is_done:
-        working.result()
-    return is_done
-
-
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -145,14 +132,14 @@ async def _drain(
         grpc.health.set_serving(False)
     models.say_not_ready()
     if seconds:
-        await _done_before(at_once, asyncio.sleep(min(seconds, _ANNOUNCED_S)))
+        await done_before(at_once, asyncio.sleep(min(seconds, _ANNOUNCED_S)))
     web.refuse_new()
     models.refuse_new()
     for listener in listeners:
         listener.stop_accepting()
     if seconds:  # gRPC gets longer, to send errors to the rest
         leaving = [_quiet(listeners)] if grpc is None else [_quiet(listeners), grpc.stop(seconds + 1)]
-        await _done_before(at_once, asyncio.gather(*leaving), seconds)
+        await done_before(at_once, asyncio.gather(*leaving), seconds)
     why = "the server stopped before the request was complete"
     partial = sum(listener.refuse_partial(why) for listener in listeners)
     if web.refuse_rest() + models.in_flight:

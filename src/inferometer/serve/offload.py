@@ -13,7 +13,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -131,6 +131,19 @@ async def result_of(start: Callable[[OnDone], object]) -> Any:
 
     start(on_done)
     return await future
+
+
+async def done_before(event: asyncio.Event, work: Awaitable[Any], seconds: float | None = None) -> bool:
+    """Return whether the work was done before the event and within the time; otherwise it is abandoned."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    await asyncio.wait((working, waiting), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    is_done = working.done()
+    for task in (working, waiting):
+        task.cancel()
+    await asyncio.gather(working, waiting, return_exceptions=True)
+    if is_done:
+        working.result()
+    return is_done
 
 
 async def in_thread(work: Callable[..., T], *words: object) -> T:

@@ -23,6 +23,7 @@ from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.types import Refused
+from inferometer.serve.offload import done_before
 from inferometer.serve.processes import model_process
 from inferometer.serve.processes.link import Handlers, Link, attach, called
 from inferometer.serve.settings import Settings
@@ -38,7 +39,7 @@ _OF_THE_SERVER = ("nv_cpu_", "process_start_time_seconds", "inferometer_serve_in
 _MEANS = ("vllm:kv_cache_usage_perc",)
 
 
-class Hub:
+class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
     """The other processes of the server."""
 
     def __init__(self) -> None:
@@ -144,26 +145,19 @@ class Hub:
             made = await asyncio.gather(*map(self._spawn, names))
             self._front_ends = [link for link, _ in made]
             runs = [asyncio.ensure_future(link.call("front_end", encoded)) for link in self._front_ends]
-            stopping, forced = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(at_once.wait())
-            await asyncio.wait((*runs, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await done_before(stop, asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED))
             failed = _failure(names, runs, stop.is_set())
-            rest: asyncio.Future[Any] = asyncio.gather(*runs, return_exceptions=True)
-            for patience in (settings.drain + _GRACE_S, _GRACE_S):  # the second signal stops at once
+            # The second signal stops at once.
+            for signalled, patience in ((at_once, settings.drain + _GRACE_S), (asyncio.Event(), _GRACE_S)):
                 for (_, process), run in zip(made, runs, strict=True):
                     if not run.done():
                         self._stopped.add(process)
                         process.terminate()
-                either = {rest} if forced.done() else {rest, forced}
-                await asyncio.wait(either, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            forced.cancel()
+                await done_before(signalled, asyncio.wait(runs), patience)
             if error := failed or _failure(names, runs, True):
                 raise error
 
     # --- the end ---
-
-    async def __aenter__(self) -> "Hub":
-        return self
 
     async def __aexit__(self, *error: object) -> None:
         """End all processes: those that are not needed end by themselves when their link is closed."""
