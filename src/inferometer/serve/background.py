@@ -28,20 +28,12 @@ _PATIENCE_S = 15.0
 _LOOK_S = 0.25
 
 
-class _Reply(msgspec.Struct):
-    http: str = ""
-    grpc: str = ""
-    metrics: str = ""
-    what: str = ""
-    remedy: str = ""
-
-
 class Running:
     """A server that listens: its process id, and its URLs ("" for what is not served)."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", reply: _Reply, patience: float) -> None:
-        self._process, self._patience = process, patience
-        self.url, self.grpc, self.metrics, self.pid = reply.http, reply.grpc, reply.metrics, process.pid
+    def __init__(self, process: "subprocess.Popen[bytes]", patience: float, reply: dict[str, str]) -> None:
+        self._process, self._patience, self.pid = process, patience, process.pid
+        self.url, self.grpc, self.metrics = reply["http"], reply["grpc"], reply["metrics"]
 
     def stop(self) -> None:
         """End the server and wait until it has ended; raises UserError if its truth log is incomplete."""
@@ -54,8 +46,7 @@ class Running:
             self._process.communicate()
             raise UserError(f"the server did not end within {self._patience:g} s, and was killed") from None
         if last:
-            reply = msgspec.json.decode(last, type=_Reply)
-            raise UserError(reply.what, reply.remedy)
+            raise UserError(**msgspec.json.decode(last))
 
 
 def start(settings: Settings) -> Running:
@@ -67,11 +58,11 @@ def start(settings: Settings) -> Running:
     process.stdin.write(msgspec.json.encode(settings) + b"\n")
     process.stdin.flush()
     line = process.stdout.readline()
-    reply = msgspec.json.decode(line, type=_Reply) if line else _Reply(what="the server ended before it listened")
-    if reply.http:
-        return Running(process, reply, _PATIENCE_S + settings.drain)
+    reply = msgspec.json.decode(line) if line else {"what": "the server ended before it listened"}
+    if "http" in reply:
+        return Running(process, _PATIENCE_S + settings.drain, reply)
     process.communicate()
-    raise UserError(reply.what, reply.remedy)
+    raise UserError(**reply)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Reason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
 
+_PARTS = ("input", "infer", "output")
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 )  # fmt: skip
@@ -68,22 +69,19 @@ class Statistics:
         self.failures[reason] += 1
 
     def message(self, name: str, version: str) -> Any:
-        last_ms = (self.last + wall_offset()) // 1_000_000 if self.executions else 0
-        counts = {"last_inference": last_ms, "inference_count": self.rows, "execution_count": self.executions}
-        made, times = ModelStatistics(name=name, version=version, **counts), ("input", "infer", "output")
-        durations = {"success": self.success_ns, "queue": self.queue_ns}
-        durations |= {f"compute_{part}": ns for part, ns in zip(times, self.compute_ns, strict=True)}
-        pairs = {field: (self.success, ns) for field, ns in durations.items()}
-        pairs |= {"fail": (sum(self.failures.values()), self.failure_ns), "cache_hit": (0, 0), "cache_miss": (0, 0)}
-        for field, (count, ns) in pairs.items():
-            duration = getattr(made.inference_stats, field)
-            duration.count, duration.ns = count, ns
-        for rows, (count, *compute) in sorted(self.batches.items()):
-            batch = made.batch_stats.add(batch_size=rows)
-            for part, ns in zip(times, compute, strict=True):
-                duration = getattr(batch, f"compute_{part}")
-                duration.count, duration.ns = count, ns
-        return made
+        def compute(count: int, ns: list[int]) -> dict[str, Any]:
+            return {f"compute_{part}": {"count": count, "ns": each} for part, each in zip(_PARTS, ns, strict=True)}
+
+        failures, last_ms = sum(self.failures.values()), (self.last + wall_offset()) // 1_000_000
+        pairs = {"success": (self.success, self.success_ns), "fail": (failures, self.failure_ns)}
+        pairs |= {"queue": (self.success, self.queue_ns), "cache_hit": (0, 0), "cache_miss": (0, 0)}
+        stats = {field: {"count": count, "ns": ns} for field, (count, ns) in pairs.items()}
+        batches = [{"batch_size": rows, **compute(count, ns)} for rows, (count, *ns) in sorted(self.batches.items())]
+        return ModelStatistics(
+            name=name, version=version, last_inference=last_ms if self.executions else 0, inference_count=self.rows,
+            execution_count=self.executions, inference_stats=stats | compute(self.success, self.compute_ns),
+            batch_stats=batches,
+        )  # fmt: skip
 
 
 # --- /metrics --------------------------------------------------------------------------------------------------------
