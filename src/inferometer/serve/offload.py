@@ -16,11 +16,10 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from inferometer.serve.models.types import Refused
 
-T = TypeVar("T")
 OnDone = Callable[[Any, BaseException | None], None]
 """on_done(result, error): called in the loop."""
 
@@ -44,7 +43,7 @@ class Offload:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._threads = Threads(loop, _THREADS, "offload")
 
-    def run(self, size: int, work: Callable[[], T], then: Callable[[T | None, BaseException | None], None]) -> None:
+    def run(self, size: int, work: Callable[[], Any], then: OnDone) -> None:
         """Call `then` in the loop with the result of `work` or with its exception: before this returns if at most
         `LARGE` bytes are concerned, later otherwise. `then` must check whether its request is still wanted."""
         if size > LARGE:
@@ -146,7 +145,7 @@ async def done_before(event: asyncio.Event, work: Awaitable[Any], seconds: float
     return is_done
 
 
-async def in_thread(work: Callable[..., T], *words: object) -> T:
+async def in_thread(work: Callable[..., Any], *words: object) -> Any:
     """Run `work` in a thread of its own: for rare work that may take long."""
     threads = Threads(asyncio.get_running_loop(), 1, "loading")
 
@@ -154,7 +153,7 @@ async def in_thread(work: Callable[..., T], *words: object) -> T:
         threads.do(lambda: work(*words), on_done)
         threads.close()
 
-    return await result_of(start)  # type: ignore[no-any-return]
+    return await result_of(start)
 
 
 def leave(status: int = 0) -> None:
