@@ -28,12 +28,15 @@ _PATIENCE_S = 15.0
 _LOOK_S = 0.25
 
 
-class Running:
+class Running(contextlib.AbstractContextManager["Running"]):
     """A server that listens: its process id, and its URLs ("" for what is not served)."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", patience: float, reply: dict[str, str]) -> None:
         self._process, self._patience, self.pid = process, patience, process.pid
         self.url, self.grpc, self.metrics = reply["http"], reply["grpc"], reply["metrics"]
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """End the server and wait until it has ended; raises UserError if its truth log is incomplete."""
@@ -50,7 +53,8 @@ class Running:
 
 
 def start(settings: Settings) -> Running:
-    """Start a server and wait until it listens; raises UserError if it cannot."""
+    """Start a server and wait until it listens; raises UserError if it cannot. It ends with `stop`, or with a `with`
+    block."""
     command = [sys.executable, "-m", "inferometer.serve.background", str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
@@ -65,14 +69,7 @@ def start(settings: Settings) -> Running:
     raise UserError(**reply)
 
 
-@contextlib.contextmanager
-def serving(settings: Settings) -> Iterator[Running]:
-    """Run a server for as long as the block runs."""
-    server = start(settings)
-    try:
-        yield server
-    finally:
-        server.stop()
+serving = start
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ statistics are those of the model's process, so that the requests of all front e
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,13 +86,8 @@ class _RemoteText:
 
     def __init__(self, link: Link, name: str, max_len: int, can_generate: bool, can_embed: bool) -> None:
         self.name, self.max_len, self.can_generate, self.can_embed = name, max_len, can_generate, can_embed
+        self.encode, self.encode_chat = partial(link.call, "encode"), partial(link.call, "encode_chat")
         self._link = link
-
-    def encode(self, texts: Sequence[str | list[int]]) -> Awaitable[list[list[int]]]:
-        return self._link.call("encode", texts)
-
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> Awaitable[list[list[int]]]:
-        return self._link.call("encode_chat", messages)
 
     def generate(self, request: Generation) -> None:
         def part(text: str, count: int, started: int) -> None:
