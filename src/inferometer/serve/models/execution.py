@@ -60,7 +60,9 @@ class Execution:
                 cancel = loaded.forward(first, self._emit, self._finish)
             else:
                 assert loaded.begin is not None
-                cancel = loaded.begin(self._inputs(), first.parameters, self._emit, self._finish)
+                inputs = join(self.batch)
+                self._joined = now()
+                cancel = loaded.begin(inputs, first.parameters, self._emit, self._finish)
         except Exception as error:
             self._finish(reason(error))
             return
@@ -80,28 +82,19 @@ class Execution:
     def _is_unwanted(self) -> bool:
         return all(inference.is_over for inference in self.batch)
 
-    def _inputs(self) -> Tensors:
-        inputs = join(self.batch)
-        self._joined = now()
-        return inputs
-
-    def _shares(self, outputs: Tensors) -> list[Share]:
-        self._computed = now()
-        made = self.owner.responses.share(outputs, self.batch)
-        self._shared = now()
-        return made
-
     # --- begun in the loop ---
 
     def _emit(self, outputs: Tensors) -> None:
         if not self._is_over and (self.owner.decoupled or not self._responses):
-            self._answer(self._shares(outputs))
+            self._computed = now()
+            self._answer(self.owner.responses.share(outputs, self.batch))
 
     def _finish(self, why: Refused | None) -> None:
         if self._is_over:
             return
+        self._shared = now()
         if self.owner.decoupled:
-            self._computed = self._shared = now()
+            self._computed = self._shared
         elif why is None and not self._responses:
             why = Refused("INTERNAL", "the model returned no response")
         self._end(why)
@@ -112,9 +105,14 @@ class Execution:
         """Return the responses that are not sent yet."""
         self._began, run = now(), self.instance.run
         assert run is not None
-        outputs = run(self._inputs(), self.batch[0].parameters)
+        inputs = join(self.batch)
+        self._joined = now()
+        outputs = run(inputs, self.batch[0].parameters)
+        self._computed = now()
         if isinstance(outputs, dict):
-            return self._shares(outputs)
+            made = self.owner.responses.share(outputs, self.batch)
+            self._shared = now()
+            return made
         self._iterate(outputs)
         self._computed = self._shared = now()
         return None

@@ -218,6 +218,7 @@ class Segments:
         """Size of our unused segments, by number, longest unused first."""
         self._mapped: dict[int, mmap.mmap] = {}
         """The other process' segments."""
+        self._used: dict[int, Any] = {}
         link.handlers |= {"unused": self.unused, "dropped": self._dropped}
         link.lost.add_done_callback(lambda _: self._close())
 
@@ -246,7 +247,7 @@ class Segments:
             finally:
                 os.close(file)
         whole = np.frombuffer(self._mapped[number], np.uint8)
-        weakref.finalize(whole, self._free, number).atexit = False
+        self._used[number] = weakref.ref(whole, lambda _: self._free(number))
         parts = [(name, kind, tuple(shape), whole[at : at + size].data) for name, kind, shape, (at, size) in packed]
         return {part[0]: Tensor(*part) for part in parts}
 
@@ -286,3 +287,4 @@ class Segments:
 
     def _dropped(self, number: int) -> None:
         self._mapped.pop(number, None)
+        self._used.pop(number, None)
