@@ -61,6 +61,7 @@ MAY_IMPORT = {
     },
     # commands
     "calibrate": FOUNDATION | {"conduct", "analysis"},
+    "null_server": FOUNDATION,
     "triton_client": FOUNDATION | {"probe", "conduct", "analysis"},
     "compare_protocols": FOUNDATION | {"workload", "probe", "conduct", "analysis", "store", "triton_client"},
     "infer": FOUNDATION | {"workload", "wire", "probe", "report"},

@@ -28,9 +28,9 @@ from inferometer.compat.converting import to_yaml
 from inferometer.config.engines import campaign_from, variants
 from inferometer.config.grid import grid_from_mapping
 from inferometer.report.json import encode
-from inferometer.serve import backends, metrics
+from inferometer.serve import backends
 from inferometer.serve.background import running, serving
-from inferometer.serve.models import configs
+from inferometer.serve.models import configs, statistics
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Output, Refused
 from inferometer.serve.settings import Settings, simulator
@@ -259,7 +259,7 @@ def test_a_configuration_means_the_same_as_pbtxt_and_as_yaml() -> None:
 def test_metrics_of_the_server_are_those_that_are_documented() -> None:
     async def names() -> set[str]:
         models = Models(asyncio.get_running_loop())
-        page = metrics.page(models, 0.0).decode()
+        page = statistics.page(models, 0.0).decode()
         await models.close()
         return set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
 

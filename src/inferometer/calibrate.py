@@ -134,7 +134,7 @@ def _gaps(run: Run) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 @contextlib.contextmanager
 def _null_server() -> Iterator[str]:
     """A server process that does nothing; yields its URL."""
-    command = [sys.executable, "-m", "inferometer.serve.null", str(_ITL_MS), str(_CHUNKS)]
+    command = [sys.executable, "-m", "inferometer.null_server", str(_ITL_MS), str(_CHUNKS)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inferometer.serve.threads import Threads, in_thread
+from inferometer.serve.offload import Threads, in_thread
 from inferometer.timing.loop import run
 
 
@@ -100,7 +100,7 @@ def test_the_result_for_a_caller_that_went_away_is_dropped():
 def test_the_process_exits_at_once_only_if_a_thread_is_working(is_stuck: bool, last: str):
     code = f"""
 import asyncio, atexit, threading
-from inferometer.serve.threads import Threads, leave
+from inferometer.serve.offload import Threads, leave
 from inferometer.timing.loop import run
 
 async def main():

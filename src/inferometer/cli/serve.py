@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inferometer.errors import UserError
-from inferometer.serve import threads
 from inferometer.serve.settings import LAST_PORT, Limits, Settings, Tls, check
 from inferometer.serve.sim.faults import KINDS, WHENS
 from inferometer.serve.sim.settings import Batch, Fixed, Sim, describe
@@ -242,10 +241,11 @@ def command(
     )
     check(settings)
     from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: not for --help)
+    from inferometer.serve.offload import leave  # noqa: PLC0415
     from inferometer.timing.loop import run  # noqa: PLC0415
 
     run(serve(settings, lambda listening: click.echo(_banner(settings, listening))))
-    threads.leave()
+    leave()
 
 
 def _port(given: int | None, http: int, further: int) -> int | None:

@@ -10,12 +10,11 @@ backends/   what computes: identity, python, torch (and the classifier), onnxrun
 openai/     the OpenAI endpoints (and Anthropic's messages) of every text model
 sim/        a simulator of text models with known timing, which logs the ground truth
 web         routes HTTP paths to these parts
-metrics     /metrics with Triton's metric names
 settings    all settings of the server
 ports       binding ports
+offload     background threads, and when work leaves the event loop
 prometheus  the text format of metrics, and latency histograms
 memory      memory allocation settings
 app         assembles the server and runs it, from start to drain
 background  runs the server in a child process
-null        a server that does no work, to measure the client's own overhead
 """

@@ -13,18 +13,19 @@ import itertools
 import resource
 import signal
 import socket
-import time
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 import msgspec
 
-from inferometer.serve import metrics, ports
+from inferometer.serve import ports
 from inferometer.serve.backends import simulator as text_model
+from inferometer.serve.kserve.grpc import KserveGrpc
+from inferometer.serve.kserve.grpc import start as start_grpc
 from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models.registry import Models
-from inferometer.serve.processes.group import Group
-from inferometer.serve.processes.hub import Hub
+from inferometer.serve.models.repository import ModelSource
+from inferometer.serve.offload import done_before
+from inferometer.serve.processes.hub import Group, Hub
 from inferometer.serve.settings import Settings, check
 from inferometer.serve.sim.server import Simulator
 from inferometer.serve.sockets import tls
@@ -32,9 +33,7 @@ from inferometer.serve.sockets.listener import Listener
 from inferometer.serve.web import Web
 from inferometer.timing.clock import now
 
-if TYPE_CHECKING:
-    from inferometer.serve.kserve.grpc import KserveGrpc
-
+_SIGNALS = signal.SIGINT, signal.SIGTERM
 _ANNOUNCED_S = 0.1
 """Time between reporting not ready and refusing the first request, so that load balancers notice first."""
 _GOODBYE_NS = 100_000_000
@@ -59,20 +58,21 @@ class Listening(msgspec.Struct, frozen=True):
 Ready = Callable[[Listening], None]
 
 
-async def serve(settings: Settings, ready: Ready, stop: asyncio.Event | None = None) -> None:
-    """Serve until SIGINT, SIGTERM or `stop`; `ready` is called with the addresses once the server listens."""
+async def serve(
+    settings: Settings, ready: Ready, stop: asyncio.Event | None = None, group: Group | None = None
+) -> None:
+    """Serve until SIGINT, SIGTERM or `stop`; `ready` is called with the addresses once the server listens. If a `group`
+    is given, this process is one of its front ends."""
     check(settings)
-    stop, at_once = _on_signals(stop)
+    stop, at_once = stop or asyncio.Event(), asyncio.Event()
+    means = itertools.chain([stop], itertools.repeat(at_once))  # the first signal, and the next ones
+    for number in _SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, lambda: next(means).set())
     async with Hub() as hub:
-        if settings.processes > 1:
+        if settings.processes > 1 and group is None:
             await hub.supervise(settings, lambda at: ready(msgspec.convert(at, Listening)), stop, at_once)
         else:
-            await _front_end(settings, Group(hub.handlers, hub.call), ready, stop, at_once)
-
-
-async def serve_part(settings: Settings, group: Group, ready: Ready) -> None:
-    """Be one of several front ends until SIGTERM."""
-    await _front_end(settings, group, ready, *_on_signals())
+            await _front_end(settings, group or Group(hub.handlers, hub.call), ready, stop, at_once)
 
 
 async def _front_end(
@@ -87,22 +87,26 @@ async def _front_end(
         sockets = ports.bound_all(settings.host, settings.ports, held, shared=settings.processes > 1)
         models = Models(loop, device=settings.device, overrides=settings.config, limit=settings.limits.requests)
         held.push_async_callback(models.close)
-        simulator = _simulator(settings, models, held, group)
+        simulator = None
+        if sim := settings.sim:
+            simulator = Simulator(sim, loop, *((group.number, group.freeze) if group.is_shared else ()))
+            held.callback(simulator.close)
+            models.add_source(ModelSource(sim.model, config=text_model.CONFIG, loader=text_model.loader(simulator)))
         for source in settings.models:
             models.add(source)
-        started = time.time()
-        group.join(
-            models, lambda: metrics.page(models, started) + (simulator.metrics() if simulator else b""), simulator
-        )
-        if not await _done_before(stop, group.started(models.start())):
+        group.join(models, simulator)
+        if not await done_before(stop, group.started(models.start())):
             return
         web = Web(settings, models, simulator, group.metrics)
-        grpc = await _grpc(settings, models, sockets, held)
+        grpc = await start_grpc(models, settings, sockets["grpc"]) if "grpc" in sockets else None
+        if grpc is not None:
+            held.push_async_callback(grpc.stop, 0)
         gc.collect()
         gc.freeze()
         gc.set_threshold(_YOUNG if settings.models else _YOUNG_FOR_TIMING, 10, 10)
         listeners = []
-        for name, handler in (("http", web), ("metrics", Web(settings, metrics=group.metrics))):
+        only_metrics = Web(settings, models, None, group.metrics, has_models=False)
+        for name, handler in (("http", web), ("metrics", only_metrics)):
             if name in sockets:  # another process may have taken the port while models were loaded
                 host, port = sockets[name].getsockname()[:2]
                 with ports.explained(host, port, f"--{name}"):
@@ -111,42 +115,6 @@ async def _front_end(
         ready(_listening(settings, sockets, models))
         await stop.wait()
         await _drain(settings.drain, at_once, models, web, listeners, grpc)
-
-
-async def _done_before(event: asyncio.Event, work: Awaitable[Any], seconds: float | None = None) -> bool:
-    """Return whether the work was done before the event and within the time; otherwise it is abandoned."""
-    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
-    await asyncio.wait((working, waiting), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    is_done = working.done()
-    for task in (working, waiting):
-        task.cancel()
-    await asyncio.gather(working, waiting, return_exceptions=True)
-    if is_done:
-        working.result()
-    return is_done
-
-
-def _simulator(settings: Settings, models: Models, held: contextlib.AsyncExitStack, group: Group) -> Simulator | None:
-    """Return the simulator's OpenAI endpoints, and register the simulator as a text model."""
-    if settings.sim is None:
-        return None
-    of_all = (group.number, group.freeze) if group.is_shared else ()
-    simulator = Simulator(settings.sim, models.loop, *of_all)
-    held.callback(simulator.close)
-    models.add_own(settings.sim.model, text_model.CONFIG, text_model.loader(simulator))
-    return simulator
-
-
-async def _grpc(
-    settings: Settings, models: Models, sockets: dict[str, socket.socket], held: contextlib.AsyncExitStack
-) -> "KserveGrpc | None":
-    if "grpc" not in sockets:
-        return None
-    from inferometer.serve.kserve import grpc  # noqa: PLC0415  (protobuf: not for a simulator over HTTP)
-
-    server = await grpc.start(models, settings, sockets["grpc"])
-    held.push_async_callback(server.stop, 0)
-    return server
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
@@ -158,20 +126,20 @@ async def _drain(
     models: Models,
     web: Web,
     listeners: list[Listener],
-    grpc: "KserveGrpc | None",
+    grpc: KserveGrpc | None,
 ) -> None:
     if grpc is not None:
         grpc.health.set_serving(False)
     models.say_not_ready()
     if seconds:
-        await _done_before(at_once, asyncio.sleep(min(seconds, _ANNOUNCED_S)))
+        await done_before(at_once, asyncio.sleep(min(seconds, _ANNOUNCED_S)))
     web.refuse_new()
     models.refuse_new()
     for listener in listeners:
         listener.stop_accepting()
     if seconds:  # gRPC gets longer, to send errors to the rest
         leaving = [_quiet(listeners)] if grpc is None else [_quiet(listeners), grpc.stop(seconds + 1)]
-        await _done_before(at_once, asyncio.gather(*leaving), seconds)
+        await done_before(at_once, asyncio.gather(*leaving), seconds)
     why = "the server stopped before the request was complete"
     partial = sum(listener.refuse_partial(why) for listener in listeners)
     if web.refuse_rest() + models.in_flight:
@@ -190,16 +158,6 @@ async def _quiet(listeners: list[Listener]) -> None:
         busy = any(listener.in_flight for listener in listeners)
         quiet_from = 0 if busy else quiet_from or now()
         await asyncio.sleep(_LOOK_S)
-
-
-def _on_signals(stop: asyncio.Event | None = None) -> tuple[asyncio.Event, asyncio.Event]:
-    """Return events that the first signal and the next one set. (If `stop` was already set, the first signal changes
-    nothing.)"""
-    stop, at_once = stop or asyncio.Event(), asyncio.Event()
-    means = itertools.chain([stop], itertools.repeat(at_once))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: next(means).set())
-    return stop, at_once
 
 
 def _listening(settings: Settings, sockets: dict[str, socket.socket], models: Models) -> Listening:

@@ -16,32 +16,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve import threads
 from inferometer.serve.settings import Settings
 
 _PATIENCE_S = 15.0
 _LOOK_S = 0.25
 
 
-class _Reply(msgspec.Struct):
-    http: str = ""
-    grpc: str = ""
-    metrics: str = ""
-    what: str = ""
-    remedy: str = ""
-
-
-class Running:
+class Running(contextlib.AbstractContextManager["Running"]):
     """A server that listens: its process id, and its URLs ("" for what is not served)."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", reply: _Reply, patience: float) -> None:
-        self._process, self._patience = process, patience
-        self.url, self.grpc, self.metrics, self.pid = reply.http, reply.grpc, reply.metrics, process.pid
+    def __init__(self, process: "subprocess.Popen[bytes]", patience: float, reply: dict[str, str]) -> None:
+        self._process, self._patience, self.pid = process, patience, process.pid
+        self.url, self.grpc, self.metrics = reply["http"], reply["grpc"], reply["metrics"]
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """End the server and wait until it has ended; raises UserError if its truth log is incomplete."""
@@ -54,12 +49,12 @@ class Running:
             self._process.communicate()
             raise UserError(f"the server did not end within {self._patience:g} s, and was killed") from None
         if last:
-            reply = msgspec.json.decode(last, type=_Reply)
-            raise UserError(reply.what, reply.remedy)
+            raise UserError(**msgspec.json.decode(last))
 
 
 def start(settings: Settings) -> Running:
-    """Start a server and wait until it listens; raises UserError if it cannot."""
+    """Start a server and wait until it listens; raises UserError if it cannot. It ends with `stop`, or with a `with`
+    block."""
     command = [sys.executable, "-m", "inferometer.serve.background", str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
@@ -67,21 +62,14 @@ def start(settings: Settings) -> Running:
     process.stdin.write(msgspec.json.encode(settings) + b"\n")
     process.stdin.flush()
     line = process.stdout.readline()
-    reply = msgspec.json.decode(line, type=_Reply) if line else _Reply(what="the server ended before it listened")
-    if reply.http:
-        return Running(process, reply, _PATIENCE_S + settings.drain)
+    reply = msgspec.json.decode(line) if line else {"what": "the server ended before it listened"}
+    if "http" in reply:
+        return Running(process, _PATIENCE_S + settings.drain, reply)
     process.communicate()
-    raise UserError(reply.what, reply.remedy)
+    raise UserError(**reply)
 
 
-@contextlib.contextmanager
-def serving(settings: Settings) -> Iterator[Running]:
-    """Run a server for as long as the block runs."""
-    server = start(settings)
-    try:
-        yield server
-    finally:
-        server.stop()
+serving = start
 
 
 @contextlib.contextmanager
@@ -91,9 +79,12 @@ def running(settings: Settings) -> Iterator[str]:
         yield server.url
 
 
-async def _serve_until_stdin_ends(settings: Settings, pipe: int) -> None:
+async def _serve_until_stdin_ends() -> None:
     from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: for the child only)
 
+    pipe = os.dup(1)
+    os.dup2(2, 1)  # the pipe to the parent is ours alone: what models print goes to standard error
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     os.set_blocking(0, False)
 
@@ -103,35 +94,32 @@ async def _serve_until_stdin_ends(settings: Settings, pipe: int) -> None:
                 loop.remove_reader(0)
                 stop.set()
 
+    def send(**reply: str) -> None:
+        os.write(pipe, msgspec.json.encode(reply) + b"\n")
+
     loop.add_reader(0, readable)
-    await serve(settings, lambda at: _send(_Reply(at.http, at.grpc, at.metrics), pipe), stop)
+    try:
+        await serve(settings, lambda at: send(http=at.http, grpc=at.grpc, metrics=at.metrics), stop)
+    except UserError as error:
+        send(what=error.what, remedy=error.remedy)
 
 
-def _send(reply: _Reply, pipe: int) -> None:
-    os.write(pipe, msgspec.json.encode(reply) + b"\n")
+def run_child(parent: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a process of the server, which ends soon after its parent has died, whatever it is doing."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    from inferometer.serve.offload import leave  # noqa: PLC0415  (heavy: for the child only)
+    from inferometer.timing.loop import run  # noqa: PLC0415
+
+    run(work())
+    leave()
 
 
-def end_with(parent: int) -> None:
-    """End this process soon after its parent has died: while it loads a model, computes or drains, it would not notice."""
+def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     time.sleep(_LOOK_S)  # an idle server closes its connections meanwhile
     os._exit(1)
 
 
-def _main() -> None:
-    threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
-    from inferometer.timing.loop import run  # noqa: PLC0415  (the same)
-
-    pipe = os.dup(1)
-    os.dup2(2, 1)  # the pipe to the parent is ours alone: what models print goes to standard error
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
-    try:
-        run(_serve_until_stdin_ends(settings, pipe))
-    except UserError as error:
-        _send(_Reply(what=error.what, remedy=error.remedy), pipe)
-    threads.leave()
-
-
 if __name__ == "__main__":
-    _main()
+    run_child(int(sys.argv[1]), _serve_until_stdin_ends)

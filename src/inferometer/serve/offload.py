@@ -1,19 +1,27 @@
-"""When work leaves the event loop, and how far models may be ahead of their clients.
+"""Work outside of the event loop: when it leaves the loop, and the background threads that do it.
 
 Work on more than `LARGE` bytes goes to a thread, everything else is done at once. Work in this sense is what the server
 itself does to a request's bytes: parsing and writing JSON, compression, decoding images, walking long lists of strings,
 copying from and to shared memory. (Models compute in threads of their own.)
+
+asyncio's own executor is joined at exit: a model that takes minutes to load would delay the server's exit for as long.
+These threads are daemons. If one is still working when everything else is done, the interpreter must not be torn down
+around it (it may be running code of a foreign library): `leave` ends the process immediately.
 """
 
 import asyncio
-from collections.abc import Callable
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any
 
 from inferometer.serve.models.types import Refused
-from inferometer.serve.threads import Threads
 
-T = TypeVar("T")
+OnDone = Callable[[Any, BaseException | None], None]
+"""on_done(result, error): called in the loop."""
 
 LARGE = 64 * 1024
 """Bytes from which a thread costs less than blocking others: 1 to 3 ms of work."""
@@ -26,6 +34,8 @@ _THREADS = 2
 UNREAD = 1 << 30
 """Bytes that a decoupled model may be ahead of its client; beyond that, the inference is stopped."""
 
+_at_work: set[threading.Thread] = set()
+
 
 class Offload:
     """Runs work in the loop or in a thread, depending on its size."""
@@ -33,7 +43,7 @@ class Offload:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._threads = Threads(loop, _THREADS, "offload")
 
-    def run(self, size: int, work: Callable[[], T], then: Callable[[T | None, BaseException | None], None]) -> None:
+    def run(self, size: int, work: Callable[[], Any], then: OnDone) -> None:
         """Call `then` in the loop with the result of `work` or with its exception: before this returns if at most
         `LARGE` bytes are concerned, later otherwise. `then` must check whether its request is still wanted."""
         if size > LARGE:
@@ -54,3 +64,101 @@ class Offload:
 def not_read() -> Refused:
     """Return a new error each time: an exception keeps the frames it passed through, and the data they hold."""
     return Refused("RESOURCE_EXHAUSTED", "the client does not read the responses as fast as the model produces them")
+
+
+class Threads:
+    """Up to `most` threads, started when needed, for any number of jobs, which are run in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int, name: str) -> None:
+        self._loop, self._most, self._name = loop, most, name
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], OnDone] | None] = SimpleQueue()
+        self._threads = self._left = 0
+        self._waiting = 0  # unfinished jobs, including running ones
+        self._closed: Callable[[], None] = lambda: None
+
+    def do(self, work: Callable[[], Any], on_done: OnDone) -> None:
+        """Start a job from the loop; raises RuntimeError if the system cannot create a thread."""
+        if self._threads < min(self._most, self._waiting + 1):
+            threading.Thread(target=self._work, name=f"{self._name} {self._threads + 1}", daemon=True).start()
+            self._threads += 1
+        self._waiting += 1
+        self._jobs.put((work, on_done))
+
+    def close(self, closed: Callable[[], None] = lambda: None) -> None:
+        """Accept no more jobs; running ones continue, but their results are dropped once the loop is closed. The last
+        thread calls `closed`; without threads, it is called at once."""
+        self._closed, self._left, self._threads = closed, self._threads, 0
+        if self._left:
+            self._jobs.put(None)
+        else:
+            closed()
+
+    def _work(self) -> None:
+        thread = threading.current_thread()
+        while (job := self._jobs.get()) is not None:
+            _at_work.add(thread)
+            made = _result(*job)
+            _at_work.discard(thread)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._ended, *made)
+            del job, made  # otherwise their data would be kept until the next job
+        self._left -= 1  # only the thread that got the None is here
+        if self._left:
+            self._jobs.put(None)
+        else:
+            self._closed()
+
+    def _ended(self, on_done: OnDone, result: Any, error: BaseException | None) -> None:
+        self._waiting -= 1
+        on_done(result, error)
+
+
+def _result(work: Callable[[], Any], on_done: OnDone) -> tuple[OnDone, Any, BaseException | None]:
+    try:
+        return on_done, work(), None
+    except BaseException as error:  # even SystemExit: it is reported to the caller
+        return on_done, None, error
+
+
+async def result_of(start: Callable[[OnDone], object]) -> Any:
+    """Return the result that `start` passes to its callback, now or later; raises the error that it passes."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def on_done(result: Any, error: BaseException | None) -> None:
+        if not future.done():  # else the caller has gone away
+            future.set_result(result) if error is None else future.set_exception(error)
+
+    start(on_done)
+    return await future
+
+
+async def done_before(event: asyncio.Event, work: Awaitable[Any], seconds: float | None = None) -> bool:
+    """Return whether the work was done before the event and within the time; otherwise it is abandoned."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    await asyncio.wait((working, waiting), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    is_done = working.done()
+    for task in (working, waiting):
+        task.cancel()
+    await asyncio.gather(working, waiting, return_exceptions=True)
+    if is_done:
+        working.result()
+    return is_done
+
+
+async def in_thread(work: Callable[..., Any], *words: object) -> Any:
+    """Run `work` in a thread of its own: for rare work that may take long."""
+    threads = Threads(asyncio.get_running_loop(), 1, "loading")
+
+    def start(on_done: OnDone) -> None:
+        threads.do(lambda: work(*words), on_done)
+        threads.close()
+
+    return await result_of(start)
+
+
+def leave(status: int = 0) -> None:
+    """End the process at once if a thread is still working; otherwise let it exit normally."""
+    if any(thread.is_alive() for thread in _at_work):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -43,20 +43,12 @@ def explained(host: str, port: int, option: str) -> Iterator[None]:
     except socket.gaierror as error:
         raise UserError(f"cannot resolve {host}: {error.strerror}", "set --host to an address or host name") from None
     except OSError as error:
-        reason, remedy = _REASONS.get(
-            error.errno or 0, (f"is not available: {error.strerror}", "check --host and {option}")
-        )
-        raise UserError(f"{host} port {port} {reason}", remedy.format(option=option)) from None
-
-
-_REASONS = {
-    errno.EADDRINUSE: ("is in use", "choose another port with {option}, or {option} 0 for any free port"),
-    errno.EACCES: ("requires root privileges", "choose a {option} of at least 1024"),
-    errno.EADDRNOTAVAIL: (
-        "is not an address of this machine",
-        "set --host to an address of this machine, or 0.0.0.0 for all interfaces",
-    ),
-}
+        what, remedy = f"is not available: {error.strerror}", f"check --host and {option}"
+        if error.errno == errno.EADDRINUSE:
+            what, remedy = "is in use", f"choose another port with {option}, or {option} 0 for any free port"
+        if error.errno == errno.EADDRNOTAVAIL:
+            what, remedy = "is not an address of this machine", "set --host to one, or to 0.0.0.0 for all interfaces"
+        raise UserError(f"{host} port {port} {what}", remedy) from None
 
 
 def place(host: str, port: int) -> str:

@@ -46,16 +46,13 @@ class Histogram:
 
 def page(families: Iterable[Family]) -> bytes:
     """Return the metrics in the text format."""
-    return "".join(line for family in families for line in _lines(*family)).encode()
-
-
-def _lines(name: str, kind: str, text: str, samples: Iterable[tuple[dict[str, str], Any]]) -> Iterable[str]:
-    yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
-    for labels, value in samples:
-        if isinstance(value, Histogram):
-            yield from value.lines(name, labels)
-        else:
-            yield f"{name}{_written(labels)} {value}\n"
+    lines: list[str] = []
+    for name, kind, text, samples in families:
+        lines.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
+        for labels, value in samples:
+            is_histogram = isinstance(value, Histogram)
+            lines += value.lines(name, labels) if is_histogram else [f"{name}{_written(labels)} {value}\n"]
+    return "".join(lines).encode()
 
 
 def _written(labels: dict[str, str]) -> str:

@@ -12,6 +12,7 @@ request is that request's 500, and the server continues.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -36,36 +37,31 @@ from inferometer.timing.clock import now
 Metrics = Callable[[], Awaitable[bytes]]
 """Returns /metrics of all processes."""
 
-_OPEN = frozenset((b"/health", b"/metrics"))
+_OPEN = re.compile(rb"/health|/metrics|/v2/health/.*|/v2/models/[^/]*(/[^/]*/[^/]*)?/ready", re.DOTALL)
 
 
 class Web:
     """The handler of all connections."""
 
     def __init__(
-        self,
-        settings: Settings,
-        models: Models | None = None,
-        sim: Simulator | None = None,
-        metrics: Metrics | None = None,
+        self, settings: Settings, models: Models, sim: Simulator | None, metrics: Metrics, has_models: bool = True
     ) -> None:
         self.connect = connections(self, settings.limits, settings.access_log)
         """The listener's `make_protocol`."""
         self._models, self._sim, self._metrics, self._token = models, sim, metrics, settings.token
-        self._kserve = Kserve(models, settings) if models is not None else None
-        self._openai = OpenAi(models, sim) if models is not None else None
+        self._kserve, self._openai = Kserve(models, settings), OpenAi(models, sim)
+        self._has_models = has_models  # not on the port for metrics
         self._refused_from = NEVER  # requests that begin after this time are refused
         self._tasks: set[asyncio.Task[None]] = set()
 
     def refuse_new(self) -> None:
         """Refuse new inferences from now on; those in progress, and those whose headers have arrived, continue."""
         self._refused_from = now()
-        if self._kserve is not None:
-            self._kserve.refuse_new(self._refused_from)
+        self._kserve.refuse_new(self._refused_from)
 
     def refuse_rest(self) -> int:
         """Refuse the requests whose bodies are still being processed. Return how many there were."""
-        return 0 if self._kserve is None else self._kserve.refuse_rest()
+        return self._kserve.refuse_rest()
 
     @property
     def _is_draining(self) -> bool:
@@ -79,9 +75,11 @@ class Web:
             if self._token is not None and not is_open(path) and (why := self._why_not(request)):
                 kind = "authentication_error"
                 raise Refusal(401, why, "invalid_api_key", kind, token.CHALLENGE)
-            if self._kserve is not None and (path.startswith(b"/v2/") or path == b"/v2"):
+            if not self._has_models:
+                self._page(connection, request)
+            elif path.startswith(b"/v2/") or path == b"/v2":
                 self._kserve.handle(connection, request)
-            elif self._openai is not None and (path.startswith(b"/v1/") or path == b"/tokenize"):
+            elif path.startswith(b"/v1/") or path == b"/tokenize":
                 if request.began >= self._refused_from:
                     why = "the server is shutting down and does not accept new requests"
                     raise Refusal(503, why, "shutting_down")
@@ -118,33 +116,30 @@ class Web:
     # --- pages -------------------------------------------------------------------------------------------------------
 
     def _page(self, connection: Connection, request: Request) -> None:
-        pages = {b"/": self._served, b"/health": self._health, b"/metrics": None}
-        shown = request.path.decode("latin-1")
-        if request.path not in pages:
+        path, shown = request.path, request.path.decode("latin-1")
+        if path not in (b"/", b"/health", b"/metrics"):
             raise Refusal(404, f"no such path: {shown}", "not_found")
         if request.method not in (b"GET", b"HEAD"):
             why = f"method {request.method.decode('latin-1')} is not allowed for {shown}"
             raise Refusal(405, why, "method_not_allowed", headers=b"Allow: GET, HEAD\r\n")
-        if page := pages[request.path]:
-            status, tree = page()
-            reply(connection, request, status, msgspec.json.encode(tree), close=self._is_draining)
-        else:
+        if path == b"/metrics":
             self._tasks.add(task := asyncio.get_running_loop().create_task(self._send_metrics(connection, request)))
             task.add_done_callback(self._tasks.discard)
+            return
+        status, tree = 200, self._served()
+        if path == b"/health":
+            status, tree = (503, {"status": "stopping"}) if self._is_draining else (200, {"status": "ok"})
+        reply(connection, request, status, msgspec.json.encode(tree), close=self._is_draining)
 
-    def _served(self) -> tuple[int, dict[str, object]]:
+    def _served(self) -> dict[str, object]:
         tree: dict[str, object] = {"name": "inferometer", "version": __version__}
-        if self._models is not None:
+        if self._has_models:
             tree["kserve"] = {"path": "/v2", "models": self._models.names()}
-        if self._openai is not None and (names := self._openai.names()):
+        if self._has_models and (names := self._openai.names()):
             tree["openai"] = {"path": "/v1", "models": names}
-        return 200, tree | {"health": "/health", "metrics": "/metrics"}
-
-    def _health(self) -> tuple[int, dict[str, object]]:
-        return (503, {"status": "stopping"}) if self._is_draining else (200, {"status": "ok"})
+        return tree | {"health": "/health", "metrics": "/metrics"}
 
     async def _send_metrics(self, connection: Connection, request: Request) -> None:
-        assert self._metrics is not None
         try:
             body = await self._metrics()
         except Exception as error:  # keep serving
@@ -155,7 +150,4 @@ class Web:
 
 def is_open(path: bytes) -> bool:
     """Whether this path requires no token."""
-    if path in _OPEN or path.startswith(b"/v2/health/"):
-        return True
-    words = path.split(b"/")
-    return words[:3] == [b"", b"v2", b"models"] and words[-1] == b"ready" and len(words) in (5, 7)
+    return _OPEN.fullmatch(path) is not None

@@ -8,6 +8,7 @@ import pytest
 
 from inferometer.serve.backends import simulator as text_model
 from inferometer.serve.models.registry import Models
+from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.types import Inference, Output, Refused
 from inferometer.serve.sim.server import Simulator
 from inferometer.serve.sim.settings import Batch, Fixed, Sim
@@ -43,7 +44,7 @@ def serving(timing: Fixed | Batch, test: Any) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         simulator, models = Simulator(Sim(timing=timing), loop), Models(loop)
-        models.add_own("sim", text_model.CONFIG, text_model.loader(simulator))
+        models.add_source(ModelSource("sim", config=text_model.CONFIG, loader=text_model.loader(simulator)))
         await models.start()
         try:
             async with asyncio.timeout(20):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from inferometer.serve import metrics
+from inferometer.serve.models import statistics
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.server import Simulator
@@ -84,7 +84,7 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
 
     async def _page(self) -> bytes:
-        return metrics.page(self.models, 0.0) + (b"" if self.sim is None else self.sim.metrics())
+        return statistics.page(self.models, 0.0) + (b"" if self.sim is None else self.sim.metrics())
 
     def call(self, function: Callable[[], T]) -> T:
         async def run() -> T:

@@ -9,8 +9,7 @@ from raw_client import RawClient
 from served import Served, make_repository, serving
 
 from inferometer.serve.kserve import routes as kserve_web
-from inferometer.serve.models.execution import reason
-from inferometer.serve.models.types import Refused
+from inferometer.serve.models.types import Refused, reason
 from inferometer.serve.settings import Settings
 
 RAISES = """

@@ -13,9 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensor_maker import random
 
 from inferometer.errors import UserError
-from inferometer.serve import metrics
 from inferometer.serve.backends import identity
+from inferometer.serve.models import statistics
 from inferometer.serve.models.registry import Models
+from inferometer.serve.models.repository import ModelSource
 from inferometer.tensors import DATATYPES, Tensor
 
 MS = 1_000_000
@@ -56,7 +57,7 @@ async def test_duplicate_model_names_are_refused() -> None:
 @asynchronous
 async def test_the_server_can_add_its_own_model() -> None:
     models = Models(asyncio.get_running_loop(), overrides=("max_batch_size=2",))
-    models.add_own("own", f'backend: "mine" {TENSORS}', identity.load)
+    models.add_source(ModelSource("own", config=f'backend: "mine" {TENSORS}', loader=identity.load))
     await models.start()
     assert (models.find("own").platform, models.find("own").config.max_batch_size) == ("mine", 0)
     assert (await Call("own", flat(7)).on(models).outputs())["OUTPUT0"].tolist() == [7]
@@ -128,7 +129,7 @@ async def test_metrics_have_tritons_names_and_the_counts(tmp_path: Path) -> None
     async with serving(tmp_path, {'odd"name': f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
         for rows in (1, 1, 3):
             await Call('odd"name', fp32(*[[0.0]] * rows)).on(models).outputs()
-        text = metrics.page(models, 1.5e9).decode()
+        text = statistics.page(models, 1.5e9).decode()
     assert (
         '# TYPE nv_inference_request_success counter\nnv_inference_request_success{model="odd\\"name",version="1"} 3\n'
         in text
@@ -159,6 +160,6 @@ async def test_metrics_have_tritons_names_and_the_counts(tmp_path: Path) -> None
 async def test_large_counts_are_exact(tmp_path: Path) -> None:
     async with serving(tmp_path, {"m": f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
         models.find("m").counted.request.observe_gaps(array("q", range(1_234_568)))
-        text = metrics.page(models, 1.5e9).decode()
+        text = statistics.page(models, 1.5e9).decode()
     assert 'nv_inference_request_latency_seconds_count{model="m",version="1"} 1234567\n' in text
     assert 'nv_inference_request_latency_seconds_bucket{model="m",version="1",le="+Inf"} 1234567\n' in text

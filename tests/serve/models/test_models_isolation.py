@@ -11,8 +11,7 @@ import pytest
 from models_fakes import Call, asynchronous, fp32, serving, wants
 
 from inferometer.serve import backends
-from inferometer.serve.models.execution import reason
-from inferometer.serve.models.types import Loaded, Loading, Parameters, Placed, Refused, Tensors
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Placed, Refused, Tensors, reason
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 
 

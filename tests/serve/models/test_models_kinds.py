@@ -10,7 +10,7 @@ from models_fakes import TENSORS, Call, flat, run, wants, why_not
 
 from inferometer.errors import UserError
 from inferometer.serve.backends.identity import pairs, passed_on
-from inferometer.serve.models import configs, loading
+from inferometer.serve.models import configs, repository
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import Definition, ModelSource
@@ -24,7 +24,7 @@ DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }"
 def serving(test: Callable[[Models], Any], load: Callable[[Loading], Loaded], config: str = CONFIG) -> None:
     async def main() -> None:
         models = Models(asyncio.get_running_loop(), device="cpu")
-        models.add_own("m", config, load)
+        models.add_source(ModelSource("m", config=config, loader=load))
         await models.start()
         try:
             await test(models)
@@ -142,17 +142,17 @@ def test_a_forwarded_request_is_queued_and_counted_elsewhere() -> None:
 
 def definition(backend: str, process: str = "") -> Definition:
     text = f'parameters {{ key: "process" value {{ string_value: "{process}" }} }}' if process else ""
-    return Definition("m", "1", configs.from_pbtxt(text), backend)
+    return Definition("m", configs.from_pbtxt(text), backend=backend)
 
 
 def test_the_parameter_process_decides_where_a_model_runs() -> None:
-    assert loading.wants_process(definition("torch", "1"), False)
-    assert not loading.wants_process(definition("torch"), False)
-    assert loading.wants_process(definition("torch"), True)
-    assert not loading.wants_process(definition("torch", "0"), True)
-    assert not loading.wants_process(definition("identity"), True)
+    assert repository.wants_process(definition("torch", "1"), False)
+    assert not repository.wants_process(definition("torch"), False)
+    assert repository.wants_process(definition("torch"), True)
+    assert not repository.wants_process(definition("torch", "0"), True)
+    assert not repository.wants_process(definition("identity"), True)
     with pytest.raises(UserError, match="parameter process must be 1 or 0"):
-        loading.wants_process(definition("torch", "yes"), True)
+        repository.wants_process(definition("torch", "yes"), True)
 
 
 def test_control_requests_go_to_all_processes() -> None:
@@ -164,7 +164,7 @@ def test_control_requests_go_to_all_processes() -> None:
         async def everywhere(self, operation: str, *arguments: Any) -> None:
             calls.append((operation, *arguments))
 
-        async def model(self, source: ModelSource, config: str, serial: int, device: str, overrides: Any) -> Model:
+        async def model(self, source: ModelSource, config: str, serial: int) -> Model:
             raise AssertionError
 
     async def test(models: Models) -> None:
@@ -172,9 +172,9 @@ def test_control_requests_go_to_all_processes() -> None:
         await models.load("m", "{}")
         await models.unload("m")
         assert calls == [("load", "m", "{}"), ("unload", "m")]
-        await models.unload_here("m")
+        await models.operations["unload"]("m")
         assert not models.is_ready("m")
-        await models.load_here("m", "", 7)
+        await models.operations["load"]("m", "", 7)
         assert models.is_ready("m")
 
     serving(test, picky)

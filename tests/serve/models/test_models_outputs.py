@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from models_fakes import TENSORS, Call, Gate, asynchronous, fakes, fp32, run, serving, wants, why_not
 
-from inferometer.serve.models.responses import classify
+from inferometer.serve.models.execution import classify
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Placed, Refused
 from inferometer.tensors import Tensor, from_numpy, to_numpy

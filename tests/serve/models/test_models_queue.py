@@ -11,8 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.serve.models.alarms import Alarm, Alarms
-from inferometer.serve.models.queue import Policy, Queue
+from inferometer.serve.models.queue import Alarm, Alarms, Policy, Queue
 from inferometer.serve.models.types import NEVER, Inference
 from inferometer.tensors import Tensor
 

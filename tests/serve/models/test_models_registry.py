@@ -255,7 +255,7 @@ async def test_a_request_that_is_cancelled_again_while_others_start_ends_once(tm
         second.inference.ended = lambda why: models.cancel(first.inference)
         second.on(models)
         models.cancel(first.inference)  # the second now has a preferred size
-        await models.drained()
+        await models.find("m").drained()
         assert ([why and why.code for why in first.ends], models.in_flight) == (["CANCELLED"], 0)
 
 
@@ -574,7 +574,7 @@ async def test_draining_finishes_requests_and_refuses_new_ones(tmp_path: Path, f
         models.refuse_new()
         assert not models.ready and not models.is_ready("m")
         assert why_not(models, Call("m", fp32([9]))).code == "UNAVAILABLE"
-        draining = asyncio.create_task(models.drained())
+        draining = asyncio.create_task(models.find("m").drained())
         await asyncio.sleep(0)
         assert not draining.done()
         fakes("m").open(2)
@@ -588,4 +588,4 @@ async def test_requests_in_progress_are_refused_on_close(tmp_path: Path, fakes: 
         calls = [Call("m", fp32([i])).on(models) for i in range(2)]
         await models.close()
         assert [(await call.refused()).code for call in calls] == ["UNAVAILABLE"] * 2
-        await models.drained()
+        assert models.in_flight == 0

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from inferometer.serve.backends import configured
 from inferometer.serve.backends.identity import pairs, passed_on
-from inferometer.serve.models.alarms import Alarms
+from inferometer.serve.models.queue import Alarms
 from inferometer.serve.models.types import Emit, Finish, Loaded, Loading, Parameters, Tensors
 from inferometer.timing.clock import now
 from inferometer.units import NS, parse_seconds

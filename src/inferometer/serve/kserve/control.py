@@ -12,7 +12,8 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from inferometer import __version__
 from inferometer.serve.kserve.messages import KSERVE_SERVICE, SCHEMA, Message, ModelStatisticsResponse
-from inferometer.serve.models.registry import Model, Models
+from inferometer.serve.models.model import Model
+from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Refused
 from inferometer.serve.settings import Settings
 

@@ -12,7 +12,7 @@ import msgspec
 from inferometer.serve.kserve import http_codec, parameters
 from inferometer.serve.kserve.http_codec import InferRequestBody
 from inferometer.serve.kserve.parameters import invalid
-from inferometer.serve.models.registry import Model
+from inferometer.serve.models.model import Model
 from inferometer.serve.models.types import Output, Tensors
 from inferometer.tensors import Tensor, TensorSpec
 

@@ -22,7 +22,8 @@ from inferometer.serve.kserve.http_codec import Data, InferRequestBody
 from inferometer.serve.kserve.messages import Message
 from inferometer.serve.kserve.parameters import invalid
 from inferometer.serve.kserve.responders import Generate, GenerateStream, Infer, Responder
-from inferometer.serve.models.registry import Model, Models
+from inferometer.serve.models.model import Model
+from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import HTTP_STATUS, NEVER, Refused, reason
 from inferometer.serve.offload import LARGE
 from inferometer.serve.settings import Settings

@@ -2,8 +2,9 @@
 what follows from it.
 """
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from inferometer.tensors import DATATYPES, TensorSpec
 from inferometer.wire.protobuf.schema import suggestion
 
 FILES = ("config.pbtxt", "config.yaml")
+_WHERE = "the configuration"
 _UNSUPPORTED = {"ensemble_scheduling": "ensembles are", "sequence_batching": "sequence batching is"}
 _MOST_INSTANCES = 1000
 _EXAMPLE = "use KEY=VALUE, such as max_batch_size=8 or dynamic_batching.max_queue_delay_microseconds=500"
@@ -34,47 +36,40 @@ def read(path: Path) -> Any:
     return (from_pbtxt if path.suffix == ".pbtxt" else from_yaml)(text, str(path))
 
 
-def from_pbtxt(text: str, where: str = "the configuration") -> Any:
-    return _parsed(lambda: text_format.Parse(text, ModelConfig(), allow_unknown_field=True), where)
+def from_pbtxt(text: str, where: str = _WHERE) -> Any:
+    with _explained(where):
+        return text_format.Parse(text, ModelConfig(), allow_unknown_field=True)
 
 
-def from_yaml(text: str, where: str = "the configuration") -> Any:
-    return from_tree(text, yaml.safe_load, where)
+def from_yaml(text: str, where: str = _WHERE) -> Any:
+    with _explained(where):
+        return from_tree(yaml.safe_load(text), where)
 
 
 def from_json(text: str) -> Any:
     """Return the configuration of a client's load request."""
-    return from_tree(text, json.loads)
+    with _explained(_WHERE):
+        return from_tree(json.loads(text))
 
 
-def from_tree(
-    given: Any, parse: Callable[[Any], Any] = dict, where: str = "the configuration", is_strict: bool = False
-) -> Any:
+def from_tree(tree: Any, where: str = _WHERE, is_strict: bool = False) -> Any:
     """Build a configuration from a mapping with the .proto's field names, in which parameters may be plain values."""
-
-    def build() -> Any:
-        return json_format.ParseDict(with_texts(parse(given) or {}), ModelConfig(), ignore_unknown_fields=not is_strict)
-
-    return _parsed(build, where)
-
-
-def with_texts(tree: dict[str, Any]) -> dict[str, Any]:
-    """Convert plain parameter values to the messages that protobuf expects."""
-    if not isinstance(tree, dict):
-        raise TypeError("it is not a mapping of field names, such as max_batch_size, to values")
-    parameters = tree.get("parameters")
-    if not isinstance(parameters, dict):
-        return tree
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parameters.items()}
-    plain = {name: {"string_value": texts[name]} for name, value in parameters.items() if not isinstance(value, dict)}
-    return {**tree, "parameters": {**parameters, **plain}}
+    with _explained(where):
+        if not isinstance(tree or {}, dict):
+            raise TypeError("it is not a mapping of field names, such as max_batch_size, to values")
+        given = dict(tree or {})
+        if isinstance(parameters := given.get("parameters"), dict):
+            texts = {name: one if isinstance(one, str | dict) else json.dumps(one) for name, one in parameters.items()}
+            given["parameters"] = {k: {"string_value": v} if isinstance(v, str) else v for k, v in texts.items()}
+        return json_format.ParseDict(given, ModelConfig(), ignore_unknown_fields=not is_strict)
 
 
-def _parsed(parse: Callable[[], Any], where: str) -> Any:
+@contextlib.contextmanager
+def _explained(where: str) -> Iterator[None]:
     try:
-        return parse()
+        yield
     except RecursionError:
-        what = "nested too deeply"
+        raise UserError(f"{where}: nested too deeply") from None
     except (
         text_format.ParseError,
         json_format.ParseError,
@@ -84,7 +79,7 @@ def _parsed(parse: Callable[[], Any], where: str) -> Any:
         ValueError,
     ) as why:
         what = " ".join(str(why).partition(" Available Fields")[0].split())
-    raise UserError(f"{where}: {what}", "fix it; the format is Triton's ModelConfig")
+        raise UserError(f"{where}: {what}", "fix it; the format is Triton's ModelConfig") from None
 
 
 # --- overrides -------------------------------------------------------------------------------------------------------
@@ -96,13 +91,10 @@ def override(config: Any, text: str) -> None:
     key, is_given, value = (part.strip() for part in text.partition("="))
     if not is_given or not key:
         raise UserError(f"--config {text!r} has no value", _EXAMPLE)
-
-    def changed(tree: Any) -> Any:
+    tree, where = json_format.MessageToDict(config, preserving_proto_field_name=True), f"--config {key}"
+    with _explained(where):
         _put(tree, config.DESCRIPTOR, key.split("."), value)
-        return tree
-
-    tree = json_format.MessageToDict(config, preserving_proto_field_name=True)
-    config.CopyFrom(from_tree(tree, changed, f"--config {key}", is_strict=True))
+    config.CopyFrom(from_tree(tree, where, is_strict=True))
 
 
 def check_overrides(overrides: tuple[str, ...]) -> None:

@@ -1,53 +1,49 @@
-"""Runs a batch on an instance, in the event loop or in a thread, and sends its responses.
+"""Runs a batch on an instance, in the event loop or in a thread, and makes its responses.
 
 Whatever a model raises becomes the response to the requests of its batch (INTERNAL, one line); the instance then takes
 the next batch.
+
+Tensors are row-major bytes, so a batch is the concatenation of its requests. A single request is not copied, and the
+parts of a split are views. Outputs are checked against the configuration; each request gets those that it wants: as
+tensors, as classes, or in shared memory.
 """
 
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from inferometer.serve.models.responses import Share, join
-from inferometer.serve.models.types import Compute, Inference, Loaded, Refused, Tensors, reason
-from inferometer.serve.threads import Threads
+from inferometer.serve.models.checks import fits
+from inferometer.serve.models.shared_memory import RegionSlice
+from inferometer.serve.models.types import Inference, Loaded, ModelSignature, Output, Refused, Tensors, reason
+from inferometer.tensors import Tensor, from_numpy, shown, to_numpy
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
     from inferometer.serve.models.model import Model
 
+Share = tuple[Output, ...] | Refused
+"""What a request gets of a batch's outputs."""
+_MOST = 1024
+"""Combinations of shapes that are remembered as valid."""
 _AHEAD = 256
 """Responses that a model may be ahead of the loop."""
-
-
-class Instance(msgspec.Struct, eq=False):
-    """A loaded model with the threads that run it; only models with `run` use them."""
-
-    loaded: Loaded
-    threads: Threads
-
-    def close(self) -> None:
-        self.threads.close(self._close)
-
-    def _close(self) -> None:
-        with suppress(Exception):  # nobody is left to report errors to
-            self.loaded.close()
 
 
 class Execution:
     """One batch on one instance, from its start to the end of its last request."""
 
-    __slots__ = ("_began", "_cancel", "_computed", "_is_over", "_joined", "_responses", "batch", "instance", "owner")
+    __slots__ = ("_began", "_cancel", "_computed", "_is_over", "_joined", "_responses", "_shared", "batch", "instance", "owner")  # fmt: skip
 
-    def __init__(self, owner: "Model", instance: Instance, batch: list[Inference]) -> None:
+    def __init__(self, owner: "Model", instance: Loaded, batch: list[Inference]) -> None:
         self.owner, self.instance, self.batch = owner, instance, batch
         self._cancel: Callable[[], None] | None = None
-        self._is_over = False
-        self._responses = 0
-        self._began = self._joined = self._computed = 0
+        self._is_over, self._responses = False, 0
+        self._began = self._joined = self._computed = self._shared = 0
 
     def start(self) -> None:
         self._began = self._joined = now()
@@ -55,10 +51,10 @@ class Execution:
             inference.place = self
             inference.started = self._began
             inference.queue_ns = self._began - inference.queued
-        loaded, first = self.instance.loaded, self.batch[0]
+        loaded, first = self.instance, self.batch[0]
         try:
             if loaded.run is not None:
-                self.instance.threads.do(self._run, self._ran)
+                loaded.threads.do(self._run, self._ran)
                 return
             if loaded.forward is not None:
                 cancel = loaded.forward(first, self._emit, self._finish)
@@ -96,27 +92,30 @@ class Execution:
     def _finish(self, why: Refused | None) -> None:
         if self._is_over:
             return
-        if why is None and not self._responses and not self.owner.decoupled:
+        self._shared = now()
+        if self.owner.decoupled:
+            self._computed = self._shared
+        elif why is None and not self._responses:
             why = Refused("INTERNAL", "the model returned no response")
-        t = now()
-        computed = t if self.owner.decoupled else self._computed
-        self._end(why, (self._joined - self._began, computed - self._joined, t - computed))
+        self._end(why)
 
     # --- run in a thread ---
 
-    def _run(self) -> tuple[list[Share], Compute]:
-        """Return the responses that are not sent yet, and the times."""
-        begin, run = now(), self.instance.loaded.run
+    def _run(self) -> list[Share] | None:
+        """Return the responses that are not sent yet."""
+        self._began, run = now(), self.instance.run
         assert run is not None
         inputs = join(self.batch)
-        joined = now()
+        self._joined = now()
         outputs = run(inputs, self.batch[0].parameters)
-        if not isinstance(outputs, dict):
-            self._iterate(outputs)
-            return [], (joined - begin, now() - joined, 0)
-        computed = now()
-        made = self.owner.responses.share(outputs, self.batch)
-        return made, (joined - begin, computed - joined, now() - computed)
+        self._computed = now()
+        if isinstance(outputs, dict):
+            made = self.owner.responses.share(outputs, self.batch)
+            self._shared = now()
+            return made
+        self._iterate(outputs)
+        self._computed = self._shared = now()
+        return None
 
     def _iterate(self, responses: Iterator[Tensors]) -> None:
         """Send the responses of a decoupled model as they come; closed after the first one that no request wants."""
@@ -126,16 +125,17 @@ class Execution:
                 if self._is_unwanted():
                     break
                 room.acquire()
-                self.owner.tell(self._answer, self.owner.responses.share(outputs, self.batch), room)
+                made = self.owner.responses.share(outputs, self.batch)
+                with suppress(RuntimeError):  # the loop is closed
+                    self.owner.loop.call_soon_threadsafe(self._answer, made, room)
         finally:
             if close := getattr(responses, "close", None):
                 close()
 
-    def _ran(self, result: tuple[list[Share], Compute] | None, error: BaseException | None) -> None:
-        made, compute = result or ([], (0, 0, 0))
+    def _ran(self, made: list[Share] | None, error: BaseException | None) -> None:
         if made:
             self._answer(made)
-        self._end(None if error is None else reason(error), compute)
+        self._end(None if error is None else reason(error))
 
     # --- both ---
 
@@ -155,8 +155,9 @@ class Execution:
                 inference.compute_ns = t - inference.started
             self.owner.answered(inference, share)
 
-    def _end(self, why: Refused | None, compute: Compute) -> None:
+    def _end(self, why: Refused | None) -> None:
         self._is_over, self._cancel = True, None
+        compute = self._joined - self._began, self._computed - self._joined, self._shared - self._computed
         for inference in self.batch:
             if inference.is_over:
                 continue
@@ -165,3 +166,137 @@ class Execution:
             else:
                 self.owner.failed(inference, why)
         self.owner.executed(self, compute if why is None else None)
+
+
+# --- responses -------------------------------------------------------------------------------------------------------
+
+
+class Responses:
+    """Makes the responses of one model."""
+
+    def __init__(
+        self, facts: ModelSignature, labels: Mapping[str, Sequence[str]], is_batched: bool, is_decoupled: bool
+    ) -> None:
+        self._specs = {spec.name: spec for spec in facts.outputs}
+        self._inputs = len(facts.inputs)
+        self._labels, self._is_batched, self._is_decoupled = labels, is_batched, is_decoupled
+        self._valid: set[Any] = set()
+
+    def share(self, outputs: Tensors, batch: list[Inference]) -> list[Share]:
+        """Return each request's outputs as it wants them, or why it gets none; in any thread."""
+        if len(batch) == 1:
+            return [self.one(outputs, batch[0])]
+        rows = [inference.rows for inference in batch]
+        try:
+            self._check(outputs, sum(rows))
+            parts = split(outputs, rows)
+        except Exception as error:
+            return [reason(error)] * len(batch)
+        return [self._chosen(part, inference) for part, inference in zip(parts, batch, strict=True)]
+
+    def one(self, outputs: Tensors, inference: Inference) -> Share:
+        """Return the outputs of a request that was not batched with others."""
+        try:
+            self._check(outputs, inference.rows)
+        except Refused as why:
+            return why
+        return self._chosen(outputs, inference)
+
+    def _check(self, outputs: Tensors, rows: int) -> None:
+        """Raise Refused unless each output is as configured and, if the model supports batches, has the batch's rows."""
+        shapes = tuple([(rows, name, tensor.shape) for name, tensor in outputs.items()])
+        if shapes in self._valid:
+            return
+        for name, tensor in outputs.items():
+            what = f"the model returned output '{name:.60}' with shape {shown(tensor.shape)}"
+            spec = self._specs.get(name)
+            if spec is None:
+                raise Refused("INTERNAL", f"{what}, which its configuration does not list")
+            if self._is_batched and tensor.shape[:1] != (rows,):
+                raise Refused("INTERNAL", f"{what}: the first dimension must be the batch size, {rows}")
+            if not fits(tensor.shape, spec.shape):
+                raise Refused("INTERNAL", f"{what}; its configuration says {shown(spec.shape)}")
+        if len(self._valid) >= _MOST:
+            self._valid.clear()
+        self._valid.add(shapes)
+
+    def _chosen(self, outputs: Tensors, inference: Inference) -> Share:
+        if not inference.wanted:
+            # A request that omitted inputs may miss outputs.
+            if len(outputs) < len(self._specs) and not self._is_decoupled and len(inference.inputs) >= self._inputs:
+                missing = ", ".join([repr(name) for name in self._specs if name not in outputs])
+                return Refused("INTERNAL", f"the model did not return output {missing}, which its configuration lists")
+            return tuple([Output(tensor) for tensor in outputs.values()])
+        made = []
+        try:
+            for each in inference.wanted:
+                tensor = outputs.get(each.name)
+                if tensor is None:
+                    return Refused("INTERNAL", f"the model did not return output '{each.name}', which was requested")
+                if each.classes > 0:
+                    tensor = classify(tensor, each.classes, self._labels.get(each.name, ()), self._is_batched)
+                elif each.placed is not None:
+                    tensor = _place(tensor, inference.memory[each.name])
+                made.append(Output(tensor, each))
+        except Exception as error:
+            return reason(error)
+        return tuple(made)
+
+
+def join(batch: Sequence[Inference]) -> Tensors:
+    """Return the joined inputs of requests with the same names, datatypes and shapes except for the rows."""
+    first = batch[0].inputs
+    if len(batch) == 1:
+        return first
+    rows = sum([inference.rows for inference in batch])
+    joined = {name: b"".join([inference.inputs[name].data for inference in batch]) for name in first}
+    return {name: Tensor(name, one.datatype, (rows, *one.shape[1:]), joined[name]) for name, one in first.items()}
+
+
+def split(outputs: Tensors, rows: Sequence[int]) -> list[Tensors]:
+    """Return each request's part of the outputs, by its rows, which add up to the outputs' first dimension."""
+    shares: list[Tensors] = [{} for _ in rows]
+    for name, tensor in outputs.items():
+        view, end = memoryview(tensor.data), 0
+        size, strings = len(view) // tensor.shape[0], math.prod(tensor.shape[1:])
+        for share, count in zip(shares, rows, strict=True):
+            begin = end
+            if tensor.datatype != "BYTES":
+                end += count * size
+            for _ in range(count * strings if tensor.datatype == "BYTES" else 0):
+                end += 4 + int.from_bytes(view[end : end + 4], "little")
+            if end > len(view):
+                raise Refused("INTERNAL", f"output '{tensor.name}' has fewer strings than its shape requires")
+            share[name] = Tensor(name, tensor.datatype, (count, *tensor.shape[1:]), view[begin:end])
+    return shares
+
+
+# --- classes and shared memory ---------------------------------------------------------------------------------------
+
+
+def classify(tensor: Tensor, classes: int, labels: Sequence[str], is_batched: bool) -> Tensor:
+    """Return the best classes of each row, best first, as "value:index:label"; without the label if there is none."""
+    values = to_numpy(tensor)
+    rows = values.reshape(values.shape[0], -1) if is_batched and values.ndim else values.reshape(1, -1)
+    best = min(classes, rows.shape[1])
+    order = np.argsort(-rows.astype(np.float64), kind="stable")[
+        :, :best
+    ].tolist()  # equal values in their order, NaN last
+    found = [_class(row, index, labels) for row, indices in zip(rows, order, strict=True) for index in indices]
+    made = np.empty(len(found), dtype=object)
+    made[:] = found
+    return from_numpy(tensor.name, made.reshape((rows.shape[0], best) if is_batched else (best,)), "BYTES")
+
+
+def _class(row: NDArray[Any], index: int, labels: Sequence[str]) -> str:
+    value = f"{float(row[index]):f}" if row.dtype.kind == "f" else str(int(row[index]))
+    return f"{value}:{index}:{labels[index]}" if index < len(labels) else f"{value}:{index}"
+
+
+def _place(tensor: Tensor, place: RegionSlice) -> Tensor:
+    size = len(tensor.data)
+    if size > place.byte_size:
+        what = f"shared memory size specified with the request for output '{tensor.name}' ({place.byte_size} bytes)"
+        raise Refused("INTERNAL", f"{what} should be at least {size} bytes to hold the results")
+    place.write(tensor.data)
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, b"")

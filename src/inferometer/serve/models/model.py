@@ -2,20 +2,18 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inferometer.serve.models import checks, configs
 from inferometer.serve.models.checks import named
-from inferometer.serve.models.execution import Execution, Instance
+from inferometer.serve.models.execution import Execution, Responses, Share
 from inferometer.serve.models.queue import UNLIMITED, Policy, Queue
-from inferometer.serve.models.responses import Responses, Share
 from inferometer.serve.models.statistics import Reason, Statistics
 from inferometer.serve.models.types import Code, Compute, Inference, Loaded, Output, Refused, Tensors, reason
-from inferometer.serve.offload import LARGE
-from inferometer.serve.threads import Threads
+from inferometer.serve.offload import LARGE, Threads
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
@@ -30,37 +28,27 @@ _EXPIRED = "Request timeout expired"
 class Model:
     """A loaded version of a model."""
 
-    def __init__(
-        self,
-        models: "Models",
-        name: str,
-        version: str,
-        config: Any,
-        *,
-        platform: str,
-        loaded: Sequence[Loaded],
-        labels: Mapping[str, tuple[str, ...]] = {},
-    ) -> None:
+    def __init__(self, models: "Models", config: Any, version: str, platform: str, loaded: Sequence[Loaded]) -> None:
         self.is_remote = loaded[0].forward is not None
         """Whether it runs in another process, which also queues, batches and counts its requests."""
         policy = Policy() if self.is_remote else configs.policy(config)
-        self.name, self.version, self.config, self.platform = name, version, config, platform
-        self.facts, self.labels = configs.facts(config), {**loaded[0].labels, **labels}
+        self.name, self.version, self.config, self.platform = config.name, version, config, platform
+        self.facts, self.labels = configs.facts(config), loaded[0].labels
         self.versions = (version,)
         self.decoupled: bool = config.model_transaction_policy.decoupled
         self.text = loaded[0].text
         """What the OpenAI endpoints serve it with; None if it is not a text model."""
         self.counted = Statistics()
         self.responses = Responses(self.facts, self.labels, config.max_batch_size > 0, self.decoupled)
-        self._models, self._loop = models, models.loop
+        self._models, self.loop = models, models.loop
         self._timeout_ns = policy.timeout_ns
-        self._taken = checks.Taken(name, config.max_batch_size, self.facts, policy.batching)
+        self._taken = checks.Taken(self.name, config.max_batch_size, self.facts, policy.batching)
         self._instant = loaded[0].instant
         slots = loaded[0].slots
-        threads = [Threads(models.loop, slots or 1, f"{name} {i}") for i in range(len(loaded))]
-        self._instances = [Instance(*pair) for pair in zip(loaded, threads, strict=True)]
-        self._idle = deque(self._instances * (slots or 1))
-        self._is_unlimited = not slots
+        for i, each in enumerate(loaded):
+            each.threads = Threads(models.loop, slots or 1, f"{self.name} {i}")
+        self._instances, self._is_unlimited = loaded, not slots
+        self._idle = deque([*loaded] * (slots or 1))
         free = UNLIMITED if self._is_unlimited else len(self._idle)
         self._queue = Queue(policy, models.alarms, now, self._start, self._expired, free)
         self._requests: dict[Inference, None] = {}
@@ -187,17 +175,11 @@ class Model:
         instance = self._idle.popleft()
         if self._is_unlimited:
             self._idle.append(instance)
-        execution = Execution(self, instance, batch)
         self._n_running += 1
-        execution.start()
+        Execution(self, instance, batch).start()
 
     def _expired(self, inference: Inference) -> None:
         self.failed(inference, Refused("DEADLINE_EXCEEDED", named(inference, _EXPIRED)))
-
-    def tell(self, call: Callable[..., None], *words: object) -> None:
-        """Call a function in the loop, from a thread."""
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(call, *words)
 
     def answered(self, inference: Inference, outputs: tuple[Output, ...]) -> None:
         self._tell(inference.answer, outputs)
@@ -239,14 +221,14 @@ class Model:
         try:
             callback(result)
         except Exception as error:
-            self._loop.call_exception_handler({"message": "the callback of a request failed", "exception": error})
+            self.loop.call_exception_handler({"message": "the callback of a request failed", "exception": error})
 
     # --- its end ---
 
     async def drained(self) -> None:
         """Wait until all of its requests are done and no thread computes any longer."""
         if self._drained is None:
-            self._drained = self._loop.create_future()
+            self._drained = self.loop.create_future()
         self._check_drained()
         await asyncio.shield(self._drained)
 
@@ -260,5 +242,10 @@ class Model:
             self.cancel(inference, why)
 
     def close(self) -> None:
-        for instance in self._instances:
-            instance.close()
+        for each in self._instances:
+            each.threads.close(partial(_close, each))
+
+
+def _close(loaded: Loaded) -> None:
+    with suppress(Exception):  # nobody is left to report errors to
+        loaded.close()

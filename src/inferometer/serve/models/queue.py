@@ -4,19 +4,25 @@ It uses neither threads nor tensors: it only decides which requests go together 
 consecutive requests with equal keys. It starts as soon as a slot is free and
   - it has one of the preferred sizes, or cannot grow (the next request does not fit), or
   - its oldest request has waited for the delay; without a delay, the queued requests start at once.
-A request whose deadline passes while it is queued is dropped.
+A request whose deadline passes while it is queued is dropped; `Alarms` calls the queue at these times.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from heapq import heapify, heappop, heappush
+from typing import Any
 
 import msgspec
 
-from inferometer.serve.models.alarms import Alarm, Alarms
 from inferometer.serve.models.types import NEVER, Inference
+from inferometer.timing.clock import now
+from inferometer.timing.timer import deadline_timer
 
 UNLIMITED = 1 << 40
+Alarm = list[Any]
+"""[deadline, number, call]; the call is None once it is cancelled, so that nothing it refers to is kept."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -39,7 +45,7 @@ class Queue:
     def __init__(
         self,
         policy: Policy,
-        alarms: Alarms,
+        alarms: "Alarms",
         now: Callable[[], int],
         start: Callable[[list[Inference]], None],
         expired: Callable[[Inference], None],
@@ -132,3 +138,45 @@ class Queue:
             self.remove(inference)
             self._expired(inference)
             self.dispatch()
+
+
+class Alarms:
+    """Calls functions at absolute times, with one timer that does not round."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._alarms: list[Alarm] = []
+        self._number, self._n_cancelled, self._armed = 0, 0, NEVER
+        self._timer = deadline_timer(loop, self._fired)
+
+    def at(self, deadline: int, call: Callable[[], object]) -> Alarm:
+        """Call at `deadline` (monotonic ns); calls for the same time run in the order in which they were added."""
+        self._number += 1
+        alarm = [deadline, self._number, call]
+        heappush(self._alarms, alarm)
+        self._arm()
+        return alarm
+
+    def cancel(self, alarm: Alarm) -> None:
+        alarm[2] = None
+        self._n_cancelled += 1
+        if self._n_cancelled > 64 + len(self._alarms) // 2:
+            self._alarms = [one for one in self._alarms if one[2] is not None]
+            heapify(self._alarms)
+            self._n_cancelled = 0
+
+    def close(self) -> None:
+        self._alarms.clear()
+        self._timer.close()
+
+    def _fired(self) -> None:
+        self._armed = NEVER
+        t = now()
+        while self._alarms and self._alarms[0][0] <= t:
+            if (call := heappop(self._alarms)[2]) is not None:
+                call()
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._alarms and self._alarms[0][0] < self._armed:
+            self._armed = self._alarms[0][0]
+            self._timer.arm(self._armed)

@@ -1,24 +1,22 @@
 """All models of the server: loads, finds and unloads them, and submits requests. Used in the event loop's thread only."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferometer.errors import UserError
-from inferometer.serve.models import configs, loading, repository
-from inferometer.serve.models.alarms import Alarms
+from inferometer.serve.models import configs, repository
 from inferometer.serve.models.model import Model
+from inferometer.serve.models.queue import Alarms
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import Inference, Loader, Refused, sendable
-from inferometer.serve.offload import Offload
-from inferometer.serve.threads import in_thread
+from inferometer.serve.models.types import Inference, Refused, sendable
+from inferometer.serve.offload import Offload, in_thread
 
 if TYPE_CHECKING:
-    from inferometer.serve.processes.group import Group
-
-__all__ = ["IndexEntry", "Model", "Models"]
+    from inferometer.serve.processes.hub import Group
 
 
 class IndexEntry(NamedTuple):
@@ -49,6 +47,13 @@ class Models:
         """For all front ends and models."""
         self.group: Group | None = None
         """The other processes of the server, if there are any."""
+        self.operations: dict[str, Callable[..., Any]] = {
+            "load": partial(self._completed, self._load),
+            "unload": partial(self._completed, self._unload),
+            "register": self.regions.register,
+            "unregister": self.regions.unregister,
+        }
+        """What each process of the server does if it is to be done in all of them."""
         self.in_flight = 0
         self._entries: dict[str, _Entry] = {}
         self._repositories: list[Path] = []
@@ -57,7 +62,6 @@ class Models:
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks that load, unload and retire models."""
         self._is_started = self._is_leaving = self._refuses = self._is_closed = False
-        self._drained: asyncio.Future[None] | None = None
 
     def add(self, source: str) -> None:
         """Add a built-in model's name, a model file, a model folder or a repository."""
@@ -66,10 +70,6 @@ class Models:
             self.add_source(each)
         if root is not None:
             self._repositories.append(root)
-
-    def add_own(self, name: str, config: str, loader: Loader) -> None:
-        """Add a model of the server itself: its configuration as text, and its loader. Overrides do not apply to it."""
-        self.add_source(ModelSource(name, config=config, loader=loader))
 
     def add_source(self, source: ModelSource) -> None:
         name, where = source.name, source.path or "built into the server"
@@ -181,25 +181,20 @@ class Models:
     def over(self) -> None:
         """Note that a request has ended."""
         self.in_flight -= 1
-        if self._drained is not None and not self.in_flight and not self._drained.done():
-            self._drained.set_result(None)
 
     # --- loading and unloading ---
 
     async def load(self, name: str, config: str = "") -> None:
         """Load the model, with `config` (JSON) instead of its file if given; the old one serves until it is ready."""
-        await (self.load_here(name, config) if self.group is None else self.group.everywhere("load", name, config))
+        await self._everywhere("load", name, config)
 
     async def unload(self, name: str) -> None:
         """Stop accepting requests for the model, and wait for its requests. An unknown model is not an error."""
-        await (self.unload_here(name) if self.group is None else self.group.everywhere("unload", name))
+        await self._everywhere("unload", name)
 
-    async def load_here(self, name: str, config: str = "", serial: int = 0) -> None:
-        """Load the model in this process; `serial` is that of the load request."""
-        await asyncio.shield(self._task(self._load(name, config, serial)))
-
-    async def unload_here(self, name: str) -> None:
-        await asyncio.shield(self._task(self._unload(name)))
+    async def _everywhere(self, operation: str, *arguments: str) -> None:
+        do = self.operations[operation] if self.group is None else partial(self.group.everywhere, operation)
+        await do(*arguments)
 
     def lose(self, model: Model, why: str) -> None:
         """Make a model unavailable because its process has ended."""
@@ -215,15 +210,19 @@ class Models:
             if entry.is_lost:
                 self.find(name)
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    async def _completed(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Run work to its end, even if the caller goes away."""
+        await asyncio.shield(self._task(work(*arguments)))
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self._tasks.add(task := self.loop.create_task(work))
         task.add_done_callback(self._tasks.discard)
         # Mark the exception as retrieved: the caller got it if it is still there, and asyncio need not print it.
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
 
-    async def _load(self, name: str, config: str, serial: int) -> None:
+    async def _load(self, name: str, config: str, serial: int = 0) -> None:
+        """Load the model in this process; `serial` is that of the load request."""
         entry = self._entries.get(name)
         if entry is None:
             roots = self._repositories if repository.is_name(name) else []
@@ -256,17 +255,16 @@ class Models:
             version = definition.version
             for text in self.overrides if definition.loader is None else ():
                 configs.override(definition.config, text)
-            if self.group is not None and loading.wants_process(definition, self.group.is_shared):
-                model = await self.group.model(entry.source, config, serial, self.device, self.overrides)
+            if self.group is not None and repository.wants_process(definition, self.group.is_shared):
+                model = await self.group.model(entry.source, config, serial)
             else:
-                model = await loading.bring_up(definition, self)
+                model = await repository.bring_up(definition, self)
         except Exception as error:
             if entry.model is None:
                 entry.version = version
                 entry.became("UNAVAILABLE", sendable(" ".join(str(error).split())))
-            raise (
-                error if isinstance(error, UserError) else UserError(f"cannot load {entry.source.name}: {error}")
-            ) from None
+            is_ours = isinstance(error, UserError)
+            raise (error if is_ours else UserError(f"cannot load {entry.source.name}: {error}")) from None
         old, entry.model, entry.version = entry.model, model, model.version
         entry.became("READY")
         if old is not None:
@@ -287,14 +285,6 @@ class Models:
 
     def refuse_new(self) -> None:
         self._is_leaving = self._refuses = True
-
-    async def drained(self) -> None:
-        """Wait until no request is in progress."""
-        if not self.in_flight:
-            return
-        if self._drained is None or self._drained.done():
-            self._drained = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._drained)
 
     async def close(self) -> None:
         """Refuse everything that is in progress."""
@@ -320,6 +310,4 @@ class _Entry:
         self.became("UNAVAILABLE", "not loaded")
 
     def became(self, state: str, reason: str = "", is_lost: bool = False) -> None:
-        self.state, self.reason = state, reason
-        self.is_lost = is_lost
-        """Whether its process has ended."""
+        self.state, self.reason, self.is_lost = state, reason, is_lost  # lost: its process has ended

@@ -1,13 +1,16 @@
-"""Finds models: in a repository, a model folder, a model file, or built in.
+"""Finds models (in a repository, a model folder, a model file, or built in), and loads them.
 
     REPOSITORY/MODEL/config.pbtxt (or config.yaml)      optional: the loader completes it
     REPOSITORY/MODEL/VERSION/model.onnx, ...            the newest version is served
 
 A folder without numbered versions is itself a version. Clients reach nothing else: names are single path components.
+
+Loading runs in a thread, so that other models continue. A model that fails to load raises UserError with the reason.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,7 +18,13 @@ from inferometer.errors import UserError
 from inferometer.serve import backends
 from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.models import configs
-from inferometer.serve.models.types import Loader, sendable
+from inferometer.serve.models.model import Model
+from inferometer.serve.models.types import Loaded, Loader, Loading, reason, sendable
+from inferometer.serve.offload import in_thread
+from inferometer.tensors import TensorSpec, zeros
+
+if TYPE_CHECKING:
+    from inferometer.serve.models.registry import Models
 
 _SUFFIXES = {".onnx": "onnxruntime", ".pt": "torch", ".pt2": "torch", ".py": "python"}
 _TRANSFORMERS = "config.json"
@@ -29,20 +38,17 @@ class ModelSource(msgspec.Struct, frozen=True):
     path: Path | None = None
     """None if built in."""
     config: str = ""
-    """Configuration in protobuf's text format, for a model that is part of the server, with its `loader`."""
+    """Configuration in protobuf's text format, for a model that is part of the server, with its `loader`. Overrides do
+    not apply to it."""
     loader: Loader | None = None
 
 
-class Definition(msgspec.Struct, frozen=True):
+class Definition(Loading, frozen=True):
     """A model as found on disk."""
 
-    name: str
-    version: str
-    config: Any
-    backend: str
-    folder: Path | None = None
-    file: Path | None = None
-    labels: dict[str, tuple[str, ...]] = {}
+    version: str = "1"
+    backend: str = ""
+    labels: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     loader: Loader | None = None
     """None for the backend's loader."""
 
@@ -113,13 +119,14 @@ def define(source: ModelSource, config_json: str = "") -> Definition:
         config = config or configs.from_pbtxt(source.config or backends.BUILTIN[name])
         config.name = name
         backend = config.backend if source.loader else backends.backend_of(config)
-        return Definition(name, "1", config, backend, loader=source.loader)
+        return Definition(name, config, backend=backend, loader=source.loader)
     if not path.exists():
         raise UserError(f"{path} no longer exists")
     if path.is_file():
         path, config = path.resolve(), config or ModelConfig()
         config.name = name
-        return Definition(name, "1", config, backends.backend_of(config) or _SUFFIXES[path.suffix], path.parent, path)
+        backend = backends.backend_of(config) or _SUFFIXES[path.suffix]
+        return Definition(name, config, path.parent, path, backend=backend)
     file = next((path / each for each in configs.FILES if (path / each).is_file()), None)
     config = config or (configs.read(file) if file else ModelConfig())
     if config.name not in ("", name):
@@ -128,7 +135,8 @@ def define(source: ModelSource, config_json: str = "") -> Definition:
     config.name = name
     version, folder = _newest(path, config)
     backend, file = _backend(folder, config)
-    return Definition(name, version, config, backend, folder, file, _labels(path, config))
+    labels = _labels(path, config)
+    return Definition(name, config, folder, file, version=version, backend=backend, labels=labels)
 
 
 def _newest(folder: Path, config: Any) -> tuple[str, Path]:
@@ -172,3 +180,90 @@ def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the label file {file}: {error}") from None
     return labels
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+def wants_process(definition: Definition, is_shared: bool) -> bool:
+    """Whether a model runs in a process of its own: if its parameter `process` is 1 or, unless it is 0, if several front
+    ends share the model and its backend loads weights."""
+    if definition.loader is not None:
+        return False
+    default = "1" if is_shared and definition.backend in backends.EXTRAS else "0"
+    wanted = definition.parameter("process", default)
+    if wanted not in ("0", "1"):
+        raise UserError(f"model {definition.name}: parameter process must be 1 or 0 (got {wanted!r:.60})")
+    return wanted == "1"
+
+
+async def bring_up(definition: Definition, models: "Models") -> Model:
+    name, config = definition.name, definition.config
+    if config.max_batch_size < 0:
+        raise UserError(f"model {name}: max_batch_size must be at least 0 (got {config.max_batch_size})")
+    loaded: list[Loaded] = []
+    try:
+        for i, device in enumerate(configs.devices(config, models.device)):
+            instance = msgspec.structs.replace(definition, device=device, instance=i)
+            loaded.append(await in_thread(_load, instance))
+        _complete(definition, config, models.device)
+        platform = config.platform or backends.PLATFORMS.get(definition.backend, definition.backend)
+        loaded[0].labels = {**loaded[0].labels, **definition.labels}
+        return Model(models, config, definition.version, platform, loaded)
+    except BaseException:
+        for each in loaded:
+            each.close()
+        raise
+
+
+def _load(definition: Definition) -> Loaded:
+    """Load and warm up an instance."""
+    name, config = definition.name, definition.config
+    try:
+        loaded = (definition.loader or backends.loader(definition.backend))(definition)
+        inputs = configs.facts(config).inputs
+    except ImportError as error:
+        raise backends.missing(definition.backend, error) from None
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"model {name} failed to load: {reason(error).message}") from None
+    try:
+        if definition.parameter("warmup", "1") != "0":
+            _warm_up(loaded, inputs)
+    except (Exception, SystemExit) as error:
+        loaded.close()
+        what = f"model {name} failed its warm-up: {reason(error).message}"
+        raise UserError(what, "parameters.warmup=0 disables the warm-up") from None
+    return loaded
+
+
+def _warm_up(loaded: Loaded, specs: Sequence[TensorSpec]) -> None:
+    """Run one row of zeros; the first response of a stream is enough. Skipped for models that need a text, because
+    valid text is unknown, and for models that run in the loop, which have nothing to warm up."""
+    needed = [spec for spec in specs if spec.datatype != "BYTES" or not spec.optional]
+    if loaded.run is None or not needed or any(spec.datatype == "BYTES" for spec in needed):
+        return
+    sizes = [(spec.name, spec.datatype, [1 if size < 0 else size for size in spec.shape]) for spec in needed]
+    try:
+        made = loaded.run({size[0]: zeros(*size) for size in sizes}, {})
+        if not isinstance(made, dict):
+            next(iter(made), None)
+            if close := getattr(made, "close", None):
+                close()
+    except Exception as error:
+        if reason(error).code != "INVALID_ARGUMENT":  # refusing zeros is a valid response
+            raise
+
+
+def _complete(definition: Definition, config: Any, device: str) -> None:
+    """Add the defaults that Triton's configurations contain."""
+    config.name = definition.name
+    config.backend = config.backend or definition.backend
+    if not config.instance_group:
+        config.instance_group.add(kind="KIND_GPU" if device.startswith("cuda") else "KIND_CPU", name=definition.name)
+    for i, group in enumerate(config.instance_group):
+        group.name = group.name or f"{definition.name}_{i}"
+        group.count = group.count or 1
+    if not config.version_policy.WhichOneof("policy_choice"):
+        config.version_policy.latest.num_versions = 1

@@ -17,35 +17,22 @@ import msgspec
 from inferometer.serve.models.types import Refused, Wanted
 from inferometer.serve.offload import COPIED, LARGE
 
-FOLDER = Path("/dev/shm")
 AT_ONCE = LARGE * COPIED
 """Bytes that are copied without a thread."""
 _MOST = 0x7FFF_F000
 """Maximum size of a tensor: what the system copies at a time."""
 
 
-class _File:
-    """An open file, until the last reference is gone: it may be unregistered while a request reads it."""
+class Region:
+    """A registered shared memory region: `byte_size` bytes from `offset` of a file, even if its name is reused. The file
+    is open until the last reference is gone: the region may be unregistered while a request reads it."""
 
-    __slots__ = ("_close", "number")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, name: str, key: str, offset: int, byte_size: int, file: int) -> None:
+        self.name, self.key, self.offset, self.byte_size, self.file = name, key, offset, byte_size, file
         self._close = os.close
 
     def __del__(self) -> None:
-        self._close(self.number)
-
-
-class Region(msgspec.Struct, frozen=True):
-    """A registered shared memory region."""
-
-    name: str
-    key: str
-    offset: int
-    byte_size: int
-    file: _File
-    """The object that was registered, even if its name is reused; the region is `byte_size` bytes from `offset`."""
+        self._close(self.file)
 
 
 class RegionSlice(msgspec.Struct, frozen=True):
@@ -58,7 +45,7 @@ class RegionSlice(msgspec.Struct, frozen=True):
     def read(self) -> bytes:
         """Return a copy, so that later changes by the client do not affect the request."""
         try:
-            data = os.pread(self.region.file.number, self._checked(self.byte_size), self.region.offset + self.offset)
+            data = os.pread(self.region.file, self._checked(self.byte_size), self.region.offset + self.offset)
         except (OSError, MemoryError) as error:
             raise self._failed(error) from None
         if len(data) < self.byte_size:
@@ -67,10 +54,10 @@ class RegionSlice(msgspec.Struct, frozen=True):
 
     def write(self, data: bytes | memoryview) -> None:
         """Write at the start; the rest stays as it is."""
-        number, size, at = self.region.file.number, self._checked(len(data)), self.region.offset + self.offset
+        file, size, at = self.region.file, self._checked(len(data)), self.region.offset + self.offset
         try:
             # Writing past an object's end would enlarge it again.
-            if at + size > os.fstat(number).st_size or os.pwrite(number, data, at) < size:
+            if at + size > os.fstat(file).st_size or os.pwrite(file, data, at) < size:
                 raise self._smaller()
         except OSError as error:
             raise self._failed(error) from None
@@ -93,7 +80,7 @@ class RegionSlice(msgspec.Struct, frozen=True):
 class Regions:
     """All registered regions, by name."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
+    def __init__(self, folder: Path = Path("/dev/shm")) -> None:
         self._folder = folder
         self._regions: dict[str, Region] = {}
 
@@ -103,10 +90,21 @@ class Regions:
         if byte_size < 1:
             what = f"failed to register shared memory region '{name}'"
             raise Refused("INVALID_ARGUMENT", f"{what}: its size must be at least 1 byte (got {byte_size})")
-        file = self._open(key)
-        if offset < 0 or offset + byte_size > os.fstat(file.number).st_size:
+        region = Region(name, key, offset, byte_size, self._open(key))
+        found = os.fstat(region.file)
+        if not stat.S_ISREG(found.st_mode):
+            raise _not_opened(key)
+        if offset < 0 or offset + byte_size > found.st_size:
             raise Refused("INTERNAL", f"Invalid shared memory region: '{key}'")
-        self._regions[name] = Region(name, key, offset, byte_size, file)
+        self._regions[name] = region
+
+    def _open(self, key: str) -> int:
+        name = key.removeprefix("/")
+        if name and "/" not in name and name not in (".", ".."):
+            with suppress(OSError, ValueError):
+                # Do not follow links, and do not block on the other end of a FIFO.
+                return os.open(self._folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        raise _not_opened(key)
 
     def unregister(self, name: str = "") -> None:
         """Unregister a region, or all if no name is given. The object stays open until requests in progress are done
@@ -139,13 +137,6 @@ class Regions:
             if each.placed is not None
         }
 
-    def _open(self, key: str) -> _File:
-        name = key.removeprefix("/")
-        if name and "/" not in name and "\0" not in name and name not in (".", ".."):
-            with suppress(OSError, ValueError):
-                # Do not follow links, and do not block on the other end of a FIFO.
-                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                file = _File(os.open(self._folder / name, flags))
-                if stat.S_ISREG(os.fstat(file.number).st_mode):
-                    return file
-        raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
+
+def _not_opened(key: str) -> Refused:
+    return Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")

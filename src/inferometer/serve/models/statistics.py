@@ -1,18 +1,27 @@
-"""A model's statistics since it was loaded, counted as Triton does.
+"""A model's statistics since it was loaded, counted as Triton does, for its statistics message and /metrics.
 
 Per request: success or failure, and the time from arrival to end; for successful requests also the queue time and the
 times of the execution it was part of (joining inputs, inferring, splitting outputs). Per batch size: its executions.
 """
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
+import psutil
+
+from inferometer import __version__
+from inferometer.serve import prometheus
 from inferometer.serve.kserve.messages import ModelStatistics
 from inferometer.serve.models.types import Compute, Inference
 from inferometer.serve.prometheus import Histogram
 from inferometer.timing.clock import wall_offset
 
+if TYPE_CHECKING:
+    from inferometer.serve.models.registry import Models
+
 Reason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
 
+_PARTS = ("input", "infer", "output")
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 )  # fmt: skip
@@ -60,19 +69,58 @@ class Statistics:
         self.failures[reason] += 1
 
     def message(self, name: str, version: str) -> Any:
-        last_ms = (self.last + wall_offset()) // 1_000_000 if self.executions else 0
-        counts = {"last_inference": last_ms, "inference_count": self.rows, "execution_count": self.executions}
-        made, times = ModelStatistics(name=name, version=version, **counts), ("input", "infer", "output")
-        durations = {"success": self.success_ns, "queue": self.queue_ns}
-        durations |= {f"compute_{part}": ns for part, ns in zip(times, self.compute_ns, strict=True)}
-        pairs = {field: (self.success, ns) for field, ns in durations.items()}
-        pairs |= {"fail": (sum(self.failures.values()), self.failure_ns), "cache_hit": (0, 0), "cache_miss": (0, 0)}
-        for field, (count, ns) in pairs.items():
-            duration = getattr(made.inference_stats, field)
-            duration.count, duration.ns = count, ns
-        for rows, (count, *compute) in sorted(self.batches.items()):
-            batch = made.batch_stats.add(batch_size=rows)
-            for part, ns in zip(times, compute, strict=True):
-                duration = getattr(batch, f"compute_{part}")
-                duration.count, duration.ns = count, ns
-        return made
+        def compute(count: int, ns: list[int]) -> dict[str, Any]:
+            return {f"compute_{part}": {"count": count, "ns": each} for part, each in zip(_PARTS, ns, strict=True)}
+
+        failures, last_ms = sum(self.failures.values()), (self.last + wall_offset()) // 1_000_000
+        pairs = {"success": (self.success, self.success_ns), "fail": (failures, self.failure_ns)}
+        pairs |= {"queue": (self.success, self.queue_ns), "cache_hit": (0, 0), "cache_miss": (0, 0)}
+        stats = {field: {"count": count, "ns": ns} for field, (count, ns) in pairs.items()}
+        batches = [{"batch_size": rows, **compute(count, ns)} for rows, (count, *ns) in sorted(self.batches.items())]
+        return ModelStatistics(
+            name=name, version=version, last_inference=last_ms if self.executions else 0, inference_count=self.rows,
+            execution_count=self.executions, inference_stats=stats | compute(self.success, self.compute_ns),
+            batch_stats=batches,
+        )  # fmt: skip
+
+
+# --- /metrics --------------------------------------------------------------------------------------------------------
+
+_CACHED, _NOT_CACHED = "in microseconds (includes cached requests)", "(does not include cached requests)"
+_MODEL: dict[str, tuple[str, str, Callable[[Statistics], Any]]] = {
+    "request_success": ("counter", "Number of successful inference requests, all batch sizes", lambda of: of.success),
+    "count": ("counter", f"Number of inferences performed {_NOT_CACHED}", lambda of: of.rows),
+    "exec_count": ("counter", f"Number of model executions performed {_NOT_CACHED}", lambda of: of.executions),
+    "request_duration_us": ("counter", f"Cumulative inference request duration {_CACHED}", lambda of: of.success_ns // 1000),
+    "queue_duration_us": ("counter", f"Cumulative inference queuing duration {_CACHED}", lambda of: of.queue_ns // 1000),
+    "compute_input_duration_us": ("counter", f"Cumulative compute input duration in microseconds {_NOT_CACHED}", lambda of: of.compute_ns[0] // 1000),
+    "compute_infer_duration_us": ("counter", f"Cumulative compute inference duration in microseconds {_NOT_CACHED}", lambda of: of.compute_ns[1] // 1000),
+    "compute_output_duration_us": ("counter", f"Cumulative inference compute output duration in microseconds {_NOT_CACHED}", lambda of: of.compute_ns[2] // 1000),
+    "request_latency_seconds": ("histogram", "Latency of successful requests, from arrival to the last response", lambda of: of.request),
+    "queue_latency_seconds": ("histogram", "Time that successful requests spent in the queue", lambda of: of.queue),
+    "compute_latency_seconds": ("histogram", "Time that successful requests spent on a model instance", lambda of: of.compute),
+}  # fmt: skip
+"""Kind, description and value of the metrics of a model, by name after nv_inference_."""
+
+
+def page(models: "Models", started: float) -> bytes:
+    """Return the page. `started` is when the server was started, in seconds since 1970."""
+    served = [model for name in models.names() if not (model := models.find(name)).is_remote]
+    labels = {model: {"model": model.name, "version": model.version} for model in served}
+    reasons = [({**labels[one], "reason": why}, count) for one in served for why, count in one.counted.failures.items()]
+    memory, pending = psutil.virtual_memory(), [(labels[one], one.pending) for one in served]
+    families: list[prometheus.Family] = [
+        *(
+            (f"nv_inference_{name}", kind, text, [(labels[one], value(one.counted)) for one in served])
+            for name, (kind, text, value) in _MODEL.items()
+        ),
+        ("nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes", reasons),
+        ("nv_inference_pending_request_count", "gauge", "Instantaneous number of pending requests awaiting execution per-model.", pending),
+        ("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]", [({}, psutil.cpu_percent() / 100)]),
+        ("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes", [({}, memory.total)]),
+        ("nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", [({}, memory.used)]),
+        ("process_start_time_seconds", "gauge", "Start time of the server since unix epoch in seconds.", [({}, started)]),
+        # The other names are those of vLLM and Triton: only this one tells that it is neither.
+        ("inferometer_serve_info", "gauge", "Version of inferometer serve.", [({"version": __version__}, 1)]),
+    ]  # fmt: skip
+    return prometheus.page(families)

@@ -201,6 +201,8 @@ class Loaded(msgspec.Struct):
     text: Any = None
     """A text model (`serve.openai.TextModel`), which the OpenAI endpoints serve as well; None for all other models."""
     close: Callable[[], None] = lambda: None
+    threads: Any = None
+    """The threads in which `run` is called; set by the model that it belongs to."""
 
 
 Loader = Callable[[Loading], Loaded]

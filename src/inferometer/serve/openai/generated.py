@@ -10,11 +10,11 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Refused, reason
+from inferometer.serve.offload import OnDone, result_of
 from inferometer.serve.openai.frames import embeddings_body, escaped, tokenize_body
 from inferometer.serve.openai.model import Generation, TextModel
 from inferometer.serve.openai.requests import Refusal, TextRequest, check_supported, refusal_of, too_long
 from inferometer.serve.openai.response import Stream, Whole
-from inferometer.serve.threads import OnDone, result_of
 
 _EMBEDDING, _TOKENIZE = "embedding", "tokenize"
 

@@ -9,28 +9,25 @@ whatever it is doing.
 import asyncio
 import socket
 import sys
-import threading
 from typing import Any
 
 import msgspec
 
-from inferometer.serve import threads
-from inferometer.serve.background import end_with
+from inferometer.serve.background import run_child
 from inferometer.serve.processes.link import attach
-from inferometer.timing.loop import run
 
 
 async def _serve(number: int, counter: int) -> None:
     over = asyncio.Event()
 
     async def front_end(encoded: bytes) -> None:
-        from inferometer.serve.app import serve_part  # noqa: PLC0415  (heavy: depends on what this process is)
-        from inferometer.serve.processes.group import Group  # noqa: PLC0415
+        from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: depends on what this process is)
+        from inferometer.serve.processes.hub import Group  # noqa: PLC0415
         from inferometer.serve.settings import Settings  # noqa: PLC0415
 
         settings = msgspec.json.decode(encoded, type=Settings)
         group = Group(link.handlers, link.call, counter)
-        await serve_part(settings, group, lambda listening: link.tell("ready", msgspec.to_builtins(listening)))
+        await serve(settings, lambda at: link.tell("ready", msgspec.to_builtins(at)), group=group)
 
     async def model(*arguments: Any) -> str:
         from inferometer.serve.processes import model_process  # noqa: PLC0415
@@ -45,12 +42,6 @@ async def _serve(number: int, counter: int) -> None:
     link.close()
 
 
-def _main() -> None:
-    number, parent, counter = map(int, sys.argv[1:])
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
-    run(_serve(number, counter))
-    threads.leave()
-
-
 if __name__ == "__main__":
-    _main()
+    number, parent, counter = map(int, sys.argv[1:])
+    run_child(parent, lambda: _serve(number, counter))

@@ -6,25 +6,24 @@ statistics are those of the model's process, so that the requests of all front e
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from inferometer.serve import metrics
 from inferometer.serve.kserve import control
 from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.memory import keep_one_heap
+from inferometer.serve.models import statistics
 from inferometer.serve.models.model import Model
+from inferometer.serve.models.queue import UNLIMITED
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Output, Refused, Wanted, reason
-from inferometer.serve.offload import Offload
+from inferometer.serve.offload import COPIED, Offload
 from inferometer.serve.openai.model import Generation, TextModel, Vectors
-from inferometer.serve.processes.link import Cancel, Done, Link, Part, attach, ignore, listen
-from inferometer.serve.processes.segments import Segments
+from inferometer.serve.processes.link import Cancel, Done, Handlers, Link, Part, Segments, attach, ignore, listen
 
 _TEXT_FACTS = ("name", "max_len", "can_generate", "can_embed")
 _GENERATION = (
@@ -32,10 +31,6 @@ _GENERATION = (
 )  # fmt: skip
 _INFERENCE = ("model", "id", "arrived", "deadline", "parameters")
 """What is sent of a text model, a generation and an inference."""
-_AT_ONCE = 1 << 20
-"""Bytes up to which copying takes no longer than handing the work to a thread."""
-_NO_LIMIT = 1 << 40
-"""Front ends limit the requests in progress."""
 
 
 # --- in a front end --------------------------------------------------------------------------------------------------
@@ -48,7 +43,7 @@ async def bring_up(address: str, name: str, models: Models) -> Model:
     labels = {output: tuple(names) for output, names in labels.items()}
     loaded = Loaded(forward=partial(_forward, link, models.offload, Segments(link)), labels=labels, close=link.close)
     loaded.text = _RemoteText(link, *facts) if facts else None
-    model = Model(models, name, version, ModelConfig.FromString(encoded), platform=platform, loaded=[loaded])
+    model = Model(models, ModelConfig.FromString(encoded), version, platform, [loaded])
     link.lost.add_done_callback(lambda _: models.lose(model, f"{link.other} ended"))
     return model
 
@@ -82,8 +77,7 @@ def _forward(
             link.tell("cancel", number)
 
     tensors = list(inference.inputs.values())
-    size = sum([len(tensor.data) for tensor in tensors])
-    offload.run(size if size > _AT_ONCE else 0, lambda: segments.pack(tensors), send)
+    offload.run(sum([len(tensor.data) for tensor in tensors]) // COPIED, lambda: segments.pack(tensors), send)
     return cancel
 
 
@@ -92,13 +86,8 @@ class _RemoteText:
 
     def __init__(self, link: Link, name: str, max_len: int, can_generate: bool, can_embed: bool) -> None:
         self.name, self.max_len, self.can_generate, self.can_embed = name, max_len, can_generate, can_embed
+        self.encode, self.encode_chat = partial(link.call, "encode"), partial(link.call, "encode_chat")
         self._link = link
-
-    def encode(self, texts: Sequence[str | list[int]]) -> Awaitable[list[list[int]]]:
-        return self._link.call("encode", texts)
-
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> Awaitable[list[list[int]]]:
-        return self._link.call("encode_chat", messages)
 
     def generate(self, request: Generation) -> None:
         def part(text: str, count: int, started: int) -> None:
@@ -129,21 +118,24 @@ class _RemoteText:
 
 
 async def load(
-    link: Link, over: asyncio.Event, source: list[Any], config: str, device: str, overrides: list[str]
+    link: Link, over: asyncio.Event, name: str, path: str | None, config: str, device: str, overrides: list[str]
 ) -> str:
     """Load the model and listen for front ends; return the address. `link` is that to the hub, `over` is set when the
     last front end has gone."""
     keep_one_heap()
-    models = Models(link.loop, device=device, overrides=tuple(overrides), limit=_NO_LIMIT)
-    name, path = source
-    models.add_source(ModelSource(name, path and Path(path)))
+    models = Models(link.loop, device=device, overrides=tuple(overrides), limit=UNLIMITED)  # front ends limit them
+    models.add_source(ModelSource(name, Path(path) if path else None))
     await models.start(config)
-    link.handlers |= {
-        "metrics": partial(metrics.page, models, time.time()),
-        "statistics": lambda *which: control.own_statistics(models, *which).SerializeToString(),
-        "close": models.close,
-    }
+    link.handlers |= counted(models) | {"close": models.close}
     return await listen(partial(_accept, models, name, set(), over))
+
+
+def counted(models: Models) -> Handlers:
+    """Return what a process that has models contributes to the metrics and statistics of the server."""
+    return {
+        "metrics": partial(statistics.page, models, time.time()),
+        "statistics": lambda *which: control.own_statistics(models, *which).SerializeToString(),
+    }
 
 
 def _accept(models: Models, name: str, front_ends: set[Link], over: asyncio.Event) -> Link:

@@ -9,8 +9,8 @@ import msgspec
 
 from inferometer.serve.backends.text.engine import Engine, check_tokens
 from inferometer.serve.models.types import Refused, reason
+from inferometer.serve.offload import Threads
 from inferometer.serve.openai.model import Generation, Vectors
-from inferometer.serve.threads import Threads
 
 _BATCH = 32
 

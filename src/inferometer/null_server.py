@@ -1,6 +1,6 @@
 """The null server: responds at once and does nothing else, so that measuring it shows the client's own overhead.
 
-`python -m inferometer.serve.null ITL_MS CHUNKS` listens on a free loopback port, prints its URL, and ends when its
+`python -m inferometer.null_server ITL_MS CHUNKS` listens on a free loopback port, prints its URL, and ends when its
 standard input does. A streamed response has CHUNKS chunks, one every ITL_MS on a clock that all streams share. It
 expects requests with a Content-Length and checks nothing.
 """
