@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from inferometer.serve import metrics, ports
-from inferometer.serve.backends import simulator as text_model
 from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models.registry import Models
 from inferometer.serve.processes.group import Group
 from inferometer.serve.processes.hub import Hub
 from inferometer.serve.settings import Settings, check
-from inferometer.serve.sim.server import Simulator
+from inferometer.serve.sim.server import KSERVE_CONFIG, Simulator
 from inferometer.serve.sockets import tls
 from inferometer.serve.sockets.listener import Listener
 from inferometer.serve.web import Web
@@ -133,7 +132,7 @@ def _simulator(settings: Settings, models: Models, held: contextlib.AsyncExitSta
     of_all = (group.number, group.freeze) if group.is_shared else ()
     simulator = Simulator(settings.sim, models.loop, *of_all)
     held.callback(simulator.close)
-    models.add_own(settings.sim.model, text_model.CONFIG, text_model.loader(simulator))
+    models.add_own(settings.sim.model, KSERVE_CONFIG, simulator.loaded)
     return simulator
 
 

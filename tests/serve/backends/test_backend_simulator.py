@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferometer.serve.backends import simulator as text_model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Output, Refused
-from inferometer.serve.sim.server import Simulator
+from inferometer.serve.sim.server import KSERVE_CONFIG, Simulator
 from inferometer.serve.sim.settings import Batch, Fixed, Sim
 from inferometer.tensors import from_numpy
 from inferometer.timing.clock import now
@@ -43,7 +42,7 @@ def serving(timing: Fixed | Batch, test: Any) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         simulator, models = Simulator(Sim(timing=timing), loop), Models(loop)
-        models.add_own("sim", text_model.CONFIG, text_model.loader(simulator))
+        models.add_own("sim", KSERVE_CONFIG, simulator.loaded)
         await models.start()
         try:
             async with asyncio.timeout(20):
@@ -73,7 +72,7 @@ def test_a_cancelled_request_leaves_nothing_behind(timing: Fixed | Batch, cancel
         assert [why and why.code for why in one.ends] == ["CANCELLED"]
         assert one.responses == cancels_at or not cancels_at
         assert (after.responses, after.ends) == (3, [None])
-        assert (simulator.timing.n_running, simulator.timing.n_waiting) == (0, 0)
+        assert (simulator.timing.n_running, len(simulator.timing.waiting)) == (0, 0)
         await models.unload("sim")  # waits for everything that still runs
 
     serving(timing, test)

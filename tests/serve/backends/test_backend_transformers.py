@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from inferometer.errors import UserError
 from inferometer.serve.backends import transformers as backend
 from inferometer.serve.backends.text import decoder
-from inferometer.serve.backends.text.pieces import Text, decoding
+from inferometer.serve.backends.text.engine import Text, decoding
 from inferometer.serve.models.types import Loaded, Refused
 from inferometer.serve.openai.model import Generation
 from inferometer.tensors import to_numpy

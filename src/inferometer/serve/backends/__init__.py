@@ -8,7 +8,7 @@ from inferometer.serve.models.types import Loader
 
 _HERE = "inferometer.serve.backends"
 LOADERS = {
-    "identity": f"{_HERE}.identity:load", "sim": f"{_HERE}.delay:load", "python": f"{_HERE}.python:load",
+    "identity": f"{_HERE}.identity:load", "sim": f"{_HERE}.identity:load_delay", "python": f"{_HERE}.python:load",
     "torch": f"{_HERE}.torch:load", "classifier": f"{_HERE}.classifier:load", "onnxruntime": f"{_HERE}.onnx:load",
     "transformers": f"{_HERE}.transformers:load",
 }  # fmt: skip

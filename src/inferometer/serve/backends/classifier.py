@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.serve.backends import configured
-from inferometer.serve.backends.tensors import device_of, from_torch, pytorch, to_torch, use_threads
+from inferometer.serve.backends.torch import device_of, from_torch, pytorch, to_torch, use_threads
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
 from inferometer.tensors import TensorSpec, to_numpy
 

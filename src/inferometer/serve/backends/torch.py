@@ -5,13 +5,15 @@
 
 Inputs are passed as arguments: in numeric order if all are named like Triton's INPUT__0, by name if all are named like
 the arguments of `forward`, otherwise in the configuration's order. The result is a tensor, a tuple or list of tensors
-in the configuration's order, or a dict by output name. Pickles are not loaded, because they can run anything (see
-pt2.py). Parameters: `threads` (per operation, on CPUs), `default_max_batch_size` (for an exported program with a
+in the configuration's order, or a dict by output name. Pickles are not loaded, because they can run anything. Parameters: `threads` (per operation, on CPUs), `default_max_batch_size` (for an exported program with a
 dynamic first dimension).
 """
 
+import io
+import json
 import logging
 import re
+import threading
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -20,23 +22,30 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from inferometer.serve.backends import configured, pt2
-from inferometer.serve.backends.tensors import (
-    DTYPES,
-    datatype_of,
-    device_of,
-    from_torch,
-    pytorch,
-    to_torch,
-    use_threads,
-)
+from inferometer import tensors
+from inferometer.serve.backends import configured
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
-from inferometer.tensors import TensorSpec, shown
+from inferometer.tensors import Tensor, TensorSpec, shown
 
+DTYPES = {
+    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
+    "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
+    "FP16": "float16", "BF16": "bfloat16", "FP32": "float32", "FP64": "float64",
+}  # fmt: skip
+"""PyTorch's type names; it has no type for BYTES."""
+_UNSIGNED = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+_DATATYPES = {f"torch.{dtype}": datatype for datatype, dtype in DTYPES.items()}
+_set_here = threading.local()
+_own: list[int] = []
+"""The number of threads that PyTorch chose by default."""
 _NUMBERED = re.compile(r".*__(\d+)")
 _IN_PLACE = re.compile(r"aten::\w*[a-z0-9]_\(")
 _LAST_FRAME = "<--- HERE\n"
+_PT2_REMEDY = "save it with torch.export.save, with plain tensors as weights and inputs"
+_PT2_COMPILED = ("data/aotinductor/", "data/executorch/", "data/mtia/")
+_PT2_PAYLOADS = ("data/weights/", "data/constants/")
 
 
 class _Module(msgspec.Struct):
@@ -113,8 +122,38 @@ def _script(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
     return _Module(module, names, keywords=frozenset(names), writes=writes)
 
 
+def _check_archive(loading: Loading, torch: Any, path: Path) -> None:
+    """Raise UserError if the archive of an exported program contains anything that could run code.
+
+    PyTorch unpickles any pickles that it finds in a .pt2 and loads compiled code; both can run anything. Plain exported
+    programs contain neither: weights and constants are raw bytes, and the sample inputs are tensors, which can be read
+    without running code. Anything else in the archive is refused.
+    """
+    with zipfile.ZipFile(path) as archive:
+        full = archive.namelist()
+        inner = {one.partition("/")[2]: one for one in full}  # all are in one folder, named like the file
+        if "models/model.json" not in inner or len(inner) != len(full):
+            raise loading.error(f"{path.name} is not an exported program, or has an outdated format", _PT2_REMEDY)
+        for short, one in inner.items():
+            if _can_run_code(torch, short, archive, one):
+                what = f"{path.name} was not loaded for safety: {short[:80]} could run anything"
+                raise loading.error(what, _PT2_REMEDY)
+
+
+def _can_run_code(torch: Any, name: str, archive: zipfile.ZipFile, member: str) -> bool:
+    if name.startswith(_PT2_PAYLOADS) and name.endswith(".json"):
+        payloads = json.loads(archive.read(member))["config"].values()
+        return any(one["use_pickle"] or one["path_name"].startswith("opaque") for one in payloads)
+    if name.startswith("data/sample_inputs/"):
+        try:
+            torch.load(io.BytesIO(archive.read(member)), weights_only=True)
+        except Exception:
+            return True
+    return name.startswith(_PT2_COMPILED) or (name.startswith(_PT2_PAYLOADS) and name.endswith(".pt"))
+
+
 def _exported(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
-    pt2.check(torch, loading.name, path)
+    _check_archive(loading, torch, path)
     program = torch.export.load(str(path))
     if device.type != "cpu":
         program = configured.package("torch.export.passes", "torch").move_to_device_pass(program, device)
@@ -192,3 +231,67 @@ def _outputs(torch: Any, name: str, answer: Any, outputs: Sequence[TensorSpec]) 
             what = f"model '{name}': output '{spec.name}' is {datatype_of(one)} {shown(tuple(one.shape))}"
             raise Refused("INTERNAL", f"{what}, the configuration says {spec.datatype}")
     return found[: len(outputs)]
+
+
+# --- what every model on PyTorch needs -------------------------------------------------------------------------------
+
+
+def pytorch(extra: str = "torch") -> Any:
+    torch = configured.package("torch", extra)
+    if not _own:
+        _own.append(torch.get_num_threads())
+    # Inputs are read in place and never written to, so PyTorch's warning is not needed.
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")
+    return torch
+
+
+def device_of(loading: Loading, torch: Any) -> Any:
+    """Return the requested device; `auto` is the GPU if there is one."""
+    name = loading.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise loading.error(f"unknown device {name!r:.60}", "use cpu, cuda or cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise loading.error(f"device {name} was requested, but PyTorch sees {count} GPUs", "use --device cpu")
+    return device
+
+
+def use_threads(torch: Any, count: int) -> None:
+    """Set the number of threads per operation; 0: PyTorch's own default at startup. PyTorch stores the number per calling
+    thread, and a new thread inherits the number that was set last in any thread."""
+    wanted = count or _own[0]
+    if getattr(_set_here, "threads", 0) != wanted:
+        torch.set_num_threads(wanted)
+        _set_here.threads = wanted
+
+
+def to_torch(torch: Any, tensor: Tensor, device: Any, copy: bool = False) -> Any:
+    """Convert a tensor. With `copy`, the model may write to it."""
+    dtype = getattr(torch, DTYPES[tensor.datatype])
+    if not len(tensor.data):
+        return torch.empty(tensor.shape, dtype=dtype, device=device)
+    array = np.frombuffer(tensor.data, _UNSIGNED[tensors.DATATYPES[tensor.datatype].size])
+    if tensor.datatype == "BOOL":
+        made = torch.from_numpy(array != 0)  # any byte other than 0 is true
+    elif copy or not array.flags.aligned:
+        made = torch.from_numpy(array.copy()).view(dtype)
+    else:
+        made = torch.frombuffer(tensor.data, dtype=dtype)
+    return made.reshape(tensor.shape).to(device)
+
+
+def from_torch(torch: Any, name: str, made: Any) -> Tensor:
+    made = made.detach().cpu().contiguous()
+    raw = made.reshape(-1).view(torch.uint8).numpy() if made.numel() else np.empty(0, np.uint8)
+    return Tensor(name, datatype_of(made), tuple(made.shape), raw.data)
+
+
+def datatype_of(made: Any) -> str:
+    """Return KServe's name for a tensor's type, or PyTorch's own if KServe has none."""
+    return _DATATYPES.get(str(made.dtype), str(made.dtype))

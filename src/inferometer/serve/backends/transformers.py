@@ -26,12 +26,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from inferometer.serve.backends import configured
-from inferometer.serve.backends.tensors import device_of, pytorch, use_threads
-from inferometer.serve.backends.text import kserve
+from inferometer.serve.backends.text import model as text_model
 from inferometer.serve.backends.text.decoder import SeparateDecoder, SlotDecoder, Unfit
-from inferometer.serve.backends.text.engine import Engine
-from inferometer.serve.backends.text.language import Language, TextModel
-from inferometer.serve.backends.text.pieces import decoding
+from inferometer.serve.backends.text.engine import Engine, decoding
+from inferometer.serve.backends.text.model import Language, TextModel
+from inferometer.serve.backends.torch import device_of, pytorch, use_threads
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Tensors
 from inferometer.tensors import TensorSpec, from_numpy
 
@@ -134,13 +133,13 @@ def _generation(loading: Loading, language: Language) -> Loaded:
         what = f"max_batch_size is {config.max_batch_size}, but requests for text are not joined"
         raise loading.error(what, remedy)
     config.model_transaction_policy.decoupled = True
-    configured.declare(loading, config.input, kserve.INPUTS)
-    configured.declare(loading, config.output, [TensorSpec(kserve.PIECE, "BYTES", (1,))])
+    configured.declare(loading, config.input, text_model.INPUTS)
+    configured.declare(loading, config.output, [TensorSpec(text_model.PIECE, "BYTES", (1,))])
     most, ends = configured.whole(loading, "max_tokens", _TOKENS), _ends(language)
     prepare = functools.partial(_decoder, loading, language, ends)
     engine = Engine(language.torch, prepare, decoding(language.tokenizer), ends)
     text = TextModel(loading.name, language, engine, None)
-    return Loaded(begin=kserve.begin(text, most), slots=0, text=text, close=text.close)
+    return Loaded(begin=text_model.begin(text, most), slots=0, text=text, close=text.close)
 
 
 def _ends(language: Language) -> frozenset[int]:

@@ -18,6 +18,7 @@ Parts = tuple[str | list[int], ...]
 Messages = tuple[dict[str, str], ...]
 """Role and content of each message of a conversation."""
 
+MESSAGES = b"/v1/messages"
 DEFAULT_TOKENS = 16
 """Length of a completion if the request sets none."""
 _MOST_DIMENSIONS = 16_384
@@ -206,7 +207,7 @@ DECODERS: dict[bytes, Any] = {
     b"/v1/completions": msgspec.json.Decoder(_Completion).decode,
     b"/v1/chat/completions": msgspec.json.Decoder(_Chat).decode,
     b"/v1/embeddings": msgspec.json.Decoder(_Embedding).decode,
-    b"/v1/messages": msgspec.json.Decoder(_Messages).decode,
+    MESSAGES: msgspec.json.Decoder(_Messages).decode,
     b"/tokenize": msgspec.json.Decoder(_Tokenize).decode,
 }
 

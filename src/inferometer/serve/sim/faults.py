@@ -8,7 +8,6 @@ KINDS and WHENS describe the syntax. Requests are counted from 1; only those wit
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve.sim.jobs import noise
 from inferometer.units import NS, parse_seconds
 
 KINDS = {
@@ -40,6 +39,7 @@ _ARGUMENTS = {"reject": (503, 400, 599), "split": (3, 1, 1 << 20)}
 _SECOND = "1s"
 _REMEDY = "KIND[=ARG][@WHEN], such as stall=2s@#7 or reject=503@5%; see `inferometer serve --help`"
 _SHARE = 0x5EED
+_MASK = (1 << 64) - 1
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -122,3 +122,11 @@ class Faults:
             if is_counted or (rule.share and noise(self._seed ^ _SHARE, n, index) < 2 * rule.share - 1):
                 return rule.fault
         return None
+
+
+def noise(seed: int, n: int, k: int) -> float:
+    """Return a number in [-1, 1) that depends only on seed, request and token (splitmix64)."""
+    z = (seed * 0x9E3779B97F4A7C15 + n * 0xD1342543DE82EF95 + k * 0x2545F4914F6CDD1D + 0x632BE59BD9B4E019) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (z ^ (z >> 31)) / 9223372036854775808.0 - 1.0

@@ -10,12 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inferometer.serve.http import answers
-from inferometer.serve.openai.frames import embeddings_body
 from inferometer.serve.openai.requests import Refusal
-from inferometer.serve.openai.response import Stream, Whole, refusal_body
+from inferometer.serve.openai.response import Stream, Whole, embeddings_body, refusal_body
 from inferometer.serve.sim.faults import Fault
-from inferometer.serve.sim.jobs import NEVER, Job
 from inferometer.serve.sim.prompts import vector
+from inferometer.serve.sim.timing import NEVER, Job
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class SimResponse(Job):
     def client_gone(self) -> None:
         """Stop, because the connection was lost or the server is being stopped."""
         if not self.ended:
-            self._drop_from_model()
+            self._server.drop(self)
             self.out.finish()
             self._end(aborted=True)
 
@@ -91,11 +90,6 @@ class SimResponse(Job):
         made = [vector(part, out.asked.dimensions) for part in out.asked.parts]
         return embeddings_body(self._server.name, made, out.asked.packed, self.n_in)
 
-    def _drop_from_model(self) -> None:
-        if self.made < self.n_out and not self.gone:
-            self._server.timing.drop(self, now())
-            self._server.clockwork.changed()
-
     def _end(self, aborted: bool = False) -> None:
         self.ended = True
         self.out.cached = self.cached
@@ -105,9 +99,13 @@ class SimResponse(Job):
 class FaultyResponse(SimResponse):
     """One response in progress, with a fault in the middle."""
 
+    _trip = 1
+    """Tokens written when the fault strikes."""
+    _held: list[int] | None = None
+    """Tokens that were due during a stall."""
+
     def begin(self) -> None:
         self._trip = max(self.n_out // 2, 1)
-        self._held: list[int] | None = None
         super().begin()
 
     def emit(self, count: int, due: int) -> None:
@@ -171,7 +169,7 @@ class FaultyResponse(SimResponse):
     def _hold(self, ns: int) -> None:
         """Send nothing for this long."""
         self._held = []
-        self._server.clockwork.at(now() + ns, self._resume)
+        self._server.alarms.at(now() + ns, self._resume)
 
     def _resume(self) -> None:
         if self.ended:
@@ -198,7 +196,7 @@ class FaultyResponse(SimResponse):
 
     def _break_off(self) -> None:
         """End halfway. The timing model learns it in the next iteration of the loop, since it may be our caller."""
-        self._server.loop.call_soon(self._drop_from_model)
+        self._server.loop.call_soon(self._server.drop, self)
         self._end(aborted=True)
 
 
