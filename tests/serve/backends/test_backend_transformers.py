@@ -13,8 +13,6 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from inferometer.errors import UserError
-from inferometer.serve.backends import transformers as backend
-from inferometer.serve.backends.text import decoder
 from inferometer.serve.backends.text.engine import Text, decoding
 from inferometer.serve.models.types import Loaded, Refused
 from inferometer.serve.openai.model import Generation
@@ -24,6 +22,8 @@ from inferometer.timing.clock import now
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 tokenizers = pytest.importorskip("tokenizers")
+backend = pytest.importorskip("inferometer.serve.backends.transformers", reason="transformers is not installed")
+decoder = pytest.importorskip("inferometer.serve.backends.text.decoder", reason="transformers is not installed")
 pytestmark = pytest.mark.transformers
 
 T = TypeVar("T")
@@ -325,7 +325,7 @@ def test_sampling_follows_the_logits() -> None:
     def shares(temperature: float = 1, top_p: float = 1, top_k: float = 0, excluded: float = 0) -> list[float]:
         controls = torch.tensor([[temperature, top_p, top_k, 0.0, excluded]]).repeat(4000, 1)
         controls[:, 3] = uniform
-        made = decoder.sample(torch, logits.clone(), controls, torch.tensor([1])).tolist()
+        made = decoder.sample(logits.clone(), controls, torch.tensor([1])).tolist()
         return [made.count(i) / 4000 for i in range(4)]
 
     assert shares() == pytest.approx([0.15, 0.5, 0.3, 0.05], abs=0.03)
@@ -648,19 +648,3 @@ def test_reduced_precision_is_supported(encoder_folder: Path, dtype: str) -> Non
     assert made.dtype == np.float32
     assert (made != truth).any()
     np.testing.assert_allclose(made, truth, atol=0.15)
-
-
-def test_missing_transformers_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib  # noqa: PLC0415
-
-    real = importlib.import_module
-
-    def missing(name: str, package: str | None = None) -> Any:
-        if name == "transformers":
-            raise ImportError("No module named 'transformers'", name=name)
-        return real(name, package)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(UserError, match="transformers cannot be imported: No module named 'transformers'") as caught:
-        backend.load(loading(tmp_path))
-    assert caught.value.remedy == "pip install 'inferometer[transformers]'"

@@ -5,7 +5,6 @@ loader fills in what the configuration leaves open and never changes what it sta
 disagree, a UserError names both.
 """
 
-import importlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -102,17 +101,15 @@ def texts(name: str, tensor: Tensor) -> list[str]:
         raise Refused("INVALID_ARGUMENT", f"input '{name}': an element is not valid UTF-8") from None
 
 
-# --- packages and files ----------------------------------------------------------------------------------------------
+# --- devices and files -----------------------------------------------------------------------------------------------
 
 
-def package(name: str, extra: str) -> Any:
-    """Import the package `name`; raises UserError if its extra is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(
-            f"{name} cannot be imported: {one_line(error)}", f"pip install 'inferometer[{extra}]'"
-        ) from None
+def device(loading: Loading) -> tuple[str, int | None]:
+    """Return the kind of device, `auto`, `cpu` or `cuda`, and its number if that is given."""
+    kind, colon, number = loading.device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (colon and not number.isdecimal()):
+        raise loading.error(f"unknown device {loading.device!r:.60}", "use cpu, cuda or cuda:N")
+    return kind, int(number) if colon else None
 
 
 def model_file(loading: Loading, name: str) -> Path:

@@ -16,13 +16,14 @@ import re
 import threading
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import torch
+from torch.export.passes import move_to_device_pass
 
 from inferometer import tensors
 from inferometer.serve.backends import configured
@@ -37,9 +38,10 @@ DTYPES = {
 """PyTorch's type names; it has no type for BYTES."""
 _UNSIGNED = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 _DATATYPES = {f"torch.{dtype}": datatype for datatype, dtype in DTYPES.items()}
-_set_here = threading.local()
-_own: list[int] = []
+_threads = threading.local()
+OWN_THREADS = torch.get_num_threads()
 """The number of threads that PyTorch chose by default."""
+warnings.filterwarnings("ignore", message="The given buffer is not writable")  # inputs are never written to
 _NUMBERED = re.compile(r".*__(\d+)")
 _IN_PLACE = re.compile(r"aten::\w*[a-z0-9]_\(")
 _LAST_FRAME = "<--- HERE\n"
@@ -61,10 +63,9 @@ class _Module(msgspec.Struct):
 
 
 def load(loading: Loading) -> Loaded:
-    torch = pytorch()
-    device = device_of(loading, torch)
+    device = device_of(loading)
     threads = configured.whole(loading, "threads", 0)
-    module = _read(loading, torch, configured.model_file(loading, "model.pt or model.pt2"), device)
+    module = _read(loading, configured.model_file(loading, "model.pt or model.pt2"), device)
     inputs, outputs = configured.specs(loading.config.input), configured.specs(loading.config.output)
     for spec in (*inputs, *outputs):
         if spec.datatype not in DTYPES:
@@ -75,13 +76,13 @@ def load(loading: Loading) -> Loaded:
     by_keyword = {name: argument for name, argument in order.items() if argument in module.keywords}
 
     def run(given: Tensors, parameters: Parameters) -> Tensors:
-        use_threads(torch, threads)
+        use_threads(threads)
         with torch.inference_mode():
-            made = {name: to_torch(torch, tensor, device, module.writes) for name, tensor in given.items()}
+            made = {name: to_torch(tensor, device, module.writes) for name, tensor in given.items()}
             keywords = {argument: made[name] for name, argument in by_keyword.items() if name in made}
             answer = _called(module, [made[name] for name in positional if name in made], keywords)
-            found = _outputs(torch, loading.name, answer, outputs)
-            return {spec.name: from_torch(torch, spec.name, one) for spec, one in zip(outputs, found, strict=True)}
+            found = _outputs(loading.name, answer, outputs)
+            return {spec.name: from_torch(spec.name, one) for spec, one in zip(outputs, found, strict=True)}
 
     return Loaded(run=run)
 
@@ -89,30 +90,19 @@ def load(loading: Loading) -> Loaded:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _read(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
+def _read(loading: Loading, path: Path, device: Any) -> _Module:
     exported = path.suffix == ".pt2"
     remedy = "save it with torch.export.save" if exported else "save it with torch.jit.save; pickles are not loaded"
     if not zipfile.is_zipfile(path):
         raise loading.error(f"{path.name} is not a PyTorch file, or is damaged", remedy)
     read = _exported if exported else _script
-    with _quiet():
-        return configured.attempt(loading, path, remedy, lambda: read(loading, torch, path, device))
+    logging.getLogger("torch.export").disabled = True  # it logs a traceback before it raises
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        return configured.attempt(loading, path, remedy, lambda: read(loading, path, device))
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the traceback that PyTorch logs before it raises, and its warning that TorchScript is deprecated."""
-    logger = logging.getLogger("torch.export")
-    before, logger.disabled = logger.disabled, True
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.disabled = before
-
-
-def _script(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
+def _script(loading: Loading, path: Path, device: Any) -> _Module:
     module = torch.jit.load(str(path), map_location=device).eval()
     names = tuple(one.name for one in module.forward.schema.arguments[1:])
     if not loading.config.input:
@@ -122,7 +112,7 @@ def _script(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
     return _Module(module, names, keywords=frozenset(names), writes=writes)
 
 
-def _check_archive(loading: Loading, torch: Any, path: Path) -> None:
+def _check_archive(loading: Loading, path: Path) -> None:
     """Raise UserError if the archive of an exported program contains anything that could run code.
 
     PyTorch unpickles any pickles that it finds in a .pt2 and loads compiled code; both can run anything. Plain exported
@@ -135,12 +125,12 @@ def _check_archive(loading: Loading, torch: Any, path: Path) -> None:
         if "models/model.json" not in inner or len(inner) != len(full):
             raise loading.error(f"{path.name} is not an exported program, or has an outdated format", _PT2_REMEDY)
         for short, one in inner.items():
-            if _can_run_code(torch, short, archive, one):
+            if _can_run_code(short, archive, one):
                 what = f"{path.name} was not loaded for safety: {short[:80]} could run anything"
                 raise loading.error(what, _PT2_REMEDY)
 
 
-def _can_run_code(torch: Any, name: str, archive: zipfile.ZipFile, member: str) -> bool:
+def _can_run_code(name: str, archive: zipfile.ZipFile, member: str) -> bool:
     if name.startswith(_PT2_PAYLOADS) and name.endswith(".json"):
         payloads = json.loads(archive.read(member))["config"].values()
         return any(one["use_pickle"] or one["path_name"].startswith("opaque") for one in payloads)
@@ -152,11 +142,11 @@ def _can_run_code(torch: Any, name: str, archive: zipfile.ZipFile, member: str) 
     return name.startswith(_PT2_COMPILED) or (name.startswith(_PT2_PAYLOADS) and name.endswith(".pt"))
 
 
-def _exported(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
-    _check_archive(loading, torch, path)
+def _exported(loading: Loading, path: Path, device: Any) -> _Module:
+    _check_archive(loading, path)
     program = torch.export.load(str(path))
     if device.type != "cpu":
-        program = configured.package("torch.export.passes", "torch").move_to_device_pass(program, device)
+        program = move_to_device_pass(program, device)
     signature, spec = program.graph_signature, program.call_spec.in_spec
     nodes = tuple(map(str, signature.user_inputs))
     positional, keywords = spec.children()
@@ -214,7 +204,7 @@ def _called(module: _Module, positional: list[Any], keywords: dict[str, Any]) ->
         raise Refused("INTERNAL", " ".join(why.split())) from None
 
 
-def _outputs(torch: Any, name: str, answer: Any, outputs: Sequence[TensorSpec]) -> list[Any]:
+def _outputs(name: str, answer: Any, outputs: Sequence[TensorSpec]) -> list[Any]:
     """Return the response's tensors, one per configured output."""
     if isinstance(answer, dict):
         named = all(spec.name in answer for spec in outputs)
@@ -236,42 +226,27 @@ def _outputs(torch: Any, name: str, answer: Any, outputs: Sequence[TensorSpec]) 
 # --- what every model on PyTorch needs -------------------------------------------------------------------------------
 
 
-def pytorch(extra: str = "torch") -> Any:
-    torch = configured.package("torch", extra)
-    if not _own:
-        _own.append(torch.get_num_threads())
-    # Inputs are read in place and never written to, so PyTorch's warning is not needed.
-    warnings.filterwarnings("ignore", message="The given buffer is not writable")
-    return torch
-
-
-def device_of(loading: Loading, torch: Any) -> Any:
+def device_of(loading: Loading) -> Any:
     """Return the requested device; `auto` is the GPU if there is one."""
-    name = loading.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise loading.error(f"unknown device {name!r:.60}", "use cpu, cuda or cuda:N")
+    kind, number = configured.device(loading)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise loading.error(f"device {name} was requested, but PyTorch sees {count} GPUs", "use --device cpu")
-    return device
+    if kind == "auto":
+        kind = "cuda" if count else "cpu"
+    if kind == "cuda" and (number or 0) >= count:
+        raise loading.error(f"device {loading.device} was requested, but PyTorch sees {count} GPUs", "use --device cpu")
+    return torch.device(kind if number is None else f"{kind}:{number}")
 
 
-def use_threads(torch: Any, count: int) -> None:
+def use_threads(count: int) -> None:
     """Set the number of threads per operation; 0: PyTorch's own default at startup. PyTorch stores the number per calling
     thread, and a new thread inherits the number that was set last in any thread."""
-    wanted = count or _own[0]
-    if getattr(_set_here, "threads", 0) != wanted:
+    wanted = count or OWN_THREADS
+    if getattr(_threads, "count", 0) != wanted:
         torch.set_num_threads(wanted)
-        _set_here.threads = wanted
+        _threads.count = wanted
 
 
-def to_torch(torch: Any, tensor: Tensor, device: Any, copy: bool = False) -> Any:
+def to_torch(tensor: Tensor, device: Any, copy: bool = False) -> Any:
     """Convert a tensor. With `copy`, the model may write to it."""
     dtype = getattr(torch, DTYPES[tensor.datatype])
     if not len(tensor.data):
@@ -286,7 +261,7 @@ def to_torch(torch: Any, tensor: Tensor, device: Any, copy: bool = False) -> Any
     return made.reshape(tensor.shape).to(device)
 
 
-def from_torch(torch: Any, name: str, made: Any) -> Tensor:
+def from_torch(name: str, made: Any) -> Tensor:
     made = made.detach().cpu().contiguous()
     raw = made.reshape(-1).view(torch.uint8).numpy() if made.numel() else np.empty(0, np.uint8)
     return Tensor(name, datatype_of(made), tuple(made.shape), raw.data)

@@ -25,18 +25,20 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
+import torch
+import transformers as hugging
+
 from inferometer.serve.backends import configured
 from inferometer.serve.backends.text import model as text_model
 from inferometer.serve.backends.text.decoder import SeparateDecoder, SlotDecoder, Unfit
 from inferometer.serve.backends.text.engine import Engine, decoding
 from inferometer.serve.backends.text.model import Language, TextModel
-from inferometer.serve.backends.torch import device_of, pytorch, use_threads
+from inferometer.serve.backends.torch import device_of, use_threads
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Tensors
 from inferometer.tensors import TensorSpec, from_numpy
 
 GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
 TEXT = "text"
-_EXTRA = "transformers"
 _BATCH = 32
 _TOKENS = 128
 _LENGTH = 4096
@@ -54,7 +56,6 @@ _UNBOUNDED = 1_000_000  # tokenizers without a maximum length report 10^30
 
 
 def load(loading: Loading) -> Loaded:
-    torch, hugging = pytorch(_EXTRA), configured.package("transformers", _EXTRA)
     folder = loading.folder
     if folder is None or not (folder / "config.json").is_file():
         raise loading.error(f"there is no config.json in {folder}", "add the model's files")
@@ -68,13 +69,13 @@ def load(loading: Loading) -> Loaded:
 
     config = read(hugging.AutoConfig)
     task = _task(loading, config)
-    device = device_of(loading, torch)
-    more = {"dtype": _dtype(loading, torch, device), "use_safetensors": True, "output_loading_info": True}
+    device = device_of(loading)
+    more = {"dtype": _dtype(loading, device), "use_safetensors": True, "output_loading_info": True}
     model, report = read(getattr(hugging, _TASKS[task][0]), config=config, **more)
     _check_whole(loading, report["missing_keys"])
     tokenizer = read(hugging.AutoTokenizer)
     threads, longest = configured.whole(loading, "threads", 0), _longest(loading, config, tokenizer)
-    language = Language(torch, hugging, device, model.eval().to(device), tokenizer, longest, threads)
+    language = Language(model.eval().to(device), tokenizer, longest, threads)
     if task == GENERATE:
         return _generation(loading, language)
     _let_pad(language)
@@ -108,7 +109,7 @@ def _task(loading: Loading, config: Any) -> str:
     raise loading.error(f"its architecture ({', '.join(names) or 'none'}) does not determine its task", remedy)
 
 
-def _dtype(loading: Loading, torch: Any, device: Any) -> Any:
+def _dtype(loading: Loading, device: Any) -> Any:
     wanted = loading.parameter("dtype", "auto")
     if wanted not in _DTYPES:
         raise loading.error(f"unknown dtype {wanted!r:.60}", f"use one of {', '.join(_DTYPES)}")
@@ -137,7 +138,7 @@ def _generation(loading: Loading, language: Language) -> Loaded:
     configured.declare(loading, config.output, [TensorSpec(text_model.PIECE, "BYTES", (1,))])
     most, ends = configured.whole(loading, "max_tokens", _TOKENS), _ends(language)
     prepare = functools.partial(_decoder, loading, language, ends)
-    engine = Engine(language.torch, prepare, decoding(language.tokenizer), ends)
+    engine = Engine(prepare, decoding(language.tokenizer), ends, torch.inference_mode())
     text = TextModel(loading.name, language, engine, None)
     return Loaded(begin=text_model.begin(text, most), slots=0, text=text, close=text.close)
 
@@ -152,8 +153,8 @@ def _ends(language: Language) -> frozenset[int]:
 
 def _decoder(loading: Loading, language: Language, ends: frozenset[int]) -> Any:
     """Return the decoder, warmed up; called in the engine's thread."""
-    torch, device, length = language.torch, language.device, language.longest or _LENGTH
-    use_threads(torch, language.threads)
+    device, length = language.model.device, language.longest or _LENGTH
+    use_threads(language.threads)
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device.index or 0)  # graphs are captured on the thread's current device
@@ -161,7 +162,7 @@ def _decoder(loading: Loading, language: Language, ends: frozenset[int]) -> Any:
     if not re.fullmatch(r"0?\.\d+|1(\.0*)?", share):
         raise loading.error(f"parameter kv_memory must be in (0, 1] (got {share!r:.60})")
     free = torch.cuda.mem_get_info(device.index or 0)[0] if is_gpu else _PAGE * os.sysconf("SC_AVPHYS_PAGES")
-    given = (torch, language.hugging, language.model, ends, slots or 1, length)
+    given = (language.model, ends, slots or 1, length)
     try:
         decoder: Any = SlotDecoder(*given, memory=float(share) * free)
     except torch.OutOfMemoryError as error:
@@ -197,14 +198,13 @@ def _batched(loading: Loading, output: TensorSpec) -> None:
 
 def _runner(language: Language, output: str, compute: Callable[[Any], Any]) -> Loaded:
     """Return the loaded model; `compute` makes rows of numbers from the tokens."""
-    torch = language.torch
     more = {"padding": True, "truncation": language.longest is not None, "max_length": language.longest}
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:
-        use_threads(torch, language.threads)
+        use_threads(language.threads)
         texts = configured.texts(TEXT, inputs[TEXT])
         with torch.inference_mode():
-            tokens = language.tokenizer(texts, return_tensors="pt", **more).to(language.device)
+            tokens = language.tokenizer(texts, return_tensors="pt", **more).to(language.model.device)
             rows = compute(tokens).to(torch.float32).cpu().numpy()
         batch = inputs[TEXT].shape[:-1]
         return {output: from_numpy(output, rows.reshape(*batch, rows.shape[-1]), "FP32")}
@@ -217,15 +217,15 @@ def _embedding(loading: Loading, language: Language) -> Loaded:
     unit = configured.is_on(loading, "normalize")
 
     def compute(tokens: Any) -> Any:
-        hidden = language.model(**tokens).last_hidden_state.to(language.torch.float32)
+        hidden = language.model(**tokens).last_hidden_state.to(torch.float32)
         mask = tokens["attention_mask"].unsqueeze(-1).to(hidden.dtype)
         mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
-        return language.torch.nn.functional.normalize(mean, dim=-1) if unit else mean
+        return torch.nn.functional.normalize(mean, dim=-1) if unit else mean
 
     def vectors(inputs: list[list[int]]) -> Any:
-        use_threads(language.torch, language.threads)
-        with language.torch.inference_mode():
-            tokens = language.tokenizer.pad({"input_ids": inputs}, return_tensors="pt").to(language.device)
+        use_threads(language.threads)
+        with torch.inference_mode():
+            tokens = language.tokenizer.pad({"input_ids": inputs}, return_tensors="pt").to(language.model.device)
             return list(compute(tokens).cpu().numpy())
 
     loaded = _runner(language, "embedding", compute)
@@ -242,7 +242,7 @@ def _classification(loading: Loading, language: Language) -> Loaded:
         one.label_filename = one.label_filename or "config.json"  # id2label: shows clients that there are labels
 
     def compute(tokens: Any) -> Any:
-        logits = language.model(**tokens).logits.to(language.torch.float32)
+        logits = language.model(**tokens).logits.to(torch.float32)
         if config.problem_type == "multi_label_classification":
             return logits.sigmoid()
         return logits.softmax(-1) if count > 1 and config.problem_type != "regression" else logits

@@ -63,9 +63,9 @@ class Engine:
     """The queue, the slots and the thread of a model."""
 
     def __init__(
-        self, torch: Any, prepare: Callable[[], Any], decode: Callable[..., str], ends: frozenset[int]
+        self, prepare: Callable[[], Any], decode: Callable[..., str], ends: frozenset[int], mode: Callable[[Any], Any]
     ) -> None:
-        """Start the thread, which calls `prepare` for the decoder; raises what that raises."""
+        """Start the thread, in PyTorch's `mode`, which calls `prepare` for the decoder; raises what that raises."""
         self._decode, self._ends = decode, ends
         self._changed = threading.Condition()
         self._waiting: deque[_Row] = deque()
@@ -74,8 +74,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         ready: Future[Any] = Future()
-        given = torch, prepare, ready
-        self._thread = threading.Thread(target=self._work, args=given, name="text engine", daemon=True)
+        self._thread = threading.Thread(target=mode(self._work), args=(prepare, ready), name="text engine", daemon=True)
         self._thread.start()
         self._decoder = ready.result()
         self.length: int = self._decoder.length
@@ -121,23 +120,22 @@ class Engine:
 
     # --- in the thread ---
 
-    def _work(self, torch: Any, prepare: Callable[[], Any], ready: "Future[Any]") -> None:
-        with torch.inference_mode():
-            try:
-                self._decoder = prepare()
-            except BaseException as error:
-                ready.set_exception(error)
-                return
-            ready.set_result(self._decoder)
-            rows: _Rows = [None] * self._decoder.slots
-            while not self._is_closed:
-                with self._changed:
-                    while not (self._waiting or self._pending or any(rows) or self._is_closed):
-                        self._changed.wait()
-                self._step(rows)
-            # Unloading does not wait for requests of the OpenAI endpoints: end them, or their clients would wait forever.
-            rest = [*(row for row in rows if row is not None), *self._waiting]
-            self._fail(rows, rest, Refused("UNAVAILABLE", "the model was unloaded before the text was complete"))
+    def _work(self, prepare: Callable[[], Any], ready: "Future[Any]") -> None:
+        try:
+            self._decoder = prepare()
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        ready.set_result(self._decoder)
+        rows: _Rows = [None] * self._decoder.slots
+        while not self._is_closed:
+            with self._changed:
+                while not (self._waiting or self._pending or any(rows) or self._is_closed):
+                    self._changed.wait()
+            self._step(rows)
+        # Unloading does not wait for requests of the OpenAI endpoints: end them, or their clients would wait forever.
+        rest = [*(row for row in rows if row is not None), *self._waiting]
+        self._fail(rows, rest, Refused("UNAVAILABLE", "the model was unloaded before the text was complete"))
 
     def _step(self, rows: _Rows) -> None:
         for row in rows:

@@ -46,9 +46,6 @@ _BATCH = 32
 class Language(msgspec.Struct):
     """A model, its tokenizer, and the maximum length of a text."""
 
-    torch: Any
-    hugging: Any
-    device: Any
     model: Any
     tokenizer: Any
     longest: int | None
