@@ -41,7 +41,6 @@ _DATATYPES = {f"torch.{dtype}": datatype for datatype, dtype in DTYPES.items()}
 _threads = threading.local()
 OWN_THREADS = torch.get_num_threads()
 """The number of threads that PyTorch chose by default."""
-warnings.filterwarnings("ignore", message="The given buffer is not writable")  # inputs are never written to
 _NUMBERED = re.compile(r".*__(\d+)")
 _IN_PLACE = re.compile(r"aten::\w*[a-z0-9]_\(")
 _LAST_FRAME = "<--- HERE\n"
@@ -228,6 +227,7 @@ def _outputs(name: str, answer: Any, outputs: Sequence[TensorSpec]) -> list[Any]
 
 def device_of(loading: Loading) -> Any:
     """Return the requested device; `auto` is the GPU if there is one."""
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")  # inputs are never written to
     kind, number = configured.device(loading)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "auto":

@@ -45,6 +45,8 @@ class Generation(msgspec.Struct, eq=False):
     # Set by the model:
     started: int = -1
     """When it began to compute, in monotonic ns; -1 while it is queued."""
+    cached: int = 0
+    """Prompt tokens found in a prefix cache."""
     stopped: str | None = None
     """The stop text that ended it, if one did; set before `ended` is called."""
     state: object = None

@@ -141,6 +141,12 @@ def _stop(reason: str, stopped: str | None) -> Json:
 # --- responses -------------------------------------------------------------------------------------------------------
 
 
+class _Unknown:
+    """The source of a response before its generation begins, and of one that has none."""
+
+    started, cached, stopped = -1, 0, None
+
+
 class Response:
     """What streams and whole responses have in common."""
 
@@ -148,14 +154,11 @@ class Response:
         self, connection: Connection, request: Request, asked: TextRequest, model: str, n: int, n_in: int = 0
     ) -> None:
         self.connection, self.request, self.asked, self.n, self.n_in = connection, request, asked, n, n_in
-        self.cached = 0
-        """Prompt tokens found in a prefix cache."""
+        self.source: Any = _Unknown
+        """What generates the text (a Generation, or a Job of the simulator): when it `started`, how many tokens of the
+        prompt were `cached`, and the stop text that `stopped` it."""
         self.written = 0
         """Tokens of the text so far."""
-        self.started = -1
-        """When the model began to compute, in monotonic ns; -1: not known."""
-        self.stopped: str | None = None
-        """The stop text that ended it."""
         self.stamps = array("q")
         """When each content chunk, or the body, was sent, in monotonic ns."""
         self.keep_alive = request.keep_alive
@@ -167,7 +170,7 @@ class Response:
         self._has_begun = False
 
     def usage(self) -> Json:
-        return self._format.usage(self.n_in, self.written, self.cached)
+        return self._format.usage(self.n_in, self.written, self.source.cached)
 
     def finish(self) -> None:
         """Continue with the next request of the connection, or close it."""
@@ -210,7 +213,7 @@ class Stream(Response):
         """Complete the response, with the text of the last `count` tokens, if there is some, in the same send()."""
         self.written += count
         data = self._content(text) if text else b""
-        closing = self._format.closing(reason, self.usage() if self.asked.usage else None, self.stopped)
+        closing = self._format.closing(reason, self.usage() if self.asked.usage else None, self.source.stopped)
         data += _events(*closing) + self._format.done
         if text:
             self.stamps.append(now())
@@ -234,7 +237,7 @@ class Whole(Response):
 
     def body(self, reason: str) -> bytes:
         """Return the body with the text so far."""
-        return json_bytes(self._format.body(_quoted(b"".join(self._pieces)), reason, self.usage(), self.stopped))
+        return json_bytes(self._format.body(_quoted(b"".join(self._pieces)), reason, self.usage(), self.source.stopped))
 
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
         """Send the body, with the text of the last `count` tokens."""
@@ -243,7 +246,7 @@ class Whole(Response):
 
     def send(self, body: bytes) -> None:
         """Send a body with status 200."""
-        sent, arrived, started = now(), self.request.arrived, self.started
+        sent, arrived, started = now(), self.request.arrived, self.source.started
         self.stamps.append(sent)
         if started < 0:
             timing = b"Server-Timing: total;dur=%.6f\r\n" % ((sent - arrived) / 1e6)

@@ -6,7 +6,6 @@ The simulator responds by itself (`respond`), which keeps its tokens on time; fo
 import inspect
 import secrets
 import time
-from collections.abc import Iterator
 from functools import partial
 
 from inferometer.serve.http.connection import Connection
@@ -49,11 +48,11 @@ class OpenAi:
 
     def names(self) -> list[str]:
         """Names of the text models, for the overview of what is served."""
-        return [model.name for model in self._all()]
+        return [name for name, model in self._served().items() if name == model.name]
 
     def _route(self, connection: Connection, request: Request) -> None:
         path = request.path
-        if next(self._all(), None) is None:
+        if self._sim is None and not self._served():
             self._models.check_lost()
             raise Refusal(404, f"no such path: {path.decode('latin-1')}: no text model is served", "not_found")
         if path == b"/v1/models" or path.startswith(b"/v1/models/"):
@@ -81,49 +80,37 @@ class OpenAi:
 
     # --- text models -------------------------------------------------------------------------------------------------
 
-    def _all(self) -> Iterator[TextModel | Simulator]:
-        if self._sim is not None:
-            yield self._sim
-        found = (self._models.find(name).text for name in self._models.names())
-        yield from (text for text in found if text is not None)
+    def _served(self) -> dict[str, TextModel | Simulator]:
+        """Return the text models by name; the simulator also by the names of its adapters."""
+        simulated = {} if self._sim is None else dict.fromkeys(self._sim.names, self._sim)
+        texts = ((name, self._models.find(name).text) for name in self._models.names())
+        return simulated | {name: text for name, text in texts if text is not None}
 
     def _find(self, name: str | None) -> TextModel | Simulator:
         """Return the model with this name, or the only one if the request names none."""
         if self._sim is not None and name in self._sim.names:
             return self._sim
+        served = self._served()
         if name is None:
-            models = list(self._all())
-            if len(models) == 1:
-                return models[0]
-            names = ", ".join(model.name for model in models)
-            raise Refusal(400, f"the request must name one of these models: {names}", "invalid_model")
-        text = self._models.find(name).text if self._models.is_known(name) else None
-        if text is None:
-            served = ", ".join(repr(each) for model in self._all() for each in _names(model))
-            verb = "are" if "," in served else "is"
-            raise Refusal(404, f"the model {name!r} does not exist; {served} {verb} served", "model_not_found")
-        return text  # type: ignore[no-any-return]
+            if len(names := self.names()) == 1:
+                return served[names[0]]
+            raise Refusal(400, f"the request must name one of these models: {', '.join(names)}", "invalid_model")
+        if name not in served:
+            which = ", ".join(map(repr, served)) + (" are" if len(served) > 1 else " is")
+            raise Refusal(404, f"the model {name!r} does not exist; {which} served", "model_not_found")
+        return served[name]
 
     def _listed(self, only: str) -> bytes:
         """Return all models, or the one with this name."""
-        rows = [
-            {"id": name, "object": "model", "created": int(time.time()), "owned_by": "inferometer"}
+        rows = {
+            name: {"id": name, "object": "model", "created": int(time.time()), "owned_by": "inferometer"}
             | {"max_model_len": model.max_len}
             | ({"parent": model.name} if name != model.name else {})
-            for model in self._all()
-            for name in _names(model)
-        ]
-        if not only:
-            return json_bytes({"object": "list", "data": rows})
-        found = [row for row in rows if row["id"] == only]
-        if not found:
+            for name, model in self._served().items()
+        }
+        if only and only not in rows:
             raise Refusal(404, f"the model {only!r} does not exist", "model_not_found")
-        return json_bytes(found[0])
-
-
-def _names(model: TextModel | Simulator) -> tuple[str, ...]:
-    """Return the model's name and those of its adapters."""
-    return model.names if isinstance(model, Simulator) else (model.name,)
+        return json_bytes(rows[only] if only else {"object": "list", "data": list(rows.values())})
 
 
 def _check_method(request: Request, *allowed: bytes) -> None:
@@ -179,12 +166,11 @@ class _InProgress:
                 stop=sampling.stops, ignore_eos=sampling.ignore_eos, min_tokens=sampling.min_tokens,
             )  # fmt: skip
             self._model.generate(self._generation)
+            self._out.source = self._generation
             self._out.begin()
 
         how = await result_of(start)
-        assert self._generation is not None
-        self._inference.started = self._out.started = self._generation.started
-        self._out.stopped = self._generation.stopped
+        self._inference.started = self._out.source.started
         self._leave()
         self._out.end(how)
 

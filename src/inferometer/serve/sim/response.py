@@ -28,6 +28,8 @@ _GARBAGE = answers.chunk(b'data: {"id":"garbage","choices":[{"index":0,\n\n')
 class SimResponse(Job):
     """One response in progress."""
 
+    stopped = None  # simulated texts have no stop texts
+
     def __init__(
         self, server: "Simulator", out: Stream | Whole, n_out: int, keys: tuple[int, ...], fault: Fault | None
     ) -> None:
@@ -36,7 +38,7 @@ class SimResponse(Job):
         self.is_embedding = out.asked.api == "embedding"
         self._server, self._words = server, server.words.words
         self._at = out.n * 7  # its position in the words
-        self._text = self._text_with_usage if out.asked.running_usage else out.text
+        self._text = out.text
         if fault is not None and fault.kind == "close":
             out.promise, out.keep_alive = out.keep_alive, False
         elif fault is not None and fault.kind == "split":
@@ -44,7 +46,7 @@ class SimResponse(Job):
 
     def begin(self) -> None:
         """Start the response once it is admitted or queued: a stream's headers are sent at once."""
-        self.out.connection.gone = self.client_gone
+        self.out.source, self.out.connection.gone = self, self.client_gone
         self.out.begin()
 
     def emit(self, count: int, due: int) -> None:
@@ -56,10 +58,6 @@ class SimResponse(Job):
             self._text(words[at % len(words)], 1)
         else:
             self._text(self._next(count), count)
-
-    def _text_with_usage(self, text: bytes, count: int) -> None:
-        self.out.cached = self.cached
-        self.out.text(text, count)
 
     def client_gone(self) -> None:
         """Stop, because the connection was lost or the server is being stopped."""
@@ -76,7 +74,6 @@ class SimResponse(Job):
     def _complete(self, count: int = 0) -> None:
         """Send the last `count` tokens and everything after them."""
         out = self.out
-        out.started, out.cached = self.started, self.cached
         if self.is_embedding and isinstance(out, Whole):
             out.send(self._body(out))
         else:
@@ -92,8 +89,8 @@ class SimResponse(Job):
 
     def _end(self, aborted: bool = False) -> None:
         self.ended = True
-        self.out.cached = self.cached
         self._server.ended(self, aborted)
+        self.out.source = None  # a cycle would be garbage until the next collection, which delays tokens
 
 
 class FaultyResponse(SimResponse):
@@ -154,7 +151,6 @@ class FaultyResponse(SimResponse):
     def _strike_whole(self, out: Whole) -> None:
         """Carry out the fault in a non-streamed response."""
         assert self.fault is not None
-        out.started, out.cached = self.started, self.cached
         kind, body = self.fault.kind, self._body(out)
         if kind == "stall":
             self._hold(self.fault.arg)

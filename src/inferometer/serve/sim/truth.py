@@ -49,7 +49,7 @@ def row_of(out: Response, done: int, fault: Fault | None, aborted: bool = False)
     return Row(
         id=name.decode("latin-1") if name is not None else None,
         n=out.n, arrived=out.request.arrived, first=first, last=last, done=done, n_in=out.n_in, n_out=out.written,
-        cached=out.cached, chunks=list(out.stamps), fault=fault.kind if fault is not None else None, aborted=aborted,
+        cached=out.source.cached, chunks=list(out.stamps), fault=fault.kind if fault is not None else None, aborted=aborted,
     )  # fmt: skip
 
 

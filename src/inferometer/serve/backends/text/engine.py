@@ -54,7 +54,7 @@ class _Row:
 
 _Rows = list[_Row | None]
 """By slot."""
-_Made = list[tuple[list[_Row], Any]]
+_Made = list[tuple[Sequence[_Row], Any]]
 """Texts, and a tensor with the next token of each."""
 _Event = tuple[_Row, str, int, FinishReason | None, Refused | None]
 
@@ -181,20 +181,29 @@ class Engine:
             row.filled += 1
             self._count(rows, row)
 
-    def _read_prompts(self, rows: _Rows, made: _Made) -> None:
-        """Read new prompts together, or a chunk of one."""
-        group = next(([row] for row in rows if row is not None and not row.is_running), None) or self._admitted(rows)
+    def _read_prompts(self, rows: _Rows, made: _Made, group: Sequence[_Row] = ()) -> None:
+        """Compute a chunk of one prompt, or several short ones; the last chunk gives the first token."""
+        group = group or [row for row in rows if row is not None and not row.is_running][:1] or self._admitted(rows)
+        if not group:
+            return
+        start, end = group[0].filled, group[0].filled + self._decoder.budget
+        is_last, chunks = all(end >= len(row.prompt) for row in group), [row.prompt[start:end] for row in group]
+        slots, controls = [row.slot for row in group], _controls(group) if is_last else None
         try:
-            self._read(rows, made, group)
+            tokens = self._decoder.prefill(slots, chunks, start, controls)
         except Exception as error:
             if len(group) == 1:
                 self._fail(rows, group, error)
-                return
-            for row in group:  # find the one that fails
-                try:
-                    self._read(rows, made, [row])
-                except Exception as alone:
-                    self._fail(rows, [row], alone)
+            else:
+                for row in group:  # find the one that fails
+                    self._read_prompts(rows, made, [row])
+            return
+        if is_last:
+            made.append((group, tokens))
+        for row in group:
+            row.filled = min(end, len(row.prompt))
+            if is_last:
+                self._count(rows, row)
 
     def _admitted(self, rows: _Rows) -> list[_Row]:
         """Give slots to waiting requests, as long as their prompts are short and of similar length."""
@@ -212,21 +221,6 @@ class Engine:
                     row.request.started = now()
                     group.append(row)
         return group
-
-    def _read(self, rows: _Rows, made: _Made, group: list[_Row]) -> None:
-        """Compute a chunk of one prompt, or several short ones; the last chunk gives the first token."""
-        if not group:
-            return
-        start, end = group[0].filled, group[0].filled + self._decoder.budget
-        is_last, chunks = all(end >= len(row.prompt) for row in group), [row.prompt[start:end] for row in group]
-        slots, controls = [row.slot for row in group], _controls(group) if is_last else None
-        tokens = self._decoder.prefill(slots, chunks, start, controls)
-        if is_last:
-            made.append((group, tokens))
-        for row in group:
-            row.filled = min(end, len(row.prompt))
-            if is_last:
-                self._count(rows, row)
 
     def _count(self, rows: _Rows, row: _Row) -> None:
         """Count a computed token; the last one frees the slot."""
@@ -272,7 +266,7 @@ class Engine:
         except RuntimeError:  # the loop is closed
             self._is_closed = True
 
-    def _fail(self, rows: _Rows, group: list[_Row], error: Exception) -> None:
+    def _fail(self, rows: _Rows, group: Sequence[_Row], error: Exception) -> None:
         """End texts with the reason; the others are not affected."""
         refused = reason(error)
         if type(error).__name__ == "OutOfMemoryError":
