@@ -6,6 +6,7 @@ disagree, a UserError names both.
 """
 
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,8 +126,10 @@ def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], T]) ->
         return load()
     except UserError:
         raise
-    except Exception as error:
-        what = f"{path.name} failed to load: {type(error).__name__}: {one_line(error)}"
+    except (Exception, SystemExit) as error:
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [f" (line {line})" for frame, line in frames if frame.f_code.co_filename == str(path)]
+        what = f"{path.name} failed to load: {type(error).__name__}: {one_line(error)}{''.join(lines[-1:])}"
         raise loading.error(what, remedy) from None
 
 

@@ -53,29 +53,24 @@ def passed_on(inputs: Tensors, renamed: dict[str, str]) -> Tensors:
 
 
 def load_delay(loading: Loading) -> Loaded:
-    model = _Delay(loading)
-    return Loaded(begin=model.begin, slots=configured.whole(loading, "slots", 1), close=model.close)
+    renamed, batched, chance = pairs(loading), loading.config.max_batch_size > 0, random.Random(loading.instance)
+    delay, per_row, jitter = (_ns(loading, name) for name in ("delay", "per_row", "jitter"))
+    answers = configured.whole(loading, "answers", 1)
+    made: list[Alarms] = []
 
+    def begin(inputs: Tensors, parameters: Parameters, emit: Emit, finish: Finish) -> Callable[[], None]:
+        start = now()
+        if not made:  # loading does not run in the event loop
+            made.append(Alarms(asyncio.get_running_loop()))
+        rows = next((tensor.shape[0] for tensor in inputs.values()), 1) if batched else 1
+        step = delay + rows * per_row + int(chance.random() * jitter)
+        return _Responding(made[0], emit, finish, passed_on(inputs, renamed), start, step, answers).end
 
-class _Delay:
-    def __init__(self, loading: Loading) -> None:
-        self._renamed = pairs(loading)
-        self._delay, self._per_row, self._jitter = (_ns(loading, name) for name in ("delay", "per_row", "jitter"))
-        self._answers = configured.whole(loading, "answers", 1)
-        self._batched: bool = loading.config.max_batch_size > 0
-        self._random = random.Random(loading.instance)
-        self._alarms: Alarms | None = None
+    def close() -> None:
+        for alarms in made:
+            alarms.close()
 
-    def begin(self, inputs: Tensors, parameters: Parameters, emit: Emit, finish: Finish) -> Callable[[], None]:
-        begin = now()
-        alarms = self._alarms = self._alarms or Alarms(asyncio.get_running_loop())
-        rows = next((tensor.shape[0] for tensor in inputs.values()), 1) if self._batched else 1
-        step = self._delay + rows * self._per_row + int(self._random.random() * self._jitter)
-        return _Responding(alarms, emit, finish, passed_on(inputs, self._renamed), begin, step, self._answers).end
-
-    def close(self) -> None:
-        if self._alarms is not None:
-            self._alarms.close()
+    return Loaded(begin=begin, slots=configured.whole(loading, "slots", 1), close=close)
 
 
 class _Responding:

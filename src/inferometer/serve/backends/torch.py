@@ -5,8 +5,9 @@
 
 Inputs are passed as arguments: in numeric order if all are named like Triton's INPUT__0, by name if all are named like
 the arguments of `forward`, otherwise in the configuration's order. The result is a tensor, a tuple or list of tensors
-in the configuration's order, or a dict by output name. Pickles are not loaded, because they can run anything. Parameters: `threads` (per operation, on CPUs), `default_max_batch_size` (for an exported program with a
-dynamic first dimension).
+in the configuration's order, or a dict by output name. Pickles are not loaded, because they can run anything.
+Parameters: `threads` (per operation, on CPUs), `default_max_batch_size` (for an exported program with a dynamic first
+dimension).
 """
 
 import io

@@ -231,18 +231,15 @@ def _split(given: str | list[int | str | list[int]]) -> Parts | None:
 
 def _conversation(messages: list[_Message]) -> tuple[tuple[str, ...], Messages]:
     """Return all texts; and role and content of each message, its texts joined as vLLM joins them."""
-    texts = [_texts(message.content) for message in messages]
+    texts: list[list[str]] = []
+    for content in [message.content for message in messages]:
+        parts = [_TextPart("text", content)] if isinstance(content, str) else content or []
+        for part in parts:
+            why = f"content part type {part.type!r} is not supported: only 'text' is"
+            _check(part.type == "text", why, "invalid_content")
+        texts.append([part.text for part in parts])
     pairs = zip(messages, texts, strict=True)
     return tuple(chain(*texts)), tuple({"role": each.role, "content": "\n".join(part)} for each, part in pairs)
-
-
-def _texts(content: str | list[_TextPart] | None) -> list[str]:
-    if content is None or isinstance(content, str):
-        return [] if content is None else [content]
-    for part in content:
-        why = f"content part type {part.type!r} is not supported: only 'text' is"
-        _check(part.type == "text", why, "invalid_content")
-    return [part.text for part in content]
 
 
 # --- what real models do not support ---------------------------------------------------------------------------------

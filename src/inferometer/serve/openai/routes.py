@@ -8,6 +8,8 @@ import secrets
 import time
 from functools import partial
 
+import msgspec
+
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
@@ -15,15 +17,7 @@ from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Refused, reason
 from inferometer.serve.openai.model import Generation, TextModel
 from inferometer.serve.openai.requests import DECODERS, Refusal, check_supported, parse, refusal_of, too_long
-from inferometer.serve.openai.response import (
-    Stream,
-    Whole,
-    embeddings_body,
-    escaped,
-    json_bytes,
-    refuse,
-    tokenize_body,
-)  # fmt: skip
+from inferometer.serve.openai.response import Stream, Whole, embeddings_body, escaped, refuse, tokenize_body
 from inferometer.serve.sim.server import Simulator
 from inferometer.serve.threads import OnDone, result_of
 
@@ -34,8 +28,7 @@ class OpenAi:
     """The OpenAI endpoints of all text models."""
 
     def __init__(self, models: Models, sim: Simulator | None) -> None:
-        self._models = models
-        self._sim = sim
+        self._models, self._sim = models, sim
         self._n = secrets.randbits(32) << 20  # so that the ids of all processes differ
 
     def handle(self, connection: Connection, request: Request) -> None:
@@ -74,9 +67,8 @@ class OpenAi:
             raise Refusal(400, f"the model {model.name!r} does not {verb}", "unsupported_endpoint")
         check_supported(request.body)
         self._n += 1
-        _InProgress(
-            self._models, model, (Stream if asked.stream else Whole)(connection, request, asked, model.name, self._n)
-        )
+        out = (Stream if asked.stream else Whole)(connection, request, asked, model.name, self._n)
+        _InProgress(self._models, model, out)
 
     # --- text models -------------------------------------------------------------------------------------------------
 
@@ -110,7 +102,7 @@ class OpenAi:
         }
         if only and only not in rows:
             raise Refusal(404, f"the model {only!r} does not exist", "model_not_found")
-        return json_bytes(rows[only] if only else {"object": "list", "data": list(rows.values())})
+        return msgspec.json.encode(rows[only] if only else {"object": "list", "data": list(rows.values())})
 
 
 def _check_method(request: Request, *allowed: bytes) -> None:

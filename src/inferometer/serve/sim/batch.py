@@ -74,10 +74,7 @@ class BatchTiming(Timing):
             self.due = NEVER
             return
         self.steps += 1
-        prefilled = sum(tokens for _, tokens in step)
-        self.due = start + self._duration(prefilled, sum(not tokens for _, tokens in step))
-
-    def _duration(self, prefilled: int, decoding: int) -> int:
+        prefilled, decoding = sum(tokens for _, tokens in step), sum(not tokens for _, tokens in step)
         spec, seconds = self._spec, 0.0
         if prefilled:
             seconds += spec.prefill_overhead + prefilled / spec.prefill_rate
@@ -85,7 +82,7 @@ class BatchTiming(Timing):
             seconds += spec.decode_step + decoding * spec.decode_per_seq
         if spec.jitter:
             seconds *= 1 + spec.jitter * noise(self._seed, 0, self.steps)
-        return max(round(seconds * NS), 1)
+        self.due = start + max(round(seconds * NS), 1)
 
     def _plan(self, start: int) -> list[tuple[Job, int]]:
         before = self.preemptions
@@ -107,14 +104,12 @@ class BatchTiming(Timing):
         while job.holding is not None:
             if self.kv.grow(job.holding, job.n_in + job.made):
                 return True
-            self._preempt(self._running[-1])
+            latest = self._running[-1]
+            self.preemptions += 1
+            self._leave(latest)
+            latest.left = latest.n_in + latest.made
+            self.waiting.appendleft(latest)
         return False
-
-    def _preempt(self, job: Job) -> None:
-        self.preemptions += 1
-        self._leave(job)
-        job.left = job.n_in + job.made
-        self.waiting.appendleft(job)
 
     def _let_in(self, start: int) -> bool:
         job = self.waiting[0]

@@ -25,10 +25,6 @@ _KEPT_TEXTS, _LONG_TEXT = 2048, 65_536
 _KEPT_PIECES, _LONG_PIECE = 200_000, 64
 
 
-class _Irregular(Exception):  # noqa: N818  (a signal, never seen outside)
-    pass
-
-
 class _Pieces(dict[str, tuple[int, ...]]):
     """The token ids of pieces, each with `before` in front; computed on first use."""
 
@@ -38,7 +34,7 @@ class _Pieces(dict[str, tuple[int, ...]]):
 
     def __missing__(self, piece: str) -> tuple[int, ...]:
         if self._before and (not piece or piece[0].isspace()):
-            raise _Irregular
+            raise KeyError  # the tokenizer does not cut the text here
         ids = tuple(self._tokenizer.encode(self._before + piece))
         if len(self) > _KEPT_PIECES:
             self.clear()
@@ -78,7 +74,7 @@ class Prompts:
         first, *further = text.split(" ")
         try:
             return list(chain((self._first[first],), map(self._further.__getitem__, further)))
-        except _Irregular:
+        except KeyError:
             return [tuple(self._tokenizer.encode(text))]
 
 

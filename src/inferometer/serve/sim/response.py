@@ -116,7 +116,7 @@ class FaultyResponse(SimResponse):
             if not self.is_embedding:
                 self._text(self._next(count), count)
             if self.made == self.n_out:
-                self._strike_whole(self.out)
+                self._strike()
 
     def _send(self, count: int) -> None:
         """Send one content chunk and what follows it: the fault, or the end."""
@@ -130,42 +130,36 @@ class FaultyResponse(SimResponse):
             self._strike()
 
     def _strike(self) -> None:
-        """Carry out the fault halfway through a stream."""
+        """Carry out the fault: halfway through a stream, or with the body of another response."""
         assert self.fault is not None
         kind, out = self.fault.kind, self.out
+        body = self._body(out) if isinstance(out, Whole) else b""
         if kind == "stall":
-            self._hold(self.fault.arg)
+            self._held = []
+            self._server.alarms.at(now() + self.fault.arg, self._resume)
+        elif kind in ("abort", "cut"):
+            if body:
+                out.stamps.append(now())
+                out.write((answers.head(200, len(body)) + body)[: -len(body) // 2])
+            if kind == "cut":
+                out.connection.finish(False)
+            else:
+                out.connection.gone = None
+                self._server.loop.call_soon(out.connection.reset)
+            self._break_off()
+        elif isinstance(out, Whole):
+            out.send(refusal_body(out.request, FAILED) if kind == "error_frame" else body[: len(body) // 2])
+            self._end()
         elif kind == "garbage":
             out.write(_GARBAGE)
             self._end_if_complete()
         elif kind == "error_frame":
             out.fail(FAILED)
             self._break_off()
-        elif kind == "truncate":
+        else:
             out.write(answers.LAST_CHUNK)
             out.finish()
             self._break_off()
-        else:
-            self._close(is_reset=kind == "abort")
-
-    def _strike_whole(self, out: Whole) -> None:
-        """Carry out the fault in a non-streamed response."""
-        assert self.fault is not None
-        kind, body = self.fault.kind, self._body(out)
-        if kind == "stall":
-            self._hold(self.fault.arg)
-        elif kind in ("abort", "cut"):
-            out.stamps.append(now())
-            out.write((answers.head(200, len(body)) + body)[: -len(body) // 2])
-            self._close(is_reset=kind == "abort")
-        else:
-            out.send(refusal_body(out.request, FAILED) if kind == "error_frame" else body[: len(body) // 2])
-            self._end()
-
-    def _hold(self, ns: int) -> None:
-        """Send nothing for this long."""
-        self._held = []
-        self._server.alarms.at(now() + ns, self._resume)
 
     def _resume(self) -> None:
         if self.ended:
@@ -179,16 +173,6 @@ class FaultyResponse(SimResponse):
         """Send what was held back when a fault struck with the last content."""
         if not self.ended and (self.out.written == self.n_out or self.is_embedding):
             self._complete()
-
-    def _close(self, is_reset: bool) -> None:
-        """End halfway by closing the connection."""
-        connection = self.out.connection
-        if is_reset:
-            connection.gone = None
-            self._server.loop.call_soon(connection.reset)
-        else:
-            connection.finish(False)
-        self._break_off()
 
     def _break_off(self) -> None:
         """End halfway. The timing model learns it in the next iteration of the loop, since it may be our caller."""

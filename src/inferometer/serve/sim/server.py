@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from inferometer.errors import UserError
 from inferometer.serve import prometheus
@@ -66,7 +65,11 @@ class Simulator:
         """With several processes, `number` returns the next request's ordinal and `freeze_all` calls `freeze` in each."""
         self.name, self.names, self.max_len = settings.model, settings.names, settings.max_len
         self.settings, self.loop = settings, loop
-        self.timing = _timing(settings)
+        spec = settings.timing
+        more = {name: getattr(settings, name) for name in ("seed", "tokens_per_chunk", "max_queue")}
+        self.timing: FixedTiming | BatchTiming = (
+            FixedTiming(spec, **more) if isinstance(spec, Fixed) else BatchTiming(spec, **more)
+        )
         self.words, self._prompts = Words(), Prompts()
         self._prompt_tokens = self._generation_tokens = 0
         self._ended = {"stop": 0, "length": 0, "abort": 0}
@@ -245,12 +248,6 @@ class Simulator:
         self.alarms.close()
         if self._truth is not None:
             self._truth.close()
-
-
-def _timing(settings: Sim) -> FixedTiming | BatchTiming:
-    spec, chunk, queue = settings.timing, settings.tokens_per_chunk, settings.max_queue
-    more: Any = {"seed": settings.seed, "tokens_per_chunk": chunk, "max_queue": queue}
-    return FixedTiming(spec, **more) if isinstance(spec, Fixed) else BatchTiming(spec, **more)
 
 
 class _KserveText(Job):
