@@ -17,7 +17,6 @@ from inferometer.serve.backends.text.engine import Text, decoding
 from inferometer.serve.models.types import Loaded, Refused
 from inferometer.serve.openai.model import Generation
 from inferometer.tensors import to_numpy
-from inferometer.timing.clock import now
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -114,7 +113,7 @@ class Written:
         self.over: asyncio.Future[tuple[str, Refused | None]] = asyncio.get_running_loop().create_future()
         self.request = Generation(
             prompt, tokens=self._tokens, ended=lambda *end: self.over.set_result(end), max_tokens=max_tokens,
-            arrived=now(), temperature=temperature, **more,
+            temperature=temperature, **more,
         )  # fmt: skip
 
     def _tokens(self, text: str, count: int) -> None:

@@ -64,9 +64,6 @@ def load(loading: Loading) -> Loaded:
     return Loaded(run=run, labels={SCORES: names})
 
 
-# --- the net ---------------------------------------------------------------------------------------------------------
-
-
 def seeded() -> dict[str, NDArray[np.float32]]:
     """Return uniformly distributed weights of variance 2 / fan-in, from a byte stream that no library version changes."""
     sizes = {name: int(np.prod(shape)) for name, shape in _LAYERS.items()}
@@ -94,9 +91,6 @@ def forward(weights: dict[str, Any], pixels: Any) -> Any:
     for name in ("dense1", "dense2", "dense3"):
         x = f.hardtanh(f.layer_norm(f.linear(x, weights[name]), weights[name].shape[:1]))
     return f.linear(x, weights["last"]).softmax(1)
-
-
-# --- images ----------------------------------------------------------------------------------------------------------
 
 
 def _pixels(inputs: Tensors, device: Any) -> Any:

@@ -22,8 +22,6 @@ _LENGTH = 300
 
 T = TypeVar("T")
 
-# --- inputs and outputs ----------------------------------------------------------------------------------------------
-
 
 def specs(fields: Any) -> list[TensorSpec]:
     """Return what config.input or config.output lists."""
@@ -77,9 +75,6 @@ def declare(loading: Loading, fields: Any, tensors: Sequence[TensorSpec]) -> Non
             raise loading.error(f"the configuration says that {one.name} is {differs}", remedy)
 
 
-# --- parameters and requests -----------------------------------------------------------------------------------------
-
-
 def whole(loading: Loading, name: str, default: int) -> int:
     """Return a parameter that is a whole number of at least 0."""
     text = loading.parameter(name, str(default)).strip()
@@ -100,9 +95,6 @@ def texts(name: str, tensor: Tensor) -> list[str]:
         return [one.decode() for one in to_numpy(tensor).reshape(-1)]
     except UnicodeDecodeError:
         raise Refused("INVALID_ARGUMENT", f"input '{name}': an element is not valid UTF-8") from None
-
-
-# --- devices and files -----------------------------------------------------------------------------------------------
 
 
 def device(loading: Loading) -> tuple[str, int | None]:

@@ -49,9 +49,6 @@ def passed_on(inputs: Tensors, renamed: dict[str, str]) -> Tensors:
     return outputs
 
 
-# --- with a delay ----------------------------------------------------------------------------------------------------
-
-
 def load_delay(loading: Loading) -> Loaded:
     renamed, batched, chance = pairs(loading), loading.config.max_batch_size > 0, random.Random(loading.instance)
     delay, per_row, jitter = (_ns(loading, name) for name in ("delay", "per_row", "jitter"))

@@ -52,9 +52,6 @@ def load(loading: Loading) -> Loaded:
     return Loaded(run=run, close=close)
 
 
-# --- the file --------------------------------------------------------------------------------------------------------
-
-
 def _imported(loading: Loading, path: Path) -> ModuleType:
     """Import the file as a module of its own, once per instance."""
     name = f"_inferometer_model_{next(_numbers)}"
@@ -97,9 +94,6 @@ def _function(loading: Loading, module: ModuleType, path: Path) -> Infer:
         raise loading.error(f"{path.name} has no function infer", remedy)
     found: Infer = infer
     return found
-
-
-# --- responses -------------------------------------------------------------------------------------------------------
 
 
 def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterator[Tensors]:

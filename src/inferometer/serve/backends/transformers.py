@@ -128,14 +128,11 @@ def _longest(loading: Loading, config: Any, tokenizer: Any) -> int | None:
 
 
 def _generation(loading: Loading, language: Language) -> Loaded:
-    config = loading.config
-    if config.max_batch_size:
+    if loading.config.max_batch_size:
         remedy = "set it to 0; the parameter max_batch sets how many texts are generated at the same time"
-        what = f"max_batch_size is {config.max_batch_size}, but requests for text are not joined"
+        what = f"max_batch_size is {loading.config.max_batch_size}, but requests for text are not joined"
         raise loading.error(what, remedy)
-    config.model_transaction_policy.decoupled = True
-    configured.declare(loading, config.input, text_model.INPUTS)
-    configured.declare(loading, config.output, [TensorSpec(text_model.PIECE, "BYTES", (1,))])
+    text_model.declare(loading)
     most, ends = configured.whole(loading, "max_tokens", _TOKENS), _ends(language)
     prepare = functools.partial(_decoder, loading, language, ends)
     engine = Engine(prepare, decoding(language.tokenizer), ends, torch.inference_mode())

@@ -28,8 +28,6 @@ class Generation(msgspec.Struct, eq=False):
     """Called once, after the last tokens: "stop" (end of sequence, or a stop text), "length", or "abort" with the
     reason. Not called after `cancel`."""
     max_tokens: int
-    arrived: int = 0
-    """When the request arrived, in monotonic ns."""
     temperature: float = 1.0
     """0: always the most likely token."""
     top_p: float = 1.0

@@ -12,6 +12,7 @@ from msgspec import Meta, field
 
 from inferometer.serve.models.types import HTTP_STATUS, Refused
 
+AtLeastOne = Annotated[int, Meta(ge=1)]
 Body = bytes | memoryview
 Parts = tuple[str | list[int], ...]
 """Prompts as text or as token ids."""
@@ -120,25 +121,21 @@ class _Message(msgspec.Struct, frozen=True):
 
 class _OpenAi(Sampling, frozen=True, kw_only=True):
     model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: AtLeastOne | None = None
+    max_completion_tokens: AtLeastOne | None = None
     stream: bool = False
     stream_options: _StreamOptions | None = None
-    n: int | None = None
+    n: Annotated[int, Meta(ge=1, le=1)] | None = None
 
     def generation(self, api: Literal["completion", "chat"], parts: Parts, messages: Messages = ()) -> TextRequest:
-        _check(self.n in (None, 1), f"n must be 1 (got {self.n})", "invalid_n")
         _check(any(parts), "the prompt must not be empty", "invalid_prompt")
+        options = self.stream_options or _StreamOptions()
         has_stream = self.stream or self.stream_options is None
         _check(has_stream, "stream_options requires stream=true", "invalid_stream_options")
-        n_out = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        if n_out is None:
-            n_out = DEFAULT_TOKENS if api == "completion" else 0
-        else:
-            _check(n_out >= 1, f"max_tokens must be at least 1 (got {n_out})", "invalid_max_tokens")
+        default = DEFAULT_TOKENS if api == "completion" else 0
+        n_out = self.max_completion_tokens or self.max_tokens or default
         too_many = f"min_tokens must be at most max_tokens, {n_out} (got {self.min_tokens})"
         _check(not n_out or self.min_tokens <= n_out, too_many, "invalid_min_tokens")
-        options = self.stream_options or _StreamOptions()
         running = options.continuous_usage_stats
         usage = options.include_usage or running
         return TextRequest(api, self.model, parts, n_out, self.stream, usage, running, messages, self)
@@ -162,23 +159,22 @@ class _Chat(_OpenAi, frozen=True, kw_only=True):
 
 class _Messages(Sampling, frozen=True, kw_only=True):
     model: str
-    max_tokens: int
+    max_tokens: AtLeastOne
     messages: list[_Message]
     system: str | list[_TextPart] | None = None
     stream: bool = False
     stop: list[str] | None = field(name="stop_sequences", default=None)
 
     def parsed(self) -> TextRequest:
-        n_out = self.max_tokens
-        _check(n_out >= 1, f"max_tokens must be at least 1 (got {n_out})", "invalid_max_tokens")
         for number, each in enumerate(self.messages):
             why = f"messages.{number}.role: must be 'user' or 'assistant' (got {each.role!r})"
             _check(each.role in ("user", "assistant"), why, "invalid_role")
         system = [_Message("system", self.system)] if self.system else []
         parts, messages = _conversation(system + self.messages)
-        is_given = bool(self.messages) and any(parts)
-        _check(is_given, "messages: the prompt must not be empty", "invalid_prompt")
-        return TextRequest("message", self.model, parts, n_out, self.stream, True, messages=messages, sampling=self)
+        _check(any(parts) and bool(self.messages), "messages: the prompt must not be empty", "invalid_prompt")
+        return TextRequest(
+            "message", self.model, parts, self.max_tokens, self.stream, True, messages=messages, sampling=self
+        )
 
 
 class _Embedding(msgspec.Struct, frozen=True):

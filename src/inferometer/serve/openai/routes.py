@@ -70,8 +70,6 @@ class OpenAi:
         out = (Stream if asked.stream else Whole)(connection, request, asked, model.name, self._n)
         _InProgress(self._models, model, out)
 
-    # --- text models -------------------------------------------------------------------------------------------------
-
     def _served(self) -> dict[str, TextModel | Simulator]:
         """Return the text models by name; the simulator also by the names of its adapters."""
         simulated = {} if self._sim is None else dict.fromkeys(self._sim.names, self._sim)
@@ -152,7 +150,7 @@ class _InProgress:
 
         def start(ended: OnDone) -> None:
             self._generation = Generation(
-                prompt, self._tokens, ended, n_out, self._out.request.arrived,
+                prompt, self._tokens, ended, n_out,
                 temperature=1.0 if sampling.temperature is None else sampling.temperature,
                 top_p=sampling.top_p or 1.0, top_k=max(sampling.top_k or 0, 0), seed=sampling.seed,
                 stop=sampling.stops, ignore_eos=sampling.ignore_eos, min_tokens=sampling.min_tokens,
@@ -189,8 +187,6 @@ class _InProgress:
         assert isinstance(self._out, Whole)
         self._leave()
         self._out.send(body)
-
-    # --- the end -----------------------------------------------------------------------------------------------------
 
     def _leave(self, why: Refused | None = None) -> None:
         """End the request for the model."""

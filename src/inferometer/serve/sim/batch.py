@@ -66,8 +66,6 @@ class BatchTiming(Timing):
         if self.due != NEVER:
             self.due += ns
 
-    # --- a step ------------------------------------------------------------------------------------------------------
-
     def _begin(self, start: int) -> None:
         self._step = step = self._plan(start)
         if not step:

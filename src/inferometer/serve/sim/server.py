@@ -13,7 +13,7 @@ from functools import partial
 
 from inferometer.errors import UserError
 from inferometer.serve import prometheus
-from inferometer.serve.backends.text.model import number, piece, prompt_text
+from inferometer.serve.backends.text.model import INPUTS, declare, number, piece, prompt_text
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
@@ -41,15 +41,7 @@ _ITL = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
 _REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-KSERVE_CONFIG = """
-backend: "simulator"
-input [
-  { name: "text_input", data_type: TYPE_STRING, dims: [ 1 ] },
-  { name: "max_tokens", data_type: TYPE_INT32, dims: [ 1 ], optional: true }
-]
-output [{ name: "text_output", data_type: TYPE_STRING, dims: [ 1 ] }]
-model_transaction_policy { decoupled: true }
-"""
+KSERVE_CONFIG = 'backend: "simulator"'
 
 
 class Simulator:
@@ -81,8 +73,6 @@ class Simulator:
         self._freeze_all = freeze_all or self.freeze
         self._clockwork, self.alarms = Clockwork(loop, self.timing), Alarms(loop)
 
-    # --- a request ---------------------------------------------------------------------------------------------------
-
     def respond(self, connection: Connection, request: Request, asked: TextRequest) -> None:
         """Respond to a request now or later; raises Refusal if it cannot be served."""
         if asked.api == "tokenize":
@@ -113,6 +103,7 @@ class Simulator:
 
     def loaded(self, loading: Loading) -> Loaded:
         """Return the simulator as a model of the KServe protocol."""
+        declare(loading, INPUTS[:2])
         return Loaded(begin=self._begin, slots=0)
 
     def _begin(self, inputs: Tensors, parameters: Parameters, emit: Emit, finish: Finish) -> Callable[[], None]:
@@ -211,8 +202,6 @@ class Simulator:
         if self._truth is not None:
             out.stamps = out.stamps[:0]  # an empty body is no content
             self._truth.add(row_of(out, now(), fault))
-
-    # --- the server's own ------------------------------------------------------------------------------------------
 
     def metrics(self) -> bytes:
         """Return the page in Prometheus' text format."""

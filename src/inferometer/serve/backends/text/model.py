@@ -20,11 +20,10 @@ import msgspec
 
 from inferometer.serve.backends import configured
 from inferometer.serve.backends.text.engine import Engine, check_tokens
-from inferometer.serve.models.types import Begin, Emit, Finish, Parameters, Refused, Tensors, reason
+from inferometer.serve.models.types import Begin, Emit, Finish, Loading, Parameters, Refused, Tensors, reason
 from inferometer.serve.openai.model import Generation, Vectors
 from inferometer.serve.threads import Threads
 from inferometer.tensors import Tensor, TensorSpec, to_numpy
-from inferometer.timing.clock import now
 
 PROMPT, PIECE = "text_input", "text_output"
 INPUTS = (
@@ -118,6 +117,13 @@ class TextModel:
 # --- KServe ----------------------------------------------------------------------------------------------------------
 
 
+def declare(loading: Loading, inputs: Sequence[TensorSpec] = INPUTS) -> None:
+    """Complete the configuration of a model that generates text."""
+    loading.config.model_transaction_policy.decoupled = True
+    configured.declare(loading, loading.config.input, inputs)
+    configured.declare(loading, loading.config.output, [TensorSpec(PIECE, "BYTES", (1,))])
+
+
 def begin(model: TextModel, most: int) -> Begin:
     """Return what starts the generation of a text; `most` is the default for max_tokens."""
 
@@ -126,7 +132,6 @@ def begin(model: TextModel, most: int) -> Begin:
             model.encode([prompt_text(inputs)])[0],
             tokens=lambda text, count: emit(piece(text.encode("utf-8", "replace"))) if text else None,
             ended=lambda why, refused: finish(refused),
-            arrived=now(),
             max_tokens=int(number(inputs, "max_tokens", most)),
             temperature=float(number(inputs, "temperature", 0.0)),
             top_p=float(number(inputs, "top_p", 1.0)),
