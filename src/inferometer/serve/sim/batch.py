@@ -32,7 +32,7 @@ class BatchTiming(Timing):
     def __init__(self, spec: Batch, **more: int | None) -> None:
         super().__init__(**more)  # type: ignore[arg-type]
         self.kv = KvCache(spec.kv_tokens, spec.block, spec.prefix_cache)
-        self.preemptions = self.steps = 0
+        self.steps = 0
         self._spec = spec
         self._budget = spec.token_budget if spec.chunked_prefill else NEVER
         self._running: list[Job] = []

@@ -27,7 +27,7 @@ from inferometer.serve.sim.faults import Fault, Faults, parse_fault
 from inferometer.serve.sim.prompts import Prompts, Words
 from inferometer.serve.sim.response import FAILED, IN_THE_MIDDLE, FaultyResponse, SimResponse
 from inferometer.serve.sim.settings import Batch, Fixed, Sim
-from inferometer.serve.sim.timing import Clockwork, FixedTiming, Job
+from inferometer.serve.sim.timing import Clockwork, FixedTiming, Job, Timing
 from inferometer.serve.sim.truth import TruthLog, row_of
 from inferometer.timing.clock import now
 
@@ -59,9 +59,7 @@ class Simulator:
         self.settings, self.loop = settings, loop
         spec = settings.timing
         more = {name: getattr(settings, name) for name in ("seed", "tokens_per_chunk", "max_queue")}
-        self.timing: FixedTiming | BatchTiming = (
-            FixedTiming(spec, **more) if isinstance(spec, Fixed) else BatchTiming(spec, **more)
-        )
+        self.timing: Timing = FixedTiming(spec, **more) if isinstance(spec, Fixed) else BatchTiming(spec, **more)
         self.words, self._prompts = Words(), Prompts()
         self._prompt_tokens = self._generation_tokens = 0
         self._ended = {"stop": 0, "length": 0, "abort": 0}
@@ -130,7 +128,7 @@ class Simulator:
         n_in = self._prompts.count(parts)
         if n_in + n_out > self.max_len:
             raise too_long(n_in, n_out, f"the model's maximum of {self.max_len} tokens")
-        if isinstance(self.timing, BatchTiming) and not self.timing.kv.fits(n_in + n_out):
+        if self.timing.kv is not None and not self.timing.kv.fits(n_in + n_out):
             raise too_long(n_in, n_out, "the size of the KV cache")
         return n_in
 
@@ -205,8 +203,7 @@ class Simulator:
 
     def metrics(self) -> bytes:
         """Return the page in Prometheus' text format."""
-        timing, batch = self.timing, self.timing if isinstance(self.timing, BatchTiming) else None
-        kv = batch.kv if batch else None
+        timing, kv = self.timing, self.timing.kv
         generated = self._generation_tokens + sum(job.made for job in self._active)
         gauge, counter, histogram, labels = "gauge", "counter", "histogram", {"model_name": self.name}
         usage = kv.held / kv.capacity if kv else 0
@@ -214,7 +211,7 @@ class Simulator:
             ("num_requests_running", gauge, "Number of requests in the running batch.", timing.n_running),
             ("num_requests_waiting", gauge, "Number of requests waiting in the queue.", len(timing.waiting)),
             ("kv_cache_usage_perc", gauge, "KV cache usage, from 0 (empty) to 1 (full).", usage),
-            ("num_preemptions_total", counter, "Preemptions.", batch.preemptions if batch else 0),
+            ("num_preemptions_total", counter, "Preemptions.", timing.preemptions),
             ("prompt_tokens_total", counter, "Number of prefill tokens processed.", self._prompt_tokens),
             ("generation_tokens_total", counter, "Number of generation tokens processed.", generated),
             ("prefix_cache_queries_total", counter, "Prefix cache queries, in tokens.", kv.queried if kv else 0),

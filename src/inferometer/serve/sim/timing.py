@@ -56,7 +56,9 @@ class Timing:
     def __init__(self, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None) -> None:
         self.due = NEVER
         """The next time at which it has something to do."""
-        self.n_running = 0
+        self.n_running = self.preemptions = 0
+        self.kv: Any = None
+        """The KV cache, if the model has one."""
         self.waiting: deque[Job] = deque()
         self._seed, self._per_chunk = seed, tokens_per_chunk
         self._max_queue = NEVER if max_queue is None else max_queue
