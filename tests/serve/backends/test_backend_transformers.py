@@ -140,7 +140,7 @@ def written(loaded: Loaded, *requests: dict[str, Any]) -> list[Written]:
 
 async def in_new_loop(loaded: Loaded, main: Callable[[], Awaitable[T]]) -> T:
     """A server has one loop; here every test has its own."""
-    loaded.text._engine._loop = None
+    loaded.text.engine._loop = None
     return await main()
 
 
@@ -262,7 +262,7 @@ def test_a_cancelled_text_frees_its_slot_and_is_not_called_again(writer_folder: 
 
 def test_only_the_text_that_fails_is_refused(causal: Any, writer: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that were read together are read again alone."""
-    engine = writer.text._engine._decoder
+    engine = writer.text.engine._decoder
     real = engine.prefill
 
     def prefill(slots: list[int], chunks: list[list[int]], *more: Any) -> Any:
@@ -292,7 +292,7 @@ def test_out_of_memory_is_an_error_of_the_running_texts_only(writer: Loaded, mon
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(writer.text._engine._decoder, "decode", fail)
+        patched.setattr(writer.text.engine._decoder, "decode", fail)
         (failed,) = written(writer, {"prompt": ids(3)})
     refused = failed.over.result()[1]
     assert refused is not None
@@ -448,7 +448,7 @@ def test_chats_use_the_tokenizers_template(writer: Loaded, writer_folder: Path) 
     messages = [{"role": "user", "content": "w1 w2"}]
     with pytest.raises(Refused, match="model m has no chat template"):
         writer.text.encode_chat(messages)
-    tokenizer = writer.text._tokenizer
+    tokenizer = writer.text.tokenizer
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('only users') }}{% endif %}"
         "w9 {{ m.content }} {% endfor %}{% if add_generation_prompt %}w8{% endif %}"

@@ -32,7 +32,7 @@ from inferometer.serve.backends import configured
 from inferometer.serve.backends.text import model as text_model
 from inferometer.serve.backends.text.decoder import SeparateDecoder, SlotDecoder, Unfit
 from inferometer.serve.backends.text.engine import Engine, decoding
-from inferometer.serve.backends.text.model import Language, TextModel
+from inferometer.serve.backends.text.model import LanguageModel
 from inferometer.serve.backends.torch import device_of, use_threads
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Tensors
 from inferometer.tensors import TensorSpec, from_numpy
@@ -75,11 +75,8 @@ def load(loading: Loading) -> Loaded:
     _check_whole(loading, report["missing_keys"])
     tokenizer = read(hugging.AutoTokenizer)
     threads, longest = configured.whole(loading, "threads", 0), _longest(loading, config, tokenizer)
-    language = Language(model.eval().to(device), tokenizer, longest, threads)
-    if task == GENERATE:
-        return _generation(loading, language)
-    _let_pad(language)
-    return (_embedding if task == EMBED else _classification)(loading, language)
+    language = LanguageModel(loading.name, model.eval().to(device), tokenizer, longest, threads)
+    return {GENERATE: _generation, EMBED: _embedding, CLASSIFY: _classification}[task](loading, language)
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------
@@ -127,7 +124,7 @@ def _longest(loading: Loading, config: Any, tokenizer: Any) -> int | None:
 # --- generation ------------------------------------------------------------------------------------------------------
 
 
-def _generation(loading: Loading, language: Language) -> Loaded:
+def _generation(loading: Loading, language: LanguageModel) -> Loaded:
     if loading.config.max_batch_size:
         remedy = "set it to 0; the parameter max_batch sets how many texts are generated at the same time"
         what = f"max_batch_size is {loading.config.max_batch_size}, but requests for text are not joined"
@@ -135,12 +132,12 @@ def _generation(loading: Loading, language: Language) -> Loaded:
     text_model.declare(loading)
     most, ends = configured.whole(loading, "max_tokens", _TOKENS), _ends(language)
     prepare = functools.partial(_decoder, loading, language, ends)
-    engine = Engine(prepare, decoding(language.tokenizer), ends, torch.inference_mode())
-    text = TextModel(loading.name, language, engine, None)
-    return Loaded(begin=text_model.begin(text, most), slots=0, text=text, close=text.close)
+    language.engine = Engine(prepare, decoding(language.tokenizer), ends, torch.inference_mode())
+    language.can_generate, language.max_len = True, language.engine.length
+    return Loaded(begin=text_model.begin(language, most), slots=0, text=language, close=language.close)
 
 
-def _ends(language: Language) -> frozenset[int]:
+def _ends(language: LanguageModel) -> frozenset[int]:
     """Return the tokens that end a text."""
     sources = getattr(language.model, "generation_config", None), language.model.config, language.tokenizer
     ends = (getattr(source, "eos_token_id", None) for source in sources)
@@ -148,7 +145,7 @@ def _ends(language: Language) -> frozenset[int]:
     return frozenset(found if isinstance(found, list | tuple) else (found,))
 
 
-def _decoder(loading: Loading, language: Language, ends: frozenset[int]) -> Any:
+def _decoder(loading: Loading, language: LanguageModel, ends: frozenset[int]) -> Any:
     """Return the decoder, warmed up; called in the engine's thread."""
     device, length = language.model.device, language.longest or _LENGTH
     use_threads(language.threads)
@@ -177,23 +174,20 @@ def _decoder(loading: Loading, language: Language, ends: frozenset[int]) -> Any:
 # --- texts in batches ------------------------------------------------------------------------------------------------
 
 
-def _let_pad(language: Language) -> None:
-    """Set a padding token for tokenizers without one; the attention mask hides it."""
+def _batched(loading: Loading, language: LanguageModel, output: TensorSpec) -> None:
+    """Complete the configuration of a model that takes texts in batches."""
+    if not loading.config.max_batch_size and not loading.config.input:
+        configured.batch_by_default(loading, _BATCH)
+    configured.declare(loading, loading.config.input, [TensorSpec(TEXT, "BYTES", (1,))])
+    configured.declare(loading, loading.config.output, [output])
     tokenizer, config = language.tokenizer, language.model.config
-    if tokenizer.pad_token is None:
+    if tokenizer.pad_token is None:  # any token will do: the attention mask hides it
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = tokenizer.pad_token_id
 
 
-def _batched(loading: Loading, output: TensorSpec) -> None:
-    if not loading.config.max_batch_size and not loading.config.input:
-        configured.batch_by_default(loading, _BATCH)
-    configured.declare(loading, loading.config.input, [TensorSpec(TEXT, "BYTES", (1,))])
-    configured.declare(loading, loading.config.output, [output])
-
-
-def _runner(language: Language, output: str, compute: Callable[[Any], Any]) -> Loaded:
+def _runner(language: LanguageModel, output: str, compute: Callable[[Any], Any]) -> Loaded:
     """Return the loaded model; `compute` makes rows of numbers from the tokens."""
     more = {"padding": True, "truncation": language.longest is not None, "max_length": language.longest}
 
@@ -209,8 +203,8 @@ def _runner(language: Language, output: str, compute: Callable[[Any], Any]) -> L
     return Loaded(run=run)
 
 
-def _embedding(loading: Loading, language: Language) -> Loaded:
-    _batched(loading, TensorSpec("embedding", "FP32", (int(language.model.config.hidden_size),)))
+def _embedding(loading: Loading, language: LanguageModel) -> Loaded:
+    _batched(loading, language, TensorSpec("embedding", "FP32", (int(language.model.config.hidden_size),)))
     unit = configured.is_on(loading, "normalize")
 
     def compute(tokens: Any) -> Any:
@@ -225,16 +219,16 @@ def _embedding(loading: Loading, language: Language) -> Loaded:
             tokens = language.tokenizer.pad({"input_ids": inputs}, return_tensors="pt").to(language.model.device)
             return list(compute(tokens).cpu().numpy())
 
+    language.vectors, language.can_embed = vectors, True
     loaded = _runner(language, "embedding", compute)
-    loaded.text = TextModel(loading.name, language, None, vectors)
-    loaded.close = loaded.text.close
+    loaded.text, loaded.close = language, language.close
     return loaded
 
 
-def _classification(loading: Loading, language: Language) -> Loaded:
+def _classification(loading: Loading, language: LanguageModel) -> Loaded:
     config = language.model.config
     count = int(config.num_labels)
-    _batched(loading, TensorSpec("scores", "FP32", (count,)))
+    _batched(loading, language, TensorSpec("scores", "FP32", (count,)))
     for one in loading.config.output:
         one.label_filename = one.label_filename or "config.json"  # id2label: shows clients that there are labels
 
