@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from inferometer.errors import UserError
-from inferometer.serve.backends.text.engine import Text, decoding
+from inferometer.serve.backends.text.engine import Text
 from inferometer.serve.models.types import Loaded, Refused
 from inferometer.serve.openai.model import Generation
 from inferometer.tensors import to_numpy
@@ -351,12 +352,16 @@ def test_a_stop_text_ends_generation_and_is_not_sent(writer: Loaded) -> None:
     assert later.count == 12
 
 
+def growing_text(tokenizer: Any, prompt: list[int]) -> Text:
+    return Text(functools.partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True), prompt)
+
+
 @for_all(st.text(max_size=20), st.text(max_size=30))
 def test_pieces_are_whole_characters_that_add_up_to_the_text(prompt: str, text: str) -> None:
     tokenizer = BYTES
     with contextlib.suppress(UnicodeEncodeError):
         before, tokens = tokenizer(prompt)["input_ids"], tokenizer(text)["input_ids"]
-        growing = Text(decoding(tokenizer), before)
+        growing = growing_text(tokenizer, before)
         made = [growing.add(token) for token in tokens]
         assert "".join(made) + growing.rest() == text
         if "\ufffd" not in text:
@@ -374,13 +379,13 @@ def test_leading_spaces_of_words_are_kept() -> None:
     made.decoder = tokenizers.decoders.Metaspace()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
     assert tokenizer.decode([1]) == "b"
-    growing = Text(decoding(tokenizer), [0])
+    growing = growing_text(tokenizer, [0])
     assert [growing.add(token) for token in (1, 2, 0, 0)] == [" b", "c", " a", " a"]
 
 
 def test_invalid_utf8_is_sent_at_the_end() -> None:
     wrong = BYTES.convert_tokens_to_ids(["Ģ"])  # 0x80: only ever the middle of a character
-    growing = Text(decoding(BYTES), [])
+    growing = growing_text(BYTES, [])
     made = [growing.add(wrong[0]) for _ in range(20)]
     assert ("".join(made) + growing.rest()) == "\ufffd" * 20
     assert any(made)

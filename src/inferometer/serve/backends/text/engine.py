@@ -296,18 +296,6 @@ def _controls(rows: Sequence[_Row | None]) -> Any:
     return made
 
 
-# --- text of tokens --------------------------------------------------------------------------------------------------
-
-
-def decoding(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Return the function that decodes tokens; without transformers' own layer if the tokenizer allows it (5 x faster)."""
-    if getattr(tokenizer, "is_fast", False) and not getattr(tokenizer, "clean_up_tokenization_spaces", False):
-        backend = tokenizer.backend_tokenizer
-        return lambda tokens: str(backend.decode(tokens, skip_special_tokens=True))
-    more = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-    return lambda tokens: str(tokenizer.decode(tokens, **more))
-
-
 class Text:
     """Converts tokens to text incrementally. A token is decoded together with earlier ones, since its text may depend
     on them."""
