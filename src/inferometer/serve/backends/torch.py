@@ -82,7 +82,7 @@ def load(loading: Loading) -> Loaded:
             keywords = {argument: made[name] for name, argument in by_keyword.items() if name in made}
             answer = _called(module, [made[name] for name in positional if name in made], keywords)
             found = _outputs(loading.name, answer, outputs)
-            return {spec.name: from_torch(spec.name, one) for spec, one in zip(outputs, found, strict=True)}
+            return {spec.name: from_torch(spec.name, one) for spec, one in zip(outputs, found, strict=False)}
 
     return Loaded(run=run)
 
@@ -205,22 +205,19 @@ def _called(module: _Module, positional: list[Any], keywords: dict[str, Any]) ->
 
 
 def _outputs(name: str, answer: Any, outputs: Sequence[TensorSpec]) -> list[Any]:
-    """Return the response's tensors, one per configured output."""
+    """Return the response's tensors in the order of the configured outputs."""
     if isinstance(answer, dict):
         named = all(spec.name in answer for spec in outputs)
         found = [answer[spec.name] for spec in outputs] if named else list(answer.values())
     else:
         found = list(answer) if isinstance(answer, list | tuple) else [answer]
-    if len(found) < len(outputs):
-        what = f"model '{name}' returned {len(found)} outputs, but the configuration lists {len(outputs)}"
-        raise Refused("INTERNAL", what)
     for spec, one in zip(outputs, found, strict=False):
         if not isinstance(one, torch.Tensor):
             raise Refused("INTERNAL", f"model '{name}': output '{spec.name}' is {type(one).__name__}, not a tensor")
         if datatype_of(one) != spec.datatype:
             what = f"model '{name}': output '{spec.name}' is {datatype_of(one)} {shown(tuple(one.shape))}"
             raise Refused("INTERNAL", f"{what}, the configuration says {spec.datatype}")
-    return found[: len(outputs)]
+    return found
 
 
 # --- what every model on PyTorch needs -------------------------------------------------------------------------------
