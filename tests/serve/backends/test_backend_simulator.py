@@ -16,14 +16,14 @@ from inferometer.timing.loop import run
 
 
 class Request:
-    def __init__(self, models: Models, tokens: int) -> None:
+    def __init__(self, models: Models, tokens: int, text: bytes = b"hello") -> None:
         self._models = models
         self.responses = 0
         self.ends: list[Refused | None] = []
         self.cancels_at = -1
         self.over = asyncio.Event()
         inputs = {
-            "text_input": from_numpy("text_input", np.array([b"hello"], object)),
+            "text_input": from_numpy("text_input", np.array([text], object)),
             "max_tokens": from_numpy("max_tokens", np.array([tokens], np.int32)),
         }
         self.inference = Inference("sim", inputs, answer=self._respond, ended=self._ended, arrived=now())
@@ -85,5 +85,17 @@ def test_a_request_that_is_too_long_is_an_invalid_argument() -> None:
         (why,) = one.ends
         assert why is not None
         assert why.code == "INVALID_ARGUMENT" and "exceed the model's maximum of 131072" in why.message
+
+    serving(Fixed(), test)
+
+
+@pytest.mark.parametrize(("text", "what"), [(b"", "must not be empty"), (b"\xff", "not valid UTF-8")])
+def test_a_prompt_without_text_is_an_invalid_argument(text: bytes, what: str) -> None:
+    async def test(models: Models, simulator: Simulator) -> None:
+        one = Request(models, 3, text)
+        models.submit(one.inference)
+        (why,) = one.ends
+        assert why is not None
+        assert why.code == "INVALID_ARGUMENT" and what in why.message
 
     serving(Fixed(), test)

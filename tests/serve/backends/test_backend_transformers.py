@@ -652,3 +652,9 @@ def test_reduced_precision_is_supported(encoder_folder: Path, dtype: str) -> Non
     assert made.dtype == np.float32
     assert (made != truth).any()
     np.testing.assert_allclose(made, truth, atol=0.15)
+
+
+def test_generation_without_a_fast_tokenizer_is_refused(writer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "is_fast", property(lambda _: False))
+    with pytest.raises(UserError, match=r"there is no tokenizer\.json"):
+        backend.load(loading(writer_folder))
