@@ -27,9 +27,8 @@ from inferometer.capacity_search.search import Bracket, Goal, Request, Trial, br
 from inferometer.capacity_search.sequential import Sequential, judge, telling_length
 from inferometer.records import CANCELLED, MISSING, ROW, Columns, Failure, StagePlan
 from inferometer.serve.sim.batch import BatchTiming
-from inferometer.serve.sim.fixed import FixedTiming
-from inferometer.serve.sim.jobs import NEVER, Job, Timing
 from inferometer.serve.sim.settings import Batch, Fixed
+from inferometer.serve.sim.timing import NEVER, FixedTiming, Job, Timing
 from inferometer.units import NS
 
 FIRST, SEEDS = 200, 20

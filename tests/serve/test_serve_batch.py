@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.serve.sim.batch import BatchTiming
-from inferometer.serve.sim.jobs import NEVER, Job
-from inferometer.serve.sim.kv import block_keys
+from inferometer.serve.sim.batch import BatchTiming, block_keys
 from inferometer.serve.sim.settings import Batch
+from inferometer.serve.sim.timing import NEVER, Job
 
 MS = 1_000_000
 
@@ -34,7 +33,7 @@ def engine(tokens_per_chunk: int = 1, max_queue: int | None = None, **spec: obje
 def run(model: BatchTiming) -> None:
     while model.due != NEVER:
         model.advance(model.due)
-        assert model.kv.held + model.kv.idle <= model.kv.capacity
+        assert model.kv.held + len(model.kv.idle) <= model.kv.capacity
 
 
 def test_one_sequence_takes_its_prefill_and_then_a_step_per_token():
@@ -61,7 +60,7 @@ def test_requests_beyond_max_batch_wait_in_order():
     jobs = [Logged(n, 1, 2) for n in range(1, 7)]
     for job in jobs:
         model.add(job, 0)
-    assert (model.n_running, model.n_waiting) == (1, 5)
+    assert (model.n_running, len(model.waiting)) == (1, 5)
     run(model)
     starts = [job.started for job in jobs]
     assert starts == sorted(starts)
@@ -141,7 +140,7 @@ def test_a_dropped_sequence_leaves_at_once_in_any_state():
     model.drop(jobs[2], 11 * MS)
     run(model)
     assert [len(job.log) for job in jobs] == [1, 5, 0]
-    assert (model.n_running, model.n_waiting, model.kv.held) == (0, 0, 0)
+    assert (model.n_running, len(model.waiting), model.kv.held) == (0, 0, 0)
 
 
 def test_a_pause_extends_the_current_step():
@@ -230,7 +229,7 @@ def test_random_requests_get_their_tokens_in_order_within_the_room(
         assert job.times == sorted(job.times)
         assert job.log[0][1] > job.arrived
     assert [job.started for job in served] == sorted(job.started for job in served)
-    assert (model.n_running, model.n_waiting, model.kv.held) == (0, 0, 0)
+    assert (model.n_running, len(model.waiting), model.kv.held) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("prefix", [False, True])

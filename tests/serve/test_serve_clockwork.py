@@ -5,11 +5,9 @@ from typing import cast
 
 import pytest
 
-from inferometer.serve.sim import clockwork
-from inferometer.serve.sim.clockwork import Clockwork
-from inferometer.serve.sim.fixed import FixedTiming
-from inferometer.serve.sim.jobs import NEVER, Job
+from inferometer.serve.sim import timing
 from inferometer.serve.sim.settings import Fixed
+from inferometer.serve.sim.timing import NEVER, Clockwork, FixedTiming, Job
 
 MS = 1_000_000
 
@@ -51,8 +49,8 @@ class Made(Job):
 def hand(monkeypatch: pytest.MonkeyPatch, token: int) -> tuple[Clock, Clockwork]:
     """Return a clockwork with a token every 1 ms."""
     clock = Clock(token)
-    monkeypatch.setattr(clockwork, "now", lambda: clock.t)
-    monkeypatch.setattr(clockwork, "deadline_timer", clock.timer)
+    monkeypatch.setattr(timing, "now", lambda: clock.t)
+    monkeypatch.setattr(timing, "deadline_timer", clock.timer)
     model = FixedTiming(Fixed(ttft=0.001, itl=0.001))
     return clock, Clockwork(cast(asyncio.AbstractEventLoop, None), model)
 

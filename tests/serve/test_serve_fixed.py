@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.serve.sim.fixed import FixedTiming
-from inferometer.serve.sim.jobs import NEVER, Job, noise
+from inferometer.serve.sim.faults import noise
 from inferometer.serve.sim.settings import Fixed
+from inferometer.serve.sim.timing import NEVER, FixedTiming, Job
 
 MS = 1_000_000
 
@@ -78,7 +78,7 @@ def test_requests_beyond_max_batch_start_when_an_earlier_one_was_due_to_end():
     model = timing(max_batch=1)
     jobs = [Logged(n, 3, 0) for n in (1, 2, 3)]
     assert all(model.add(job, 0) for job in jobs)
-    assert (model.n_running, model.n_waiting) == (1, 2)
+    assert (model.n_running, len(model.waiting)) == (1, 2)
     model.advance(10_000 * MS)
     assert [job.log[0][1] // MS for job in jobs] == [50, 120, 190]
     assert [job.started // MS for job in jobs] == [0, 70, 140]
@@ -101,7 +101,7 @@ def test_a_dropped_request_frees_its_slot():
     assert len(first.log) == 1
     assert second.log == []
     assert third.log[0][1] == 102 * MS
-    assert (model.n_running, model.n_waiting) == (0, 0)
+    assert (model.n_running, len(model.waiting)) == (0, 0)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 10**6), st.floats(0, 1))

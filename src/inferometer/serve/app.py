@@ -18,7 +18,6 @@ from collections.abc import Callable
 import msgspec
 
 from inferometer.serve import ports
-from inferometer.serve.backends import simulator as text_model
 from inferometer.serve.kserve.grpc import KserveGrpc
 from inferometer.serve.kserve.grpc import start as start_grpc
 from inferometer.serve.memory import keep_one_heap
@@ -27,7 +26,7 @@ from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.offload import done_before
 from inferometer.serve.processes.hub import Group, Hub
 from inferometer.serve.settings import Settings, check
-from inferometer.serve.sim.server import Simulator
+from inferometer.serve.sim.server import KSERVE_CONFIG, Simulator
 from inferometer.serve.sockets import tls
 from inferometer.serve.sockets.listener import Listener
 from inferometer.serve.web import Web
@@ -91,7 +90,7 @@ async def _front_end(
         if sim := settings.sim:
             simulator = Simulator(sim, loop, *((group.number, group.freeze) if group.is_shared else ()))
             held.callback(simulator.close)
-            models.add_source(ModelSource(sim.model, config=text_model.CONFIG, loader=text_model.loader(simulator)))
+            models.add_source(ModelSource(sim.model, config=KSERVE_CONFIG, loader=simulator.loaded))
         for source in settings.models:
             models.add(source)
         group.join(models, simulator)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from backend_help import given, listed, loading, run_model, words
 
-from inferometer.serve.backends import classifier
 from inferometer.serve.models.types import Loaded, Refused
 from inferometer.tensors import Tensor
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+classifier = pytest.importorskip("inferometer.serve.backends.classifier", reason="Pillow is not installed")
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 pytestmark = pytest.mark.torch
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from backend_help import field, loading, run_model, words
 
-from inferometer.serve.backends import classifier, transformers
-from inferometer.serve.backends import torch as backend
-
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+backend = pytest.importorskip("inferometer.serve.backends.torch", reason="PyTorch is not installed")
+classifier = pytest.importorskip("inferometer.serve.backends.classifier", reason="Pillow is not installed")
+transformers = pytest.importorskip("inferometer.serve.backends.transformers", reason="transformers is not installed")
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU"),
@@ -78,7 +78,7 @@ def test_language_models(tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
         loaded = transformers.load(loading(folder, device=device, parameters={"max_batch": "4"}))
         if device == "cuda":
-            assert loaded.text._engine._decoder._graphs
+            assert loaded.text.engine._decoder._graphs
         texts.append([one.texts for one in written(loaded, *requests)])
         loaded.close()
     assert texts[0] == texts[1]

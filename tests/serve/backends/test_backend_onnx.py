@@ -8,10 +8,10 @@ import pytest
 from backend_help import field, listed, loading, run_model, words
 
 from inferometer.errors import UserError
-from inferometer.serve.backends import onnx as backend
 from inferometer.serve.models.types import Refused
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_numpy
 
+backend = pytest.importorskip("inferometer.serve.backends.onnx", reason="ONNX Runtime is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 onnx = pytest.importorskip("onnx", reason="onnx, which writes the models of these tests, is not installed")
 pytestmark = pytest.mark.onnx
@@ -202,9 +202,7 @@ class Elsewhere:
 def test_an_unusable_gpu_is_an_error_if_requested_and_otherwise_the_cpu_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, says: str
 ) -> None:
-    packages = {"onnxruntime": Elsewhere(error)}
-    original = backend.configured.package
-    monkeypatch.setattr(backend.configured, "package", lambda name, extra: packages.get(name) or original(name, extra))
+    monkeypatch.setattr(backend, "runtime", Elsewhere(error))
     with pytest.raises(UserError, match=f"cannot use the device cuda:1: {says}"):
         backend.load(loading(add_sub(tmp_path), device="cuda:1"))
     assert run_model(backend.load(loading(tmp_path, device="auto")), A=A, B=B)["SUM"].tolist() == (A + B).tolist()
@@ -242,15 +240,3 @@ def test_auto_uses_the_cpu_without_a_gpu(tmp_path: Path) -> None:
     assert (
         to_numpy(loaded.run({"A": from_numpy("A", A), "B": from_numpy("B", B)}, {})["SUM"]).tolist() == (A + B).tolist()
     )  # type: ignore[misc,index]
-
-
-def test_missing_onnx_runtime_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib  # noqa: PLC0415
-
-    def missing(name: str, package: str | None = None) -> Any:
-        raise ImportError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(UserError, match="onnxruntime cannot be imported: No module named 'onnxruntime'") as caught:
-        backend.load(loading(tmp_path))
-    assert caught.value.remedy == "pip install 'inferometer[onnx]'"

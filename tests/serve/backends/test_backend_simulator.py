@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferometer.serve.backends import simulator as text_model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.types import Inference, Output, Refused
-from inferometer.serve.sim.server import Simulator
+from inferometer.serve.sim.server import KSERVE_CONFIG, Simulator
 from inferometer.serve.sim.settings import Batch, Fixed, Sim
 from inferometer.tensors import from_numpy
 from inferometer.timing.clock import now
@@ -18,14 +17,14 @@ from inferometer.timing.loop import run
 
 
 class Request:
-    def __init__(self, models: Models, tokens: int) -> None:
+    def __init__(self, models: Models, tokens: int, text: bytes = b"hello") -> None:
         self._models = models
         self.responses = 0
         self.ends: list[Refused | None] = []
         self.cancels_at = -1
         self.over = asyncio.Event()
         inputs = {
-            "text_input": from_numpy("text_input", np.array([b"hello"], object)),
+            "text_input": from_numpy("text_input", np.array([text], object)),
             "max_tokens": from_numpy("max_tokens", np.array([tokens], np.int32)),
         }
         self.inference = Inference("sim", inputs, answer=self._respond, ended=self._ended, arrived=now())
@@ -44,7 +43,7 @@ def serving(timing: Fixed | Batch, test: Any) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         simulator, models = Simulator(Sim(timing=timing), loop), Models(loop)
-        models.add_source(ModelSource("sim", config=text_model.CONFIG, loader=text_model.loader(simulator)))
+        models.add_source(ModelSource("sim", config=KSERVE_CONFIG, loader=simulator.loaded))
         await models.start()
         try:
             async with asyncio.timeout(20):
@@ -74,7 +73,7 @@ def test_a_cancelled_request_leaves_nothing_behind(timing: Fixed | Batch, cancel
         assert [why and why.code for why in one.ends] == ["CANCELLED"]
         assert one.responses == cancels_at or not cancels_at
         assert (after.responses, after.ends) == (3, [None])
-        assert (simulator.timing.n_running, simulator.timing.n_waiting) == (0, 0)
+        assert (simulator.timing.n_running, len(simulator.timing.waiting)) == (0, 0)
         await models.unload("sim")  # waits for everything that still runs
 
     serving(timing, test)
@@ -87,5 +86,17 @@ def test_a_request_that_is_too_long_is_an_invalid_argument() -> None:
         (why,) = one.ends
         assert why is not None
         assert why.code == "INVALID_ARGUMENT" and "exceed the model's maximum of 131072" in why.message
+
+    serving(Fixed(), test)
+
+
+@pytest.mark.parametrize(("text", "what"), [(b"", "must not be empty"), (b"\xff", "not valid UTF-8")])
+def test_a_prompt_without_text_is_an_invalid_argument(text: bytes, what: str) -> None:
+    async def test(models: Models, simulator: Simulator) -> None:
+        one = Request(models, 3, text)
+        models.submit(one.inference)
+        (why,) = one.ends
+        assert why is not None
+        assert why.code == "INVALID_ARGUMENT" and what in why.message
 
     serving(Fixed(), test)

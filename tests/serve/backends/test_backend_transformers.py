@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,17 +14,16 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from inferometer.errors import UserError
-from inferometer.serve.backends import transformers as backend
-from inferometer.serve.backends.text import decoder
-from inferometer.serve.backends.text.pieces import Text, decoding
+from inferometer.serve.backends.text.engine import Text
 from inferometer.serve.models.types import Loaded, Refused
 from inferometer.serve.openai.model import Generation
 from inferometer.tensors import to_numpy
-from inferometer.timing.clock import now
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 tokenizers = pytest.importorskip("tokenizers")
+backend = pytest.importorskip("inferometer.serve.backends.transformers", reason="transformers is not installed")
+decoder = pytest.importorskip("inferometer.serve.backends.text.decoder", reason="transformers is not installed")
 pytestmark = pytest.mark.transformers
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class Written:
         self.over: asyncio.Future[tuple[str, Refused | None]] = asyncio.get_running_loop().create_future()
         self.request = Generation(
             prompt, tokens=self._tokens, ended=lambda *end: self.over.set_result(end), max_tokens=max_tokens,
-            arrived=now(), temperature=temperature, **more,
+            temperature=temperature, **more,
         )  # fmt: skip
 
     def _tokens(self, text: str, count: int) -> None:
@@ -141,7 +141,7 @@ def written(loaded: Loaded, *requests: dict[str, Any]) -> list[Written]:
 
 async def in_new_loop(loaded: Loaded, main: Callable[[], Awaitable[T]]) -> T:
     """A server has one loop; here every test has its own."""
-    loaded.text._engine._loop = None
+    loaded.text.engine._loop = None
     return await main()
 
 
@@ -263,7 +263,7 @@ def test_a_cancelled_text_frees_its_slot_and_is_not_called_again(writer_folder: 
 
 def test_only_the_text_that_fails_is_refused(causal: Any, writer: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that were read together are read again alone."""
-    engine = writer.text._engine._decoder
+    engine = writer.text.engine._decoder
     real = engine.prefill
 
     def prefill(slots: list[int], chunks: list[list[int]], *more: Any) -> Any:
@@ -293,7 +293,7 @@ def test_out_of_memory_is_an_error_of_the_running_texts_only(writer: Loaded, mon
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(writer.text._engine._decoder, "decode", fail)
+        patched.setattr(writer.text.engine._decoder, "decode", fail)
         (failed,) = written(writer, {"prompt": ids(3)})
     refused = failed.over.result()[1]
     assert refused is not None
@@ -325,7 +325,7 @@ def test_sampling_follows_the_logits() -> None:
     def shares(temperature: float = 1, top_p: float = 1, top_k: float = 0, excluded: float = 0) -> list[float]:
         controls = torch.tensor([[temperature, top_p, top_k, 0.0, excluded]]).repeat(4000, 1)
         controls[:, 3] = uniform
-        made = decoder.sample(torch, logits.clone(), controls, torch.tensor([1])).tolist()
+        made = decoder.sample(logits.clone(), controls, torch.tensor([1])).tolist()
         return [made.count(i) / 4000 for i in range(4)]
 
     assert shares() == pytest.approx([0.15, 0.5, 0.3, 0.05], abs=0.03)
@@ -352,12 +352,16 @@ def test_a_stop_text_ends_generation_and_is_not_sent(writer: Loaded) -> None:
     assert later.count == 12
 
 
+def growing_text(tokenizer: Any, prompt: list[int]) -> Text:
+    return Text(functools.partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True), prompt)
+
+
 @for_all(st.text(max_size=20), st.text(max_size=30))
 def test_pieces_are_whole_characters_that_add_up_to_the_text(prompt: str, text: str) -> None:
     tokenizer = BYTES
     with contextlib.suppress(UnicodeEncodeError):
         before, tokens = tokenizer(prompt)["input_ids"], tokenizer(text)["input_ids"]
-        growing = Text(decoding(tokenizer), before)
+        growing = growing_text(tokenizer, before)
         made = [growing.add(token) for token in tokens]
         assert "".join(made) + growing.rest() == text
         if "\ufffd" not in text:
@@ -375,13 +379,13 @@ def test_leading_spaces_of_words_are_kept() -> None:
     made.decoder = tokenizers.decoders.Metaspace()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
     assert tokenizer.decode([1]) == "b"
-    growing = Text(decoding(tokenizer), [0])
+    growing = growing_text(tokenizer, [0])
     assert [growing.add(token) for token in (1, 2, 0, 0)] == [" b", "c", " a", " a"]
 
 
 def test_invalid_utf8_is_sent_at_the_end() -> None:
     wrong = BYTES.convert_tokens_to_ids(["Ģ"])  # 0x80: only ever the middle of a character
-    growing = Text(decoding(BYTES), [])
+    growing = growing_text(BYTES, [])
     made = [growing.add(wrong[0]) for _ in range(20)]
     assert ("".join(made) + growing.rest()) == "\ufffd" * 20
     assert any(made)
@@ -449,7 +453,7 @@ def test_chats_use_the_tokenizers_template(writer: Loaded, writer_folder: Path) 
     messages = [{"role": "user", "content": "w1 w2"}]
     with pytest.raises(Refused, match="model m has no chat template"):
         writer.text.encode_chat(messages)
-    tokenizer = writer.text._tokenizer
+    tokenizer = writer.text.tokenizer
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('only users') }}{% endif %}"
         "w9 {{ m.content }} {% endfor %}{% if add_generation_prompt %}w8{% endif %}"
@@ -650,17 +654,7 @@ def test_reduced_precision_is_supported(encoder_folder: Path, dtype: str) -> Non
     np.testing.assert_allclose(made, truth, atol=0.15)
 
 
-def test_missing_transformers_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib  # noqa: PLC0415
-
-    real = importlib.import_module
-
-    def missing(name: str, package: str | None = None) -> Any:
-        if name == "transformers":
-            raise ImportError("No module named 'transformers'", name=name)
-        return real(name, package)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(UserError, match="transformers cannot be imported: No module named 'transformers'") as caught:
-        backend.load(loading(tmp_path))
-    assert caught.value.remedy == "pip install 'inferometer[transformers]'"
+def test_generation_without_a_fast_tokenizer_is_refused(writer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "is_fast", property(lambda _: False))
+    with pytest.raises(UserError, match=r"there is no tokenizer\.json"):
+        backend.load(loading(writer_folder))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from raw_client import RawClient, Response, request
 
 from inferometer.serve import app, backends
-from inferometer.serve.openai.stops import StopTexts
+from inferometer.serve.openai.model import StopTexts
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.settings import Fixed, Sim
 from inferometer.timing.loop import new_loop

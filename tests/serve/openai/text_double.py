@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from inferometer.serve.models.types import Loaded, Loading, Refused
-from inferometer.serve.openai.model import FinishReason, Generation, Vectors
-from inferometer.serve.openai.stops import StopTexts
+from inferometer.serve.openai.model import FinishReason, Generation, StopTexts, Vectors
 from inferometer.timing.clock import now
 
 CONFIG = """

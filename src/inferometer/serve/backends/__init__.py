@@ -8,7 +8,7 @@ from inferometer.serve.models.types import Loader
 
 _HERE = "inferometer.serve.backends"
 LOADERS = {
-    "identity": f"{_HERE}.identity:load", "sim": f"{_HERE}.delay:load", "python": f"{_HERE}.python:load",
+    "identity": f"{_HERE}.identity:load", "sim": f"{_HERE}.identity:load_delay", "python": f"{_HERE}.python:load",
     "torch": f"{_HERE}.torch:load", "classifier": f"{_HERE}.classifier:load", "onnxruntime": f"{_HERE}.onnx:load",
     "transformers": f"{_HERE}.transformers:load",
 }  # fmt: skip
@@ -61,6 +61,5 @@ def loader(backend: str) -> Loader:
 
 
 def missing(backend: str, error: ImportError) -> UserError:
-    package, extra = (error.name or str(error)).partition(".")[0], EXTRAS.get(backend)
-    remedy = f"pip install 'inferometer[{extra}]'" if extra else "install it"
-    return UserError(f"backend {backend} requires {package}, which is not installed", remedy)
+    remedy = f"pip install 'inferometer[{EXTRAS[backend]}]'" if backend in EXTRAS else "install the package"
+    return UserError(f"backend {backend} requires a package that cannot be imported: {error}", remedy)

@@ -18,10 +18,12 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
 from inferometer.serve.backends import configured
-from inferometer.serve.backends.tensors import device_of, from_torch, pytorch, to_torch, use_threads
+from inferometer.serve.backends.torch import device_of, from_torch, to_torch, use_threads
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
 from inferometer.tensors import TensorSpec, to_numpy
 
@@ -40,8 +42,7 @@ _LAYERS = {
 
 
 def load(loading: Loading) -> Loaded:
-    torch = pytorch()
-    device = device_of(loading, torch)
+    device = device_of(loading)
     threads = configured.whole(loading, "threads", 1)
     names = tuple(resources.files(__package__).joinpath("data/labels.txt").read_text(encoding="utf-8").splitlines())
     image, pixels = TensorSpec(IMAGE, "BYTES", (1,), True), TensorSpec(PIXELS, "FP32", (3, SIZE, SIZE), True)
@@ -49,21 +50,18 @@ def load(loading: Loading) -> Loaded:
     configured.declare(loading, loading.config.output, [TensorSpec(SCORES, "FP32", (len(names),))])
     for one in loading.config.output:
         one.label_filename = one.label_filename or "labels.txt"
-    _pillow().preinit()  # imports its codecs, which should not delay the first request
+    Image.preinit()  # imports its codecs, which should not delay the first request
     # Our own limit is lower than the one at which Pillow warns.
-    warnings.filterwarnings("ignore", category=_pillow().DecompressionBombWarning)
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     weights = {name: torch.from_numpy(array).to(device) for name, array in seeded().items()}
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:
-        use_threads(torch, threads)
+        use_threads(threads)
         with torch.inference_mode():
-            scores = forward(torch, weights, _pixels(torch, inputs, device))
-            return {SCORES: from_torch(torch, SCORES, scores)}
+            scores = forward(weights, _pixels(inputs, device))
+            return {SCORES: from_torch(SCORES, scores)}
 
     return Loaded(run=run, labels={SCORES: names})
-
-
-# --- the net ---------------------------------------------------------------------------------------------------------
 
 
 def seeded() -> dict[str, NDArray[np.float32]]:
@@ -83,7 +81,7 @@ def seeded() -> dict[str, NDArray[np.float32]]:
     return found
 
 
-def forward(torch: Any, weights: dict[str, Any], pixels: Any) -> Any:
+def forward(weights: dict[str, Any], pixels: Any) -> Any:
     """Map [N, 3, 224, 224] to [N, 100]; each row depends on its own input only."""
     f = torch.nn.functional
     # hardtanh is an odd function: what all images have in common does not grow per layer, as it would with relu.
@@ -95,12 +93,9 @@ def forward(torch: Any, weights: dict[str, Any], pixels: Any) -> Any:
     return f.linear(x, weights["last"]).softmax(1)
 
 
-# --- images ----------------------------------------------------------------------------------------------------------
-
-
-def _pixels(torch: Any, inputs: Tensors, device: Any) -> Any:
+def _pixels(inputs: Tensors, device: Any) -> Any:
     if set(inputs) == {PIXELS}:
-        return to_torch(torch, inputs[PIXELS], device)
+        return to_torch(inputs[PIXELS], device)
     if set(inputs) == {IMAGE}:
         images = [decoded(one) for one in to_numpy(inputs[IMAGE]).reshape(-1)]
         planes = torch.from_numpy(np.stack(images)).to(device).permute(0, 3, 1, 2)
@@ -111,25 +106,20 @@ def _pixels(torch: Any, inputs: Tensors, device: Any) -> Any:
 
 def decoded(data: bytes) -> NDArray[np.uint8]:
     """Decode an image to 224 × 224 × 3 values 0 .. 255; raises Refused if it is not a valid image."""
-    image, ops = _pillow(), configured.package("PIL.ImageOps", "torch")
     try:
-        opened = image.open(io.BytesIO(data), formats=_FORMATS)
+        opened = Image.open(io.BytesIO(data), formats=_FORMATS)
         if opened.width * opened.height > MOST_PIXELS:
             size = f"{opened.width}×{opened.height}"
             raise _refused(f"the image is too large, {size}; the maximum is {MOST_PIXELS} pixels")
         opened.draft("RGB", (2 * SIZE, 2 * SIZE))  # decodes a much larger JPEG at a reduced size, which is faster
-        ops.exif_transpose(opened, in_place=True)
-        return np.asarray(opened.convert("RGB").resize((SIZE, SIZE), image.Resampling.BILINEAR), np.uint8)
-    except image.UnidentifiedImageError:
+        ImageOps.exif_transpose(opened, in_place=True)
+        return np.asarray(opened.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR), np.uint8)
+    except Image.UnidentifiedImageError:
         raise _refused(f"the {len(data)} bytes are not a {' or '.join(_FORMATS)} image") from None
     except Refused:
         raise
     except Exception as error:  # decoders raise all kinds of exceptions for damaged files
         raise _refused(f"the image is damaged: {configured.one_line(error)}") from None
-
-
-def _pillow() -> Any:
-    return configured.package("PIL.Image", "torch")
 
 
 def _refused(what: str) -> Refused:

@@ -5,8 +5,8 @@ loader fills in what the configuration leaves open and never changes what it sta
 disagree, a UserError names both.
 """
 
-import importlib
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,8 +21,6 @@ BATCH = 4
 _LENGTH = 300
 
 T = TypeVar("T")
-
-# --- inputs and outputs ----------------------------------------------------------------------------------------------
 
 
 def specs(fields: Any) -> list[TensorSpec]:
@@ -77,9 +75,6 @@ def declare(loading: Loading, fields: Any, tensors: Sequence[TensorSpec]) -> Non
             raise loading.error(f"the configuration says that {one.name} is {differs}", remedy)
 
 
-# --- parameters and requests -----------------------------------------------------------------------------------------
-
-
 def whole(loading: Loading, name: str, default: int) -> int:
     """Return a parameter that is a whole number of at least 0."""
     text = loading.parameter(name, str(default)).strip()
@@ -102,17 +97,12 @@ def texts(name: str, tensor: Tensor) -> list[str]:
         raise Refused("INVALID_ARGUMENT", f"input '{name}': an element is not valid UTF-8") from None
 
 
-# --- packages and files ----------------------------------------------------------------------------------------------
-
-
-def package(name: str, extra: str) -> Any:
-    """Import the package `name`; raises UserError if its extra is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(
-            f"{name} cannot be imported: {one_line(error)}", f"pip install 'inferometer[{extra}]'"
-        ) from None
+def device(loading: Loading) -> tuple[str, int | None]:
+    """Return the kind of device, `auto`, `cpu` or `cuda`, and its number if that is given."""
+    kind, colon, number = loading.device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (colon and not number.isdecimal()):
+        raise loading.error(f"unknown device {loading.device!r:.60}", "use cpu, cuda or cuda:N")
+    return kind, int(number) if colon else None
 
 
 def model_file(loading: Loading, name: str) -> Path:
@@ -128,8 +118,10 @@ def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], T]) ->
         return load()
     except UserError:
         raise
-    except Exception as error:
-        what = f"{path.name} failed to load: {type(error).__name__}: {one_line(error)}"
+    except (Exception, SystemExit) as error:
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [f" (line {line})" for frame, line in frames if frame.f_code.co_filename == str(path)]
+        what = f"{path.name} failed to load: {type(error).__name__}: {one_line(error)}{''.join(lines[-1:])}"
         raise loading.error(what, remedy) from None
 
 

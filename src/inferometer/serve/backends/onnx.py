@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as runtime
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from inferometer.serve.backends import configured
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
@@ -24,41 +26,35 @@ _TYPES = {
 }  # fmt: skip
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _SILENT = 4  # errors are raised
-_EXTRA = "onnx"
 
 
 def load(loading: Loading) -> Loaded:
-    runtime = configured.package("onnxruntime", _EXTRA)
-    session = _session(loading, runtime, configured.model_file(loading, "model.onnx"))
+    session = _session(loading, configured.model_file(loading, "model.onnx"))
     inputs, outputs = ([_spec(loading, one) for one in part] for part in (session.get_inputs(), session.get_outputs()))
     configured.complete(loading, inputs, outputs)
     wanted = {spec.name: spec.datatype for spec in configured.specs(loading.config.output)}
-    # What ONNX Runtime raises for a bad request rather than a bad model.
-    refusal = configured.package("onnxruntime.capi.onnxruntime_pybind11_state", _EXTRA).InvalidArgument
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:
         try:
             made = session.run(list(wanted), {name: _array(tensor) for name, tensor in inputs.items()})
-        except refusal as error:
+        except InvalidArgument as error:  # a bad request rather than a bad model
             raise Refused("INVALID_ARGUMENT", f"model '{loading.name}': {configured.one_line(error)}") from None
         return {name: _tensor(name, wanted[name], np.asarray(array)) for name, array in zip(wanted, made, strict=True)}
 
     return Loaded(run=run)
 
 
-def _session(loading: Loading, runtime: Any, path: Path) -> Any:
+def _session(loading: Loading, path: Path) -> Any:
     """Return the session, on a GPU if it is requested, or if there is one. By itself, ONNX Runtime would silently fall
     back to the CPU."""
-    kind, _, number = loading.device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (number and not number.isdecimal()):
-        raise loading.error(f"unknown device {loading.device!r:.60}", "use cpu, cuda or cuda:N")
+    kind, number = configured.device(loading)
     why = f"this ONNX Runtime supports only {', '.join(runtime.get_available_providers())}"
     if kind != "cpu" and _CUDA in runtime.get_available_providers():
         runtime.set_default_logger_severity(_SILENT)
         with contextlib.redirect_stdout(io.StringIO()):
             runtime.preload_dlls()  # CUDA's libraries installed by pip
         try:
-            session = _made(loading, runtime, path, [(_CUDA, {"device_id": int(number or 0)}), _CPU])
+            session = _made(loading, path, [(_CUDA, {"device_id": number or 0}), _CPU])
             if _CUDA in session.get_providers():
                 return session
             why = "the CUDA libraries failed to load"
@@ -68,10 +64,10 @@ def _session(loading: Loading, runtime: Any, path: Path) -> Any:
         remedy = "install onnxruntime-gpu with the CUDA and cuDNN that it needs, or use --device cpu"
         raise loading.error(f"ONNX Runtime cannot use the device {loading.device}: {why}", remedy)
     remedy = "export it again; onnx.checker.check_model shows details"
-    return configured.attempt(loading, path, remedy, lambda: _made(loading, runtime, path, [_CPU]))
+    return configured.attempt(loading, path, remedy, lambda: _made(loading, path, [_CPU]))
 
 
-def _made(loading: Loading, runtime: Any, path: Path, providers: list[Any]) -> Any:
+def _made(loading: Loading, path: Path, providers: list[Any]) -> Any:
     options = runtime.SessionOptions()
     options.log_severity_level = _SILENT
     options.intra_op_num_threads = configured.whole(loading, "threads", 0)

@@ -16,8 +16,8 @@ its batch; to report a bad request, raise inferometer.serve.models.types.Refused
 import importlib.util
 import itertools
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,9 +52,6 @@ def load(loading: Loading) -> Loaded:
     return Loaded(run=run, close=close)
 
 
-# --- the file --------------------------------------------------------------------------------------------------------
-
-
 def _imported(loading: Loading, path: Path) -> ModuleType:
     """Import the file as a module of its own, once per instance."""
     name = f"_inferometer_model_{next(_numbers)}"
@@ -63,14 +60,7 @@ def _imported(loading: Loading, path: Path) -> ModuleType:
         raise loading.error(f"{path.name} is not a Python file", "its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        frames = traceback.walk_tb(error.__traceback__)
-        lines = [f" (line {line})" for frame, line in frames if frame.f_code.co_filename == str(path)]
-        what = f"{type(error).__name__}: {configured.one_line(error)}{''.join(lines[-1:])}"
-        raise loading.error(f"{path.name} failed to load: {what}", "fix the file") from None
+    configured.attempt(loading, path, "fix the file", partial(spec.loader.exec_module, module))
     return module
 
 
@@ -104,9 +94,6 @@ def _function(loading: Loading, module: ModuleType, path: Path) -> Infer:
         raise loading.error(f"{path.name} has no function infer", remedy)
     found: Infer = infer
     return found
-
-
-# --- responses -------------------------------------------------------------------------------------------------------
 
 
 def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterator[Tensors]:

@@ -1,4 +1,4 @@
-"""What the endpoints expect of a text model, and one generation by it.
+"""What the endpoints expect of a text model, one generation by it, and its stop texts.
 
 Everything here is called in the event loop's thread, and nothing may block. A text model that computes in threads calls
 back through the loop. `Refused` (models.types) is an error response.
@@ -28,8 +28,6 @@ class Generation(msgspec.Struct, eq=False):
     """Called once, after the last tokens: "stop" (end of sequence, or a stop text), "length", or "abort" with the
     reason. Not called after `cancel`."""
     max_tokens: int
-    arrived: int = 0
-    """When the request arrived, in monotonic ns."""
     temperature: float = 1.0
     """0: always the most likely token."""
     top_p: float = 1.0
@@ -45,6 +43,8 @@ class Generation(msgspec.Struct, eq=False):
     # Set by the model:
     started: int = -1
     """When it began to compute, in monotonic ns; -1 while it is queued."""
+    cached: int = 0
+    """Prompt tokens found in a prefix cache."""
     stopped: str | None = None
     """The stop text that ended it, if one did; set before `ended` is called."""
     state: object = None
@@ -75,3 +75,36 @@ class TextModel(Protocol):
 
     def embed(self, inputs: list[list[int]], then: Vectors) -> None:
         """Compute one vector per input."""
+
+
+class StopTexts:
+    """Cuts a text that arrives in pieces before the first of its stop texts: holds back its end as long as that may be
+    the start of a stop text."""
+
+    __slots__ = ("_held", "_longest", "_stops", "stopped")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops, self._longest, self._held = stops, max(map(len, stops), default=0), ""
+        self.stopped: str | None = None
+        """The stop text that was found: it and what follows are dropped."""
+
+    def feed(self, piece: str) -> str:
+        """Return what is certain to precede any stop text."""
+        if not self._stops:
+            return piece
+        if self.stopped is not None:
+            return ""
+        text = self._held + piece
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            (at, self.stopped), self._held = min(found), ""
+            return text[:at]
+        sizes = range(min(self._longest - 1, len(text)), 0, -1)
+        kept = next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stops)), 0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def rest(self) -> str:
+        """Return what was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held

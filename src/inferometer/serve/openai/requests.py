@@ -12,12 +12,14 @@ from msgspec import Meta, field
 
 from inferometer.serve.models.types import HTTP_STATUS, Refused
 
+AtLeastOne = Annotated[int, Meta(ge=1)]
 Body = bytes | memoryview
 Parts = tuple[str | list[int], ...]
 """Prompts as text or as token ids."""
 Messages = tuple[dict[str, str], ...]
 """Role and content of each message of a conversation."""
 
+MESSAGES = b"/v1/messages"
 DEFAULT_TOKENS = 16
 """Length of a completion if the request sets none."""
 _MOST_DIMENSIONS = 16_384
@@ -119,25 +121,21 @@ class _Message(msgspec.Struct, frozen=True):
 
 class _OpenAi(Sampling, frozen=True, kw_only=True):
     model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: AtLeastOne | None = None
+    max_completion_tokens: AtLeastOne | None = None
     stream: bool = False
     stream_options: _StreamOptions | None = None
-    n: int | None = None
+    n: Annotated[int, Meta(ge=1, le=1)] | None = None
 
     def generation(self, api: Literal["completion", "chat"], parts: Parts, messages: Messages = ()) -> TextRequest:
-        _check(self.n in (None, 1), f"n must be 1 (got {self.n})", "invalid_n")
         _check(any(parts), "the prompt must not be empty", "invalid_prompt")
+        options = self.stream_options or _StreamOptions()
         has_stream = self.stream or self.stream_options is None
         _check(has_stream, "stream_options requires stream=true", "invalid_stream_options")
-        n_out = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        if n_out is None:
-            n_out = DEFAULT_TOKENS if api == "completion" else 0
-        else:
-            _check(n_out >= 1, f"max_tokens must be at least 1 (got {n_out})", "invalid_max_tokens")
+        default = DEFAULT_TOKENS if api == "completion" else 0
+        n_out = self.max_completion_tokens or self.max_tokens or default
         too_many = f"min_tokens must be at most max_tokens, {n_out} (got {self.min_tokens})"
         _check(not n_out or self.min_tokens <= n_out, too_many, "invalid_min_tokens")
-        options = self.stream_options or _StreamOptions()
         running = options.continuous_usage_stats
         usage = options.include_usage or running
         return TextRequest(api, self.model, parts, n_out, self.stream, usage, running, messages, self)
@@ -161,23 +159,22 @@ class _Chat(_OpenAi, frozen=True, kw_only=True):
 
 class _Messages(Sampling, frozen=True, kw_only=True):
     model: str
-    max_tokens: int
+    max_tokens: AtLeastOne
     messages: list[_Message]
     system: str | list[_TextPart] | None = None
     stream: bool = False
     stop: list[str] | None = field(name="stop_sequences", default=None)
 
     def parsed(self) -> TextRequest:
-        n_out = self.max_tokens
-        _check(n_out >= 1, f"max_tokens must be at least 1 (got {n_out})", "invalid_max_tokens")
         for number, each in enumerate(self.messages):
             why = f"messages.{number}.role: must be 'user' or 'assistant' (got {each.role!r})"
             _check(each.role in ("user", "assistant"), why, "invalid_role")
         system = [_Message("system", self.system)] if self.system else []
         parts, messages = _conversation(system + self.messages)
-        is_given = bool(self.messages) and any(parts)
-        _check(is_given, "messages: the prompt must not be empty", "invalid_prompt")
-        return TextRequest("message", self.model, parts, n_out, self.stream, True, messages=messages, sampling=self)
+        _check(any(parts) and bool(self.messages), "messages: the prompt must not be empty", "invalid_prompt")
+        return TextRequest(
+            "message", self.model, parts, self.max_tokens, self.stream, True, messages=messages, sampling=self
+        )
 
 
 class _Embedding(msgspec.Struct, frozen=True):
@@ -206,7 +203,7 @@ DECODERS: dict[bytes, Any] = {
     b"/v1/completions": msgspec.json.Decoder(_Completion).decode,
     b"/v1/chat/completions": msgspec.json.Decoder(_Chat).decode,
     b"/v1/embeddings": msgspec.json.Decoder(_Embedding).decode,
-    b"/v1/messages": msgspec.json.Decoder(_Messages).decode,
+    MESSAGES: msgspec.json.Decoder(_Messages).decode,
     b"/tokenize": msgspec.json.Decoder(_Tokenize).decode,
 }
 
@@ -230,18 +227,15 @@ def _split(given: str | list[int | str | list[int]]) -> Parts | None:
 
 def _conversation(messages: list[_Message]) -> tuple[tuple[str, ...], Messages]:
     """Return all texts; and role and content of each message, its texts joined as vLLM joins them."""
-    texts = [_texts(message.content) for message in messages]
+    texts: list[list[str]] = []
+    for content in [message.content for message in messages]:
+        parts = [_TextPart("text", content)] if isinstance(content, str) else content or []
+        for part in parts:
+            why = f"content part type {part.type!r} is not supported: only 'text' is"
+            _check(part.type == "text", why, "invalid_content")
+        texts.append([part.text for part in parts])
     pairs = zip(messages, texts, strict=True)
     return tuple(chain(*texts)), tuple({"role": each.role, "content": "\n".join(part)} for each, part in pairs)
-
-
-def _texts(content: str | list[_TextPart] | None) -> list[str]:
-    if content is None or isinstance(content, str):
-        return [] if content is None else [content]
-    for part in content:
-        why = f"content part type {part.type!r} is not supported: only 'text' is"
-        _check(part.type == "text", why, "invalid_content")
-    return [part.text for part in content]
 
 
 # --- what real models do not support ---------------------------------------------------------------------------------

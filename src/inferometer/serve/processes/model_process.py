@@ -27,7 +27,7 @@ from inferometer.serve.processes.link import Cancel, Done, Handlers, Link, Part,
 
 _TEXT_FACTS = ("name", "max_len", "can_generate", "can_embed")
 _GENERATION = (
-    "prompt", "max_tokens", "arrived", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "min_tokens",
+    "prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "min_tokens",
 )  # fmt: skip
 _INFERENCE = ("model", "id", "arrived", "deadline", "parameters")
 """What is sent of a text model, a generation and an inference."""

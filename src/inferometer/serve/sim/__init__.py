@@ -1,9 +1,7 @@
 """A simulator of text models with known timing, which logs the ground truth; serve/openai has its endpoints.
 
-settings    its settings                             prompts          counting prompt tokens, words of responses
-jobs        the interface of timing models           response         one response in progress
-fixed       fixed TTFT and ITL                       faults           injected faults
-batch, kv   a step-synchronous batch engine          metrics          /metrics with vLLM's names
-clockwork   one timer that drives everything         server           from a request's arrival to its response
-truth       its timestamps, one line per request
+settings  its settings                                      faults    which fault is injected into which request
+server    from a request's arrival to its response          response  one response in progress, also with a fault
+timing    timing models, fixed timing, and their timer      batch     a step-synchronous batch engine with a KV cache
+prompts   counting prompt tokens, words of responses        truth     its timestamps, one line per request
 """

@@ -15,42 +15,35 @@ gets its tokens: one, or a chunk's worth, as with speculative decoding. Room: a 
 a prompt of p tokens holds p + m tokens while it generates the next.
 """
 
-from collections import deque
+from collections.abc import Sequence
+from itertools import takewhile
 
-from inferometer.serve.sim.jobs import NEVER, Job, noise
-from inferometer.serve.sim.kv import Holding, KvCache
+import msgspec
+
+from inferometer.serve.sim.faults import noise
 from inferometer.serve.sim.settings import Batch
+from inferometer.serve.sim.timing import NEVER, Job, Timing
 from inferometer.units import NS
 
 
-class BatchTiming:
+class BatchTiming(Timing):
     """The batch engine as a timing model."""
 
-    def __init__(self, spec: Batch, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None) -> None:
-        self.due = NEVER
+    def __init__(self, spec: Batch, **more: int | None) -> None:
+        super().__init__(**more)  # type: ignore[arg-type]
         self.kv = KvCache(spec.kv_tokens, spec.block, spec.prefix_cache)
-        self.preemptions = self.steps = 0
-        self._spec, self._seed, self._per_step = spec, seed, tokens_per_chunk
-        self._max_queue = NEVER if max_queue is None else max_queue
+        self.steps = 0
+        self._spec = spec
         self._budget = spec.token_budget if spec.chunked_prefill else NEVER
-        self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._step: list[tuple[Job, int]] = []  # tokens that each prefills in this step; 0: it decodes
 
-    @property
-    def n_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def n_waiting(self) -> int:
-        return len(self._waiting)
-
     def add(self, job: Job, at: int) -> bool:
-        free = self._spec.max_batch - len(self._running)
-        if len(self._waiting) >= free + self._max_queue:
+        free = self._spec.max_batch - self.n_running
+        if len(self.waiting) >= free + self._max_queue:
             return False
         job.left = job.n_in
-        self._waiting.append(job)
+        self.waiting.append(job)
         if self.due == NEVER:
             self._begin(at)
         return True
@@ -60,7 +53,7 @@ class BatchTiming:
         if job.holding is not None:
             self._leave(job)
         elif job.made < job.n_out:
-            self._waiting.remove(job)
+            self.waiting.remove(job)
 
     def advance(self, now: int) -> None:
         while self.due <= now:
@@ -73,18 +66,13 @@ class BatchTiming:
         if self.due != NEVER:
             self.due += ns
 
-    # --- a step ------------------------------------------------------------------------------------------------------
-
     def _begin(self, start: int) -> None:
         self._step = step = self._plan(start)
         if not step:
             self.due = NEVER
             return
         self.steps += 1
-        prefilled = sum(tokens for _, tokens in step)
-        self.due = start + self._duration(prefilled, sum(not tokens for _, tokens in step))
-
-    def _duration(self, prefilled: int, decoding: int) -> int:
+        prefilled, decoding = sum(tokens for _, tokens in step), sum(not tokens for _, tokens in step)
         spec, seconds = self._spec, 0.0
         if prefilled:
             seconds += spec.prefill_overhead + prefilled / spec.prefill_rate
@@ -92,18 +80,18 @@ class BatchTiming:
             seconds += spec.decode_step + decoding * spec.decode_per_seq
         if spec.jitter:
             seconds *= 1 + spec.jitter * noise(self._seed, 0, self.steps)
-        return max(round(seconds * NS), 1)
+        self.due = start + max(round(seconds * NS), 1)
 
     def _plan(self, start: int) -> list[tuple[Job, int]]:
         before = self.preemptions
         step = [(job, 0) for job in list(self._running) if not job.left and self._make_room(job)]
-        budget = self._budget - len(step) * self._per_step
+        budget = self._budget - len(step) * self._per_chunk
         for job in self._running:
             if job.left and budget > 0:
                 step.append((job, min(job.left, budget)))
                 budget -= step[-1][1]
         if self.preemptions == before:
-            while budget > 0 and self._waiting and len(self._running) < self._spec.max_batch and self._let_in(start):
+            while budget > 0 and self.waiting and self.n_running < self._spec.max_batch and self._let_in(start):
                 job = self._running[-1]
                 step.append((job, min(job.left, budget)))
                 budget -= step[-1][1]
@@ -112,24 +100,23 @@ class BatchTiming:
     def _make_room(self, job: Job) -> bool:
         """Make room for the next tokens of a decoding sequence; return False if it was itself preempted."""
         while job.holding is not None:
-            if self.kv.grow(_holding(job), job.n_in + job.made):
+            if self.kv.grow(job.holding, job.n_in + job.made):
                 return True
-            self._preempt(self._running[-1])
+            latest = self._running[-1]
+            self.preemptions += 1
+            self._leave(latest)
+            latest.left = latest.n_in + latest.made
+            self.waiting.appendleft(latest)
         return False
 
-    def _preempt(self, job: Job) -> None:
-        self.preemptions += 1
-        self._leave(job)
-        job.left = job.n_in + job.made
-        self._waiting.appendleft(job)
-
     def _let_in(self, start: int) -> bool:
-        job = self._waiting[0]
+        job = self.waiting[0]
         holding = self.kv.admit(job.keys, job.n_in + job.made)
         if holding is None:
             return False
-        self._waiting.popleft()
+        self.waiting.popleft()
         self._running.append(job)
+        self.n_running += 1
         job.holding = holding
         job.left = job.n_in + job.made - holding.cached
         if job.started < 0:
@@ -143,10 +130,10 @@ class BatchTiming:
                 continue
             if prefilled:
                 job.left -= prefilled
-                self.kv.publish(_holding(job), job.keys, job.n_in + job.made - job.left)
+                self.kv.publish(job.holding, job.keys, job.n_in + job.made - job.left)
                 if job.left:
                     continue
-            count = min(self._per_step, job.n_out - job.made)
+            count = min(self._per_chunk, job.n_out - job.made)
             job.made += count
             if job.made == job.n_out:
                 self._leave(job)
@@ -154,10 +141,112 @@ class BatchTiming:
 
     def _leave(self, job: Job) -> None:
         self._running.remove(job)
-        self.kv.release(_holding(job))
+        self.n_running -= 1
+        self.kv.release(job.holding)
         job.holding = None
 
 
-def _holding(job: Job) -> Holding:
-    assert isinstance(job.holding, Holding)
-    return job.holding
+# --- the KV cache ----------------------------------------------------------------------------------------------------
+
+
+def block_keys(ids: Sequence[int], block: int) -> tuple[int, ...]:
+    """Return a key for each full block of a prompt."""
+    keys, key = [], 0
+    for start in range(0, len(ids) - block + 1, block):
+        key = hash((key, tuple(ids[start : start + block])))
+        keys.append(key)
+    return tuple(keys)
+
+
+class Holding(msgspec.Struct, eq=False):
+    """The blocks of one sequence."""
+
+    keyed: list[int]
+    private: int
+    cached: int
+    """Tokens that were already in the cache."""
+    published: int
+    """Blocks of the prompt that were offered to the cache."""
+
+
+class KvCache:
+    """Room for keys and values in blocks of tokens, with a prefix cache. Pure bookkeeping.
+
+    A sequence holds private blocks, and keyed blocks shared with every sequence that has the same prompt up to there. A
+    block's key identifies its contents and everything before it. Keyed blocks that no sequence holds stay cached until
+    the room is needed; the least recently used go first, and of one sequence the last ones first, since they are
+    useless without the earlier ones.
+
+        held + idle <= capacity        held: private blocks, and keyed blocks counted once
+    """
+
+    def __init__(self, tokens: int, block: int, prefix_cache: bool = False) -> None:
+        self.block, self.capacity, self.held = block, tokens // block, 0
+        self.queried = self.hit = 0
+        """Prompt tokens that were looked up in the prefix cache, and how many of them were found."""
+        self._prefix_cache = prefix_cache
+        self._holders: dict[int, int] = {}
+        self.idle: dict[int, None] = {}  # least recently used first
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a sequence of this length can ever be served."""
+        return self._blocks(tokens) <= self.capacity
+
+    def admit(self, keys: Sequence[int], tokens: int) -> Holding | None:
+        """Return room for `tokens`, the first of which may be cached, or None if there is not enough room."""
+        # Never the whole prompt, since its last token must be computed.
+        keyed = list(takewhile(self._has, keys[: (tokens - 1) // self.block]))
+        fresh = self._blocks(tokens) - len(keyed)
+        woken = sum(key in self.idle for key in keyed)
+        if self.held + woken + fresh > self.capacity:
+            return None
+        for key in keyed:
+            self._holders[key] = self._holders.get(key, 0) + 1
+            self.idle.pop(key, None)
+        cached = len(keyed) * self.block
+        if self._prefix_cache:
+            self.queried += tokens
+            self.hit += cached
+        self.held += woken + fresh
+        self._evict()
+        return Holding(keyed, fresh, cached, len(keyed))
+
+    def grow(self, holding: Holding, tokens: int) -> bool:
+        """Make sure that the sequence has room for `tokens` in total; return False if there is not enough."""
+        fresh = self._blocks(tokens) - len(holding.keyed) - holding.private
+        if fresh > 0:
+            if self.held + fresh > self.capacity:
+                return False
+            self.held += fresh
+            holding.private += fresh
+            self._evict()
+        return True
+
+    def publish(self, holding: Holding, keys: Sequence[int], computed: int) -> None:
+        """Note that the first `computed` tokens are computed: others may share their full blocks from now on."""
+        upto = min(computed // self.block, len(keys))
+        for key in keys[holding.published : upto]:
+            if not self._has(key):  # else another sequence was first; ours stays private
+                self._holders[key] = 1
+                holding.keyed.append(key)
+                holding.private -= 1
+        holding.published = max(holding.published, upto)
+
+    def release(self, holding: Holding) -> None:
+        self.held -= holding.private
+        for key in reversed(holding.keyed):
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                del self._holders[key]
+                self.idle[key] = None
+                self.held -= 1
+
+    def _has(self, key: int) -> bool:
+        return key in self._holders or key in self.idle
+
+    def _evict(self) -> None:
+        while self.held + len(self.idle) > self.capacity:
+            del self.idle[next(iter(self.idle))]
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block)

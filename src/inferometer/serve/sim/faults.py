@@ -6,9 +6,9 @@ KINDS and WHENS describe the syntax. Requests are counted from 1; only those wit
 """
 
 import msgspec
+from msgspec.structs import replace
 
 from inferometer.errors import UserError
-from inferometer.serve.sim.jobs import noise
 from inferometer.units import NS, parse_seconds
 
 KINDS = {
@@ -36,24 +36,18 @@ WHENS = {
 }
 
 _ARGUMENTS = {"reject": (503, 400, 599), "split": (3, 1, 1 << 20)}
-"""Default and limits of whole numbers; the other arguments are times."""
-_SECOND = "1s"
+"""Default and limits of whole numbers; the other arguments are times, by default 1s."""
 _REMEDY = "KIND[=ARG][@WHEN], such as stall=2s@#7 or reject=503@5%; see `inferometer serve --help`"
 _SHARE = 0x5EED
+_MASK = (1 << 64) - 1
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault with its argument."""
+    """A fault with its argument, and the requests that it applies to."""
 
     kind: str
     arg: int = 0
     """A status, a number of bytes, or ns."""
-
-
-class FaultRule(msgspec.Struct, frozen=True):
-    """A fault, and the requests that it applies to."""
-
-    fault: Fault
     share: float = 0.0
     nth: int = 0
     every: int = 0
@@ -72,28 +66,28 @@ def parse_fault(text: str) -> Fault:
         return Fault(kind)
     try:
         if kind not in _ARGUMENTS:
-            return Fault(kind, round(parse_seconds(arg if equals else _SECOND) * NS))
+            return Fault(kind, round(parse_seconds(arg if equals else "1s") * NS))
         default, low, high = _ARGUMENTS[kind]
         return Fault(kind, _whole(arg, low, high) if equals else default)
     except ValueError as error:
         raise UserError(f"fault {text!r}: {error}", _REMEDY) from None
 
 
-def parse_rule(text: str) -> FaultRule:
+def parse_rule(text: str) -> Fault:
     """Parse `KIND[=ARG][@WHEN]`; raises UserError if it is invalid."""
     what, at, when = text.partition("@")
     fault = parse_fault(what)
     try:
         if not at:
-            return FaultRule(fault, every=1)
+            return replace(fault, every=1)
         if when.startswith("#"):
-            return FaultRule(fault, nth=_whole(when[1:], 1))
+            return replace(fault, nth=_whole(when[1:], 1))
         if when.startswith("every="):
-            return FaultRule(fault, every=_whole(when[6:], 1))
+            return replace(fault, every=_whole(when[6:], 1))
         if when.startswith("t=") and fault.kind == "freeze":
-            return FaultRule(fault, after=round(parse_seconds(when[2:]) * NS))
+            return replace(fault, after=round(parse_seconds(when[2:]) * NS))
         if when.endswith("%") and 0 < float(when[:-1]) <= 100:
-            return FaultRule(fault, share=float(when[:-1]) / 100)
+            return replace(fault, share=float(when[:-1]) / 100)
         raise ValueError(f"expected {', '.join(w for w in WHENS if w[0] != '(')} after the @ (got {when!r})")
     except ValueError as error:
         raise UserError(f"fault {text!r}: {error}", _REMEDY) from None
@@ -113,12 +107,20 @@ class Faults:
 
     def freezes(self) -> list[tuple[int, int]]:
         """Freezes at fixed times: (ns after the first request, duration in ns)."""
-        return [(rule.after, rule.fault.arg) for rule in self._rules if rule.after >= 0]
+        return [(rule.after, rule.arg) for rule in self._rules if rule.after >= 0]
 
     def pick(self, n: int) -> Fault | None:
         """Return the fault of the n-th request."""
         for index, rule in enumerate(self._rules):
             is_counted = n == rule.nth or (rule.every and n % rule.every == 0)
             if is_counted or (rule.share and noise(self._seed ^ _SHARE, n, index) < 2 * rule.share - 1):
-                return rule.fault
+                return rule
         return None
+
+
+def noise(seed: int, n: int, k: int) -> float:
+    """Return a number in [-1, 1) that depends only on seed, request and token (splitmix64)."""
+    z = (seed * 0x9E3779B97F4A7C15 + n * 0xD1342543DE82EF95 + k * 0x2545F4914F6CDD1D + 0x632BE59BD9B4E019) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (z ^ (z >> 31)) / 9223372036854775808.0 - 1.0

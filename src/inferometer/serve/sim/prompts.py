@@ -10,6 +10,7 @@ are not that regular are tokenized as a whole.
 """
 
 import hashlib
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -19,15 +20,9 @@ from inferometer.workload.tokenizer import Tokenizer, load, words
 
 DIMENSIONS = 384
 """Length of an embedding if the request sets none."""
-_KEPT_TEXTS = 4096
-_KEPT_CHARS = 32 * 1024 * 1024
-_KEPT_PIECES = 200_000
-_LONG_PIECE = 64
-"""Pieces longer than this are not cached."""
-
-
-class _Irregular(Exception):  # noqa: N818  (a signal, never seen outside)
-    pass
+_KEPT_TEXTS, _LONG_TEXT = 2048, 65_536
+"""How many counts of texts are cached, and the length from which they are not."""
+_KEPT_PIECES, _LONG_PIECE = 200_000, 64
 
 
 class _Pieces(dict[str, tuple[int, ...]]):
@@ -35,13 +30,14 @@ class _Pieces(dict[str, tuple[int, ...]]):
 
     def __init__(self, tokenizer: Tokenizer, before: str) -> None:
         super().__init__()
-        self._tokenizer = tokenizer
-        self._before = before
+        self._tokenizer, self._before = tokenizer, before
 
     def __missing__(self, piece: str) -> tuple[int, ...]:
         if self._before and (not piece or piece[0].isspace()):
-            raise _Irregular
+            raise KeyError  # the tokenizer does not cut the text here
         ids = tuple(self._tokenizer.encode(self._before + piece))
+        if len(self) > _KEPT_PIECES:
+            self.clear()
         if len(piece) <= _LONG_PIECE:
             self[piece] = ids
         return ids
@@ -56,36 +52,29 @@ class Prompts:
         self._further = _Pieces(self._tokenizer, " ")
         for word in words():
             self._further[word]
-        self._counts: dict[str, int] = {}
-        self._chars = 0
+        self._kept_count = lru_cache(_KEPT_TEXTS)(self._count)
 
     def count(self, parts: Parts) -> int:
-        return sum(self._count(part) if isinstance(part, str) else len(part) for part in parts)
+        return sum(
+            len(part) if not isinstance(part, str)
+            else self._kept_count(part) if len(part) <= _LONG_TEXT
+            else self._count(part)
+            for part in parts
+        )  # fmt: skip
+
+    def _count(self, text: str) -> int:
+        return sum(map(len, self._pieces(text)))
 
     def ids(self, parts: Parts) -> list[int]:
         pieces = (self._pieces(part) if isinstance(part, str) else (part,) for part in parts)
         return [token for part in pieces for piece in part for token in piece]
 
-    def _count(self, text: str) -> int:
-        count = self._counts.get(text)
-        if count is None:
-            count = sum(map(len, self._pieces(text)))
-            self._chars += len(text)
-            if len(self._counts) >= _KEPT_TEXTS or self._chars > _KEPT_CHARS:
-                self._counts.clear()
-                self._chars = len(text)
-            self._counts[text] = count
-        return count
-
     def _pieces(self, text: str) -> list[tuple[int, ...]]:
         """Return the text's token ids, in pieces."""
-        for kept in (self._first, self._further):
-            if len(kept) > _KEPT_PIECES:
-                kept.clear()
         first, *further = text.split(" ")
         try:
             return list(chain((self._first[first],), map(self._further.__getitem__, further)))
-        except _Irregular:
+        except KeyError:
             return [tuple(self._tokenizer.encode(text))]
 
 
@@ -95,16 +84,14 @@ class Words:
     def __init__(self) -> None:
         self.words = [(" " + word).encode() for word in words()]
         """One word per position; after the last comes the first."""
-        self.count = len(self.words)
         self._twice = self.words * 2
 
     def text(self, at: int, count: int) -> bytes:
         """Return `count` words from position `at` on."""
-        at %= self.count
-        if count <= self.count:
-            return b"".join(self._twice[at : at + count])
-        rounds, rest = divmod(count, self.count)
-        return b"".join(self._twice[at : at + self.count]) * rounds + self.text(at, rest)
+        size = len(self.words)
+        at %= size
+        words = self._twice if count <= size else self.words * (count // size + 2)
+        return b"".join(words[at : at + count])
 
 
 def vector(part: str | list[int], dimensions: int | None) -> np.ndarray:

@@ -10,12 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inferometer.serve.http import answers
-from inferometer.serve.openai.frames import embeddings_body
 from inferometer.serve.openai.requests import Refusal
-from inferometer.serve.openai.response import Stream, Whole, refusal_body
+from inferometer.serve.openai.response import Stream, Whole, embeddings_body, refusal_body
 from inferometer.serve.sim.faults import Fault
-from inferometer.serve.sim.jobs import NEVER, Job
 from inferometer.serve.sim.prompts import vector
+from inferometer.serve.sim.timing import NEVER, Job
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ _GARBAGE = answers.chunk(b'data: {"id":"garbage","choices":[{"index":0,\n\n')
 class SimResponse(Job):
     """One response in progress."""
 
+    stopped = None  # simulated texts have no stop texts
+
     def __init__(
         self, server: "Simulator", out: Stream | Whole, n_out: int, keys: tuple[int, ...], fault: Fault | None
     ) -> None:
@@ -37,7 +38,7 @@ class SimResponse(Job):
         self.is_embedding = out.asked.api == "embedding"
         self._server, self._words = server, server.words.words
         self._at = out.n * 7  # its position in the words
-        self._text = self._text_with_usage if out.asked.running_usage else out.text
+        self._text = out.text
         if fault is not None and fault.kind == "close":
             out.promise, out.keep_alive = out.keep_alive, False
         elif fault is not None and fault.kind == "split":
@@ -45,7 +46,7 @@ class SimResponse(Job):
 
     def begin(self) -> None:
         """Start the response once it is admitted or queued: a stream's headers are sent at once."""
-        self.out.connection.gone = self.client_gone
+        self.out.source, self.out.connection.gone = self, self.client_gone
         self.out.begin()
 
     def emit(self, count: int, due: int) -> None:
@@ -58,14 +59,10 @@ class SimResponse(Job):
         else:
             self._text(self._next(count), count)
 
-    def _text_with_usage(self, text: bytes, count: int) -> None:
-        self.out.cached = self.cached
-        self.out.text(text, count)
-
     def client_gone(self) -> None:
         """Stop, because the connection was lost or the server is being stopped."""
         if not self.ended:
-            self._drop_from_model()
+            self._server.drop(self)
             self.out.finish()
             self._end(aborted=True)
 
@@ -77,7 +74,6 @@ class SimResponse(Job):
     def _complete(self, count: int = 0) -> None:
         """Send the last `count` tokens and everything after them."""
         out = self.out
-        out.started, out.cached = self.started, self.cached
         if self.is_embedding and isinstance(out, Whole):
             out.send(self._body(out))
         else:
@@ -91,23 +87,22 @@ class SimResponse(Job):
         made = [vector(part, out.asked.dimensions) for part in out.asked.parts]
         return embeddings_body(self._server.name, made, out.asked.packed, self.n_in)
 
-    def _drop_from_model(self) -> None:
-        if self.made < self.n_out and not self.gone:
-            self._server.timing.drop(self, now())
-            self._server.clockwork.changed()
-
     def _end(self, aborted: bool = False) -> None:
         self.ended = True
-        self.out.cached = self.cached
         self._server.ended(self, aborted)
+        self.out.source = None  # a cycle would be garbage until the next collection, which delays tokens
 
 
 class FaultyResponse(SimResponse):
     """One response in progress, with a fault in the middle."""
 
+    _trip = 1
+    """Tokens written when the fault strikes."""
+    _held: list[int] | None = None
+    """Tokens that were due during a stall."""
+
     def begin(self) -> None:
         self._trip = max(self.n_out // 2, 1)
-        self._held: list[int] | None = None
         super().begin()
 
     def emit(self, count: int, due: int) -> None:
@@ -121,7 +116,7 @@ class FaultyResponse(SimResponse):
             if not self.is_embedding:
                 self._text(self._next(count), count)
             if self.made == self.n_out:
-                self._strike_whole(self.out)
+                self._strike()
 
     def _send(self, count: int) -> None:
         """Send one content chunk and what follows it: the fault, or the end."""
@@ -135,43 +130,36 @@ class FaultyResponse(SimResponse):
             self._strike()
 
     def _strike(self) -> None:
-        """Carry out the fault halfway through a stream."""
+        """Carry out the fault: halfway through a stream, or with the body of another response."""
         assert self.fault is not None
         kind, out = self.fault.kind, self.out
+        body = self._body(out) if isinstance(out, Whole) else b""
         if kind == "stall":
-            self._hold(self.fault.arg)
+            self._held = []
+            self._server.alarms.at(now() + self.fault.arg, self._resume)
+        elif kind in ("abort", "cut"):
+            if body:
+                out.stamps.append(now())
+                out.write((answers.head(200, len(body)) + body)[: -len(body) // 2])
+            if kind == "cut":
+                out.connection.finish(False)
+            else:
+                out.connection.gone = None
+                self._server.loop.call_soon(out.connection.reset)
+            self._break_off()
+        elif isinstance(out, Whole):
+            out.send(refusal_body(out.request, FAILED) if kind == "error_frame" else body[: len(body) // 2])
+            self._end()
         elif kind == "garbage":
             out.write(_GARBAGE)
             self._end_if_complete()
         elif kind == "error_frame":
             out.fail(FAILED)
             self._break_off()
-        elif kind == "truncate":
+        else:
             out.write(answers.LAST_CHUNK)
             out.finish()
             self._break_off()
-        else:
-            self._close(is_reset=kind == "abort")
-
-    def _strike_whole(self, out: Whole) -> None:
-        """Carry out the fault in a non-streamed response."""
-        assert self.fault is not None
-        out.started, out.cached = self.started, self.cached
-        kind, body = self.fault.kind, self._body(out)
-        if kind == "stall":
-            self._hold(self.fault.arg)
-        elif kind in ("abort", "cut"):
-            out.stamps.append(now())
-            out.write((answers.head(200, len(body)) + body)[: -len(body) // 2])
-            self._close(is_reset=kind == "abort")
-        else:
-            out.send(refusal_body(out.request, FAILED) if kind == "error_frame" else body[: len(body) // 2])
-            self._end()
-
-    def _hold(self, ns: int) -> None:
-        """Send nothing for this long."""
-        self._held = []
-        self._server.clockwork.at(now() + ns, self._resume)
 
     def _resume(self) -> None:
         if self.ended:
@@ -186,19 +174,9 @@ class FaultyResponse(SimResponse):
         if not self.ended and (self.out.written == self.n_out or self.is_embedding):
             self._complete()
 
-    def _close(self, is_reset: bool) -> None:
-        """End halfway by closing the connection."""
-        connection = self.out.connection
-        if is_reset:
-            connection.gone = None
-            self._server.loop.call_soon(connection.reset)
-        else:
-            connection.finish(False)
-        self._break_off()
-
     def _break_off(self) -> None:
         """End halfway. The timing model learns it in the next iteration of the loop, since it may be our caller."""
-        self._server.loop.call_soon(self._drop_from_model)
+        self._server.loop.call_soon(self._server.drop, self)
         self._end(aborted=True)
 
 

@@ -1,35 +1,47 @@
-"""The simulator: a text model of the OpenAI endpoints, from a request's arrival to its response."""
+"""The simulator: a text model of the OpenAI endpoints and of KServe, from a request's arrival to its response.
+
+Over KServe, `text_input` is the prompt and `max_tokens` the length of the response; each response of the decoupled model
+has the words of one step in `text_output`. Both protocols share timing, queue and batch, so that they can be compared.
+/metrics has vLLM's names, so that a vLLM dashboard works with this server.
+"""
 
 import asyncio
 import itertools
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from inferometer.errors import UserError
+from inferometer.serve import prometheus
+from inferometer.serve.backends.text.model import INPUTS, declare, number, piece, prompt_text
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
-from inferometer.serve.openai.frames import tokenize_body
-from inferometer.serve.openai.requests import Parts, Refusal, TextRequest, too_long
-from inferometer.serve.openai.response import Stream, Whole, refusal_body
-from inferometer.serve.sim.batch import BatchTiming
-from inferometer.serve.sim.clockwork import Clockwork
+from inferometer.serve.models.queue import Alarms
+from inferometer.serve.models.types import Emit, Finish, Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.serve.openai.requests import DEFAULT_TOKENS, Parts, Refusal, TextRequest, too_long
+from inferometer.serve.openai.response import Stream, Whole, refusal_body, tokenize_body
+from inferometer.serve.prometheus import Family, Histogram
+from inferometer.serve.sim.batch import BatchTiming, block_keys
 from inferometer.serve.sim.faults import Fault, Faults, parse_fault
-from inferometer.serve.sim.fixed import FixedTiming
-from inferometer.serve.sim.kv import block_keys
-from inferometer.serve.sim.metrics import Counters
 from inferometer.serve.sim.prompts import Prompts, Words
 from inferometer.serve.sim.response import FAILED, IN_THE_MIDDLE, FaultyResponse, SimResponse
 from inferometer.serve.sim.settings import Batch, Fixed, Sim
+from inferometer.serve.sim.timing import Clockwork, FixedTiming, Job, Timing
 from inferometer.serve.sim.truth import TruthLog, row_of
 from inferometer.timing.clock import now
 
 CHAT_TOKENS = 128
 """Length of a chat response if the request sets none."""
-_FLUSH_NS = 250_000_000
 _HTML = b"<!doctype html><title>Welcome</title><h1>It works!</h1>"
+_TTFT = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+_ITL = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+KSERVE_CONFIG = 'backend: "simulator"'
 
 
 class Simulator:
@@ -45,19 +57,19 @@ class Simulator:
         """With several processes, `number` returns the next request's ordinal and `freeze_all` calls `freeze` in each."""
         self.name, self.names, self.max_len = settings.model, settings.names, settings.max_len
         self.settings, self.loop = settings, loop
-        self.timing = _timing(settings)
+        spec = settings.timing
+        more = {name: getattr(settings, name) for name in ("seed", "tokens_per_chunk", "max_queue")}
+        self.timing: Timing = FixedTiming(spec, **more) if isinstance(spec, Fixed) else BatchTiming(spec, **more)
         self.words, self._prompts = Words(), Prompts()
-        self._counters = Counters()
+        self._prompt_tokens = self._generation_tokens = 0
+        self._ended = {"stop": 0, "length": 0, "abort": 0}
+        self._ttft, self._itl, self._e2e, self._queue = map(Histogram, (_TTFT, _ITL, _REQUEST, _REQUEST))
         self._faults = Faults(settings.faults, settings.seed)
         self._truth = TruthLog(settings.truth, append=number is not None) if settings.truth is not None else None
         self._active: set[SimResponse] = set()
         self.number = number or itertools.count(1).__next__
         self._freeze_all = freeze_all or self.freeze
-        self.clockwork = Clockwork(loop, self.timing)
-        if self._truth is not None:
-            self._flush(self._truth)
-
-    # --- a request ---------------------------------------------------------------------------------------------------
+        self._clockwork, self.alarms = Clockwork(loop, self.timing), Alarms(loop)
 
     def respond(self, connection: Connection, request: Request, asked: TextRequest) -> None:
         """Respond to a request now or later; raises Refusal if it cannot be served."""
@@ -65,11 +77,11 @@ class Simulator:
             reply(connection, request, 200, tokenize_body(self._prompts.ids(asked.parts), self.max_len))
             return
         n_out = asked.n_out or CHAT_TOKENS
-        n_in = self.length(asked.parts, n_out)
+        n_in = self._length(asked.parts, n_out)
         n = self.number()
         if n == 1:
             for after, ns in self._faults.freezes():
-                self.clockwork.at(request.arrived + after, partial(self._freeze_all, ns))
+                self.alarms.at(request.arrived + after, partial(self._freeze_all, ns))
         fault = self._fault_of(request, n)
         out = (Stream if asked.stream else Whole)(connection, request, asked, self.name, n, n_in)
         if fault is not None and self._fails_at_once(out, fault):
@@ -85,32 +97,62 @@ class Simulator:
             raise Refusal(503, "the queue is full", "queue_full", "overloaded_error")
         self._active.add(response)
         response.begin()
-        self.clockwork.changed()
+        self._clockwork.changed()
 
-    def length(self, parts: Parts, n_out: int) -> int:
+    def loaded(self, loading: Loading) -> Loaded:
+        """Return the simulator as a model of the KServe protocol."""
+        declare(loading, INPUTS[:2])
+        return Loaded(begin=self._begin, slots=0)
+
+    def _begin(self, inputs: Tensors, parameters: Parameters, emit: Emit, finish: Finish) -> Callable[[], None]:
+        text, n_out = prompt_text(inputs), int(number(inputs, "max_tokens", DEFAULT_TOKENS))
+        if not text:
+            raise Refused("INVALID_ARGUMENT", "input 'text_input': the text must not be empty")
+        try:
+            n_in = self._length((text,), n_out)
+        except Refusal as refusal:
+            raise Refused("INVALID_ARGUMENT", refusal.message) from None
+        job = _KserveText(self, n_in, n_out, emit, finish)
+        if not self.timing.add(job, job.arrived):
+            raise Refused("RESOURCE_EXHAUSTED", "the simulator's queue is full")
+        self._clockwork.changed()
+
+        def cancel() -> None:
+            self.loop.call_soon(self.drop, job)  # `emit` must not call back into the timing model
+            finish(None)
+
+        return cancel
+
+    def _length(self, parts: Parts, n_out: int) -> int:
         """Return the prompt's tokens; raises Refusal if prompt and response are too long."""
         n_in = self._prompts.count(parts)
         if n_in + n_out > self.max_len:
             raise too_long(n_in, n_out, f"the model's maximum of {self.max_len} tokens")
-        if isinstance(self.timing, BatchTiming) and not self.timing.kv.fits(n_in + n_out):
+        if self.timing.kv is not None and not self.timing.kv.fits(n_in + n_out):
             raise too_long(n_in, n_out, "the size of the KV cache")
         return n_in
+
+    def drop(self, job: Job) -> None:
+        """Remove a request that ended early from the timing model."""
+        if job.made < job.n_out and not job.gone:
+            self.timing.drop(job, now())
+            self._clockwork.changed()
 
     def ended(self, response: SimResponse, aborted: bool) -> None:
         """Count a response that has ended, successfully or not, and log its ground truth."""
         self._active.discard(response)
-        counters, stamps = self._counters, response.out.stamps
-        counters.prompt_tokens += response.n_in
-        counters.generation_tokens += 0 if response.is_embedding else response.made
-        counters.ended["abort" if aborted else "length"] += 1
+        stamps = response.out.stamps
+        self._prompt_tokens += response.n_in
+        self._generation_tokens += 0 if response.is_embedding else response.made
+        self._ended["abort" if aborted else "length"] += 1
         if stamps:
-            counters.ttft.observe(stamps[0] - response.arrived)
+            self._ttft.observe(stamps[0] - response.arrived)
             if not aborted:
-                counters.e2e.observe(stamps[-1] - response.arrived)
+                self._e2e.observe(stamps[-1] - response.arrived)
             if len(stamps) > 1:
-                counters.itl.observe_gaps(stamps)
+                self._itl.observe_gaps(stamps)
         if response.started >= 0:
-            counters.queue.observe(response.started - response.arrived)
+            self._queue.observe(response.started - response.arrived)
         if self._truth is not None:
             done = stamps[-1] if stamps and not aborted else now()
             self._truth.add(row_of(response.out, done, response.fault, aborted))
@@ -159,26 +201,53 @@ class Simulator:
             out.stamps = out.stamps[:0]  # an empty body is no content
             self._truth.add(row_of(out, now(), fault))
 
-    # --- the server's own ------------------------------------------------------------------------------------------
-
     def metrics(self) -> bytes:
         """Return the page in Prometheus' text format."""
-        return self._counters.page(self.name, self.timing, self._active)
+        timing, kv = self.timing, self.timing.kv
+        generated = self._generation_tokens + sum(job.made for job in self._active)
+        gauge, counter, histogram, labels = "gauge", "counter", "histogram", {"model_name": self.name}
+        usage = kv.held / kv.capacity if kv else 0
+        table = (
+            ("num_requests_running", gauge, "Number of requests in the running batch.", timing.n_running),
+            ("num_requests_waiting", gauge, "Number of requests waiting in the queue.", len(timing.waiting)),
+            ("kv_cache_usage_perc", gauge, "KV cache usage, from 0 (empty) to 1 (full).", usage),
+            ("num_preemptions_total", counter, "Preemptions.", timing.preemptions),
+            ("prompt_tokens_total", counter, "Number of prefill tokens processed.", self._prompt_tokens),
+            ("generation_tokens_total", counter, "Number of generation tokens processed.", generated),
+            ("prefix_cache_queries_total", counter, "Prefix cache queries, in tokens.", kv.queried if kv else 0),
+            ("prefix_cache_hits_total", counter, "Prefix cache hits, in tokens.", kv.hit if kv else 0),
+            ("time_to_first_token_seconds", histogram, "Time to first token in seconds.", self._ttft),
+            ("inter_token_latency_seconds", histogram, "Time between chunks in seconds.", self._itl),
+            ("e2e_request_latency_seconds", histogram, "End-to-end latency in seconds.", self._e2e),
+            ("request_queue_time_seconds", histogram, "Time in the queue in seconds.", self._queue),
+        )
+        families: list[Family] = [(f"vllm:{name}", kind, text, [(labels, value)]) for name, kind, text, value in table]
+        ended = [({**labels, "finished_reason": reason}, count) for reason, count in self._ended.items()]
+        families.append(("vllm:request_success_total", counter, "Number of requests that ended.", ended))
+        return prometheus.page(families)
 
     def close(self) -> None:
         """End the responses in progress, with their rows in the truth log."""
         for response in list(self._active):
             response.client_gone()
-        self.clockwork.close()
+        self._clockwork.close()
+        self.alarms.close()
         if self._truth is not None:
             self._truth.close()
 
-    def _flush(self, truth: TruthLog) -> None:
-        truth.flush()
-        self.clockwork.at(now() + _FLUSH_NS, partial(self._flush, truth))
 
+class _KserveText(Job):
+    """A response over KServe in progress."""
 
-def _timing(settings: Sim) -> FixedTiming | BatchTiming:
-    spec, chunk, queue = settings.timing, settings.tokens_per_chunk, settings.max_queue
-    more: Any = {"seed": settings.seed, "tokens_per_chunk": chunk, "max_queue": queue}
-    return FixedTiming(spec, **more) if isinstance(spec, Fixed) else BatchTiming(spec, **more)
+    __slots__ = ("_at", "_emit", "_finish", "_words")
+
+    def __init__(self, server: Simulator, n_in: int, n_out: int, emit: Emit, finish: Finish) -> None:
+        super().__init__(server.number(), n_in, n_out, now())
+        self._words, self._emit, self._finish, self._at = server.words, emit, finish, self.n * 7
+
+    def emit(self, count: int, due: int) -> None:
+        at = self._at
+        self._at = at + count
+        self._emit(piece(self._words.text(at, count)))
+        if self.made == self.n_out:
+            self._finish(None)

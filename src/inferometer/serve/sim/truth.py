@@ -7,7 +7,8 @@ content chunk, `done` before that of the very last bytes. What did not happen is
 Rows are encoded at a request's end and written by a separate thread, so that a slow disk never delays a token.
 """
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from inferometer.errors import UserError
 from inferometer.serve.openai.response import Response
 from inferometer.serve.sim.faults import Fault
 
-_BATCH = 64 * 1024
+_INTERVAL_S = 0.25
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -48,7 +49,7 @@ def row_of(out: Response, done: int, fault: Fault | None, aborted: bool = False)
     return Row(
         id=name.decode("latin-1") if name is not None else None,
         n=out.n, arrived=out.request.arrived, first=first, last=last, done=done, n_in=out.n_in, n_out=out.written,
-        cached=out.cached, chunks=list(out.stamps), fault=fault.kind if fault is not None else None, aborted=aborted,
+        cached=out.source.cached, chunks=list(out.stamps), fault=fault.kind if fault is not None else None, aborted=aborted,
     )  # fmt: skip
 
 
@@ -62,39 +63,35 @@ class TruthLog:
         except OSError as error:
             what = f"cannot write the truth log {path}: {error.strerror}"
             raise UserError(what, "choose another --truth FILE") from None
-        self._path = path
-        self._encode = msgspec.json.Encoder().encode
-        self._rows = bytearray()
-        self._writer = ThreadPoolExecutor(1, "truth log")
+        self._path, self._encode = path, msgspec.json.Encoder().encode
+        self._lines: deque[bytes] = deque()
         self._failure: OSError | None = None
+        self._closing = threading.Event()
+        self._writer = threading.Thread(target=self._write, name="truth log", daemon=True)
+        self._writer.start()
 
     def add(self, row: Row) -> None:
-        self._rows += self._encode(row)
-        self._rows += b"\n"
-        if len(self._rows) >= _BATCH:
-            self.flush()
-
-    def flush(self) -> None:
-        """Pass the collected rows to the writer; the server does so a few times per second."""
-        if self._rows:
-            self._writer.submit(self._write, bytes(self._rows))
-            self._rows.clear()
+        self._lines.append(self._encode(row) + b"\n")
 
     def close(self) -> None:
         """Write everything to the file before returning; raises UserError if that failed."""
-        self.flush()
-        self._writer.shutdown()
+        self._closing.set()
+        self._writer.join()
         self._file.close()
         if self._failure is not None:
             what = f"the truth log {self._path} is incomplete: {self._failure.strerror}"
             raise UserError(what, "choose a --truth FILE on a disk with free space")
 
-    def _write(self, rows: bytes) -> None:
-        try:
-            while rows and self._failure is None:
-                rows = rows[self._file.write(rows) :]
-        except OSError as error:
-            self._failure = error
+    def _write(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._closing.wait(_INTERVAL_S)
+            rest = b"".join([self._lines.popleft() for _ in range(len(self._lines))])
+            try:
+                while rest and self._failure is None:
+                    rest = rest[self._file.write(rest) :]
+            except OSError as error:
+                self._failure = error
 
 
 def read(path: str | Path) -> list[Row]:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache
 
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _LENGTHS = tuple(256 << i for i in range(16))
@@ -22,7 +25,7 @@ _READ = {"cuda": 2048}
 """Tokens of prompts that are read between two steps, during which running texts wait; 128 on CPUs."""
 _TOLERANCE = 0.25
 """Share of the logits' standard deviation by which they may differ: rounding differs less, a wrong position more."""
-_KERNELS = "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """For prompts: all but cuDNN's, which takes 65 ms to prepare for each new length."""
 _ATTENTION = "inferometer_slots"
 _ALL = slice(None)
@@ -37,24 +40,24 @@ class Unfit(Exception):  # noqa: N818  (not an error: the reason to use Separate
 class _Decoder:
     """What both decoders need to choose tokens."""
 
-    def __init__(self, torch: Any, hugging: Any, model: Any, ends: Collection[int], slots: int, length: int) -> None:
-        self.torch, self.hugging, self.model, self.device = torch, hugging, model, model.device
+    def __init__(self, model: Any, ends: Collection[int], slots: int, length: int) -> None:
+        self.model, self.device = model, model.device
         self.slots, self.length, self.budget = slots, length, _READ.get(model.device.type, 128)
         self.vocabulary: int = model.config.get_text_config().vocab_size
         self._ends = self.tensor(sorted(ends))
 
     def tensor(self, values: Any) -> Any:
-        return self.torch.tensor(values, dtype=self.torch.long, device=self.device)
+        return torch.tensor(values, dtype=torch.long, device=self.device)
 
     def chosen(self, logits: Any, controls: Controls | None) -> Any:
         """Return a token per row, without waiting for the device."""
         if controls is None:
             return logits.argmax(-1)
-        given = self.torch.from_numpy(controls).to(self.device, non_blocking=True)
-        return sample(self.torch, logits.float(), given, self._ends)
+        given = torch.from_numpy(controls).to(self.device, non_blocking=True)
+        return sample(logits.float(), given, self._ends)
 
 
-def sample(torch: Any, logits: Any, controls: Any, ends: Any) -> Any:
+def sample(logits: Any, controls: Any, ends: Any) -> Any:
     temperature, top_p, top_k, uniform, excludes = controls.unsqueeze(-1).unbind(1)
     if len(ends):
         logits[:, ends] = logits[:, ends].masked_fill(excludes > 0, float("-inf"))
@@ -72,7 +75,7 @@ class SlotDecoder(_Decoder):
     def __init__(self, *given: Any, memory: float) -> None:
         """Take at most `memory` bytes for keys and values, if necessary with fewer slots."""
         super().__init__(*given)
-        torch, layers, heads, size = self.torch, *self._cached()
+        layers, heads, size = self._cached()
         dtype = self.model.dtype
         self.slots = max(1, min(self.slots, int(memory / (2 * layers * heads * self.length * size * dtype.itemsize))))
         # Zeros: what is masked is multiplied by 0, which would not remove a NaN of uninitialised memory.
@@ -86,7 +89,7 @@ class SlotDecoder(_Decoder):
         self._rows = torch.arange(self.slots, device=self.device)
         self.logits = torch.zeros((self.slots, self.vocabulary), device=self.device)
         self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
-        self._cache = _slot_cache(self)
+        self._cache = _SlotCache(self)
         self._graphs: dict[tuple[int, int], Any] = {}
         restore = _use_grouped_attention(self)
         try:
@@ -97,7 +100,7 @@ class SlotDecoder(_Decoder):
 
     def _cached(self) -> tuple[int, int, int]:
         """Return the model's number of layers, of key heads, and their size."""
-        cache = self.hugging.DynamicCache(config=self.model.config)
+        cache = DynamicCache(config=self.model.config)
         self.model(input_ids=self.tensor([[0, 0]]), past_key_values=cache, use_cache=True)
         for layer in cache.layers:
             window = getattr(layer, "sliding_window", None) or 0
@@ -134,7 +137,7 @@ class SlotDecoder(_Decoder):
 
     def prefill(self, slots: list[int], chunks: list[list[int]], start: int, controls: Controls | None) -> Any:
         """Write chunks of prompts, several from the beginning or one from `start`. Return the next tokens."""
-        torch, size = self.torch, max(map(len, chunks))
+        size = max(map(len, chunks))
         rows, positions = self.tensor(slots), torch.arange(start, start + size, device=self.device)
         if start:
             slot, end = slice(slots[0], slots[0] + 1), start + size
@@ -145,8 +148,7 @@ class SlotDecoder(_Decoder):
         last = [len(one) - 1 for one in chunks]
         kept = sorted(set(last))
         tokens = self.tensor([one + [0] * (size - len(one)) for one in chunks])
-        attention = torch.nn.attention
-        with attention.sdpa_kernel([attention.SDPBackend.__members__[name] for name in _KERNELS]):
+        with sdpa_kernel(_KERNELS):
             logits = self._forward(tokens, positions.expand(len(slots), size), mask, self.tensor(kept))
         chosen = self.chosen(logits[self._rows[: len(slots)], self.tensor([kept.index(one) for one in last])], controls)
         self._tokens[rows] = chosen
@@ -160,7 +162,7 @@ class SlotDecoder(_Decoder):
             count, length = _next(_SIZES, rows, self.slots), _next(_LENGTHS, length, self.length)
         # Unused rows write to the last position, which a text reads only after writing it.
         given = [self.length - 1 if one < 0 else one for one in positions] + [self.length - 1] * (count - rows)
-        padded = self.torch.tensor(given)
+        padded = torch.tensor(given)
         padded = padded.pin_memory() if self.device.type == "cuda" else padded
         self._positions[:count].copy_(padded, non_blocking=True)
         if (count, length) in self._graphs:
@@ -193,13 +195,13 @@ class SlotDecoder(_Decoder):
 
     def _mask(self, positions: Any, length: int) -> Any:
         """Return the additive mask [rows, 1, positions, length]: each position attends to all up to itself."""
-        torch, dtype = self.torch, self.model.dtype
+        dtype = self.model.dtype
         is_ahead = torch.arange(length, device=self.device) > positions[..., None]
         mask = torch.zeros(is_ahead.shape, dtype=dtype, device=self.device)
         return mask.masked_fill(is_ahead, torch.finfo(dtype).min).reshape(-1, 1, *mask.shape[-2:])
 
     def _capture(self) -> None:
-        cuda, pool = self.torch.cuda, None
+        cuda, pool = torch.cuda, None
         for length in sorted({_next(_LENGTHS, one, self.length) for one in _LENGTHS}, reverse=True):
             for count in sorted({_next(_SIZES, one, self.slots) for one in _SIZES}, reverse=True):
                 stream = cuda.Stream()
@@ -218,49 +220,50 @@ def _next(sizes: tuple[int, ...], size: int, most: int) -> int:
     return min(next((one for one in sizes if one >= size), most), most)
 
 
-def _slot_cache(decoder: SlotDecoder) -> Any:
-    class SlotCache(decoder.hugging.Cache):  # type: ignore[name-defined,misc]
-        """What transformers calls with the new keys and values of each layer; to it, the cache is always empty."""
+class _SlotCache(Cache):  # type: ignore[misc]
+    """What transformers calls with the new keys and values of each layer; to it, the cache is always empty."""
 
-        is_sliding, is_compileable = (False,), False
+    is_sliding, is_compileable = (False,), False
 
-        def update(self, keys: Any, values: Any, layer_idx: int, *_: Any, **__: Any) -> Any:
-            all_keys, all_values = decoder.kv[layer_idx].unbind(0)
-            index, view = decoder.index, decoder.view
-            is_chunk = isinstance(index[2], slice)
-            all_keys[index] = keys if is_chunk else keys[:, :, 0]
-            all_values[index] = values if is_chunk else values[:, :, 0]
-            return (keys, values) if view is None else (all_keys[view], all_values[view])
+    def __init__(self, decoder: SlotDecoder) -> None:
+        super().__init__(layers=[])
+        self._decoder = decoder
 
-        def get_seq_length(self, *_: Any, **__: Any) -> int:
-            return 0
+    def update(self, keys: Any, values: Any, layer_idx: int, *_: Any, **__: Any) -> Any:
+        all_keys, all_values = self._decoder.kv[layer_idx].unbind(0)
+        index, view = self._decoder.index, self._decoder.view
+        is_chunk = isinstance(index[2], slice)
+        all_keys[index] = keys if is_chunk else keys[:, :, 0]
+        all_values[index] = values if is_chunk else values[:, :, 0]
+        return (keys, values) if view is None else (all_keys[view], all_values[view])
 
-        get_query_offset = get_seq_length
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
+        return 0
 
-        def get_mask_sizes(self, query: Any, *_: Any, **__: Any) -> tuple[int, int]:
-            return query if isinstance(query, int) else len(query), 0  # older versions pass the positions
+    get_query_offset = get_seq_length
 
-    return SlotCache(layers=[])
+    def get_mask_sizes(self, query: Any, *_: Any, **__: Any) -> tuple[int, int]:
+        return query if isinstance(query, int) else len(query), 0  # older versions pass the positions
 
 
 def _use_grouped_attention(decoder: SlotDecoder) -> Callable[[], None]:
     """For single tokens, attend with all query heads of a key head at once: transformers copies keys and values for
     each query head if there is a mask. Return what gives the model its own attention back."""
-    hugging, attend = decoder.hugging, decoder.torch.nn.functional.scaled_dot_product_attention
+    attend = torch.nn.functional.scaled_dot_product_attention
     if getattr(decoder.model.config, "_attn_implementation", "") != "sdpa":
         return lambda: None
 
     def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **more: Any) -> Any:
         is_plain = all(more.get(name) is None for name in ("softcap", "position_bias", "s_aux"))
         if query.shape[2] > 1 or attention_mask is None or not is_plain:
-            return hugging.AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **more)
+            return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **more)
         batch, heads, _, size = query.shape
         grouped = query.reshape(batch, key.shape[1], -1, size)
         made = attend(grouped, key, value, attn_mask=attention_mask, scale=more.get("scaling"))
         return made.reshape(batch, 1, heads, -1), None
 
-    hugging.AttentionInterface.register(_ATTENTION, attention)
-    hugging.AttentionMaskInterface.register(_ATTENTION, hugging.AttentionMaskInterface()["sdpa"])
+    AttentionInterface.register(_ATTENTION, attention)
+    AttentionMaskInterface.register(_ATTENTION, AttentionMaskInterface()["sdpa"])
     decoder.model.set_attn_implementation(_ATTENTION)
     return lambda: decoder.model.set_attn_implementation("sdpa")
 
@@ -279,7 +282,7 @@ class SeparateDecoder(_Decoder):
 
     def prefill(self, slots: list[int], chunks: list[list[int]], start: int, controls: Controls | None) -> Any:
         if not start:
-            self._caches |= {slot: self.hugging.DynamicCache(config=self.model.config) for slot in slots}
+            self._caches |= {slot: DynamicCache(config=self.model.config) for slot in slots}
         return self._computed(slots, chunks, controls)
 
     def decode(self, positions: list[int], controls: Controls | None) -> Any:
@@ -294,7 +297,7 @@ class SeparateDecoder(_Decoder):
             self.model(input_ids=self.tensor([chunk]), past_key_values=cache, use_cache=True).logits[:, -1]
             for chunk, cache in zip(chunks, caches, strict=True)
         ]
-        made = self.chosen(self.torch.cat(logits), controls)
+        made = self.chosen(torch.cat(logits), controls)
         self._tokens |= dict(zip(slots, made.tolist(), strict=True))
         return made
 

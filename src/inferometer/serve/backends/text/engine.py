@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from inferometer.serve.backends.text.pieces import Text
 from inferometer.serve.models.types import Refused, reason
-from inferometer.serve.openai.model import FinishReason, Generation
-from inferometer.serve.openai.stops import StopTexts
+from inferometer.serve.openai.model import FinishReason, Generation, StopTexts
 from inferometer.timing.clock import now
 
 _BELOW_ONE = 1 - 2**-23
 _PATIENCE = 10.0
 _SIMILAR = 32
 """Difference in length of prompts that are read together; the shorter ones are padded."""
+_INCOMPLETE = "\ufffd"  # what an incomplete character is decoded to
+_MOST_INCOMPLETE = 8  # tokens; a character has at most 4 bytes, so more are not a character
 
 
 class _Row:
@@ -32,7 +32,7 @@ class _Row:
 
     __slots__ = ("filled", "is_over", "left", "limit", "made", "prompt", "random", "request", "slot", "stops", "text")
 
-    def __init__(self, request: Generation, limit: int, text: Text) -> None:
+    def __init__(self, request: Generation, limit: int, text: "Text") -> None:
         self.request, self.prompt, self.text, self.stops = request, request.prompt, text, StopTexts(request.stop)
         self.random = random.Random(request.seed) if request.temperature else None
         self.slot, self.is_over = -1, False
@@ -54,7 +54,7 @@ class _Row:
 
 _Rows = list[_Row | None]
 """By slot."""
-_Made = list[tuple[list[_Row], Any]]
+_Made = list[tuple[Sequence[_Row], Any]]
 """Texts, and a tensor with the next token of each."""
 _Event = tuple[_Row, str, int, FinishReason | None, Refused | None]
 
@@ -63,9 +63,9 @@ class Engine:
     """The queue, the slots and the thread of a model."""
 
     def __init__(
-        self, torch: Any, prepare: Callable[[], Any], decode: Callable[..., str], ends: frozenset[int]
+        self, prepare: Callable[[], Any], decode: Callable[..., str], ends: frozenset[int], mode: Callable[[Any], Any]
     ) -> None:
-        """Start the thread, which calls `prepare` for the decoder; raises what that raises."""
+        """Start the thread, in PyTorch's `mode`, which calls `prepare` for the decoder; raises what that raises."""
         self._decode, self._ends = decode, ends
         self._changed = threading.Condition()
         self._waiting: deque[_Row] = deque()
@@ -74,8 +74,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         ready: Future[Any] = Future()
-        given = torch, prepare, ready
-        self._thread = threading.Thread(target=self._work, args=given, name="text engine", daemon=True)
+        self._thread = threading.Thread(target=mode(self._work), args=(prepare, ready), name="text engine", daemon=True)
         self._thread.start()
         self._decoder = ready.result()
         self.length: int = self._decoder.length
@@ -121,23 +120,22 @@ class Engine:
 
     # --- in the thread ---
 
-    def _work(self, torch: Any, prepare: Callable[[], Any], ready: "Future[Any]") -> None:
-        with torch.inference_mode():
-            try:
-                self._decoder = prepare()
-            except BaseException as error:
-                ready.set_exception(error)
-                return
-            ready.set_result(self._decoder)
-            rows: _Rows = [None] * self._decoder.slots
-            while not self._is_closed:
-                with self._changed:
-                    while not (self._waiting or self._pending or any(rows) or self._is_closed):
-                        self._changed.wait()
-                self._step(rows)
-            # Unloading does not wait for requests of the OpenAI endpoints: end them, or their clients would wait forever.
-            rest = [*(row for row in rows if row is not None), *self._waiting]
-            self._fail(rows, rest, Refused("UNAVAILABLE", "the model was unloaded before the text was complete"))
+    def _work(self, prepare: Callable[[], Any], ready: "Future[Any]") -> None:
+        try:
+            self._decoder = prepare()
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        ready.set_result(self._decoder)
+        rows: _Rows = [None] * self._decoder.slots
+        while not self._is_closed:
+            with self._changed:
+                while not (self._waiting or self._pending or any(rows) or self._is_closed):
+                    self._changed.wait()
+            self._step(rows)
+        # Unloading does not wait for requests of the OpenAI endpoints: end them, or their clients would wait forever.
+        rest = [*(row for row in rows if row is not None), *self._waiting]
+        self._fail(rows, rest, Refused("UNAVAILABLE", "the model was unloaded before the text was complete"))
 
     def _step(self, rows: _Rows) -> None:
         for row in rows:
@@ -183,20 +181,29 @@ class Engine:
             row.filled += 1
             self._count(rows, row)
 
-    def _read_prompts(self, rows: _Rows, made: _Made) -> None:
-        """Read new prompts together, or a chunk of one."""
-        group = next(([row] for row in rows if row is not None and not row.is_running), None) or self._admitted(rows)
+    def _read_prompts(self, rows: _Rows, made: _Made, group: Sequence[_Row] = ()) -> None:
+        """Compute a chunk of one prompt, or several short ones; the last chunk gives the first token."""
+        group = group or [row for row in rows if row is not None and not row.is_running][:1] or self._admitted(rows)
+        if not group:
+            return
+        start, end = group[0].filled, group[0].filled + self._decoder.budget
+        is_last, chunks = all(end >= len(row.prompt) for row in group), [row.prompt[start:end] for row in group]
+        slots, controls = [row.slot for row in group], _controls(group) if is_last else None
         try:
-            self._read(rows, made, group)
+            tokens = self._decoder.prefill(slots, chunks, start, controls)
         except Exception as error:
             if len(group) == 1:
                 self._fail(rows, group, error)
-                return
-            for row in group:  # find the one that fails
-                try:
-                    self._read(rows, made, [row])
-                except Exception as alone:
-                    self._fail(rows, [row], alone)
+            else:
+                for row in group:  # find the one that fails
+                    self._read_prompts(rows, made, [row])
+            return
+        if is_last:
+            made.append((group, tokens))
+        for row in group:
+            row.filled = min(end, len(row.prompt))
+            if is_last:
+                self._count(rows, row)
 
     def _admitted(self, rows: _Rows) -> list[_Row]:
         """Give slots to waiting requests, as long as their prompts are short and of similar length."""
@@ -214,21 +221,6 @@ class Engine:
                     row.request.started = now()
                     group.append(row)
         return group
-
-    def _read(self, rows: _Rows, made: _Made, group: list[_Row]) -> None:
-        """Compute a chunk of one prompt, or several short ones; the last chunk gives the first token."""
-        if not group:
-            return
-        start, end = group[0].filled, group[0].filled + self._decoder.budget
-        is_last, chunks = all(end >= len(row.prompt) for row in group), [row.prompt[start:end] for row in group]
-        slots, controls = [row.slot for row in group], _controls(group) if is_last else None
-        tokens = self._decoder.prefill(slots, chunks, start, controls)
-        if is_last:
-            made.append((group, tokens))
-        for row in group:
-            row.filled = min(end, len(row.prompt))
-            if is_last:
-                self._count(rows, row)
 
     def _count(self, rows: _Rows, row: _Row) -> None:
         """Count a computed token; the last one frees the slot."""
@@ -274,7 +266,7 @@ class Engine:
         except RuntimeError:  # the loop is closed
             self._is_closed = True
 
-    def _fail(self, rows: _Rows, group: list[_Row], error: Exception) -> None:
+    def _fail(self, rows: _Rows, group: Sequence[_Row], error: Exception) -> None:
         """End texts with the reason; the others are not affected."""
         refused = reason(error)
         if type(error).__name__ == "OutOfMemoryError":
@@ -302,3 +294,30 @@ def _controls(rows: Sequence[_Row | None]) -> Any:
             request, uniform = row.request, min(row.random.random(), _BELOW_ONE) if row.random is not None else 0
             made[i] = request.temperature, request.top_p, max(0, request.top_k), uniform, row.excludes_end
     return made
+
+
+class Text:
+    """Converts tokens to text incrementally. A token is decoded together with earlier ones, since its text may depend
+    on them."""
+
+    __slots__ = ("_decode", "_known", "_tokens")
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int]) -> None:
+        self._decode = decode
+        self._tokens = list(prompt[-8:])
+        """Tokens whose text is not complete yet, after a few for context."""
+        self._known = len(self._tokens)
+
+    def add(self, token: int) -> str:
+        """Return the new text; "" while a character is incomplete."""
+        self._tokens.append(token)
+        before, after = self._decode(self._tokens[: self._known]), self._decode(self._tokens)
+        is_incomplete = after.endswith(_INCOMPLETE) and len(self._tokens) - self._known < _MOST_INCOMPLETE
+        if is_incomplete or len(after) <= len(before):
+            return ""
+        self._tokens, self._known = self._tokens[self._known :], len(self._tokens) - self._known
+        return after[len(before) :]
+
+    def rest(self) -> str:
+        """Return the remaining text at the end, including an incomplete character."""
+        return self._decode(self._tokens)[len(self._decode(self._tokens[: self._known])) :]

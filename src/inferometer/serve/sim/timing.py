@@ -1,0 +1,199 @@
+"""When tokens are generated: the interface of timing models, the simplest one, and the timer that drives them.
+
+A timing model is pure: no IO and no clock of its own. Times are passed in (`add`, `drop`, `advance`), and it emits
+tokens through `Job.emit` with the time at which they were due. `emit` must not call back into the model.
+"""
+
+import asyncio
+import math
+from abc import abstractmethod
+from collections import deque
+from heapq import heappop, heappush, heapreplace
+from statistics import NormalDist
+from typing import Any
+
+from inferometer.serve.sim.faults import noise
+from inferometer.serve.sim.settings import Fixed
+from inferometer.timing.clock import now
+from inferometer.timing.timer import deadline_timer
+from inferometer.units import NS
+
+NEVER = 1 << 62
+_TURN_NS = 2_000_000
+_SLICE_NS = 100_000
+"""Tokens due within this time are produced before the clock is read again."""
+_NORMAL = NormalDist()
+
+
+class Job:
+    """One request. Subclasses override `emit` to receive its tokens."""
+
+    __slots__ = (
+        "arrived", "base", "cached", "gone", "holding", "itl", "keys", "left", "made", "n", "n_in", "n_out", "started",
+    )  # fmt: skip
+
+    def __init__(self, n: int, n_in: int, n_out: int, arrived: int, keys: tuple[int, ...] = ()) -> None:
+        """`n` is the request's ordinal, from 1; `keys` those of the prompt's full KV blocks (batch.block_keys)."""
+        self.n, self.n_in, self.n_out, self.arrived, self.keys = n, n_in, n_out, arrived, keys
+        self.made = 0
+        """Tokens generated so far."""
+        self.cached = 0
+        """Prompt tokens found in the prefix cache."""
+        self.started = -1
+        """When it was first admitted; -1 while it is queued."""
+        self.gone = False
+        self.base = self.itl = 0  # fixed: when its first token is due, and ns between its tokens
+        self.left = 0  # batch: tokens still to be prefilled
+        self.holding: Any = None  # batch: its KV blocks
+
+    def emit(self, count: int, due: int) -> None:
+        """Called when `count` more tokens are generated, which were due at `due`."""
+
+
+class Timing:
+    """A timing model."""
+
+    def __init__(self, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None) -> None:
+        self.due = NEVER
+        """The next time at which it has something to do."""
+        self.n_running = self.preemptions = 0
+        self.kv: Any = None
+        """The KV cache, if the model has one."""
+        self.waiting: deque[Job] = deque()
+        self._seed, self._per_chunk = seed, tokens_per_chunk
+        self._max_queue = NEVER if max_queue is None else max_queue
+
+    @abstractmethod
+    def add(self, job: Job, at: int) -> bool:
+        """Accept a request that arrived; return False if the queue is full."""
+
+    @abstractmethod
+    def drop(self, job: Job, at: int) -> None:
+        """Forget a request whose client disconnected."""
+
+    @abstractmethod
+    def advance(self, now: int) -> None:
+        """Do everything that was due until `now`, in order of due time."""
+
+    def pause(self, ns: int) -> None:
+        """Note that the whole server was frozen for this long. Due times stay: what was due meanwhile is late."""
+
+
+class FixedTiming(Timing):
+    """Fixed TTFT and ITL for each request.
+
+    Token k is due at base + k x itl, where base = (time of admission) + ttft: relative to the start and not to the
+    previous token, so lateness does not accumulate. With N tokens per chunk, a chunk is due with its first token. A
+    request is admitted when it arrives or, at the limit, when an earlier one's last token was due (not when it was
+    written).
+
+    With random service times, all times of a request are multiplied by one random factor with a mean of 1: exponential,
+    or lognormal with a coefficient of variation of 1. So the capacity stays max_batch / mean time per request.
+    """
+
+    def __init__(self, spec: Fixed, **more: int | None) -> None:
+        super().__init__(**more)  # type: ignore[arg-type]
+        self._ttft, self._itl = round(spec.ttft * NS), round(spec.itl * NS)
+        self._jitter, self._service = spec.jitter, spec.service
+        self._max_batch = spec.max_batch or NEVER
+        self._heap: list[tuple[int, int, Job]] = []
+
+    def add(self, job: Job, at: int) -> bool:
+        if self.n_running < self._max_batch:
+            self._let_in(job, at)
+        elif len(self.waiting) < self._max_queue:
+            self.waiting.append(job)
+        else:
+            return False
+        return True
+
+    def drop(self, job: Job, at: int) -> None:
+        job.gone = True
+        if job.started < 0:
+            self.waiting.remove(job)
+        elif job.made < job.n_out:
+            self._leave(at)  # its entry in the heap is removed when it is due
+
+    def advance(self, now: int) -> None:
+        heap, per_chunk, plain = self._heap, self._per_chunk, not self._jitter
+        while heap and heap[0][0] <= now:
+            due, n, job = heap[0]
+            if job.gone:
+                heappop(heap)
+                continue
+            made = job.made + per_chunk
+            if made < job.n_out:
+                job.made = made
+                following = job.base + made * job.itl
+                heapreplace(heap, (following if plain else self._jittered(job, following, due), n, job))
+                job.emit(per_chunk, due)
+            else:
+                count, job.made = job.n_out - job.made, job.n_out
+                heappop(heap)
+                self._leave(due)
+                job.emit(count, due)
+        self.due = heap[0][0] if heap else NEVER
+
+    def _let_in(self, job: Job, at: int) -> None:
+        factor = self._factor(job)
+        ttft = round(self._ttft * factor)
+        job.started, job.base, job.itl = at, at + ttft, round(self._itl * factor)
+        if self._jitter:
+            job.base += round(ttft * self._jitter * noise(self._seed, job.n, 0))
+        self.n_running += 1
+        heappush(self._heap, (job.base, job.n, job))
+        self.due = self._heap[0][0]
+
+    def _leave(self, at: int) -> None:
+        self.n_running -= 1
+        if self.waiting:
+            self._let_in(self.waiting.popleft(), at)
+
+    def _jittered(self, job: Job, nominal: int, previous: int) -> int:
+        return max(previous, nominal + round(job.itl * self._jitter * noise(self._seed, job.n, job.made)))
+
+    def _factor(self, job: Job) -> float:
+        """By how much the request's times differ from the mean."""
+        if self._service == "constant":
+            return 1.0
+        uniform = min(max((noise(self._seed, job.n, -1) + 1) / 2, 2.0**-53), 1 - 2.0**-53)
+        if self._service == "exponential":
+            return -math.log1p(-uniform)
+        return math.exp(math.sqrt(math.log(2)) * _NORMAL.inv_cdf(uniform) - math.log(2) / 2)
+
+
+class Clockwork:
+    """Drives a timing model with a timer with absolute deadlines.
+
+    There are no relative sleeps. A turn produces the tokens that are due, in order of their due times, and arms the
+    timer for the next ones. If those are already past, it runs in the next iteration of the loop, so that sockets are
+    read in between. A turn is short: if more is due than can be done, doing all of it would take longer each time and
+    block everything else.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timing: Timing) -> None:
+        self.timing = timing
+        self._armed = NEVER
+        self._timer = deadline_timer(loop, self._fired)
+
+    def close(self) -> None:
+        self._timer.close()
+
+    def changed(self) -> None:
+        """Update after a change in the timing model: do what is due now, and arm the timer for what comes next."""
+        self._advance(now(), 0)
+
+    def _fired(self) -> None:
+        self._armed = NEVER
+        self._advance(now(), _TURN_NS)
+
+    def _advance(self, t: int, turn: int) -> None:
+        """Produce what is due at `t`, for at most `turn` ns, and arm the timer."""
+        timing, end = self.timing, t + turn
+        while (due := timing.due) <= t:
+            timing.advance(min(t, due + _SLICE_NS))
+            if now() > end:
+                break
+        if timing.due < self._armed:
+            self._armed = timing.due
+            self._timer.arm(self._armed)
