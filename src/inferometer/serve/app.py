@@ -165,7 +165,6 @@ async def _drain(
     models.say_not_ready()
     if seconds:
         await _done_before(at_once, asyncio.sleep(min(seconds, _ANNOUNCED_S)))
-    web.refuse_new()
     models.refuse_new()
     for listener in listeners:
         listener.stop_accepting()

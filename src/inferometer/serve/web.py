@@ -11,27 +11,25 @@ If a token is set, everything except health, readiness and metrics requires it. 
 request is that request's 500, and the server continues.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from inferometer import __version__
-from inferometer.serve.http import token
+from inferometer.serve import access
 from inferometer.serve.http.connection import Connection, connections
 from inferometer.serve.http.parse import Problem, Request
-from inferometer.serve.http.reply import reply
+from inferometer.serve.http.responses import reply
 from inferometer.serve.kserve import http_codec as kserve_http
 from inferometer.serve.kserve.routes import Kserve
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import NEVER, reason
+from inferometer.serve.models.types import reason
 from inferometer.serve.openai.requests import Refusal
 from inferometer.serve.openai.response import refusal_body
 from inferometer.serve.openai.routes import OpenAi
 from inferometer.serve.prometheus import CONTENT_TYPE
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.server import Simulator
-from inferometer.timing.clock import now
 
 Metrics = Callable[[], Awaitable[bytes]]
 """Returns /metrics of all processes."""
@@ -54,14 +52,6 @@ class Web:
         self._models, self._sim, self._metrics, self._token = models, sim, metrics, settings.token
         self._kserve = Kserve(models, settings) if models is not None else None
         self._openai = OpenAi(models, sim) if models is not None else None
-        self._refused_from = NEVER  # requests that begin after this time are refused
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def refuse_new(self) -> None:
-        """Refuse new inferences from now on; those in progress, and those whose headers have arrived, continue."""
-        self._refused_from = now()
-        if self._kserve is not None:
-            self._kserve.refuse_new(self._refused_from)
 
     def refuse_rest(self) -> int:
         """Refuse the requests whose bodies are still being processed. Return how many there were."""
@@ -69,7 +59,7 @@ class Web:
 
     @property
     def _is_draining(self) -> bool:
-        return self._refused_from < NEVER
+        return self._models is not None and self._models.refuses
 
     # --- a request ---------------------------------------------------------------------------------------------------
 
@@ -78,11 +68,11 @@ class Web:
         try:
             if self._token is not None and not is_open(path) and (why := self._why_not(request)):
                 kind = "authentication_error"
-                raise Refusal(401, why, "invalid_api_key", kind, token.CHALLENGE)
+                raise Refusal(401, why, "invalid_api_key", kind, access.CHALLENGE)
             if self._kserve is not None and (path.startswith(b"/v2/") or path == b"/v2"):
                 self._kserve.handle(connection, request)
-            elif self._openai is not None and (path.startswith(b"/v1/") or path == b"/tokenize"):
-                if request.began >= self._refused_from:
+            elif self._models is not None and self._openai and (path.startswith(b"/v1/") or path == b"/tokenize"):
+                if request.began >= self._models.refused_from:
                     why = "the server is shutting down and does not accept new requests"
                     raise Refusal(503, why, "shutting_down")
                 self._openai.handle(connection, request)
@@ -100,7 +90,7 @@ class Web:
         given = request.headers.get(b"authorization", b"")
         if not given and (key := request.headers.get(b"x-api-key")):  # the header of Anthropic's clients
             given = b"Bearer " + key
-        return token.why_not(self._token, given)
+        return access.why_not(self._token, given)
 
     def _refuse(self, connection: Connection, request: Request, refusal: Refusal, close: bool = False) -> None:
         """Send an error in the format of the protocol that the path belongs to."""
@@ -129,8 +119,7 @@ class Web:
             status, tree = page()
             reply(connection, request, status, msgspec.json.encode(tree), close=self._is_draining)
         else:
-            self._tasks.add(task := asyncio.get_running_loop().create_task(self._send_metrics(connection, request)))
-            task.add_done_callback(self._tasks.discard)
+            connection.respond_later(self._send_metrics(connection, request))
 
     def _served(self) -> tuple[int, dict[str, object]]:
         tree: dict[str, object] = {"name": "inferometer", "version": __version__}

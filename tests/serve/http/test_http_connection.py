@@ -11,7 +11,7 @@ import pytest
 
 from inferometer.serve.http.connection import Connection, connections
 from inferometer.serve.http.parse import Problem, Request
-from inferometer.serve.http.reply import reply
+from inferometer.serve.http.responses import reply
 from inferometer.serve.settings import Limits
 from inferometer.serve.sockets.listener import Listener
 from inferometer.timing.clock import now

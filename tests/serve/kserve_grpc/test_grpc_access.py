@@ -17,8 +17,7 @@ from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, ser
 from waiting import until
 
 from inferometer.errors import UserError
-from inferometer.serve import access_log
-from inferometer.serve.grpc.status import shown
+from inferometer.serve.grpc.headers import shown
 from inferometer.serve.kserve import messages
 from inferometer.serve.settings import Tls
 from inferometer.wire import reflection
@@ -136,7 +135,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Standard error. (pytest's own capture loses what is written while it is read.)"""
     written = io.StringIO()
-    monkeypatch.setattr(access_log, "sys", SimpleNamespace(stderr=written))
+    monkeypatch.setattr(access, "sys", SimpleNamespace(stderr=written))
     return written
 
 

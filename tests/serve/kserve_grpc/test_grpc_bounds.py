@@ -11,7 +11,7 @@ import pytest
 from grpc_peer import PATIENCE_S, a_request, write_repository
 
 from inferometer.serve.grpc.messages import Inbox
-from inferometer.serve.kserve.stream import Stream
+from inferometer.serve.kserve.grpc_infer import GrpcInfer, Stream
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import NEVER, Refused
 from inferometer.timing.loop import run
@@ -75,7 +75,7 @@ def test_responses_held_for_an_earlier_one_are_bounded(size: int, most: int) -> 
         quick = bytes(a_request(values=bytes(size)).SerializeToString())
         slow = bytes(a_request("slow").SerializeToString())
         call = Call([slow, *[quick] * (most + 10)])
-        stream = Stream(models, call, lambda _: None)  # type: ignore[arg-type]
+        stream = Stream(GrpcInfer(models), call)  # type: ignore[arg-type]
         call.read()
         assert 10 < call.reads <= most
         for pending in list(stream._pending):  # the slow one is over: all go on

@@ -15,7 +15,7 @@ from tensor_maker import random
 from waiting import until
 
 from inferometer.serve import offload
-from inferometer.serve.kserve import messages, stream
+from inferometer.serve.kserve import grpc_infer, messages
 from inferometer.serve.settings import Limits
 from inferometer.tensors import DATATYPES, Tensor, to_numpy
 from inferometer.wire import server_timing
@@ -284,9 +284,9 @@ def test_the_deadline_of_a_call_is_that_of_its_inference(served: Served, stub: S
     seen: dict[str, float] = {}  # by the request's id: calls whose deadline has passed may still come in
     original = served.models.submit
 
-    def submit(inference: Any) -> None:
+    def submit(inference: Any, *more: Any) -> None:
         seen[inference.id] = (inference.deadline - inference.arrived) / 1e9
-        original(inference)
+        original(inference, *more)
 
     served.models.submit = submit  # type: ignore[method-assign]
     try:
@@ -339,7 +339,7 @@ def test_our_own_client_reads_stream_responses(stub: Stub) -> None:
 def test_an_endless_model_stops_when_the_client_does_not_read(
     served: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "UNREAD", 50_000_000)
+    monkeypatch.setattr(grpc_infer, "UNREAD", 50_000_000)
     call = stub.ModelStreamInfer(iter([a_request("endless", bytes(400_000))]))
     next(call)  # it is in progress; nothing more is read
     until(lambda: served.in_flight() == 0)

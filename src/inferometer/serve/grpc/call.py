@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inferometer.serve import compression
-from inferometer.serve.grpc import status
+from inferometer.serve.grpc import headers
+from inferometer.serve.grpc.headers import CallHead
 from inferometer.serve.grpc.messages import PREFIX, Data, Inbox
-from inferometer.serve.grpc.request import CallHead
 from inferometer.serve.models.types import NEVER, Refused, reason
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Call:
         self.is_over = False
         self.on_message: Callable[[Call, Data], None] = _ignore
         self.on_ended: Callable[[Call], None] = _ignore
-        self.on_cancelled: Callable[[], None] = _ignore
+        self.on_cancelled: Callable[[], object] = _ignore
         self._inbox: Inbox | None = None  # not needed for a message that arrives in one piece
         self._pauses = self._unconsumed = 0
         self._has_headers = self._is_full = False  # full: paused, because too much waits to be sent
@@ -169,7 +169,7 @@ class Call:
 
     # --- responses ---------------------------------------------------------------------------------------------------
 
-    def reply(self, parts: tuple[Data, ...], trailers: bytes = status.OK) -> None:
+    def reply(self, parts: tuple[Data, ...], trailers: bytes = headers.OK) -> None:
         """Send the only message of the response, and end the call."""
         if self.is_over:
             return
@@ -243,7 +243,7 @@ class Call:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def finish(self, trailers: bytes = status.OK, code: str = "OK") -> None:
+    def finish(self, trailers: bytes = headers.OK, code: str = "OK") -> None:
         """End the call after all of its messages, with these trailers, which say `code`."""
         if not self.is_over:
             self._trailers = trailers, code
@@ -252,7 +252,7 @@ class Call:
     def refuse(self, refused: Refused) -> None:
         """End the call with an error; messages that wait are dropped."""
         if not self.is_over:
-            self._close(status.trailers(refused), refused.code)
+            self._close(headers.trailers(refused), refused.code)
 
     def abort(self, refused: Refused) -> None:
         """Refuse the call, and cancel its work."""

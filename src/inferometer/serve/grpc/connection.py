@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from inferometer.serve.grpc.call import Call
-from inferometer.serve.grpc.request import CallHead, Data, refused_head
-from inferometer.serve.http import answers
+from inferometer.serve.grpc.headers import CallHead, Data, refused_head
+from inferometer.serve.http import responses
 from inferometer.serve.models.types import NEVER, Refused
 from inferometer.serve.settings import GRPC_MOST
 from inferometer.serve.sockets.transport import Transport
@@ -185,7 +185,7 @@ class Connection:
         self.http2.fail(error.code, error.message)
         self.lost()
         if _HTTP1.match(data):
-            head = answers.head(505, len(_NOT_HTTP2), keep_alive=False, content_type=b"text/plain")
+            head = responses.head(505, len(_NOT_HTTP2), keep_alive=False, content_type=b"text/plain")
             self._transport.write(head + _NOT_HTTP2)
         else:
             self._flush()

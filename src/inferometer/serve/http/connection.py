@@ -4,10 +4,10 @@ A client that closes the connection before its response is complete is gone (`go
 A pipelined request waits until the previous response has been sent; nothing more is read meanwhile.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
-from inferometer.serve import access_log
+from inferometer.serve import access
 from inferometer.serve.http.parse import Problem, Request, RequestParser
 from inferometer.serve.settings import Limits
 from inferometer.serve.sockets.transport import Data, Transport
@@ -43,7 +43,7 @@ class Connection:
     )  # fmt: skip
 
     def __init__(self, transport: Transport, handler: Handler, limits: Limits) -> None:
-        self.gone: Callable[[], None] | None = None
+        self.gone: Callable[[], object] | None = None
         """Called when the connection is lost before the response is finished."""
         self.room: memoryview | None = None
         self.transport = transport
@@ -78,20 +78,25 @@ class Connection:
             request = self._parser.feed(data, arrived)
         except Problem as problem:
             self._refuse(problem, arrived)
+            return
+        if request is None:
+            self._took_part()
         else:
-            self._took(request)
-
-    def filled(self, count: int, arrived: int) -> None:
-        self._took(self._parser.filled(count, arrived))
-
-    def _took(self, request: Request | None) -> None:
-        """Start a request that is complete, or note that part of one arrived."""
-        self.room = self._parser.room
-        if request is not None:
             self._in_head = False
             self._request = request
             self._handler.handle(self, request)
-            return
+
+    def filled(self, count: int, arrived: int) -> None:
+        request = self._parser.filled(count, arrived)
+        if request is None:
+            self._took_part()
+        else:
+            self.room, self._request = None, request
+            self._handler.handle(self, request)
+
+    def _took_part(self) -> None:
+        """Note that part of a request arrived."""
+        self.room = self._parser.room
         was_in_head, self._in_head = self._in_head, self._parser.is_in_head
         if not (was_in_head and self._in_head):  # headers must be complete in time: single bytes are not progress
             self.transport.moved = now()
@@ -102,7 +107,7 @@ class Connection:
 
     def _refuse(self, problem: Problem, arrived: int) -> None:
         self.room = None
-        self._request = request = problem.request or self._parser.request or Request()
+        self._request = request = self._parser.request or Request()
         request.arrived = arrived
         self._handler.problem(self, request, problem)
 
@@ -113,6 +118,10 @@ class Connection:
             self.transport.close()
 
     # --- out ---------------------------------------------------------------------------------------------------------
+
+    def respond_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Respond in a task, which is cancelled if the client goes away."""
+        self.gone = self.transport.loop.create_task(work).cancel
 
     def finish(self, keep_alive: bool = True) -> None:
         """End the response: continue with the next request, or close, once everything is sent."""
@@ -219,4 +228,4 @@ class LoggedConnection(Connection):
         if one is not None:
             status, self._status = self._status or "499", ""
             method, path = one.method.decode("latin-1"), one.path.decode("latin-1")
-            access_log.write_line(self.transport.peer, method, path, status, one.arrived)
+            access.log(self.transport.peer, method, path, status, one.arrived)

@@ -22,23 +22,8 @@ EXTENSIONS = (
 )  # fmt: skip
 
 
-class Method:
-    """A method: called with a request message, it returns the response message, or something to await for it."""
-
-    def __init__(self, name: str, respond: Callable[[Message], Any]) -> None:
-        described = SCHEMA.method(f"{KSERVE_SERVICE}/{name}")
-        self.input, self._output, self._respond = described.input, described.output, respond
-
-    def __call__(self, request: Message) -> Message | Awaitable[Message]:
-        made = self._respond(request)
-        return self._later(made) if inspect.isawaitable(made) else self._message(made)
-
-    async def _later(self, work: Awaitable[Any]) -> Message:
-        return self._message(await work)
-
-    def _message(self, made: Any) -> Message:
-        """Return the response: a message as it is, or one with these fields."""
-        return self._output(**made or {}) if made is None or isinstance(made, dict) else made
+Method = tuple[Any, Callable[[Message], Awaitable[Message]]]
+"""The class of the request message, and what makes the response message of one."""
 
 
 def methods(models: Models, settings: Settings) -> dict[str, Method]:
@@ -75,7 +60,20 @@ def methods(models: Models, settings: Settings) -> dict[str, Method]:
         "CudaSharedMemoryRegister": _refuse_cuda,
         "CudaSharedMemoryUnregister": lambda _: None,
     }
-    return {name: Method(name, function) for name, function in respond.items()}
+    return {name: _method(name, function) for name, function in respond.items()}
+
+
+def _method(name: str, respond: Callable[[Message], Any]) -> Method:
+    """Return the method: `respond` returns the response, its fields, None if it has none, or something to await."""
+    described = SCHEMA.method(f"{KSERVE_SERVICE}/{name}")
+
+    async def run(request: Message) -> Message:
+        made = respond(request)
+        if inspect.isawaitable(made):
+            made = await made
+        return described.output(**made or {}) if made is None or isinstance(made, dict) else made
+
+    return described.input, run
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

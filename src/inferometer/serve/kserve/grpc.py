@@ -1,25 +1,24 @@
 """The services of the gRPC server: KServe, health and reflection on one port."""
 
 import asyncio
-import inspect
 import socket
 from collections.abc import Awaitable
 
 from inferometer.serve.grpc.call import Call
-from inferometer.serve.grpc.health import NAME as HEALTH_SERVICE
-from inferometer.serve.grpc.health import Health
+from inferometer.serve.grpc.headers import Method, Unary
 from inferometer.serve.grpc.messages import Data, parse
-from inferometer.serve.grpc.reflection import Reflection
-from inferometer.serve.grpc.request import Unary
-from inferometer.serve.grpc.server import GrpcServer, Service
+from inferometer.serve.grpc.server import GrpcServer
+from inferometer.serve.grpc.standard_services import Health, Reflection
 from inferometer.serve.kserve import control
-from inferometer.serve.kserve.grpc_infer import ModelInfer
+from inferometer.serve.kserve.grpc_infer import GrpcInfer
 from inferometer.serve.kserve.messages import KSERVE_SERVICE, Message
-from inferometer.serve.kserve.stream import ModelStreamInfer
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import reason
 from inferometer.serve.ports import bound, explained
 from inferometer.serve.settings import Settings
+
+_OPEN = ("ServerLive", "ServerReady", "ModelReady")
+"""Methods that require no token."""
 
 
 class KserveGrpc(GrpcServer):
@@ -27,19 +26,14 @@ class KserveGrpc(GrpcServer):
 
     def __init__(self, models: Models, settings: Settings, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self.health = Health(loop, (KSERVE_SERVICE,), models.is_ready, models.is_known)
-        stream = ModelStreamInfer(models)
-        methods = {name: _unary(method) for name, method in control.methods(models, settings).items()}
-        kserve = Service(
-            KSERVE_SERVICE,
-            unary={"ModelInfer": ModelInfer(models), **methods},
-            streaming={"ModelStreamInfer": stream},
-            open=frozenset(("ServerLive", "ServerReady", "ModelReady")),
-            close=stream.close,
-        )
-        reflection = Reflection((KSERVE_SERVICE, HEALTH_SERVICE))
-        services = [kserve, self.health.service, *reflection.services()]
-        super().__init__(loop, sock, services, settings, models.offload)
+        self.health = Health(loop, KSERVE_SERVICE, models.is_ready, models.is_known)
+        infer = GrpcInfer(models)
+        methods = {"ModelInfer": Method(infer.infer), "ModelStreamInfer": Method(infer.stream, is_unary=False)}
+        for name, method in control.methods(models, settings).items():
+            methods[name] = Method(_unary(method), is_open=name in _OPEN)
+        paths = {f"/{KSERVE_SERVICE}/{name}": method for name, method in methods.items()}
+        paths |= self.health.methods() | Reflection((KSERVE_SERVICE, Health.NAME)).methods()
+        super().__init__(loop, sock, paths, (infer.close, self.health.close), settings, models.offload)
 
 
 async def start(models: Models, settings: Settings, sock: socket.socket | None = None) -> KserveGrpc:
@@ -55,18 +49,15 @@ async def start(models: Models, settings: Settings, sock: socket.socket | None =
 
 
 def _unary(method: control.Method) -> Unary:
+    kind, run = method
+
     def respond(call: Call, data: Data) -> None:
-        made = method(parse(method.input, data))
-        if inspect.isawaitable(made):
-            task = asyncio.ensure_future(_respond_later(call, made))
-            call.on_cancelled = task.cancel  # type: ignore[assignment]
-        else:
-            call.reply((made.SerializeToString(),))
+        call.on_cancelled = asyncio.ensure_future(_respond(call, run(parse(kind, data)))).cancel
 
     return respond
 
 
-async def _respond_later(call: Call, work: Awaitable[Message]) -> None:
+async def _respond(call: Call, work: Awaitable[Message]) -> None:
     try:
         made = await work
     except Exception as error:

@@ -16,7 +16,6 @@ from inferometer.serve.grpc.messages import parse
 from inferometer.serve.kserve import parameters
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
 from inferometer.serve.kserve.parameters import FINAL, TensorParameters, invalid
-from inferometer.serve.models.registry import Models
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Inference, Output, Parameter, Refused, Tensors, Unread, Wanted
 from inferometer.tensors import DATATYPES, Tensor, from_numpy
@@ -108,22 +107,20 @@ _NOTHING_UNREAD: dict[str, Unread] = {}
 _NO_PARAMETERS: dict[str, Parameter] = {}
 
 
-def decode(models: Models, parts: Cut, is_stream: bool) -> Inference:
+def decode(parts: Cut, regions: Regions) -> Inference:
     """Return the inference that a message requests; its callbacks and times are still to be set."""
     head, id, raw = parts
     known = _known.get(head)
     unread, given = _NOTHING_UNREAD, _NO_PARAMETERS
     if known is not None and len(known[2]) == len(raw):
         name, version, specs, wanted = known
-        is_decoupled = models.find(name, version).decoupled
         inputs = {}
         for i, (input, datatype, shape) in enumerate(specs):
             inputs[input] = Tensor(input, datatype, shape, raw[i])
     else:
         request = parse(ModelInferRequest, head)
         name, version = request.model_name, request.model_version
-        is_decoupled = models.find(name, version).decoupled
-        inputs, unread = _inputs(request, id, raw, models.regions)
+        inputs, unread = _inputs(request, id, raw, regions)
         wanted = _wanted(request.outputs) if request.outputs else ()
         given = parameters.check(_values(request.parameters))
         if len(head) <= _MAX_HEAD and not unread and not given and len(raw) == len(inputs):
@@ -131,16 +128,7 @@ def decode(models: Models, parts: Cut, is_stream: bool) -> Inference:
                 _known.clear()
             specs = tuple((tensor.name, tensor.datatype, tensor.shape) for tensor in inputs.values())
             _known[head] = name, version, specs, wanted
-    if is_decoupled and not is_stream:
-        raise Refused("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy")
-    return Inference(
-        name, inputs, answer=_ignore, ended=_ignore, arrived=0, version=version, id=id, wanted=wanted,
-        parameters=given, unread=unread,
-    )  # fmt: skip
-
-
-def _ignore(_: object) -> None:
-    pass
+    return Inference(name, inputs, version=version, id=id, wanted=wanted, parameters=given, unread=unread)
 
 
 # --- inputs and parameters -------------------------------------------------------------------------------------------

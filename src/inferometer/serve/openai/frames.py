@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from inferometer.serve.http.answers import LAST_CHUNK, chunk
+from inferometer.serve.http.responses import LAST_CHUNK, chunk
 
 json_bytes = msgspec.json.encode
 Json = dict[str, Any]

@@ -6,10 +6,10 @@ request is accepted, `text` for each piece, then `end` or `fail`. Texts are JSON
 
 from array import array
 
-from inferometer.serve.http import answers
+from inferometer.serve.http import responses
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
-from inferometer.serve.http.reply import reply
+from inferometer.serve.http.responses import reply
 from inferometer.serve.openai.frames import (
     FORMATS,
     MESSAGES,
@@ -75,7 +75,7 @@ class Stream(Response):
         self._before, self._after, self._sizes = around(self._format)
         if self.asked.running_usage:
             self._sizes = []  # no chunk is like the others
-        head = answers.stream_head(self.request.keep_alive, self.promise)
+        head = responses.stream_head(self.request.keep_alive, self.promise)
         self.write(head + events(*self._format.opening(self.n_in)))
 
     def text(self, text: bytes, count: int) -> None:
@@ -138,7 +138,7 @@ class Whole(Response):
         self.stamps.append(sent)
         timing = server_timing(self.request.arrived, self.started, sent)
         keep = self.request.keep_alive
-        self.write(answers.head(200, len(body), keep_alive=keep, extra=timing, promise=self.promise) + body)
+        self.write(responses.head(200, len(body), keep_alive=keep, extra=timing, promise=self.promise) + body)
         self.finish()
 
     def fail(self, refusal: Refusal) -> None:
@@ -150,7 +150,7 @@ def server_timing(arrived: int, started: int, sent: int) -> bytes:
     """Return the header Server-Timing. All times are monotonic ns; `started` is -1 if it is not known."""
     if started < 0:
         return b"Server-Timing: total;dur=%.6f\r\n" % ((sent - arrived) / 1e6)
-    return answers.timing(max(started - arrived, 0), sent - started, sent - arrived)
+    return responses.timing(max(started - arrived, 0), sent - started, sent - arrived)
 
 
 def refuse(connection: Connection, request: Request, refusal: Refusal) -> None:

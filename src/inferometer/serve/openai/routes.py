@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
-from inferometer.serve.http.reply import reply
+from inferometer.serve.http.responses import reply
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Refused
 from inferometer.serve.openai import generated

@@ -10,7 +10,7 @@ from typing import Any
 from inferometer.errors import UserError
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
-from inferometer.serve.http.reply import reply
+from inferometer.serve.http.responses import reply
 from inferometer.serve.openai.frames import tokenize_body
 from inferometer.serve.openai.requests import Parts, Refusal, TextRequest, too_long
 from inferometer.serve.openai.response import Stream, Whole, refusal_body

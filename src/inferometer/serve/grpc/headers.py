@@ -1,16 +1,20 @@
-"""The headers of a call: its method, timeout, compression, and whether it is allowed. Each header block is parsed once:
-clients send the same again and again, and the codec returns the same object for it."""
+"""The headers and trailers of a call.
+
+Headers say its method, timeout and compression, and whether it is allowed. Each header block is parsed once: clients send
+the same again and again, and the codec returns the same object for it. Trailers carry the status: a code, and a message
+of one line.
+"""
 
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import msgspec
 
-from inferometer.serve import compression
-from inferometer.serve.grpc import status
-from inferometer.serve.http.token import why_not
+from inferometer.serve import access, compression
 from inferometer.serve.models.types import NEVER, Refused
+from inferometer.wire import grpc, server_timing
 from inferometer.wire.http2 import hpack
 from inferometer.wire.http2.events import Fields
 
@@ -23,18 +27,47 @@ Unary = Callable[["Call", Data], None]
 Streaming = Callable[["Call"], None]
 """Sets the callbacks of a call that has begun."""
 
+_MAX_CACHED = 1024
+_MAX_DETAILS = 1000
+"""Maximum length of a status message: it is sent in the trailers, which clients limit to a few kB."""
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+# --- trailers --------------------------------------------------------------------------------------------------------
+
+OK = hpack.encode([(b"grpc-status", b"0")])
+_TIMING = OK + b"\x00\x0dserver-timing%c%b"  # a literal field without indexing; its value is shorter than 127 bytes
+
+
+def timed(queue_ns: int, compute_ns: int, total_ns: int) -> bytes:
+    """Return the trailers of a successful call, with the server's own times."""
+    value = server_timing.FORMAT % (queue_ns * 1e-6, compute_ns * 1e-6, total_ns * 1e-6)
+    return _TIMING % (len(value), value)
+
+
+def trailers(refused: Refused) -> bytes:
+    message = quote(shown(refused.message), safe=_PRINTABLE).encode()
+    return hpack.encode([(b"grpc-status", b"%d" % grpc.status_number(refused.code)), (b"grpc-message", message)])
+
+
+def shown(message: str) -> str:
+    """Return one line of bounded length that can be sent."""
+    line = " ".join(message.split()).encode("utf-8", "replace").decode()
+    return line if len(line) <= _MAX_DETAILS else line[: _MAX_DETAILS - 3] + "..."
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
 _CONTENT_TYPE = re.compile(rb"application/grpc([+;].*)?", re.DOTALL)
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNITS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 1000, b"n": 1}
-_MAX_CACHED = 1024
 
 
 class Method(msgspec.Struct, frozen=True):
     """A method of a service; an open one requires no token."""
 
     start: Unary | Streaming
-    is_unary: bool
-    is_open: bool
+    is_unary: bool = True
+    is_open: bool = False
 
 
 class CallHead(msgspec.Struct, frozen=True):
@@ -69,7 +102,7 @@ _RESPONSES = {name: _response(name) for name in ("", *compression.FORMATS)}
 class CallHeads:
     """Parses headers, with a cache."""
 
-    def __init__(self, methods: Mapping[bytes, Method], token: str | None) -> None:
+    def __init__(self, methods: Mapping[str, Method], token: str | None) -> None:
         self._methods, self._token = methods, token
         self._known: dict[int, tuple[Fields, CallHead]] = {}
 
@@ -84,37 +117,34 @@ class CallHeads:
         return parsed
 
     def _parse(self, fields: dict[bytes, bytes]) -> CallHead:
-        path = fields.get(b":path", b"")
-        shown = path.decode("latin-1")
+        path = fields.get(b":path", b"").decode("latin-1")
         if fields.get(b":method") != b"POST" or not _CONTENT_TYPE.fullmatch(fields.get(b"content-type", b"")):
-            return _not_grpc(shown)
+            return _not_grpc(path)
         method = self._methods.get(path)
         try:
-            self._check(method, shown, fields)
+            if fields.get(b"te") != b"trailers":
+                raise Refused("INTERNAL", "the header te: trailers is missing; a proxy may have removed it")
+            is_open = method is not None and method.is_open
+            if not is_open and (why := access.why_not(self._token, fields.get(b"authorization", b""))):
+                raise Refused("UNAUTHENTICATED", why)
+            if method is None:
+                raise Refused("UNIMPLEMENTED", f"unknown method {path}")
             timeout, encoding = _timeout(fields.get(b"grpc-timeout", b"")), fields.get(b"grpc-encoding", b"")
             how = compression.choose(fields.get(b"accept-encoding", b""))
-            return CallHead(shown, method, timeout, compression.named(encoding), how, _RESPONSES[how])
+            return CallHead(path, method, timeout, compression.named(encoding), how, _RESPONSES[how])
         except Refused as refused:
-            return refused_head(shown, refused)
-
-    def _check(self, method: Method | None, path: str, fields: dict[bytes, bytes]) -> None:
-        if fields.get(b"te") != b"trailers":
-            raise Refused("INTERNAL", "the header te: trailers is missing; a proxy may have removed it")
-        if (method is None or not method.is_open) and (why := why_not(self._token, fields.get(b"authorization", b""))):
-            raise Refused("UNAUTHENTICATED", why)
-        if method is None:
-            raise Refused("UNIMPLEMENTED", f"unknown method {path}")
+            return refused_head(path, refused)
 
 
 def refused_head(path: str, refused: Refused) -> CallHead:
-    return CallHead(path, status=refused.code, trailers=_RESPONSES[""] + status.trailers(refused))
+    return CallHead(path, status=refused.code, trailers=_RESPONSES[""] + trailers(refused))
 
 
 def _not_grpc(path: str) -> CallHead:
     """Refuse what is not gRPC, with the HTTP status of the specification."""
     refused = Refused("UNKNOWN", "HTTP 415: a call is a POST with the content-type application/grpc")  # type: ignore[arg-type]
     fields = [(b":status", b"415"), (b"content-type", b"application/grpc")]
-    return CallHead(path, status="415", trailers=hpack.encode(fields) + status.trailers(refused))
+    return CallHead(path, status="415", trailers=hpack.encode(fields) + trailers(refused))
 
 
 def _timeout(text: bytes) -> int:
