@@ -58,7 +58,8 @@ def test_a_request_byte_by_byte():
     (found,) = feed(*(bytes([byte]) for byte in PLAIN))
     assert isinstance(found, Request)
     assert found.arrived == len(PLAIN) - 1
-    assert found.headers == {b"x-request-id": b"abc", b"authorization": b"Bearer k", b"content-length": b"15"}
+    assert found.headers == {b"authorization": b"Bearer k", b"content-length": b"15"}
+    assert found.id == b"abc"
 
 
 def test_pipelined_requests_keep_their_order_at_any_split():
@@ -293,7 +294,7 @@ def test_a_body_after_an_upgrade_belongs_to_the_request(body: str):
         assert len(upgraded) == 2
         for found in upgraded:
             assert isinstance(found, Request)
-            assert (found.path, found.headers[b"x-request-id"]) == (b"/v2", b"abc")
+            assert (found.path, found.id) == (b"/v2", b"abc")
             assert bytes(found.body) == (b"" if "nothing" in body else b'{"prompt":"hi"}')
         assert isinstance(last, Request)
         assert (last.path, bytes(last.body)) == (b"/v1/completions", b'{"prompt":"hi"}')
@@ -317,7 +318,7 @@ def shape(found: list[Request | Problem]) -> list[tuple[object, ...]]:
     return [
         (one.status, one.message)
         if isinstance(one, Problem)
-        else (one.method, one.path, one.headers.items(), bytes(one.body), one.keep_alive, one.http10)
+        else (one.method, one.path, one.headers.items(), bytes(one.body), one.keep_alive, one.http10, one.id)
         for one in found
     ]
 

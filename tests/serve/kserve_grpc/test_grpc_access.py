@@ -17,6 +17,7 @@ from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, ser
 from waiting import until
 
 from inferometer.errors import UserError
+from inferometer.serve import access
 from inferometer.serve.grpc.headers import shown
 from inferometer.serve.kserve import messages
 from inferometer.serve.settings import Tls

@@ -40,6 +40,8 @@ class Request(msgspec.Struct, eq=False):
     body: bytes | memoryview = b""
     keep_alive: bool = True
     http10: bool = False
+    id: bytes = b""
+    """The header X-Request-Id."""
     began: int = 0
     arrived: int = 0
     """When its headers and its last bytes arrived."""
@@ -223,16 +225,14 @@ _MOST_KNOWN, _REMEMBERED = 1024, 2048
 def _parse(head: bytes) -> tuple[Request, int]:
     """Return the request with this first line and headers, and the size of its body, or _CHUNKED; raises Problem."""
     before, _, after = head.partition(_ID)
-    if after:
-        id_, _, rest = after.partition(b"\r\n")
-        if id_.replace(b"-", b"").isalnum():
-            head = before + b"\r\n" + rest
-        else:
-            after = b""
+    id_, _, rest = after.partition(b"\r\n")
+    if id_.replace(b"-", b"").isalnum():
+        head = before + b"\r\n" + rest
+    else:
+        id_ = b""
     method, path, headers, keep_alive, http10, length = _known.get(head) or _remember(head)
-    if after:
-        headers = {**headers, b"x-request-id": id_}
-    return Request(method, path, headers, b"", keep_alive, http10), length
+    id_ = id_ or headers.get(b"x-request-id", b"")
+    return Request(method, path, headers, b"", keep_alive, http10, id_), length
 
 
 def _remember(head: bytes) -> _Head:

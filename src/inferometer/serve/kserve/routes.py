@@ -107,16 +107,16 @@ class Kserve:
     # --- inference ---------------------------------------------------------------------------------------------------
 
     def infer(self, name: str, version: str, connection: Connection, request: Request) -> None:
-        model = self._find(request, name, version)
+        models, body, headers = self.models, request.body, request.headers
+        model = self._find(request, name, version) if models.refuses else models.find(name, version)
         if model.decoupled:
             raise Refused("UNIMPLEMENTED", _DECOUPLED)
         responder = Infer(self, connection, request)
-        body, headers = request.body, request.headers
         length = headers.get(_JSON_LENGTH, b"")
         if b"content-encoding" in headers or (end := http_codec.json_length(length, len(body))) > LARGE:
             self._read(responder, request, partial(self._parse, length, name, version))
         else:
-            responder.submit(http_codec.request(body, end, name, version, self.models.regions.find), model)
+            responder.submit(http_codec.request(body, end, name, version, models.regions.find), model)
 
     def _parse(self, length: bytes, name: str, version: str, body: Data) -> Inference:
         end = http_codec.json_length(length, len(body))
