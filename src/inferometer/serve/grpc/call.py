@@ -37,9 +37,8 @@ class Call:
     """A call from its headers to its status."""
 
     __slots__ = (
-        "_has_headers", "_inbox", "_is_busy", "_is_full", "_outbox", "_pauses", "_trailers", "_unconsumed", "_waiting", "arrived",
-        "began", "connection", "deadline", "head", "is_over", "on_cancelled", "on_ended", "on_message", "stream",
-        "timer",
+        "_has_headers", "_inbox", "_is_full", "_outbox", "_pauses", "_trailers", "_unconsumed", "_waiting", "arrived", "began",
+        "connection", "deadline", "head", "is_over", "on_cancelled", "on_ended", "on_message", "stream", "timer",
     )  # fmt: skip
 
     def __init__(self, connection: "Connection", stream: int, head: CallHead, arrived: int) -> None:
@@ -57,7 +56,6 @@ class Call:
         self._inbox: Inbox | None = None  # not needed for a message that arrives in one piece
         self._pauses = self._unconsumed = 0
         self._has_headers = self._is_full = False  # full: paused, because too much waits to be sent
-        self._is_busy = False  # a message is being compressed
         self._outbox: deque[tuple[Data, ...]] | None = None
         self._waiting = 0  # bytes in the outbox
         self._trailers: tuple[bytes, str] | None = None
@@ -173,14 +171,10 @@ class Call:
         """Send the only message of the response, and end the call."""
         if self.is_over:
             return
-        if self.head.compression:
-            self.send(*parts)
-            self.finish(trailers)
-            return
         size = 0
         for part in parts:
             size += len(part)
-        self.connection.http2.respond(self.stream, self.head.block, (_pack(0, size), *parts), trailers)
+        self.connection.http2.respond(self.stream, headers.RESPONSE, (_pack(0, size), *parts), trailers)
         self._over("OK")
 
     def send(self, *parts: Data) -> None:
@@ -199,47 +193,29 @@ class Call:
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait because the client does not read them, or because they are being compressed."""
+        """Bytes that wait because the client does not read them."""
         return self._waiting + self.connection.http2.unsent(self.stream)
 
     def advance(self) -> None:
         """Pass on messages while the client reads them."""
         http2 = self.connection.http2
-        while self._outbox and not self._is_busy:
+        while self._outbox:
             if http2.unsent(self.stream) > _AHEAD:
                 self.connection.blocked.add(self)
                 break
             parts = self._outbox.popleft()
             size = sum(map(len, parts))
             self._waiting -= size
-            if self.head.compression:
-                self._is_busy = True
-                work = partial(compression.compress, self.head.compression, parts)
-                self.connection.offload.run(size, work, self._compressed)
-            else:
-                self._put(0, size, parts)
-        if self._trailers and not self._outbox and not self._is_busy:
+            if not self._has_headers:
+                self._has_headers = True
+                http2.headers(self.stream, headers.RESPONSE, False)
+            http2.send(self.stream, _pack(0, size), *parts)
+        if self._trailers and not self._outbox:
             self._close(*self._trailers)
         elif self._is_full and self._waiting <= _MAX_WAITING:
             self._is_full = False
             self.resume()
         self.connection.wake()
-
-    def _compressed(self, data: bytes | None, error: BaseException | None) -> None:
-        self._is_busy = False
-        if self.is_over:
-            return
-        if data is None:
-            self.abort(reason(error or MemoryError()))
-            return
-        self._put(1, len(data), (data,))
-        self.advance()
-
-    def _put(self, is_compressed: int, size: int, parts: tuple[Data, ...]) -> None:
-        if not self._has_headers:
-            self._has_headers = True
-            self.connection.http2.headers(self.stream, self.head.block, False)
-        self.connection.http2.send(self.stream, _pack(is_compressed, size), *parts)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -270,7 +246,7 @@ class Call:
         self.abort(Refused("DEADLINE_EXCEEDED", "Deadline Exceeded"))
 
     def _close(self, trailers: bytes, code: str) -> None:
-        block = trailers if self._has_headers else self.head.block + trailers
+        block = trailers if self._has_headers else headers.RESPONSE + trailers
         self.connection.http2.headers(self.stream, block, True)
         self._over(code)
 

@@ -57,6 +57,11 @@ def shown(message: str) -> str:
 
 # --- headers ---------------------------------------------------------------------------------------------------------
 
+_ACCEPTED = ",".join(("identity", *compression.FORMATS)).encode()
+RESPONSE = hpack.encode(
+    [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", _ACCEPTED)]
+)
+"""The headers of all responses."""
 _CONTENT_TYPE = re.compile(rb"application/grpc([+;].*)?", re.DOTALL)
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNITS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 1000, b"n": 1}
@@ -79,24 +84,10 @@ class CallHead(msgspec.Struct, frozen=True):
     """In ns."""
     encoding: str = ""
     """Compression of the request's messages, if they are compressed."""
-    compression: str = ""
-    """Compression of the response's messages."""
-    block: bytes = b""
-    """The header block of the response."""
     trailers: bytes = b""
     """The header block that refuses the call at once; b"" if it is allowed."""
     status: str = "OK"
     """The status of a refused call."""
-
-
-def _response(compressed: str = "") -> bytes:
-    encoding = [(b"grpc-encoding", compressed.encode())] if compressed else []
-    accepted = ",".join(("identity", *compression.FORMATS)).encode()
-    fields = [(b":status", b"200"), (b"content-type", b"application/grpc"), *encoding]
-    return hpack.encode([*fields, (b"grpc-accept-encoding", accepted)])
-
-
-_RESPONSES = {name: _response(name) for name in ("", *compression.FORMATS)}
 
 
 class CallHeads:
@@ -129,15 +120,14 @@ class CallHeads:
                 raise Refused("UNAUTHENTICATED", why)
             if method is None:
                 raise Refused("UNIMPLEMENTED", f"unknown method {path}")
-            timeout, encoding = _timeout(fields.get(b"grpc-timeout", b"")), fields.get(b"grpc-encoding", b"")
-            how = compression.choose(fields.get(b"accept-encoding", b""))
-            return CallHead(path, method, timeout, compression.named(encoding), how, _RESPONSES[how])
+            encoding = compression.named(fields.get(b"grpc-encoding", b""))
+            return CallHead(path, method, _timeout(fields.get(b"grpc-timeout", b"")), encoding)
         except Refused as refused:
             return refused_head(path, refused)
 
 
 def refused_head(path: str, refused: Refused) -> CallHead:
-    return CallHead(path, status=refused.code, trailers=_RESPONSES[""] + trailers(refused))
+    return CallHead(path, status=refused.code, trailers=RESPONSE + trailers(refused))
 
 
 def _not_grpc(path: str) -> CallHead:

@@ -26,8 +26,7 @@ def reply(
 ) -> None:
     """Send a complete response."""
     keep, length = request.keep_alive and not close, sum(map(len, body))
-    promise = keep and request.http10
-    start = head(status, length, keep_alive=keep, content_type=content_type, extra=extra, promise=promise)
+    start = head(status, length, keep_alive=keep, content_type=content_type, extra=extra)
     if request.method == b"HEAD":
         connection.write(start)
     elif length <= JOINED:
@@ -47,20 +46,19 @@ def head(
     promise: bool = False,
 ) -> bytes:
     """Return the status line and headers before a body of `length` bytes. `promise` adds an explicit keep-alive."""
-    return _head(
-        status, b"Content-Type: %b\r\nContent-Length: %d\r\n" % (content_type, length), extra, keep_alive, promise
-    )
+    body = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (content_type, length)
+    return _head(status, body + extra, keep_alive, promise)
 
 
 def stream_head(keep_alive: bool, promise: bool = False, status: int = 200, extra: bytes = b"") -> bytes:
     """Return the status line and headers before a chunked stream of server-sent events."""
-    return _head(status, _EVENTS, extra, keep_alive, promise)
+    return _head(status, _EVENTS + extra, keep_alive, promise)
 
 
-def _head(status: int, body: bytes, extra: bytes, keep_alive: bool, promise: bool) -> bytes:
+def _head(status: int, headers: bytes, keep_alive: bool, promise: bool) -> bytes:
     line = b"HTTP/1.1 %d %b\r\nServer: inferometer\r\n" % (status, _PHRASES.get(status, b"Unknown"))
-    ending = b"Connection: close\r\n" if not keep_alive else b"Connection: keep-alive\r\n" if promise else b""
-    return b"".join((line, body, extra, ending, b"\r\n"))
+    last = b"Connection: close\r\n" if not keep_alive else b"Connection: keep-alive\r\n" if promise else b""
+    return b"".join((line, headers, last, b"\r\n"))
 
 
 def chunk(data: bytes) -> bytes:

@@ -49,7 +49,7 @@ class Response:
         """When each content chunk, or the body, was sent, in monotonic ns."""
         self.keep_alive = request.keep_alive
         """Whether the connection stays open after the response."""
-        self.promise = request.keep_alive and request.http10
+        self.promise = False
         """Whether to send an explicit keep-alive header, which HTTP/1.1 does not require."""
         self.write = connection.write
         self._format = FORMATS.get(asked.api, Completion)(model, n)
