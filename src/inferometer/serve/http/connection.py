@@ -1,11 +1,11 @@
-"""HTTP/1.1 on a transport: one request at a time, parsed by parse.py and handled by a `Handler`.
+"""HTTP/1.1 on a transport: one request at a time, parsed by parse.py and handled by the server (web.py).
 
 A client that closes the connection before its response is complete is gone (`gone`), so that its work can be cancelled.
 A pipelined request waits until the previous response has been sent; nothing more is read meanwhile.
 """
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from inferometer.serve import access
 from inferometer.serve.http.parse import Problem, Request, RequestParser
@@ -16,20 +16,13 @@ from inferometer.timing.clock import now
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Handler(Protocol):
-    """The interface of the server that a connection calls."""
+def connections(handler: Any, limits: Limits | None = None, log: bool = False) -> Callable[[Transport], "Connection"]:
+    """Return a listener's `make_protocol`; with `log`, each request is written to the access log.
 
-    def handle(self, connection: "Connection", request: Request) -> None:
-        """Respond with `write` and `finish`, now or later."""
-
-    def problem(self, connection: "Connection", request: Request, problem: Problem) -> None:
-        """Respond with the error, then `finish(keep_alive=False)`. The request is incomplete."""
-
-
-def connections(
-    handler: Handler, limits: Limits | None = None, log: bool = False
-) -> Callable[[Transport], "Connection"]:
-    """Return a listener's `make_protocol`; with `log`, each request is written to the access log."""
+    `handler.handle(connection, request)` responds to a request with `write` and `finish`, now or later.
+    `handler.problem(connection, request, problem)` responds with an error, then `finish(keep_alive=False)`; the request is
+    incomplete.
+    """
     kind, chosen = LoggedConnection if log else Connection, limits or Limits()
     return lambda transport: kind(transport, handler, chosen)
 
@@ -42,7 +35,7 @@ class Connection:
         "write",
     )  # fmt: skip
 
-    def __init__(self, transport: Transport, handler: Handler, limits: Limits) -> None:
+    def __init__(self, transport: Transport, handler: Any, limits: Limits) -> None:
         self.gone: Callable[[], object] | None = None
         """Called when the connection is lost before the response is finished."""
         self.room: memoryview | None = None
@@ -55,15 +48,6 @@ class Connection:
         self._is_finished = False  # the response is complete, but not sent
         self._is_closing = False
         self._in_head = False  # the first bytes of a request's headers have arrived
-
-    @property
-    def closed(self) -> bool:
-        return self.transport.closed
-
-    @property
-    def unsent(self) -> int:
-        """Response bytes that the kernel has not accepted yet."""
-        return self.transport.unsent
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -169,7 +153,7 @@ class Connection:
     @property
     def in_flight(self) -> bool:
         has_begun = self.is_waiting and not self._parser.is_in_head
-        return not self.closed and (self._request is not None or self.unsent > 0 or has_begun)
+        return not self.transport.closed and (self._request is not None or self.transport.unsent > 0 or has_begun)
 
     def late(self) -> None:
         what = "request headers were" if self._in_head else "request was"
@@ -205,7 +189,7 @@ class LoggedConnection(Connection):
 
     __slots__ = ("_status",)
 
-    def __init__(self, transport: Transport, handler: Handler, limits: Limits) -> None:
+    def __init__(self, transport: Transport, handler: Any, limits: Limits) -> None:
         super().__init__(transport, handler, limits)
         self.write = self._write
         self._status = ""

@@ -130,7 +130,7 @@ class GenerateStream(Responder):
         except Exception as error:
             body = http_codec.error(reason(error).message)
         self._event(body)
-        if self.connection.unsent > UNREAD:
+        if self.connection.transport.unsent > UNREAD:
             self._is_unread = True
             self.cancel()
 
@@ -148,7 +148,7 @@ class GenerateStream(Responder):
         if not self._has_begun:
             self._has_begun = True
             data = self._head(status) + data
-        if not self.connection.closed:
+        if not self.connection.transport.closed:
             self.connection.write(data)
 
     def _head(self, status: int) -> bytes:
