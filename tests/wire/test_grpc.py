@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import hpack
 import pytest
@@ -89,6 +90,33 @@ def test_compressed_requests_can_be_decompressed_by_the_standard_library(name: s
 def test_message_that_cannot_be_decompressed_raises_value_error(encoding: bytes) -> None:
     with pytest.raises(ValueError, match="compress"):
         grpc.decompressed(1, b"certainly neither", encoding)
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000, 70_000, 1 << 20])
+def test_messages_are_assembled_with_a_limit_however_they_are_split(step: int) -> None:
+    sent = [b"", b"a", bytes(300), b"b" * 70_000, b"", b"c" * 100_000, b"d"]
+    data = b"".join(map(grpc.framed, sent))
+    reader, received = MessageSplitter(limit=1 << 20), []
+    for at in range(0, len(data), step):
+        received += [bytes(message) for _, message in reader.feed(memoryview(data)[at : at + step])]
+    assert received == sent
+    assert not reader.is_mid_message
+
+
+def test_a_large_message_that_is_only_announced_takes_no_memory() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before = resident()
+    reader = MessageSplitter(limit=1 << 30)
+    assert not reader.feed(struct.pack(">BL", 0, 500_000_000) + bytes(100))
+    assert reader.is_mid_message
+    assert resident() - before < 50_000_000
+
+
+def test_a_message_over_the_limit_is_refused_when_it_is_announced() -> None:
+    with pytest.raises(ValueError, match="has 101 bytes; the server accepts at most 100"):
+        MessageSplitter(limit=100).feed(struct.pack(">BL", 0, 101))
 
 
 # --- the header block ------------------------------------------------------------------------------------------------

@@ -8,9 +8,11 @@ import gzip
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.types import ONE_TOKEN, End, Event, Fail
@@ -39,7 +41,8 @@ STATUS = (
     "UNAUTHENTICATED",
 )
 
-_FRAME = struct.Struct(">BI")
+PREFIX = struct.Struct(">BI")
+_LARGE = 64 * 1024
 _DISCARDED = ((0, b""),)
 _ONE_ARRIVAL = (ONE_TOKEN,)
 _END = End(keep_alive=True)
@@ -103,9 +106,9 @@ def deadline_passed(seconds: float) -> Fail:
 def framed(message: bytes, compression: str = "none") -> bytes:
     """Encode one message with its frame header, compressed if requested."""
     if compression == "none":
-        return _FRAME.pack(0, len(message)) + message
+        return PREFIX.pack(0, len(message)) + message
     packed = gzip.compress(message, mtime=0) if compression == "gzip" else zlib.compress(message)
-    return _FRAME.pack(1, len(packed)) + packed
+    return PREFIX.pack(1, len(packed)) + packed
 
 
 # --- responses -------------------------------------------------------------------------------------------------------
@@ -114,24 +117,30 @@ def framed(message: bytes, compression: str = "none") -> bytes:
 class MessageSplitter:
     """Splits the DATA of a stream into messages. The pieces of a large message are joined only once.
 
-    With `keep=False`, uncompressed messages are only counted: their bytes are discarded and they come out empty.
+    With `keep=False`, uncompressed messages are only counted: their bytes are discarded and they come out empty. With a
+    `limit`, a larger message raises ValueError as soon as it is announced, and a large one is collected in a buffer of its
+    announced size, so that it never takes its size twice; it comes out as a memoryview.
     """
 
-    __slots__ = ("_buffered", "_keep", "_needed", "_pieces", "_skip")
+    __slots__ = ("_buffered", "_filled", "_flag", "_keep", "_large", "_limit", "_needed", "_pieces", "_skip")
 
-    def __init__(self, keep: bool = True) -> None:
-        self._keep = keep
-        self._pieces: list[bytes] = []
+    def __init__(self, keep: bool = True, limit: int = 0) -> None:
+        self._keep, self._limit = keep, limit
+        self._pieces: list[bytes | memoryview] = []
         self._buffered = 0
         self._needed = 5
         self._skip = 0  # bytes still to come of a message that is discarded
+        self._large: memoryview | None = None
+        self._flag = self._filled = 0  # of the large message
 
-    def feed(self, data: bytes) -> Sequence[tuple[int, bytes]]:
+    def feed(self, data: bytes | memoryview) -> Sequence[tuple[int, Any]]:
         """Return the messages that `data` completes, each with its flag (1: compressed)."""
         if self._skip:
             return self._discard(data)
+        if self._large is not None:
+            return self._fill(self._large, data)
         if not self._buffered and len(data) >= 5:
-            flag, length = _FRAME.unpack_from(data)
+            flag, length = PREFIX.unpack_from(data)
             if len(data) == 5 + length:
                 return ((flag, data[5:]),) if self._keep or flag else _DISCARDED  # exactly one message: nearly always
         self._pieces.append(data)
@@ -140,22 +149,38 @@ class MessageSplitter:
             return ()
         return self._split()
 
-    def _discard(self, data: bytes) -> Sequence[tuple[int, bytes]]:
+    def _discard(self, data: bytes | memoryview) -> Sequence[tuple[int, Any]]:
         if len(data) < self._skip:
             self._skip -= len(data)
             return ()
         rest, self._skip = data[self._skip :], 0
         return [*_DISCARDED, *self.feed(rest)] if rest else _DISCARDED
 
-    def _split(self) -> list[tuple[int, bytes]]:
+    def _fill(self, large: memoryview, data: bytes | memoryview) -> Sequence[tuple[int, Any]]:
+        count = min(len(data), len(large) - self._filled)
+        large[self._filled : self._filled + count] = memoryview(data)[:count]
+        self._filled += count
+        if self._filled < len(large):
+            return ()
+        self._large = None
+        rest = data[count:]
+        return [(self._flag, large), *self.feed(rest)] if rest else [(self._flag, large)]
+
+    def _split(self) -> list[tuple[int, Any]]:
         joined = b"".join(self._pieces)
         messages = []
         at, self._needed = 0, 5
         while len(joined) - at >= 5:
-            flag, length = _FRAME.unpack_from(joined, at)
+            flag, length = PREFIX.unpack_from(joined, at)
+            if self._limit and length > self._limit:
+                raise ValueError(f"the message has {length} bytes; the server accepts at most {self._limit}")
             if len(joined) - at < 5 + length:
                 if not self._keep and not flag:
                     self._skip = 5 + length - (len(joined) - at)
+                    at = len(joined)
+                elif self._limit and length > _LARGE:
+                    self._large, self._flag, self._filled = np.empty(length, np.uint8).data, flag, 0
+                    self._fill(self._large, joined[at + 5 :])
                     at = len(joined)
                 else:
                     self._needed = 5 + length
@@ -170,7 +195,7 @@ class MessageSplitter:
     @property
     def is_mid_message(self) -> bool:
         """Whether a message has begun and is not complete."""
-        return self._buffered > 0 or self._skip > 0
+        return self._buffered > 0 or self._skip > 0 or self._large is not None
 
 
 def decompressed(flag: int, message: bytes, encoding: bytes) -> bytes:
@@ -225,7 +250,7 @@ class GrpcResponse(msgspec.Struct, gc=False):
     def complete(self, headers: Fields, data: bytes, trailers: Fields) -> Sequence[Event]:
         """Interpret a response that arrived all at once."""
         if headers is _LastSuccess.head and trailers is _LastSuccess.end and self.check is None and self.kept is None:
-            flag, length = _FRAME.unpack_from(data) if len(data) >= 5 else (1, 0)
+            flag, length = PREFIX.unpack_from(data) if len(data) >= 5 else (1, 0)
             if not flag and len(data) == 5 + length:
                 self.status, self.count, self.trailers = 200, 1, trailers
                 return _ARRIVED_AND_ENDED if self.streamed else _ENDED
@@ -259,7 +284,7 @@ class GrpcResponse(msgspec.Struct, gc=False):
         if self.messages is None:
             must_inspect = self.check is not None or self.kept is not None
             if not must_inspect and not end and len(data) >= 5:
-                flag, length = _FRAME.unpack_from(data)
+                flag, length = PREFIX.unpack_from(data)
                 if not flag and len(data) == 5 + length:  # exactly one message: nearly always
                     self.count += 1
                     return _ONE_ARRIVAL if self.streamed else ()

@@ -136,6 +136,11 @@ def test_invalid_compressed_data_is_refused(raw: RawGrpc, data: bytes) -> None:
     assert (fields["grpc-status"], "not valid gzip data" in fields["grpc-message"]) == ("13", True)
 
 
+def test_a_message_with_an_unknown_flag_is_refused(raw: RawGrpc) -> None:
+    fields, _ = raw.exchange(headers(INFER), [framed(REQUEST, 2)])
+    assert (fields["grpc-status"], "starts with 2, not with 0 or 1" in fields["grpc-message"]) == ("13", True)
+
+
 def test_decompressed_messages_are_limited() -> None:
     bomb = framed(gzip.compress(bytes(50 << 20)), 1)
     pieces = [bomb[at : at + 16_000] for at in range(0, len(bomb), 16_000)]

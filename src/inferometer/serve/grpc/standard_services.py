@@ -6,9 +6,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
-from inferometer.serve.grpc.call import Call
-from inferometer.serve.grpc.headers import Method
-from inferometer.serve.grpc.messages import Data, parse
+from inferometer.serve.grpc.call import Call, parse
+from inferometer.serve.grpc.headers import Data, Method
 from inferometer.serve.models.types import Refused
 from inferometer.wire import grpc, protobuf
 

@@ -4,9 +4,8 @@ import asyncio
 import socket
 from collections.abc import Awaitable
 
-from inferometer.serve.grpc.call import Call
-from inferometer.serve.grpc.headers import Method, Unary
-from inferometer.serve.grpc.messages import Data, parse
+from inferometer.serve.grpc.call import Call, parse
+from inferometer.serve.grpc.headers import Data, Method, Unary
 from inferometer.serve.grpc.server import GrpcServer
 from inferometer.serve.grpc.standard_services import Health, Reflection
 from inferometer.serve.kserve import control

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve.grpc.messages import parse
+from inferometer.serve.grpc.call import parse
 from inferometer.serve.kserve import parameters
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
 from inferometer.serve.kserve.parameters import FINAL, TensorParameters, invalid
