@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from grpc_peer import PATIENCE_S, a_request, write_repository
 
-from inferometer.serve.kserve.grpc_infer import GrpcInfer, Stream
+from inferometer.serve.kserve.grpc import GrpcInfer, Stream
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import NEVER
 from inferometer.timing.loop import run

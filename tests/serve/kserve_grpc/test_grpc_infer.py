@@ -14,7 +14,8 @@ from tensor_maker import random
 from waiting import until
 
 from inferometer.serve import offload
-from inferometer.serve.kserve import grpc_infer, messages
+from inferometer.serve.kserve import grpc as kserve_grpc
+from inferometer.serve.kserve import messages
 from inferometer.serve.settings import Limits
 from inferometer.tensors import DATATYPES, Tensor, to_numpy
 from inferometer.wire import server_timing
@@ -328,7 +329,7 @@ def test_our_own_client_reads_stream_responses(stub: Stub) -> None:
 def test_an_endless_model_stops_when_the_client_does_not_read(
     served: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_infer, "UNREAD", 50_000_000)
+    monkeypatch.setattr(kserve_grpc, "UNREAD", 50_000_000)
     call = stub.ModelStreamInfer(iter([a_request("endless", bytes(400_000))]))
     next(call)  # it is in progress; nothing more is read
     until(lambda: served.in_flight() == 0)

@@ -29,28 +29,23 @@ Method = tuple[Any, Callable[[Message], Awaitable[Message]]]
 def methods(models: Models, settings: Settings) -> dict[str, Method]:
     """Return the methods by their names in gRPC."""
 
-    def model(request: Message) -> Model:
-        return models.find(request.name, request.version)
-
-    def load(request: Message) -> Awaitable[None]:
-        _check_allowed(settings)
-        return models.load(request.model_name, _config(request))
-
-    def unload(request: Message) -> Awaitable[None]:
-        _check_allowed(settings)
-        return models.unload(request.model_name)
+    def change(operation: Callable[..., Awaitable[None]], *arguments: object) -> Awaitable[None]:
+        if not settings.control:
+            why = "clients may not load and unload models: the server was started without --allow-control"
+            raise Refused("PERMISSION_DENIED", why)
+        return operation(*arguments)
 
     respond: dict[str, Callable[[Message], Any]] = {
         "ServerLive": lambda _: {"live": True},
         "ServerReady": lambda _: {"ready": models.ready},
         "ModelReady": lambda request: {"ready": models.is_ready(request.name, request.version)},
         "ServerMetadata": lambda _: {"name": "inferometer", "version": __version__, "extensions": EXTENSIONS},
-        "ModelMetadata": lambda request: _metadata(model(request)),
-        "ModelConfig": lambda request: {"config": model(request).config},
+        "ModelMetadata": lambda request: _metadata(models.find(request.name, request.version)),
+        "ModelConfig": lambda request: {"config": models.find(request.name, request.version).config},
         "ModelStatistics": lambda request: _statistics(models, request.name, request.version),
         "RepositoryIndex": lambda request: {"models": [one._asdict() for one in models.index(request.ready)]},
-        "RepositoryModelLoad": load,
-        "RepositoryModelUnload": unload,
+        "RepositoryModelLoad": lambda request: change(_load, models, request),
+        "RepositoryModelUnload": lambda request: change(models.unload, request.model_name),
         "SystemSharedMemoryStatus": lambda request: _regions(models, request.name),
         "SystemSharedMemoryRegister": lambda request: _change_regions(
             models, "register", request.name, request.key, request.offset, request.byte_size
@@ -84,10 +79,8 @@ def _metadata(model: Model) -> dict[str, Any]:
         [{"name": spec.name, "datatype": spec.datatype, "shape": spec.shape} for spec in specs]
         for specs in (model.facts.inputs, model.facts.outputs)
     )
-    versions = list(model.versions)
-    return {
-        "name": model.name, "versions": versions, "platform": model.platform, "inputs": inputs, "outputs": outputs,
-    }  # fmt: skip
+    made = {"name": model.name, "versions": model.versions, "platform": model.platform}
+    return made | {"inputs": inputs, "outputs": outputs}
 
 
 def _statistics(models: Models, name: str, version: str) -> Message | Awaitable[Message]:
@@ -108,14 +101,8 @@ def own_statistics(models: Models, name: str = "", version: str = "") -> Message
     return ModelStatisticsResponse(model_stats=[model.statistics() for model in ready if not model.is_remote])
 
 
-def _check_allowed(settings: Settings) -> None:
-    if not settings.control:
-        why = "clients may not load and unload models: the server was started without --allow-control"
-        raise Refused("PERMISSION_DENIED", why)
-
-
-def _config(request: Message) -> str:
-    """Return the configuration in a load request, which is the only parameter that is supported."""
+def _load(models: Models, request: Message) -> Awaitable[None]:
+    """Load a model, with the configuration in the request: the only parameter that is supported."""
     for name in sorted(request.parameters):
         if name.startswith("file:"):
             why = "this server loads models only from its repository, not from files in requests"
@@ -123,7 +110,7 @@ def _config(request: Message) -> str:
         if name != "config" or request.parameters[name].WhichOneof("parameter_choice") != "string_param":
             why = f"load parameter '{name:.60}' is not supported: only 'config' is, as a JSON string"
             raise Refused("INVALID_ARGUMENT", why)
-    return str(request.parameters["config"].string_param)
+    return models.load(request.model_name, request.parameters["config"].string_param)
 
 
 # --- shared memory ---------------------------------------------------------------------------------------------------
