@@ -1,55 +1,26 @@
-"""gRPC over HTTP/2, client side: header blocks, message framing, and the interpretation of a stream's frames.
+"""gRPC over HTTP/2, client side: header blocks, and the interpretation of a stream's frames.
 
-Each message is preceded by one byte that says whether it is compressed and four bytes with its length. A response consists
-of headers, messages and trailers. The trailers carry grpc-status; a response that fails at once consists of trailers only.
+A response consists of headers, messages and trailers. The trailers carry grpc-status; a response that fails at once consists
+of trailers only.
 """
 
-import gzip
-import struct
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.types import ONE_TOKEN, End, Event, Fail
 from inferometer.units import format_seconds
 from inferometer.wire import server_timing
 from inferometer.wire.failures import bounded
+from inferometer.wire.grpc_framing import PREFIX, MessageSplitter, decompressed, status_name, timeout
 from inferometer.wire.http2 import encode
 
-STATUS = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
-
-PREFIX = struct.Struct(">BI")
-_LARGE = 64 * 1024
-_DISCARDED = ((0, b""),)
 _ONE_ARRIVAL = (ONE_TOKEN,)
 _END = End(keep_alive=True)
 _ENDED = (_END,)
 _ARRIVED_AND_ENDED = (ONE_TOKEN, _END)
-_UNITS = ((1_000_000_000, b"n"), (1_000_000, b"u"), (1_000, b"m"), (1, b"S"))
-_MAX_TIMEOUT = 99_999_999
 _NOT_METADATA = {
     *("connection", "content-length", "content-type", "host", "keep-alive", "proxy-connection", "te"),
     *("transfer-encoding", "upgrade", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"),
@@ -88,128 +59,13 @@ def header_block(
     return encode(headers)
 
 
-def timeout(seconds: float) -> bytes:
-    """Format a duration for grpc-timeout: at most eight digits and the finest unit that fits."""
-    for parts, unit in _UNITS:
-        count = round(seconds * parts)
-        if count <= _MAX_TIMEOUT:
-            return b"%d%b" % (max(count, 1), unit)
-    return b"%dS" % _MAX_TIMEOUT
-
-
 def deadline_passed(seconds: float) -> Fail:
     """The failure of a call whose response is not complete by its deadline, which the client enforces like the server."""
     what = f"the deadline of {format_seconds(seconds)} passed before the response was complete"
     return Fail("grpc_DEADLINE_EXCEEDED", what, True)
 
 
-def framed(message: bytes, compression: str = "none") -> bytes:
-    """Encode one message with its frame header, compressed if requested."""
-    if compression == "none":
-        return PREFIX.pack(0, len(message)) + message
-    packed = gzip.compress(message, mtime=0) if compression == "gzip" else zlib.compress(message)
-    return PREFIX.pack(1, len(packed)) + packed
-
-
 # --- responses -------------------------------------------------------------------------------------------------------
-
-
-class MessageSplitter:
-    """Splits the DATA of a stream into messages. The pieces of a large message are joined only once.
-
-    With `keep=False`, uncompressed messages are only counted: their bytes are discarded and they come out empty. With a
-    `limit`, a larger message raises ValueError as soon as it is announced, and a large one is collected in a buffer of its
-    announced size, so that it never takes its size twice; it comes out as a memoryview.
-    """
-
-    __slots__ = ("_buffered", "_filled", "_flag", "_keep", "_large", "_limit", "_needed", "_pieces", "_skip")
-
-    def __init__(self, keep: bool = True, limit: int = 0) -> None:
-        self._keep, self._limit = keep, limit
-        self._pieces: list[bytes | memoryview] = []
-        self._buffered = 0
-        self._needed = 5
-        self._skip = 0  # bytes still to come of a message that is discarded
-        self._large: memoryview | None = None
-        self._flag = self._filled = 0  # of the large message
-
-    def feed(self, data: bytes | memoryview) -> Sequence[tuple[int, Any]]:
-        """Return the messages that `data` completes, each with its flag (1: compressed)."""
-        if self._skip:
-            return self._discard(data)
-        if self._large is not None:
-            return self._fill(self._large, data)
-        if not self._buffered and len(data) >= 5:
-            flag, length = PREFIX.unpack_from(data)
-            if len(data) == 5 + length:
-                return ((flag, data[5:]),) if self._keep or flag else _DISCARDED  # exactly one message: nearly always
-        self._pieces.append(data)
-        self._buffered += len(data)
-        if self._buffered < self._needed:
-            return ()
-        return self._split()
-
-    def _discard(self, data: bytes | memoryview) -> Sequence[tuple[int, Any]]:
-        if len(data) < self._skip:
-            self._skip -= len(data)
-            return ()
-        rest, self._skip = data[self._skip :], 0
-        return [*_DISCARDED, *self.feed(rest)] if rest else _DISCARDED
-
-    def _fill(self, large: memoryview, data: bytes | memoryview) -> Sequence[tuple[int, Any]]:
-        count = min(len(data), len(large) - self._filled)
-        large[self._filled : self._filled + count] = memoryview(data)[:count]
-        self._filled += count
-        if self._filled < len(large):
-            return ()
-        self._large = None
-        rest = data[count:]
-        return [(self._flag, large), *self.feed(rest)] if rest else [(self._flag, large)]
-
-    def _split(self) -> list[tuple[int, Any]]:
-        joined = b"".join(self._pieces)
-        messages = []
-        at, self._needed = 0, 5
-        while len(joined) - at >= 5:
-            flag, length = PREFIX.unpack_from(joined, at)
-            if self._limit and length > self._limit:
-                raise ValueError(f"the message has {length} bytes; the server accepts at most {self._limit}")
-            if len(joined) - at < 5 + length:
-                if not self._keep and not flag:
-                    self._skip = 5 + length - (len(joined) - at)
-                    at = len(joined)
-                elif self._limit and length > _LARGE:
-                    self._large, self._flag, self._filled = np.empty(length, np.uint8).data, flag, 0
-                    self._fill(self._large, joined[at + 5 :])
-                    at = len(joined)
-                else:
-                    self._needed = 5 + length
-                break
-            messages.append((flag, joined[at + 5 : at + 5 + length] if self._keep or flag else b""))
-            at += 5 + length
-        rest = joined[at:] if at else joined
-        self._pieces = [rest] if rest else []
-        self._buffered = len(rest)
-        return messages
-
-    @property
-    def is_mid_message(self) -> bool:
-        """Whether a message has begun and is not complete."""
-        return self._buffered > 0 or self._skip > 0 or self._large is not None
-
-
-def decompressed(flag: int, message: bytes, encoding: bytes) -> bytes:
-    """Decompress a message if its flag is set; raise ValueError when that is not possible."""
-    if not flag:
-        return message
-    try:
-        if encoding == b"gzip":
-            return gzip.decompress(message)
-        if encoding == b"deflate":
-            return zlib.decompress(message)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"a compressed message is corrupt: {error}") from None
-    raise ValueError(f"a message has an unsupported compression: {encoding.decode('latin-1') or 'none declared'!r}")
 
 
 Fields = tuple[tuple[bytes, bytes], ...]
@@ -347,16 +203,6 @@ class GrpcResponse(msgspec.Struct, gc=False):
             return (spent, _END)
         _LastSuccess.end = headers
         return _ENDED
-
-
-def status_name(status: bytes) -> str:
-    """The name of a grpc-status value; the value itself if gRPC does not define it."""
-    return STATUS[int(status)] if status.isdigit() and int(status) < len(STATUS) else bounded(status.decode("latin-1"))
-
-
-def status_number(name: str) -> int:
-    """The number of a status name, the inverse of `status_name`; UNKNOWN's for a name that gRPC does not define."""
-    return STATUS.index(name if name in STATUS else "UNKNOWN")
 
 
 def _status_message(message: bytes) -> str:

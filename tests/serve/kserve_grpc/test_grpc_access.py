@@ -18,10 +18,10 @@ from waiting import until
 
 from inferometer.errors import UserError
 from inferometer.serve import access
-from inferometer.serve.grpc.headers import shown
 from inferometer.serve.kserve import messages
 from inferometer.serve.settings import Tls
 from inferometer.wire import reflection
+from inferometer.wire.grpc_framing import one_line
 
 KSERVE = f"{messages.KSERVE_SERVICE}/"
 ModelReadyRequest = messages.SCHEMA.message("inference.ModelReadyRequest")
@@ -254,9 +254,9 @@ def test_stopping_finishes_calls_in_progress_and_ends_idle_streams(tmp_path: Pat
 
 
 def test_status_messages_are_one_bounded_line() -> None:
-    assert shown("a\n  b\tc") == "a b c"
-    assert len(shown("x" * 5000)) == 1000
-    assert shown("half \ud800 a pair") == "half ? a pair"
+    assert one_line("a\n  b\tc") == "a b c"
+    assert len(one_line("x" * 5000)) == 1000
+    assert one_line("half \ud800 a pair") == "half ? a pair"
 
 
 def test_pending_calls_are_refused_with_an_error() -> None:

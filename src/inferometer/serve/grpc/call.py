@@ -22,7 +22,7 @@ from inferometer.serve.grpc import headers
 from inferometer.serve.grpc.headers import CallHead, Data
 from inferometer.serve.models.types import NEVER, Refused, reason
 from inferometer.wire.failures import bounded
-from inferometer.wire.grpc import PREFIX, MessageSplitter
+from inferometer.wire.grpc_framing import PREFIX, MessageSplitter
 
 if TYPE_CHECKING:
     from inferometer.serve.grpc.connection import Connection

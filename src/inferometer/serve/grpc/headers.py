@@ -8,13 +8,12 @@ of one line.
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import msgspec
 
 from inferometer.serve import access, compression
 from inferometer.serve.models.types import NEVER, Refused
-from inferometer.wire import grpc, server_timing
+from inferometer.wire import grpc_framing, server_timing
 from inferometer.wire.http2 import hpack
 from inferometer.wire.http2.events import Fields
 
@@ -28,9 +27,6 @@ Streaming = Callable[["Call"], None]
 """Sets the callbacks of a call that has begun."""
 
 _MAX_CACHED = 1024
-_MAX_DETAILS = 1000
-"""Maximum length of a status message: it is sent in the trailers, which clients limit to a few kB."""
-_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 # --- trailers --------------------------------------------------------------------------------------------------------
 
@@ -45,14 +41,7 @@ def timed(queue_ns: int, compute_ns: int, total_ns: int) -> bytes:
 
 
 def trailers(refused: Refused) -> bytes:
-    message = quote(shown(refused.message), safe=_PRINTABLE).encode()
-    return hpack.encode([(b"grpc-status", b"%d" % grpc.status_number(refused.code)), (b"grpc-message", message)])
-
-
-def shown(message: str) -> str:
-    """Return one line of bounded length that can be sent."""
-    line = " ".join(message.split()).encode("utf-8", "replace").decode()
-    return line if len(line) <= _MAX_DETAILS else line[: _MAX_DETAILS - 3] + "..."
+    return grpc_framing.trailers(refused.code, refused.message)
 
 
 # --- headers ---------------------------------------------------------------------------------------------------------
@@ -63,8 +52,6 @@ RESPONSE = hpack.encode(
 )
 """The headers of all responses."""
 _CONTENT_TYPE = re.compile(rb"application/grpc([+;].*)?", re.DOTALL)
-_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
-_UNITS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 1000, b"n": 1}
 
 
 class Method(msgspec.Struct, frozen=True):
@@ -121,9 +108,12 @@ class CallHeads:
             if method is None:
                 raise Refused("UNIMPLEMENTED", f"unknown method {path}")
             encoding = compression.named(fields.get(b"grpc-encoding", b""))
-            return CallHead(path, method, _timeout(fields.get(b"grpc-timeout", b"")), encoding)
+            timeout = grpc_framing.parse_timeout(fields[b"grpc-timeout"]) if b"grpc-timeout" in fields else NEVER
+            return CallHead(path, method, timeout, encoding)
         except Refused as refused:
             return refused_head(path, refused)
+        except ValueError as error:
+            return refused_head(path, Refused("INTERNAL", str(error)))
 
 
 def refused_head(path: str, refused: Refused) -> CallHead:
@@ -135,12 +125,3 @@ def _not_grpc(path: str) -> CallHead:
     refused = Refused("UNKNOWN", "HTTP 415: a call is a POST with the content-type application/grpc")  # type: ignore[arg-type]
     fields = [(b":status", b"415"), (b"content-type", b"application/grpc")]
     return CallHead(path, status="415", trailers=hpack.encode(fields) + trailers(refused))
-
-
-def _timeout(text: bytes) -> int:
-    if not text:
-        return NEVER
-    found = _TIMEOUT.fullmatch(text)
-    if found is None:
-        raise Refused("INTERNAL", f"grpc-timeout must be up to eight digits and a unit (got {text[:20]!r})")
-    return int(found[1]) * _UNITS[found[2]]

@@ -9,7 +9,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from inferometer.serve.grpc.call import Call, parse
 from inferometer.serve.grpc.headers import Data, Method
 from inferometer.serve.models.types import Refused
-from inferometer.wire import grpc, protobuf
+from inferometer.wire import protobuf
+from inferometer.wire.grpc_framing import status_number
 
 # --- health ----------------------------------------------------------------------------------------------------------
 
@@ -166,5 +167,5 @@ class Reflection:
 
 
 def _error(made: Any, message: str) -> None:
-    made.error_response.error_code = grpc.status_number("NOT_FOUND")
+    made.error_response.error_code = status_number("NOT_FOUND")
     made.error_response.error_message = message

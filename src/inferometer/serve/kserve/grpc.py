@@ -26,6 +26,7 @@ from inferometer.serve.offload import LARGE, UNREAD, not_read
 from inferometer.serve.ports import bound, explained
 from inferometer.serve.settings import Settings
 from inferometer.timing.clock import now
+from inferometer.wire.grpc_framing import one_line
 
 _MAX_PENDING = 1024
 _MAX_HELD = 64 << 20
@@ -309,5 +310,5 @@ def _empty(one: Inference, final: bool) -> Message:
 
 
 def _error(message: str, response: Message) -> bytes:
-    made = ModelStreamInferResponse(error_message=headers.shown(message), infer_response=response)
+    made = ModelStreamInferResponse(error_message=one_line(message), infer_response=response)
     return bytes(made.SerializeToString())
