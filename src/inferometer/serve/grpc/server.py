@@ -40,7 +40,6 @@ class GrpcServer:
         self.limits: Limits = settings.limits
         self.offload = offload
         self.is_logged = settings.access_log
-        self._is_closed = False
         self._closers = closers
         self.heads = CallHeads(methods, settings.token)
         context = tls.context(settings.tls, "h2") if settings.tls else None
@@ -75,6 +74,4 @@ class GrpcServer:
             connection.leave()
         if refused:
             await asyncio.sleep(_LOOK_S)
-        if not self._is_closed:
-            self._is_closed = True
-            self._listener.close()
+        self._listener.close()

@@ -23,7 +23,7 @@ from inferometer.serve.kserve.parameters import EMPTY_FINAL, FINAL
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Output, Refused, reason
 from inferometer.serve.offload import LARGE, UNREAD, not_read
-from inferometer.serve.ports import bound, explained
+from inferometer.serve.ports import explained
 from inferometer.serve.settings import Settings
 from inferometer.timing.clock import now
 from inferometer.wire.grpc_framing import one_line
@@ -51,16 +51,11 @@ class KserveGrpc(GrpcServer):
         super().__init__(loop, sock, paths, (infer.close, self.health.close), settings, models.offload)
 
 
-async def start(models: Models, settings: Settings, sock: socket.socket | None = None) -> KserveGrpc:
-    """Listen on the bound socket, or on settings.grpc (0 or None: any free port); raises UserError if that fails."""
-    sock = sock or bound(settings.host, settings.grpc or 0, "--grpc", settings.processes > 1)
-    try:
-        host, port = sock.getsockname()[:2]
-        with explained(host, port, "--grpc"):
-            return KserveGrpc(models, settings, sock)
-    except BaseException:
-        sock.close()
-        raise
+async def start(models: Models, settings: Settings, sock: socket.socket) -> KserveGrpc:
+    """Listen on the bound socket; raises UserError if that fails."""
+    host, port = sock.getsockname()[:2]
+    with explained(host, port, "--grpc"):
+        return KserveGrpc(models, settings, sock)
 
 
 def _unary(method: control.Method) -> Unary:

@@ -81,11 +81,16 @@ class Kserve:
         if words[:1] == [b"models"] and len(words) > 3 and words[2] == b"versions" and words[3].isdigit():
             version = words[3].decode()
             del words[2:4]
-        method, handle, name = _match(words)
-        if len(self._known) >= _KNOWN_PATHS:
-            self._known.clear()
-        self._known[path] = method, partial(handle, self, name, version)
-        return self._known[path]
+        for method, pattern, handle, shape in _ROUTES:
+            parts = pattern.encode().split(b"/") if pattern else []
+            if len(parts) == len(words) and all(part in (b"*", word) for part, word in zip(parts, words, strict=True)):
+                name = unquote_to_bytes(words[parts.index(b"*")]).decode("utf-8", "replace") if b"*" in parts else ""
+                call = partial(Kserve.control, method=handle, shape=shape) if isinstance(handle, str) else handle
+                if len(self._known) >= _KNOWN_PATHS:
+                    self._known.clear()
+                self._known[path] = method, partial(call, self, name, version)
+                return self._known[path]
+        raise Problem(404, "Not Found")
 
     def control(
         self, name: str, version: str, connection: Connection, request: Request, method: str, shape: Shape
@@ -200,20 +205,6 @@ _ROUTES: tuple[tuple[bytes, str, str | Callable[..., None], Shape], ...] = (
 )
 """HTTP method, path below /v2, and the method of control.py with the shape of its response, or what is called instead;
 both with the name at * and the version behind a model's name."""
-
-
-def _match(words: list[bytes]) -> tuple[bytes, Callable[..., None], str]:
-    """Return the method of a path, what handles it, and the name in it; raises Problem."""
-    for method, path, handle, shape in _ROUTES:
-        parts = path.encode().split(b"/") if path else []
-        if len(parts) == len(words) and all(part in (b"*", word) for part, word in zip(parts, words, strict=True)):
-            name = unquote_to_bytes(words[parts.index(b"*")]).decode("utf-8", "replace") if b"*" in parts else ""
-            return (
-                method,
-                partial(Kserve.control, method=handle, shape=shape) if isinstance(handle, str) else handle,
-                name,
-            )
-    raise Problem(404, "Not Found")
 
 
 _IN_BODIES = ("ready", "key", "offset", "byte_size", "parameters")
