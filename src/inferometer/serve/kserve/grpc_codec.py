@@ -16,7 +16,7 @@ from inferometer.serve.kserve import parameters
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
 from inferometer.serve.kserve.parameters import FINAL, TensorParameters, invalid
 from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import Inference, Output, Parameter, Refused, Tensors, Unread, Wanted
+from inferometer.serve.models.types import Inference, Output, Refused, Tensors, Unread, Wanted
 from inferometer.tensors import Tensor
 from inferometer.wire import varint
 from inferometer.wire.kserve.grpc import CONTENTS, from_contents, parameters_of
@@ -91,34 +91,37 @@ def _long_field(data: Data, at: int) -> tuple[int, int, int]:
 # --- from a request to an inference -----------------------------------------------------------------------------------
 
 _MAX_CACHED, _MAX_HEAD = 1024, 1024
-_known: dict[bytes, tuple[str, str, tuple[tuple[str, str, tuple[int, ...]], ...], tuple[Wanted, ...]]] = {}
-"""The model, its version, the names, datatypes and shapes of the inputs, and the requested outputs of a request without
-its id and raw contents. Clients send the same again and again, and comparing it is faster than parsing."""
-_NOTHING_UNREAD: dict[str, Unread] = {}
-_NO_PARAMETERS: dict[str, Parameter] = {}
+_known: dict[bytes, tuple[str, str, tuple[tuple[str, str, tuple[int, ...], int], ...], tuple[Wanted, ...]]] = {}
+"""The model, its version, the names, datatypes, shapes and sizes of the inputs, and the requested outputs of a request
+without its id and raw contents. Clients send the same again and again, and comparing it is faster than parsing."""
 
 
 def decode(parts: Cut, regions: Regions) -> Inference:
     """Return the inference that a message requests; its callbacks and times are still to be set."""
     head, id, raw = parts
     known = _known.get(head)
-    unread, given = _NOTHING_UNREAD, _NO_PARAMETERS
-    if known is not None and len(known[2]) == len(raw):
-        name, version, specs, wanted = known
-        inputs = {}
-        for i, (input, datatype, shape) in enumerate(specs):
-            inputs[input] = Tensor(input, datatype, shape, raw[i])
-    else:
-        request = parse(ModelInferRequest, head)
-        name, version = request.model_name, request.model_version
-        inputs, unread = _inputs(request, id, raw, regions)
-        wanted = _wanted(request.outputs) if request.outputs else ()
-        given = parameters.check(parameters_of(request.parameters))
-        if len(head) <= _MAX_HEAD and not unread and not given and len(raw) == len(inputs):
-            if len(_known) >= _MAX_CACHED:
-                _known.clear()
-            specs = tuple((tensor.name, tensor.datatype, tensor.shape) for tensor in inputs.values())
-            _known[head] = name, version, specs, wanted
+    if known is None or len(known[2]) != len(raw):
+        return _parse(head, id, raw, regions)
+    name, version, signature, wanted = known
+    inputs = {}
+    for i, (input, datatype, shape, size) in enumerate(signature):
+        if len(raw[i]) != size:
+            return _parse(head, id, raw, regions)
+        inputs[input] = Tensor(input, datatype, shape, raw[i])
+    return Inference(name, inputs, version=version, id=id, wanted=wanted, signature=signature)
+
+
+def _parse(head: bytes, id: str, raw: Raw, regions: Regions) -> Inference:
+    request = parse(ModelInferRequest, head)
+    name, version = request.model_name, request.model_version
+    inputs, unread = _inputs(request, id, raw, regions)
+    wanted = _wanted(request.outputs) if request.outputs else ()
+    given = parameters.check(parameters_of(request.parameters))
+    if len(head) <= _MAX_HEAD and not unread and not given and len(raw) == len(inputs):
+        if len(_known) >= _MAX_CACHED:
+            _known.clear()
+        signature = tuple((one.name, one.datatype, one.shape, len(one.data)) for one in inputs.values())
+        _known[head] = name, version, signature, wanted
     return Inference(name, inputs, version=version, id=id, wanted=wanted, parameters=given, unread=unread)
 
 

@@ -81,6 +81,7 @@ class Model:
 
     @property
     def counted(self) -> Statistics:
+        """Everything that was counted so far."""
         self._counted.fold()
         return self._counted
 
