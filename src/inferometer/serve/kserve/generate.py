@@ -88,11 +88,7 @@ def answer(model: str, version: str, id: str, outputs: tuple[Output, ...]) -> by
 class Generate(Responder):
     """/generate: one response as JSON. A second one is an error, reported at once: the model may never end."""
 
-    __slots__ = ("_count",)
-
-    def __init__(self, *words: Any) -> None:
-        super().__init__(*words)
-        self._count = 0
+    _count = 0
 
     def answer(self, outputs: tuple[Output, ...]) -> None:
         self.outputs = outputs
@@ -106,22 +102,14 @@ class Generate(Responder):
     def respond(self, inference: Inference) -> None:
         if self._count != 1:
             raise invalid(_NOT_ONE)
-        model, version, id_, outputs = inference.model, inference.version, inference.id, self.outputs
-
-        def make() -> InferReply:
-            return InferReply([answer(model, version, id_, outputs)])
-
-        self.offload(http_codec.turned(outputs), make, partial(self.reply, inference))
+        work = partial(answer, inference.model, inference.version, inference.id, self.outputs)
+        self.offload(http_codec.turned(self.outputs), work, lambda body: self.reply(inference, InferReply([body])))
 
 
 class GenerateStream(Responder):
     """/generate_stream: an event per response."""
 
-    __slots__ = ("_has_begun", "_is_unread")
-
-    def __init__(self, *words: Any) -> None:
-        super().__init__(*words)
-        self._has_begun = self._is_unread = False
+    _has_begun = _is_unread = False
 
     def answer(self, outputs: tuple[Output, ...]) -> None:
         inference = self.inference
