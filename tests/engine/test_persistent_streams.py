@@ -19,7 +19,7 @@ from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 from inferometer.types import ONE_TOKEN, End, Fail
 from inferometer.wire import protobuf
-from inferometer.wire.grpc import framed
+from inferometer.wire.grpc_framing import framed
 from inferometer.wire.kserve import grpc
 from inferometer.wire.kserve.http import InferOptions
 from inferometer.wire.kserve.persistent import PersistentStream

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import hpack
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from inferometer.errors import UserError
 from inferometer.types import End, Event, Fail, ServerTiming, Tokens
-from inferometer.wire import grpc
-from inferometer.wire.grpc import GrpcResponse, MessageSplitter
+from inferometer.wire import grpc, grpc_framing
+from inferometer.wire.grpc import GrpcResponse
+from inferometer.wire.grpc_framing import MessageSplitter
 
 HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 OK = ((b"grpc-status", b"0"),)
@@ -31,7 +33,7 @@ def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.lists(st.integers(0, 300), max_size=12), st.booleans())
 def test_messages_survive_any_split(messages: list[bytes], cuts: list[int], keep: bool) -> None:
-    data = b"".join(map(grpc.framed, messages))
+    data = b"".join(map(grpc_framing.framed, messages))
     reader = MessageSplitter(keep)
     messages_out = [one for piece in pieces(data, cuts) for one in reader.feed(piece)]
     assert [flag for flag, _ in messages_out] == [0] * len(messages)
@@ -44,7 +46,7 @@ def test_messages_survive_any_split(messages: list[bytes], cuts: list[int], keep
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_splitter_is_mid_message_until_the_last_byte(keep: bool) -> None:
-    data = grpc.framed(b"abc") + grpc.framed(b"") + grpc.framed(b"de")
+    data = grpc_framing.framed(b"abc") + grpc_framing.framed(b"") + grpc_framing.framed(b"de")
     ends = {8, 13, 20}
     for stop in range(len(data) + 1):
         reader = MessageSplitter(keep)
@@ -60,12 +62,12 @@ def test_splitter_is_mid_message_until_the_last_byte(keep: bool) -> None:
 def test_compressed_messages_are_kept_even_if_others_are_discarded(
     messages: list[tuple[bytes, str]], cuts: list[int]
 ) -> None:
-    data = b"".join(grpc.framed(message, compression) for message, compression in messages)
+    data = b"".join(grpc_framing.framed(message, compression) for message, compression in messages)
     reader = MessageSplitter(keep=False)
     messages_out = [one for piece in pieces(data, cuts) for one in reader.feed(piece)]
     assert [flag for flag, _ in messages_out] == [compression != "none" for _, compression in messages]
     for (flag, packed), (message, compression) in zip(messages_out, messages, strict=True):
-        assert grpc.decompressed(flag, packed, compression.encode()) == (message if flag else b"")
+        assert grpc_framing.decompressed(flag, packed, compression.encode()) == (message if flag else b"")
 
 
 def test_large_message_is_discarded_if_it_is_not_inspected() -> None:
@@ -79,7 +81,7 @@ def test_large_message_is_discarded_if_it_is_not_inspected() -> None:
 
 @pytest.mark.parametrize(("name", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)])
 def test_compressed_requests_can_be_decompressed_by_the_standard_library(name: str, unpack) -> None:  # type: ignore[no-untyped-def]
-    framed = grpc.framed(b"again " * 100, name)
+    framed = grpc_framing.framed(b"again " * 100, name)
     assert framed[0] == 1
     assert struct.unpack(">I", framed[1:5])[0] == len(framed) - 5 < 100
     assert unpack(framed[5:]) == b"again " * 100
@@ -88,7 +90,34 @@ def test_compressed_requests_can_be_decompressed_by_the_standard_library(name: s
 @pytest.mark.parametrize("encoding", [b"gzip", b"deflate", b"br", b""])
 def test_message_that_cannot_be_decompressed_raises_value_error(encoding: bytes) -> None:
     with pytest.raises(ValueError, match="compress"):
-        grpc.decompressed(1, b"certainly neither", encoding)
+        grpc_framing.decompressed(1, b"certainly neither", encoding)
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000, 70_000, 1 << 20])
+def test_messages_are_assembled_with_a_limit_however_they_are_split(step: int) -> None:
+    sent = [b"", b"a", bytes(300), b"b" * 70_000, b"", b"c" * 100_000, b"d"]
+    data = b"".join(map(grpc_framing.framed, sent))
+    reader, received = MessageSplitter(limit=1 << 20), []
+    for at in range(0, len(data), step):
+        received += [bytes(message) for _, message in reader.feed(memoryview(data)[at : at + step])]
+    assert received == sent
+    assert not reader.is_mid_message
+
+
+def test_a_large_message_that_is_only_announced_takes_no_memory() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before = resident()
+    reader = MessageSplitter(limit=1 << 30)
+    assert not reader.feed(struct.pack(">BL", 0, 500_000_000) + bytes(100))
+    assert reader.is_mid_message
+    assert resident() - before < 50_000_000
+
+
+def test_a_message_over_the_limit_is_refused_when_it_is_announced() -> None:
+    with pytest.raises(ValueError, match="has 101 bytes; the server accepts at most 100"):
+        MessageSplitter(limit=100).feed(struct.pack(">BL", 0, 101))
 
 
 # --- the header block ------------------------------------------------------------------------------------------------
@@ -135,7 +164,7 @@ UNITS = {"n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000
 
 @given(st.floats(1e-10, 1e8 - 1))
 def test_timeout_has_at_most_eight_digits_and_is_accurate(seconds: float) -> None:
-    expected = grpc.timeout(seconds).decode()
+    expected = grpc_framing.timeout(seconds).decode()
     digits, unit = expected[:-1], UNITS[expected[-1]]
     assert 1 <= len(digits) <= 8
     assert digits.isdigit()
@@ -161,7 +190,7 @@ def test_timeout_has_at_most_eight_digits_and_is_accurate(seconds: float) -> Non
     ],
 )
 def test_timeout_uses_the_finest_unit_that_fits(seconds: float, expected: bytes) -> None:
-    assert grpc.timeout(seconds) == expected
+    assert grpc_framing.timeout(seconds) == expected
 
 
 # --- responses -------------------------------------------------------------------------------------------------------
@@ -184,7 +213,7 @@ def test_streamed_response_gives_the_same_events_at_every_split(
     messages: list[bytes], cuts: list[int], keep: bool
 ) -> None:
     kept: list[bytes] | None = [] if keep else None
-    body = pieces(b"".join(map(grpc.framed, messages)), cuts)
+    body = pieces(b"".join(map(grpc_framing.framed, messages)), cuts)
     events = events_of(GrpcResponse(True, kept=kept), body)
     assert events == [Tokens(1)] * len(messages) + [End(True)]
     assert kept is None or kept == messages
@@ -192,12 +221,12 @@ def test_streamed_response_gives_the_same_events_at_every_split(
 
 @given(st.binary(max_size=30), st.lists(st.integers(0, 40), max_size=4))
 def test_unary_response_does_not_count_as_an_arrival(message: bytes, cuts: list[int]) -> None:
-    assert events_of(GrpcResponse(), pieces(grpc.framed(message), cuts)) == [End(True)]
+    assert events_of(GrpcResponse(), pieces(grpc_framing.framed(message), cuts)) == [End(True)]
 
 
 @given(st.binary(min_size=1, max_size=30), st.data())
 def test_response_that_ends_anywhere_early_is_cut_short(message: bytes, data: st.DataObject) -> None:
-    body = grpc.framed(message)
+    body = grpc_framing.framed(message)
     stop = data.draw(st.integers(0, len(body) - 1))
     cut_at = data.draw(st.integers(0, stop))
     (event,) = events_of(GrpcResponse(), pieces(body[:stop], [cut_at]))
@@ -206,7 +235,7 @@ def test_response_that_ends_anywhere_early_is_cut_short(message: bytes, data: st
 
 
 def test_response_without_trailers_is_cut_short() -> None:
-    (event,) = events_of(GrpcResponse(), [grpc.framed(b"abc")], None)
+    (event,) = events_of(GrpcResponse(), [grpc_framing.framed(b"abc")], None)
     assert event == Fail("cut_short", "the stream ended without trailers", True)
 
 
@@ -215,14 +244,16 @@ def test_compressed_responses_are_kept_decompressed(encoding: str) -> None:
     kept: list[bytes] = []
     response = GrpcResponse(True, kept=kept)
     response.headers((*HEAD, (b"grpc-encoding", encoding.encode())), False)
-    body = grpc.framed(b"abc", encoding) + grpc.framed(b"def")
+    body = grpc_framing.framed(b"abc", encoding) + grpc_framing.framed(b"def")
     assert response.data(body, False) == [Tokens(1), Tokens(1)]
     assert kept == [b"abc", b"def"]
 
 
 def test_message_with_an_error_ends_the_response() -> None:
     response = GrpcResponse(True, check=lambda message: message.decode() if message.startswith(b"E") else "")
-    events = events_of(response, [grpc.framed(b"fine") + grpc.framed(b"Enough") + grpc.framed(b"fine")], OK)
+    events = events_of(
+        response, [grpc_framing.framed(b"fine") + grpc_framing.framed(b"Enough") + grpc_framing.framed(b"fine")], OK
+    )
     assert events[:2] == [Tokens(1), Fail("error_frame", "Enough", True)]
 
 
@@ -230,8 +261,8 @@ def test_message_with_an_error_ends_the_response() -> None:
 def test_every_status_is_reported_by_name(number: int) -> None:
     trailers = ((b"grpc-status", b"%d" % number), (b"grpc-message", "größer %25".encode().replace(b"\xc3", b"%C3")))
     (event,) = GrpcResponse().headers((*HEAD, *trailers), True)
-    assert event == Fail(f"grpc_{grpc.STATUS[number]}", "größer %", True)
-    assert grpc.status_number(grpc.STATUS[number]) == number
+    assert event == Fail(f"grpc_{grpc_framing.STATUS[number]}", "größer %", True)
+    assert grpc_framing.status_number(grpc_framing.STATUS[number]) == number
 
 
 @pytest.mark.parametrize("status", [b"17", b"-1", b"", b"abc", b"99999999999999999999"])
@@ -239,7 +270,7 @@ def test_undefined_status_is_a_failure(status: bytes) -> None:
     (event,) = GrpcResponse().headers((*HEAD, (b"grpc-status", status)), True)
     assert isinstance(event, Fail)
     assert event.code == "grpc_" + status.decode()
-    assert grpc.status_number(event.code[5:]) == 2
+    assert grpc_framing.status_number(event.code[5:]) == 2
 
 
 @given(st.binary(max_size=40))
@@ -251,7 +282,10 @@ def test_any_grpc_message_is_accepted(message: bytes) -> None:
 
 def test_server_timing_may_be_in_several_trailers() -> None:
     trailers = (*OK, (b"server-timing", b"queue;dur=1"), (b"server-timing", b"compute;dur=2"))
-    assert events_of(GrpcResponse(), [grpc.framed(b"")], trailers) == [ServerTiming(1_000_000, 2_000_000), End(True)]
+    assert events_of(GrpcResponse(), [grpc_framing.framed(b"")], trailers) == [
+        ServerTiming(1_000_000, 2_000_000),
+        End(True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +315,7 @@ def test_content_types_of_grpc(kind: bytes) -> None:
     st.sampled_from([HEAD, (*HEAD, (b"grpc-encoding", b"gzip")), ((b":status", b"503"),), HEAD[:1]]),
     st.lists(
         st.tuples(st.sampled_from([b"", b"response", b"bad"]), st.sampled_from(["none", "gzip"])).map(
-            lambda m: grpc.framed(*m)
+            lambda m: grpc_framing.framed(*m)
         ),
         max_size=2,
     ).map(b"".join)

@@ -17,7 +17,8 @@ from inferometer.tensors import Tensor
 from inferometer.types import Event, Fail, ServerTiming
 from inferometer.wire import grpc_method
 from inferometer.wire.context import USER_AGENT
-from inferometer.wire.grpc import GrpcResponse, framed
+from inferometer.wire.grpc import GrpcResponse
+from inferometer.wire.grpc_framing import framed
 from inferometer.wire.http1 import TimedResponseDecoder, numbered
 from inferometer.wire.kserve import grpc, http
 from inferometer.wire.kserve.http import InferOptions, InferResponse

@@ -14,7 +14,7 @@ from inferometer.config.schema import Server
 from inferometer.errors import CHECK_VERSION, GIVE_KEY, KEY_WANTED, OTHER_GRPC, OTHER_HTTP, UserError
 from inferometer.probe import query
 from inferometer.probe.connect import Peer
-from inferometer.wire import grpc as grpc_wire
+from inferometer.wire import grpc_framing
 from inferometer.wire.failures import meaning
 from inferometer.wire.kserve import grpc_control, http_control
 from inferometer.wire.kserve.control import (
@@ -125,7 +125,7 @@ def _query_grpc(peer: Peer, headers: Metadata, call: grpc_control.ControlCall[T]
         raise UserError(
             f"{peer.target.url}: {call.what}: {fail.message or meaning(fail.code)}", "check the server's log"
         )
-    status, text = (grpc_wire.status_number(fail.code[5:]), fail.message) if fail is not None else (0, "")
+    status, text = (grpc_framing.status_number(fail.code[5:]), fail.message) if fail is not None else (0, "")
     message = reply.pieces[0][1] if reply.pieces else b""
     try:
         return grpc_control.read(call, status, text, message)

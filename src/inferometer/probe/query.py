@@ -15,7 +15,8 @@ from inferometer.probe.roundtrip import Instants, or_with_tls, over_grpc, over_h
 from inferometer.types import End, Event, Fail
 from inferometer.units import format_bytes, format_seconds
 from inferometer.wire.failures import bounded, meaning
-from inferometer.wire.grpc import GrpcResponse, framed, header_block
+from inferometer.wire.grpc import GrpcResponse, header_block
+from inferometer.wire.grpc_framing import framed
 from inferometer.wire.http1 import request_head
 
 _SHOWN = 60

@@ -132,7 +132,6 @@ async def _drain(
     models.say_not_ready()
     if seconds:
         await done_before(at_once, asyncio.sleep(min(seconds, _ANNOUNCED_S)))
-    web.refuse_new()
     models.refuse_new()
     for listener in listeners:
         listener.stop_accepting()

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,11 +32,13 @@ class Histogram:
         self._sum += ns
         self._counts[bisect_left(self._bounds_ns, ns)] += 1
 
-    def observe_gaps(self, stamps: "array[int]") -> None:
-        gaps = np.diff(np.frombuffer(stamps, np.int64))
-        counted = np.bincount(np.searchsorted(self._bounds_ns, gaps), minlength=len(self._counts)).tolist()
+    def observe_all(self, ns: NDArray[Any]) -> None:
+        counted = np.bincount(np.searchsorted(self._bounds_ns, ns), minlength=len(self._counts)).tolist()
         self._counts = [before + more for before, more in zip(self._counts, counted, strict=True)]
-        self._sum += stamps[-1] - stamps[0]
+        self._sum += int(ns.sum())
+
+    def observe_gaps(self, stamps: "array[int]") -> None:
+        self.observe_all(np.diff(np.frombuffer(stamps, np.int64)))
 
     def lines(self, name: str, labels: dict[str, str]) -> Iterable[str]:
         bounds = [*map(float, self._bounds), "+Inf"]

@@ -11,28 +11,26 @@ If a token is set, everything except health, readiness and metrics requires it. 
 request is that request's 500, and the server continues.
 """
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from inferometer import __version__
-from inferometer.serve.http import token
+from inferometer.serve import access
 from inferometer.serve.http.connection import Connection, connections
 from inferometer.serve.http.parse import Problem, Request
-from inferometer.serve.http.reply import reply
+from inferometer.serve.http.responses import reply
 from inferometer.serve.kserve import http_codec as kserve_http
 from inferometer.serve.kserve.routes import Kserve
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import NEVER, reason
+from inferometer.serve.models.types import reason
 from inferometer.serve.openai.requests import Refusal
 from inferometer.serve.openai.response import refusal_body
 from inferometer.serve.openai.routes import OpenAi
 from inferometer.serve.prometheus import CONTENT_TYPE
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.server import Simulator
-from inferometer.timing.clock import now
 
 Metrics = Callable[[], Awaitable[bytes]]
 """Returns /metrics of all processes."""
@@ -51,13 +49,6 @@ class Web:
         self._models, self._sim, self._metrics, self._token = models, sim, metrics, settings.token
         self._kserve, self._openai = Kserve(models, settings), OpenAi(models, sim)
         self._has_models = has_models  # not on the port for metrics
-        self._refused_from = NEVER  # requests that begin after this time are refused
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def refuse_new(self) -> None:
-        """Refuse new inferences from now on; those in progress, and those whose headers have arrived, continue."""
-        self._refused_from = now()
-        self._kserve.refuse_new(self._refused_from)
 
     def refuse_rest(self) -> int:
         """Refuse the requests whose bodies are still being processed. Return how many there were."""
@@ -65,7 +56,7 @@ class Web:
 
     @property
     def _is_draining(self) -> bool:
-        return self._refused_from < NEVER
+        return self._models.refuses
 
     # --- a request ---------------------------------------------------------------------------------------------------
 
@@ -74,13 +65,13 @@ class Web:
         try:
             if self._token is not None and not is_open(path) and (why := self._why_not(request)):
                 kind = "authentication_error"
-                raise Refusal(401, why, "invalid_api_key", kind, token.CHALLENGE)
+                raise Refusal(401, why, "invalid_api_key", kind, access.CHALLENGE)
             if not self._has_models:
                 self._page(connection, request)
             elif path.startswith(b"/v2/") or path == b"/v2":
                 self._kserve.handle(connection, request)
             elif path.startswith(b"/v1/") or path == b"/tokenize":
-                if request.began >= self._refused_from:
+                if request.began >= self._models.refused_from:
                     why = "the server is shutting down and does not accept new requests"
                     raise Refusal(503, why, "shutting_down")
                 self._openai.handle(connection, request)
@@ -98,7 +89,7 @@ class Web:
         given = request.headers.get(b"authorization", b"")
         if not given and (key := request.headers.get(b"x-api-key")):  # the header of Anthropic's clients
             given = b"Bearer " + key
-        return token.why_not(self._token, given)
+        return access.why_not(self._token, given)
 
     def _refuse(self, connection: Connection, request: Request, refusal: Refusal, close: bool = False) -> None:
         """Send an error in the format of the protocol that the path belongs to."""
@@ -123,8 +114,7 @@ class Web:
             why = f"method {request.method.decode('latin-1')} is not allowed for {shown}"
             raise Refusal(405, why, "method_not_allowed", headers=b"Allow: GET, HEAD\r\n")
         if path == b"/metrics":
-            self._tasks.add(task := asyncio.get_running_loop().create_task(self._send_metrics(connection, request)))
-            task.add_done_callback(self._tasks.discard)
+            connection.respond_later(self._send_metrics(connection, request))
             return
         status, tree = 200, self._served()
         if path == b"/health":

@@ -1,12 +1,9 @@
-"""gRPC over HTTP/2, client side: header blocks, message framing, and the interpretation of a stream's frames.
+"""gRPC over HTTP/2, client side: header blocks, and the interpretation of a stream's frames.
 
-Each message is preceded by one byte that says whether it is compressed and four bytes with its length. A response consists
-of headers, messages and trailers. The trailers carry grpc-status; a response that fails at once consists of trailers only.
+A response consists of headers, messages and trailers. The trailers carry grpc-status; a response that fails at once consists
+of trailers only.
 """
 
-import gzip
-import struct
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote_to_bytes
 
@@ -17,36 +14,13 @@ from inferometer.types import ONE_TOKEN, End, Event, Fail
 from inferometer.units import format_seconds
 from inferometer.wire import server_timing
 from inferometer.wire.failures import bounded
+from inferometer.wire.grpc_framing import PREFIX, MessageSplitter, decompressed, status_name, timeout
 from inferometer.wire.http2 import encode
 
-STATUS = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
-
-_FRAME = struct.Struct(">BI")
-_DISCARDED = ((0, b""),)
 _ONE_ARRIVAL = (ONE_TOKEN,)
 _END = End(keep_alive=True)
 _ENDED = (_END,)
 _ARRIVED_AND_ENDED = (ONE_TOKEN, _END)
-_UNITS = ((1_000_000_000, b"n"), (1_000_000, b"u"), (1_000, b"m"), (1, b"S"))
-_MAX_TIMEOUT = 99_999_999
 _NOT_METADATA = {
     *("connection", "content-length", "content-type", "host", "keep-alive", "proxy-connection", "te"),
     *("transfer-encoding", "upgrade", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"),
@@ -85,106 +59,13 @@ def header_block(
     return encode(headers)
 
 
-def timeout(seconds: float) -> bytes:
-    """Format a duration for grpc-timeout: at most eight digits and the finest unit that fits."""
-    for parts, unit in _UNITS:
-        count = round(seconds * parts)
-        if count <= _MAX_TIMEOUT:
-            return b"%d%b" % (max(count, 1), unit)
-    return b"%dS" % _MAX_TIMEOUT
-
-
 def deadline_passed(seconds: float) -> Fail:
     """The failure of a call whose response is not complete by its deadline, which the client enforces like the server."""
     what = f"the deadline of {format_seconds(seconds)} passed before the response was complete"
     return Fail("grpc_DEADLINE_EXCEEDED", what, True)
 
 
-def framed(message: bytes, compression: str = "none") -> bytes:
-    """Encode one message with its frame header, compressed if requested."""
-    if compression == "none":
-        return _FRAME.pack(0, len(message)) + message
-    packed = gzip.compress(message, mtime=0) if compression == "gzip" else zlib.compress(message)
-    return _FRAME.pack(1, len(packed)) + packed
-
-
 # --- responses -------------------------------------------------------------------------------------------------------
-
-
-class MessageSplitter:
-    """Splits the DATA of a stream into messages. The pieces of a large message are joined only once.
-
-    With `keep=False`, uncompressed messages are only counted: their bytes are discarded and they come out empty.
-    """
-
-    __slots__ = ("_buffered", "_keep", "_needed", "_pieces", "_skip")
-
-    def __init__(self, keep: bool = True) -> None:
-        self._keep = keep
-        self._pieces: list[bytes] = []
-        self._buffered = 0
-        self._needed = 5
-        self._skip = 0  # bytes still to come of a message that is discarded
-
-    def feed(self, data: bytes) -> Sequence[tuple[int, bytes]]:
-        """Return the messages that `data` completes, each with its flag (1: compressed)."""
-        if self._skip:
-            return self._discard(data)
-        if not self._buffered and len(data) >= 5:
-            flag, length = _FRAME.unpack_from(data)
-            if len(data) == 5 + length:
-                return ((flag, data[5:]),) if self._keep or flag else _DISCARDED  # exactly one message: nearly always
-        self._pieces.append(data)
-        self._buffered += len(data)
-        if self._buffered < self._needed:
-            return ()
-        return self._split()
-
-    def _discard(self, data: bytes) -> Sequence[tuple[int, bytes]]:
-        if len(data) < self._skip:
-            self._skip -= len(data)
-            return ()
-        rest, self._skip = data[self._skip :], 0
-        return [*_DISCARDED, *self.feed(rest)] if rest else _DISCARDED
-
-    def _split(self) -> list[tuple[int, bytes]]:
-        joined = b"".join(self._pieces)
-        messages = []
-        at, self._needed = 0, 5
-        while len(joined) - at >= 5:
-            flag, length = _FRAME.unpack_from(joined, at)
-            if len(joined) - at < 5 + length:
-                if not self._keep and not flag:
-                    self._skip = 5 + length - (len(joined) - at)
-                    at = len(joined)
-                else:
-                    self._needed = 5 + length
-                break
-            messages.append((flag, joined[at + 5 : at + 5 + length] if self._keep or flag else b""))
-            at += 5 + length
-        rest = joined[at:] if at else joined
-        self._pieces = [rest] if rest else []
-        self._buffered = len(rest)
-        return messages
-
-    @property
-    def is_mid_message(self) -> bool:
-        """Whether a message has begun and is not complete."""
-        return self._buffered > 0 or self._skip > 0
-
-
-def decompressed(flag: int, message: bytes, encoding: bytes) -> bytes:
-    """Decompress a message if its flag is set; raise ValueError when that is not possible."""
-    if not flag:
-        return message
-    try:
-        if encoding == b"gzip":
-            return gzip.decompress(message)
-        if encoding == b"deflate":
-            return zlib.decompress(message)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"a compressed message is corrupt: {error}") from None
-    raise ValueError(f"a message has an unsupported compression: {encoding.decode('latin-1') or 'none declared'!r}")
 
 
 Fields = tuple[tuple[bytes, bytes], ...]
@@ -225,7 +106,7 @@ class GrpcResponse(msgspec.Struct, gc=False):
     def complete(self, headers: Fields, data: bytes, trailers: Fields) -> Sequence[Event]:
         """Interpret a response that arrived all at once."""
         if headers is _LastSuccess.head and trailers is _LastSuccess.end and self.check is None and self.kept is None:
-            flag, length = _FRAME.unpack_from(data) if len(data) >= 5 else (1, 0)
+            flag, length = PREFIX.unpack_from(data) if len(data) >= 5 else (1, 0)
             if not flag and len(data) == 5 + length:
                 self.status, self.count, self.trailers = 200, 1, trailers
                 return _ARRIVED_AND_ENDED if self.streamed else _ENDED
@@ -259,7 +140,7 @@ class GrpcResponse(msgspec.Struct, gc=False):
         if self.messages is None:
             must_inspect = self.check is not None or self.kept is not None
             if not must_inspect and not end and len(data) >= 5:
-                flag, length = _FRAME.unpack_from(data)
+                flag, length = PREFIX.unpack_from(data)
                 if not flag and len(data) == 5 + length:  # exactly one message: nearly always
                     self.count += 1
                     return _ONE_ARRIVAL if self.streamed else ()
@@ -322,16 +203,6 @@ class GrpcResponse(msgspec.Struct, gc=False):
             return (spent, _END)
         _LastSuccess.end = headers
         return _ENDED
-
-
-def status_name(status: bytes) -> str:
-    """The name of a grpc-status value; the value itself if gRPC does not define it."""
-    return STATUS[int(status)] if status.isdigit() and int(status) < len(STATUS) else bounded(status.decode("latin-1"))
-
-
-def status_number(name: str) -> int:
-    """The number of a status name, the inverse of `status_name`; UNKNOWN's for a name that gRPC does not define."""
-    return STATUS.index(name if name in STATUS else "UNKNOWN")
 
 
 def _status_message(message: bytes) -> str:

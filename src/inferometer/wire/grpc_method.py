@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from inferometer.types import Calls, Request
 from inferometer.wire import grpc
 from inferometer.wire.context import USER_AGENT, CallContext
+from inferometer.wire.grpc_framing import framed
 
 
 def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
@@ -13,7 +14,7 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
 
     method = protobuf.load(context.descriptors).method(context.method)
     tails = tuple(
-        b"".join(grpc.framed(protobuf.to_bytes(method, message), context.compression) for message in request.payload)
+        b"".join(framed(protobuf.to_bytes(method, message), context.compression) for message in request.payload)
         for request in requests
     )
     streamed = method.server_streaming

@@ -9,6 +9,8 @@ import re
 from inferometer.types import ServerTiming
 
 NAME = b"server-timing"
+FORMAT = b"queue;dur=%.6f, compute;dur=%.6f, total;dur=%.6f"
+"""What the reference server sends."""
 _OURS = re.compile(rb",?queue;dur=([\d.]{1,16}), compute;dur=([\d.]{1,16})(?:, total;dur=([\d.]{1,16}))?").fullmatch
 """The usual form, which is read in a quarter of the time."""
 

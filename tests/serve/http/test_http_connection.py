@@ -11,7 +11,7 @@ import pytest
 
 from inferometer.serve.http.connection import Connection, connections
 from inferometer.serve.http.parse import Problem, Request
-from inferometer.serve.http.reply import reply
+from inferometer.serve.http.responses import reply
 from inferometer.serve.settings import Limits
 from inferometer.serve.sockets.listener import Listener
 from inferometer.timing.clock import now
@@ -143,7 +143,7 @@ def test_a_64_mib_body_is_never_copied():
                 body = echo.requests[0].body
                 assert isinstance(body, memoryview)
                 assert len(body.obj) == size
-                assert [connection.unsent for connection in listener.connections] == [0]
+                assert [connection.transport.unsent for connection in listener.connections] == [0]
 
     run(main())
 
@@ -317,11 +317,11 @@ def test_a_response_that_the_client_does_not_read_is_given_up(is_complete: bool)
                     reply(connection, echo.requests[0], 200, bytes(32 * MIB))
                 else:
                     connection.write(bytes(32 * MIB))
-                assert connection.unsent
+                assert connection.transport.unsent
                 listener.sweep(connection.transport.moved + s(59))
-                assert not connection.closed
+                assert not connection.transport.closed
                 listener.sweep(now() + s(61))
-                assert connection.closed
+                assert connection.transport.closed
                 assert listener.in_flight == 0
                 assert echo.gone == (0 if is_complete else 1)
                 with contextlib.suppress(ConnectionResetError):
@@ -338,19 +338,19 @@ def test_a_slow_reader_is_not_given_up():
                 body = bytes(8 * MIB)
                 sending = asyncio.ensure_future(client.send(post("/", body)))
                 (connection,) = listener.connections
-                while not connection.unsent:
+                while not connection.transport.unsent:
                     await asyncio.sleep(0)
                 await sending
-                rest = connection.unsent
-                while connection.unsent:
+                rest = connection.transport.unsent
+                while connection.transport.unsent:
                     connection.transport.moved -= s(40)  # twice is too late
                     listener.sweep(now())
-                    assert not connection.closed
+                    assert not connection.transport.closed
                     client._rest += await client.some()
-                    while connection.unsent == rest:
+                    while connection.transport.unsent == rest:
                         await asyncio.sleep(0)
                         client._rest += await client.some()
-                    rest = connection.unsent
+                    rest = connection.transport.unsent
                 assert await client.response() == (200, body)
 
     run(main())
@@ -483,7 +483,7 @@ def test_a_complete_response_is_sent_after_end_of_file():
                     await asyncio.sleep(0)
                 (connection,) = listener.connections
                 reply(connection, echo.requests[0], 200, bytes(16 * MIB))
-                assert connection.unsent
+                assert connection.transport.unsent
                 client.sock.shutdown(socket.SHUT_WR)
                 while not connection.transport.has_ended:
                     await asyncio.sleep(0)

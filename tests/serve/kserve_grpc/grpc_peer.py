@@ -23,6 +23,7 @@ import grpc
 from inferometer.serve.kserve import messages
 from inferometer.serve.kserve.grpc import KserveGrpc, start
 from inferometer.serve.models.registry import Models
+from inferometer.serve.ports import bound
 from inferometer.serve.settings import Settings
 from inferometer.tensors import DATATYPES
 from inferometer.timing.loop import new_loop
@@ -124,7 +125,7 @@ def serving(**settings: Any) -> Iterator[Served]:
             models.add("identity")
             models.add(folder)
             await models.start()
-            return Served(loop, models, await start(models, configured))
+            return Served(loop, models, await start(models, configured, bound(configured.host, 0, "--grpc")))
 
         async def end() -> None:
             await served.server.stop(0)

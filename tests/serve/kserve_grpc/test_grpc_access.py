@@ -17,11 +17,11 @@ from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, ser
 from waiting import until
 
 from inferometer.errors import UserError
-from inferometer.serve import access_log
-from inferometer.serve.grpc.status import shown
+from inferometer.serve import access
 from inferometer.serve.kserve import messages
 from inferometer.serve.settings import Tls
 from inferometer.wire import reflection
+from inferometer.wire.grpc_framing import one_line
 
 KSERVE = f"{messages.KSERVE_SERVICE}/"
 ModelReadyRequest = messages.SCHEMA.message("inference.ModelReadyRequest")
@@ -136,7 +136,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Standard error. (pytest's own capture loses what is written while it is read.)"""
     written = io.StringIO()
-    monkeypatch.setattr(access_log, "sys", SimpleNamespace(stderr=written))
+    monkeypatch.setattr(access, "sys", SimpleNamespace(stderr=written))
     return written
 
 
@@ -254,9 +254,9 @@ def test_stopping_finishes_calls_in_progress_and_ends_idle_streams(tmp_path: Pat
 
 
 def test_status_messages_are_one_bounded_line() -> None:
-    assert shown("a\n  b\tc") == "a b c"
-    assert len(shown("x" * 5000)) == 1000
-    assert shown("half \ud800 a pair") == "half ? a pair"
+    assert one_line("a\n  b\tc") == "a b c"
+    assert len(one_line("x" * 5000)) == 1000
+    assert one_line("half \ud800 a pair") == "half ? a pair"
 
 
 def test_pending_calls_are_refused_with_an_error() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.serve.grpc.messages import parse
+from inferometer.serve.grpc.call import parse
 from inferometer.serve.kserve import grpc_codec
 from inferometer.serve.kserve.messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from inferometer.serve.models.types import Inference, Output, Refused

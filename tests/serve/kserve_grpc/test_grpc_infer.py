@@ -1,7 +1,6 @@
 """Inference over gRPC with real models: unary calls, streams, deadlines, cancellation, errors."""
 
 import re
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,8 @@ from tensor_maker import random
 from waiting import until
 
 from inferometer.serve import offload
-from inferometer.serve.kserve import messages, stream
+from inferometer.serve.kserve import grpc as kserve_grpc
+from inferometer.serve.kserve import messages
 from inferometer.serve.settings import Limits
 from inferometer.tensors import DATATYPES, Tensor, to_numpy
 from inferometer.wire import server_timing
@@ -227,16 +227,6 @@ def test_queue_compute_and_total_time_are_in_the_trailers(stub: Stub) -> None:
     assert 40 <= times["compute"] <= times["queue"] + times["compute"] < times["total"] < 1000 * PATIENCE_S
 
 
-@pytest.mark.parametrize(("accepted", "is_smaller"), [("gzip", True), ("br, deflate;q=0.5", True), ("identity", False)])
-def test_responses_are_compressed_on_request(served: Served, accepted: str, is_smaller: bool) -> None:
-    """grpcio does not report compression, so the bytes are counted on the way."""
-    with counted(served.server.port) as relay, dialled(f"127.0.0.1:{relay.port}") as stub:
-        values = bytes(400_000)
-        response = stub.ModelInfer(a_request(values=values), metadata=(("accept-encoding", accepted),))
-        assert response.raw_output_contents == [values]
-    assert (relay.bytes_back < 100_000) == is_smaller
-
-
 def test_messages_over_the_limit_are_refused() -> None:
     with serving(limits=Limits(message=100_000)) as one, dialled(one.grpc_address) as stub:
         assert failure(lambda: stub.ModelInfer(a_request(values=bytes(100_000))))[0] == "RESOURCE_EXHAUSTED"
@@ -284,9 +274,9 @@ def test_the_deadline_of_a_call_is_that_of_its_inference(served: Served, stub: S
     seen: dict[str, float] = {}  # by the request's id: calls whose deadline has passed may still come in
     original = served.models.submit
 
-    def submit(inference: Any) -> None:
+    def submit(inference: Any, *more: Any) -> None:
         seen[inference.id] = (inference.deadline - inference.arrived) / 1e9
-        original(inference)
+        original(inference, *more)
 
     served.models.submit = submit  # type: ignore[method-assign]
     try:
@@ -339,7 +329,7 @@ def test_our_own_client_reads_stream_responses(stub: Stub) -> None:
 def test_an_endless_model_stops_when_the_client_does_not_read(
     served: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "UNREAD", 50_000_000)
+    monkeypatch.setattr(kserve_grpc, "UNREAD", 50_000_000)
     call = stub.ModelStreamInfer(iter([a_request("endless", bytes(400_000))]))
     next(call)  # it is in progress; nothing more is read
     until(lambda: served.in_flight() == 0)
@@ -380,39 +370,3 @@ def test_a_burst_of_calls_to_a_busy_server_is_served(served: Served, stub: Stub)
     finally:
         free.set()
     assert [call.result(PATIENCE_S).id for call in calls] == [str(i) for i in range(1500)]
-
-
-# --- a relay that counts ---------------------------------------------------------------------------------------------
-
-
-class counted:  # noqa: N801 - reads as what it does
-    """Relays one connection to a local port, and counts the bytes that come back."""
-
-    def __init__(self, port: int) -> None:
-        self.bytes_back = 0
-        self._to = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-
-    def __enter__(self) -> "counted":
-        threading.Thread(target=self._relay, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.close()
-
-    def _relay(self) -> None:
-        near, _ = self._listener.accept()
-        far = socket.create_connection(("127.0.0.1", self._to))
-        threading.Thread(target=self._pump, args=(near, far, False), daemon=True).start()
-        self._pump(far, near, True)
-
-    def _pump(self, source: Any, sink: Any, counts: bool) -> None:
-        try:
-            while data := source.recv(65536):
-                self.bytes_back += len(data) * counts
-                sink.sendall(data)
-        except OSError:
-            pass
-        finally:
-            sink.close()

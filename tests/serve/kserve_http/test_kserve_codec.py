@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferometer.serve import compression
 from inferometer.serve.kserve import http_codec, parameters
-from inferometer.serve.models.types import Output, Placed, Refused, Wanted
+from inferometer.serve.models.types import Inference, Output, Placed, Refused, Wanted
 from inferometer.tensors import DATATYPES, Tensor, elements, from_json, to_json
 from inferometer.wire.kserve import http as client
 from inferometer.wire.kserve.http import InferOptions, ShmRef
@@ -33,9 +33,9 @@ def raw(datatype: str, count: int) -> "st.SearchStrategy[bytes]":
     return st.binary(min_size=size, max_size=size)
 
 
-def parse(body: bytes | memoryview, header: bytes, *more: Any) -> http_codec.InferRequestBody:
+def parse(body: bytes | memoryview, header: bytes, model: str, find: Any) -> Inference:
     """Parse a body with this value of Inference-Header-Content-Length."""
-    return http_codec.request(body, http_codec.json_length(header, len(body)), *more)
+    return http_codec.request(body, http_codec.json_length(header, len(body)), model, "", find)
 
 
 @st.composite

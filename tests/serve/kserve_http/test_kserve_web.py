@@ -15,7 +15,7 @@ from raw_client import RawClient, request
 from served import CONFIGS, Served, make_repository, serving
 
 from inferometer.serve import offload
-from inferometer.serve.kserve import responders
+from inferometer.serve.kserve import generate
 from inferometer.serve.models.types import Inference
 from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor
@@ -330,7 +330,7 @@ def test_draining_refuses_new_requests_and_finishes_others(tmp_path: Path):
             busy.send(SLOW)
             server.until(lambda: server.listener.in_flight == 1)
             server.call(server.models.say_not_ready)
-            server.call(server.web.refuse_new)
+            server.call(server.models.refuse_new)
             for path in ("/v2/health/ready", "/v2/models/identity/ready"):
                 with RawClient(server.url) as probe:
                     assert probe.request(path).status == 400
@@ -347,7 +347,7 @@ def test_draining_refuses_new_requests_and_finishes_others(tmp_path: Path):
 
 def test_responses_during_the_drain_close_their_connection(tmp_path: Path):
     with serving(Settings(), make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:
-        server.loop.call_soon_threadsafe(server.loop.call_soon, server.web.refuse_new)
+        server.loop.call_soon_threadsafe(server.loop.call_soon, server.models.refuse_new)
         server.call(lambda: None)
         response = web.request("/v2/health/live")
         assert response.headers["connection"] == "close"
@@ -355,7 +355,7 @@ def test_responses_during_the_drain_close_their_connection(tmp_path: Path):
 
 
 def test_a_stream_that_the_client_does_not_read_stops_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(responders, "UNREAD", 4_000_000)
+    monkeypatch.setattr(generate, "UNREAD", 4_000_000)
     config = CONFIGS["words"].replace('"3"', '"1000000"')
     monkeypatch.setitem(CONFIGS, "words", config + 'parameters { key: "delay" value { string_value: "1ms" } }')
     with serving(repository=make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:

@@ -85,7 +85,7 @@ def test_the_simulator_and_the_models_share_a_port(server: Served):
 
 def test_draining_refuses_new_simulator_requests():
     with serving(Settings(sim=Sim())) as server, RawClient(server.url) as web:
-        server.call(server.web.refuse_new)
+        server.call(server.models.refuse_new)
         response = web.request("/v1/completions", {"prompt": "a"})
         assert (response.status, response.headers["connection"]) == (503, "close")
 

@@ -197,7 +197,6 @@ def test_the_drain_waits_for_admitted_requests(hold: Any):
         with RawClient(server.url) as large, RawClient(server.url) as late:
             large.send(LARGE_ONES["json"][0])
             assert held.is_there.wait(30)
-            server.call(server.web.refuse_new)
             server.call(server.models.refuse_new)
             assert late.request(INFER, body()).status == 503
             assert server.call(lambda: server.listener.in_flight) == 1

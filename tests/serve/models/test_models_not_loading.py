@@ -51,8 +51,8 @@ def index_of(folder: Path) -> dict[str, tuple[str, str]]:
         models.add(str(folder))
         await asyncio.wait_for(models.start(), WAIT_S)
         try:
-            respond = control.methods(models, Settings())["RepositoryIndex"]
-            index: Any = respond(respond.input())
+            kind, respond = control.methods(models, Settings())["RepositoryIndex"]
+            index: Any = await respond(kind())
             found.update(
                 {one.name: (one.state, one.reason) for one in type(index).FromString(index.SerializeToString()).models}
             )

@@ -13,13 +13,16 @@ from asyncio import TimerHandle
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError
 
 from inferometer.serve import compression
-from inferometer.serve.grpc import status
-from inferometer.serve.grpc.messages import PREFIX, Data, Inbox
-from inferometer.serve.grpc.request import CallHead
+from inferometer.serve.grpc import headers
+from inferometer.serve.grpc.headers import CallHead, Data
 from inferometer.serve.models.types import NEVER, Refused, reason
+from inferometer.wire.failures import bounded
+from inferometer.wire.grpc_framing import PREFIX, MessageSplitter
 
 if TYPE_CHECKING:
     from inferometer.serve.grpc.connection import Connection
@@ -36,10 +39,12 @@ _pack, _unpack, _size = PREFIX.pack, PREFIX.unpack_from, PREFIX.size
 class Call:
     """A call from its headers to its status."""
 
+    _messages: deque[tuple[int, Data]]
+
     __slots__ = (
-        "_has_headers", "_inbox", "_is_busy", "_is_full", "_outbox", "_pauses", "_trailers", "_unconsumed", "_waiting", "arrived",
-        "began", "connection", "deadline", "head", "is_over", "on_cancelled", "on_ended", "on_message", "stream",
-        "timer",
+        "_has_headers", "_is_ended", "_is_full", "_messages", "_outbox", "_pauses", "_splitter", "_trailers", "_unconsumed",
+        "_waiting", "arrived", "began", "connection", "deadline", "head", "is_over", "on_cancelled", "on_ended",
+        "on_message", "stream", "timer",
     )  # fmt: skip
 
     def __init__(self, connection: "Connection", stream: int, head: CallHead, arrived: int) -> None:
@@ -53,11 +58,11 @@ class Call:
         self.is_over = False
         self.on_message: Callable[[Call, Data], None] = _ignore
         self.on_ended: Callable[[Call], None] = _ignore
-        self.on_cancelled: Callable[[], None] = _ignore
-        self._inbox: Inbox | None = None  # not needed for a message that arrives in one piece
+        self.on_cancelled: Callable[[], object] = _ignore
+        self._splitter: MessageSplitter | None = None  # not needed for a message that arrives in one piece
+        self._is_ended = False  # the client has sent everything, but not everything is taken
         self._pauses = self._unconsumed = 0
         self._has_headers = self._is_full = False  # full: paused, because too much waits to be sent
-        self._is_busy = False  # a message is being compressed
         self._outbox: deque[tuple[Data, ...]] | None = None
         self._waiting = 0  # bytes in the outbox
         self._trailers: tuple[bytes, str] | None = None
@@ -81,9 +86,8 @@ class Call:
             self._unconsumed += size
         elif size > _SMALL or not end:  # the codec counts the rest when the call is over
             self.connection.consumed(self.stream, size)
-        if self._inbox is None:
-            limit = self.connection.max_message
-            if size >= _size and _unpack(data) == (0, size - _size) and size - _size <= limit:
+        if self._splitter is None:
+            if size >= _size and _unpack(data) == (0, size - _size) and size - _size <= self.connection.max_message:
                 self._deliver(bytes(data[_size:]))
                 if end and not self.is_over:
                     self._call(self.on_ended)
@@ -91,21 +95,29 @@ class Call:
             if end and not size:
                 self._call(self.on_ended)
                 return
-            self._inbox = Inbox(limit)
-        self._inbox.put(data)
-        self._inbox.is_ended = end
+            self._split()
+        try:
+            self._messages += self._splitter.feed(data)  # type: ignore[union-attr]
+        except ValueError as error:
+            self.abort(Refused("RESOURCE_EXHAUSTED", str(error)))
+            return
+        self._is_ended = end
         self._advance()
+
+    def _split(self) -> None:
+        """Keep messages, and parts of them, from now on."""
+        if self._splitter is None:
+            self._splitter, self._messages = MessageSplitter(limit=self.connection.max_message), deque()
 
     @property
     def is_incomplete(self) -> bool:
         """Whether a message has begun to arrive and is not complete."""
-        return self._inbox is not None and not self._pauses and not self._inbox.is_empty
+        return self._splitter is not None and not self._pauses and self._splitter.is_mid_message
 
     def pause(self) -> None:
         """Take no more messages until `resume` was called as often."""
         self._pauses += 1
-        if self._inbox is None:
-            self._inbox = Inbox(self.connection.max_message)
+        self._split()
 
     def resume(self) -> None:
         self._pauses -= 1
@@ -116,31 +128,30 @@ class Call:
 
     def _advance(self) -> None:
         """Take the messages that are complete."""
-        try:
-            while not self._pauses and (inbox := self._inbox) is not None:
-                found = inbox.next()
-                if found is not None:
-                    self._take(*found)
-                    continue
-                if inbox.is_ended:
-                    if not inbox.is_empty:
-                        raise Refused("INTERNAL", "the call ended in the middle of a message")
-                    inbox.is_ended = False
-                    self._call(self.on_ended)
-                return
-        except Refused as refused:
-            self.abort(refused)
+        while not self._pauses and not self.is_over and self._messages:
+            self._take(*self._messages.popleft())
+        if self._is_ended and not self._pauses and not self.is_over:
+            self._is_ended = False
+            if self.is_incomplete:
+                self.abort(Refused("INTERNAL", "the call ended in the middle of a message"))
+            else:
+                self._call(self.on_ended)
 
-    def _take(self, is_compressed: int, message: Data) -> None:
-        if not is_compressed:
+    def _take(self, flag: int, message: Data) -> None:
+        name, limit = self.head.encoding, self.connection.max_message
+        if flag > 1:
+            self.abort(Refused("INTERNAL", f"the prefix of a message starts with {flag}, not with 0 or 1"))
+        elif len(message) > limit:
+            why = f"the message has {len(message)} bytes; the server accepts at most {limit}"
+            self.abort(Refused("RESOURCE_EXHAUSTED", why))
+        elif not flag:
             self._deliver(message)
-            return
-        name = self.head.encoding
-        if not name:
-            raise Refused("INTERNAL", "a message is compressed, but the call has no grpc-encoding")
-        self.pause()
-        work = partial(compression.decompress, name, message, self.connection.max_message, "message", "INTERNAL")
-        self.connection.offload.run(compression.EXPANSION * len(message), work, self._decompressed)
+        elif not name:
+            self.abort(Refused("INTERNAL", "a message is compressed, but the call has no grpc-encoding"))
+        else:
+            self.pause()
+            work = partial(compression.decompress, name, message, limit, "message", "INTERNAL")
+            self.connection.offload.run(compression.EXPANSION * len(message), work, self._decompressed)
 
     def _decompressed(self, message: Data | None, error: BaseException | None) -> None:
         if self.is_over:
@@ -169,18 +180,14 @@ class Call:
 
     # --- responses ---------------------------------------------------------------------------------------------------
 
-    def reply(self, parts: tuple[Data, ...], trailers: bytes = status.OK) -> None:
+    def reply(self, parts: tuple[Data, ...], trailers: bytes = headers.OK) -> None:
         """Send the only message of the response, and end the call."""
         if self.is_over:
-            return
-        if self.head.compression:
-            self.send(*parts)
-            self.finish(trailers)
             return
         size = 0
         for part in parts:
             size += len(part)
-        self.connection.http2.respond(self.stream, self.head.block, (_pack(0, size), *parts), trailers)
+        self.connection.http2.respond(self.stream, headers.RESPONSE, (_pack(0, size), *parts), trailers)
         self._over("OK")
 
     def send(self, *parts: Data) -> None:
@@ -199,51 +206,33 @@ class Call:
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait because the client does not read them, or because they are being compressed."""
+        """Bytes that wait because the client does not read them."""
         return self._waiting + self.connection.http2.unsent(self.stream)
 
     def advance(self) -> None:
         """Pass on messages while the client reads them."""
         http2 = self.connection.http2
-        while self._outbox and not self._is_busy:
+        while self._outbox:
             if http2.unsent(self.stream) > _AHEAD:
                 self.connection.blocked.add(self)
                 break
             parts = self._outbox.popleft()
             size = sum(map(len, parts))
             self._waiting -= size
-            if self.head.compression:
-                self._is_busy = True
-                work = partial(compression.compress, self.head.compression, parts)
-                self.connection.offload.run(size, work, self._compressed)
-            else:
-                self._put(0, size, parts)
-        if self._trailers and not self._outbox and not self._is_busy:
+            if not self._has_headers:
+                self._has_headers = True
+                http2.headers(self.stream, headers.RESPONSE, False)
+            http2.send(self.stream, _pack(0, size), *parts)
+        if self._trailers and not self._outbox:
             self._close(*self._trailers)
         elif self._is_full and self._waiting <= _MAX_WAITING:
             self._is_full = False
             self.resume()
         self.connection.wake()
 
-    def _compressed(self, data: bytes | None, error: BaseException | None) -> None:
-        self._is_busy = False
-        if self.is_over:
-            return
-        if data is None:
-            self.abort(reason(error or MemoryError()))
-            return
-        self._put(1, len(data), (data,))
-        self.advance()
-
-    def _put(self, is_compressed: int, size: int, parts: tuple[Data, ...]) -> None:
-        if not self._has_headers:
-            self._has_headers = True
-            self.connection.http2.headers(self.stream, self.head.block, False)
-        self.connection.http2.send(self.stream, _pack(is_compressed, size), *parts)
-
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def finish(self, trailers: bytes = status.OK, code: str = "OK") -> None:
+    def finish(self, trailers: bytes = headers.OK, code: str = "OK") -> None:
         """End the call after all of its messages, with these trailers, which say `code`."""
         if not self.is_over:
             self._trailers = trailers, code
@@ -252,7 +241,7 @@ class Call:
     def refuse(self, refused: Refused) -> None:
         """End the call with an error; messages that wait are dropped."""
         if not self.is_over:
-            self._close(status.trailers(refused), refused.code)
+            self._close(headers.trailers(refused), refused.code)
 
     def abort(self, refused: Refused) -> None:
         """Refuse the call, and cancel its work."""
@@ -270,15 +259,24 @@ class Call:
         self.abort(Refused("DEADLINE_EXCEEDED", "Deadline Exceeded"))
 
     def _close(self, trailers: bytes, code: str) -> None:
-        block = trailers if self._has_headers else self.head.block + trailers
+        block = trailers if self._has_headers else headers.RESPONSE + trailers
         self.connection.http2.headers(self.stream, block, True)
         self._over(code)
 
     def _over(self, code: str) -> None:
         self.is_over = True
         self.on_message = self.on_ended = self.on_cancelled = _ignore  # break reference cycles
-        self._inbox = self._outbox = None
+        self._splitter = self._outbox = None
         self.connection.over(self, code)
+
+
+def parse(kind: Any, data: Data) -> Any:
+    """Return a message of this class; raises Refused if the data is not one."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        why = f"the message is not a valid {kind.DESCRIPTOR.name}: {bounded(str(error))}"
+        raise Refused("INTERNAL", why) from None
 
 
 def _no_message(call: Call) -> None:

@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from inferometer.serve.grpc.call import Call
-from inferometer.serve.grpc.request import CallHead, Data, refused_head
-from inferometer.serve.http import answers
+from inferometer.serve.grpc.headers import CallHead, Data, refused_head
+from inferometer.serve.http import responses
 from inferometer.serve.models.types import NEVER, Refused
 from inferometer.serve.settings import GRPC_MOST
 from inferometer.serve.sockets.transport import Transport
@@ -33,18 +33,17 @@ _NOT_HTTP2 = b"this port serves gRPC, which needs HTTP/2\n"
 
 
 class Connection:
-    """The calls of one connection. (It is the Protocol of a Transport.)"""
+    """The calls of one connection: the protocol of a Transport."""
 
     __slots__ = (
         "_arrived", "_begun", "_is_awake", "_owed", "_server", "_transport", "blocked", "calls", "http2", "max_message",
-        "offload", "peer", "room",
+        "offload", "peer",
     )  # fmt: skip
 
-    room: memoryview | None
+    room = None
 
     def __init__(self, server: "GrpcServer", transport: Transport) -> None:
         limits = server.limits
-        self.room = None
         self.http2 = Http2Server(
             max_streams=limits.streams,
             max_header_list=limits.head,
@@ -77,9 +76,6 @@ class Connection:
             return
         if not was_awake:
             self._flush()
-
-    def filled(self, count: int, arrived: int) -> None:
-        raise NotImplementedError
 
     def _handle(self, events: list[Any]) -> None:
         calls = self.calls
@@ -185,7 +181,7 @@ class Connection:
         self.http2.fail(error.code, error.message)
         self.lost()
         if _HTTP1.match(data):
-            head = answers.head(505, len(_NOT_HTTP2), keep_alive=False, content_type=b"text/plain")
+            head = responses.head(505, len(_NOT_HTTP2), keep_alive=False, content_type=b"text/plain")
             self._transport.write(head + _NOT_HTTP2)
         else:
             self._flush()
@@ -215,6 +211,3 @@ class Connection:
 
     def late(self) -> None:
         self._transport.close()
-
-    def refuse_partial(self, why: str) -> bool:
-        return False  # calls are refused by GrpcServer.stop

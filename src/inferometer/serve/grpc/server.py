@@ -9,12 +9,10 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-import msgspec
-
-from inferometer.serve import access_log
+from inferometer.serve import access
 from inferometer.serve.grpc.call import Call
 from inferometer.serve.grpc.connection import Connection
-from inferometer.serve.grpc.request import CallHeads, Method, Streaming, Unary
+from inferometer.serve.grpc.headers import CallHeads, Method
 from inferometer.serve.models.types import Refused
 from inferometer.serve.offload import Offload
 from inferometer.serve.settings import Limits, Settings
@@ -26,34 +24,24 @@ _GOODBYE_S = 0.1
 _LOOK_S = 0.01
 
 
-class Service(msgspec.Struct, frozen=True):
-    """A service's methods by name. Those in `open` require no token. `close` is called when the server stops: the
-    service then ends calls that would not end by themselves."""
-
-    name: str
-    unary: Mapping[str, Unary] = {}
-    streaming: Mapping[str, Streaming] = {}
-    open: frozenset[str] = frozenset()
-    close: Callable[[], None] = lambda: None
-
-
 class GrpcServer:
-    """A gRPC server on a bound socket; it listens from the start."""
+    """A gRPC server on a bound socket; it listens from the start. `methods` are those of all services, by path. When it
+    stops, it calls `closers`, which end the calls that would not end by themselves."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
-        services: Iterable[Service],
+        methods: Mapping[str, Method],
+        closers: Iterable[Callable[[], None]],
         settings: Settings,
         offload: Offload,
     ) -> None:
         self.limits: Limits = settings.limits
         self.offload = offload
         self.is_logged = settings.access_log
-        self._is_closed = False
-        self._services = list(services)
-        self.heads = CallHeads(_methods(self._services), settings.token)
+        self._closers = closers
+        self.heads = CallHeads(methods, settings.token)
         context = tls.context(settings.tls, "h2") if settings.tls else None
         self.port: int = sock.getsockname()[1]
         self._listener = Listener(loop, sock, lambda transport: Connection(self, transport), self.limits, context)
@@ -65,7 +53,7 @@ class GrpcServer:
     def log(self, call: Call, code: str) -> None:
         """Write a line of the access log."""
         if self.is_logged:
-            access_log.write_line(call.connection.peer, "GRPC", call.head.path, code, call.began)
+            access.log(call.connection.peer, "GRPC", call.head.path, code, call.began)
 
     async def stop(self, grace: float) -> None:
         """Accept no new calls, let those in progress end for `grace` seconds, then refuse them."""
@@ -73,8 +61,8 @@ class GrpcServer:
         self._listener.stop_accepting()
         for connection in self._connections:
             connection.drain()
-        for service in self._services:
-            service.close()
+        for close in self._closers:
+            close()
         await asyncio.sleep(min(_GOODBYE_S, grace))
         while time.monotonic() < end and any(connection.in_flight for connection in self._connections):
             await asyncio.sleep(_LOOK_S)
@@ -86,14 +74,4 @@ class GrpcServer:
             connection.leave()
         if refused:
             await asyncio.sleep(_LOOK_S)
-        if not self._is_closed:
-            self._is_closed = True
-            self._listener.close()
-
-
-def _methods(services: Iterable[Service]) -> dict[bytes, Method]:
-    return {
-        f"/{service.name}/{name}".encode(): Method(start, name in service.unary, name in service.open)  # type: ignore[arg-type]
-        for service in services
-        for name, start in (*service.unary.items(), *service.streaming.items())
-    }
+        self._listener.close()

@@ -1,2 +1,1 @@
-"""HTTP/1.1: request parsing (parse), connections and the access log (connection), responses (answers, reply), the
-bearer token (token)."""
+"""HTTP/1.1: request parsing (parse), connections and the access log (connection), responses (responses)."""

@@ -1,13 +1,13 @@
-"""HTTP/1.1 on a transport: one request at a time, parsed by parse.py and handled by a `Handler`.
+"""HTTP/1.1 on a transport: one request at a time, parsed by parse.py and handled by the server (web.py).
 
 A client that closes the connection before its response is complete is gone (`gone`), so that its work can be cancelled.
 A pipelined request waits until the previous response has been sent; nothing more is read meanwhile.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from inferometer.serve import access_log
+from inferometer.serve import access
 from inferometer.serve.http.parse import Problem, Request, RequestParser
 from inferometer.serve.settings import Limits
 from inferometer.serve.sockets.transport import Data, Transport
@@ -16,20 +16,13 @@ from inferometer.timing.clock import now
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Handler(Protocol):
-    """The interface of the server that a connection calls."""
+def connections(handler: Any, limits: Limits | None = None, log: bool = False) -> Callable[[Transport], "Connection"]:
+    """Return a listener's `make_protocol`; with `log`, each request is written to the access log.
 
-    def handle(self, connection: "Connection", request: Request) -> None:
-        """Respond with `write` and `finish`, now or later."""
-
-    def problem(self, connection: "Connection", request: Request, problem: Problem) -> None:
-        """Respond with the error, then `finish(keep_alive=False)`. The request is incomplete."""
-
-
-def connections(
-    handler: Handler, limits: Limits | None = None, log: bool = False
-) -> Callable[[Transport], "Connection"]:
-    """Return a listener's `make_protocol`; with `log`, each request is written to the access log."""
+    `handler.handle(connection, request)` responds to a request with `write` and `finish`, now or later.
+    `handler.problem(connection, request, problem)` responds with an error, then `finish(keep_alive=False)`; the request is
+    incomplete.
+    """
     kind, chosen = LoggedConnection if log else Connection, limits or Limits()
     return lambda transport: kind(transport, handler, chosen)
 
@@ -42,8 +35,8 @@ class Connection:
         "write",
     )  # fmt: skip
 
-    def __init__(self, transport: Transport, handler: Handler, limits: Limits) -> None:
-        self.gone: Callable[[], None] | None = None
+    def __init__(self, transport: Transport, handler: Any, limits: Limits) -> None:
+        self.gone: Callable[[], object] | None = None
         """Called when the connection is lost before the response is finished."""
         self.room: memoryview | None = None
         self.transport = transport
@@ -55,15 +48,6 @@ class Connection:
         self._is_finished = False  # the response is complete, but not sent
         self._is_closing = False
         self._in_head = False  # the first bytes of a request's headers have arrived
-
-    @property
-    def closed(self) -> bool:
-        return self.transport.closed
-
-    @property
-    def unsent(self) -> int:
-        """Response bytes that the kernel has not accepted yet."""
-        return self.transport.unsent
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -78,20 +62,25 @@ class Connection:
             request = self._parser.feed(data, arrived)
         except Problem as problem:
             self._refuse(problem, arrived)
+            return
+        if request is None:
+            self._took_part()
         else:
-            self._took(request)
-
-    def filled(self, count: int, arrived: int) -> None:
-        self._took(self._parser.filled(count, arrived))
-
-    def _took(self, request: Request | None) -> None:
-        """Start a request that is complete, or note that part of one arrived."""
-        self.room = self._parser.room
-        if request is not None:
             self._in_head = False
             self._request = request
             self._handler.handle(self, request)
-            return
+
+    def filled(self, count: int, arrived: int) -> None:
+        request = self._parser.filled(count, arrived)
+        if request is None:
+            self._took_part()
+        else:
+            self.room, self._request = None, request
+            self._handler.handle(self, request)
+
+    def _took_part(self) -> None:
+        """Note that part of a request arrived."""
+        self.room = self._parser.room
         was_in_head, self._in_head = self._in_head, self._parser.is_in_head
         if not (was_in_head and self._in_head):  # headers must be complete in time: single bytes are not progress
             self.transport.moved = now()
@@ -102,7 +91,7 @@ class Connection:
 
     def _refuse(self, problem: Problem, arrived: int) -> None:
         self.room = None
-        self._request = request = problem.request or self._parser.request or Request()
+        self._request = request = self._parser.request or Request()
         request.arrived = arrived
         self._handler.problem(self, request, problem)
 
@@ -113,6 +102,10 @@ class Connection:
             self.transport.close()
 
     # --- out ---------------------------------------------------------------------------------------------------------
+
+    def respond_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Respond in a task, which is cancelled if the client goes away."""
+        self.gone = self.transport.loop.create_task(work).cancel
 
     def finish(self, keep_alive: bool = True) -> None:
         """End the response: continue with the next request, or close, once everything is sent."""
@@ -160,7 +153,7 @@ class Connection:
     @property
     def in_flight(self) -> bool:
         has_begun = self.is_waiting and not self._parser.is_in_head
-        return not self.closed and (self._request is not None or self.unsent > 0 or has_begun)
+        return not self.transport.closed and (self._request is not None or self.transport.unsent > 0 or has_begun)
 
     def late(self) -> None:
         what = "request headers were" if self._in_head else "request was"
@@ -196,7 +189,7 @@ class LoggedConnection(Connection):
 
     __slots__ = ("_status",)
 
-    def __init__(self, transport: Transport, handler: Handler, limits: Limits) -> None:
+    def __init__(self, transport: Transport, handler: Any, limits: Limits) -> None:
         super().__init__(transport, handler, limits)
         self.write = self._write
         self._status = ""
@@ -219,4 +212,4 @@ class LoggedConnection(Connection):
         if one is not None:
             status, self._status = self._status or "499", ""
             method, path = one.method.decode("latin-1"), one.path.decode("latin-1")
-            access_log.write_line(self.transport.peer, method, path, status, one.arrived)
+            access.log(self.transport.peer, method, path, status, one.arrived)

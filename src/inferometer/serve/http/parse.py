@@ -8,6 +8,8 @@ ignoring it, as the standard allows.
 
 import re
 
+import msgspec
+
 from inferometer.serve.memory import untouched
 from inferometer.serve.settings import Limits
 
@@ -27,40 +29,30 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 _CHUNKED = -1
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """A parsed HTTP request."""
 
-    __slots__ = ("arrived", "began", "body", "headers", "http10", "keep_alive", "method", "path")
-
-    def __init__(
-        self,
-        method: bytes = b"",
-        path: bytes = b"",
-        headers: dict[bytes, bytes] | None = None,
-        body: bytes | memoryview = b"",
-        keep_alive: bool = True,
-        http10: bool = False,
-    ) -> None:
-        self.method = method
-        self.path = path
-        """Without the query, and without scheme and host of an absolute URL."""
-        self.headers = {} if headers is None else headers
-        """Lower-case names; only headers that the server uses."""
-        self.body = body
-        self.keep_alive = keep_alive
-        self.http10 = http10
-        self.began = self.arrived = 0
-        """When its headers and its last bytes arrived."""
+    method: bytes = b""
+    path: bytes = b""
+    """Without the query, and without scheme and host of an absolute URL."""
+    headers: dict[bytes, bytes] = {}
+    """Lower-case names; only headers that the server uses."""
+    body: bytes | memoryview = b""
+    keep_alive: bool = True
+    http10: bool = False
+    id: bytes = b""
+    """The header X-Request-Id."""
+    began: int = 0
+    arrived: int = 0
+    """When its headers and its last bytes arrived."""
 
 
 class Problem(Exception):  # noqa: N818  (a response)
-    """An error after which the connection cannot be parsed further, with the status to respond with before closing."""
+    """An error response; after one of the parser's, the connection cannot be parsed further and is closed."""
 
-    def __init__(self, status: int, message: str, request: Request | None = None) -> None:
+    def __init__(self, status: int, message: str, headers: bytes = b"") -> None:
         super().__init__(message)
-        self.status, self.message = status, message
-        self.request = request
-        """The request whose headers are incomplete or not valid, as far as it is known."""
+        self.status, self.message, self.headers = status, message, headers
 
 
 _Head = tuple[bytes, bytes, dict[bytes, bytes], bool, bool, int]
@@ -77,7 +69,7 @@ class RequestParser:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.request: Request | None = None
-        """The request whose body is incomplete or not valid."""
+        """The request that is incomplete or not valid, as far as it is known."""
         self.room: memoryview | None = None
         """Buffer for the rest of a body."""
         self.wants_continue = False
@@ -118,12 +110,19 @@ class RequestParser:
             if not 4 <= at <= self._max_head:
                 self._check_start(data, at)
                 return None
-            request, length = _parse(data[: at - 4])
+            try:
+                request, length = _parse(data[: at - 4])
+            except Problem:
+                self.request = _started(data)
+                raise
             request.began = request.arrived = arrived
             if length == len(data) - at and length <= self._max_body:  # the common case: nothing else
                 request.body = data[at:]
                 return request
-            self._begin(request, length)
+            self.request, self._length = request, length
+            if length > self._max_body:
+                raise self._too_large()
+            self.wants_continue = b"expect" in request.headers
         if self._length == _CHUNKED:
             return self._take_chunks(data, at, arrived)
         end = at + self._length
@@ -155,17 +154,11 @@ class RequestParser:
     def _check_start(self, data: bytes, end: int) -> None:
         """Keep the start of a request, unless it is too long or not HTTP."""
         if len(data) > self._max_head or end > 4:
-            raise Problem(431, f"the request headers are larger than {self._max_head} bytes", _started(data))
+            self.request = _started(data)
+            raise Problem(431, f"the request headers are larger than {self._max_head} bytes")
         if data and not (data[:1].isalpha() or data.startswith(b"\r")):
             raise Problem(400, "not a valid HTTP/1.1 request")
         self.rest = data
-
-    def _begin(self, request: Request, length: int) -> None:
-        """Expect the body of a request."""
-        self.request, self._length = request, length
-        if length > self._max_body:
-            raise self._too_large()
-        self.wants_continue = b"expect" in request.headers
 
     # --- bodies ---
 
@@ -231,19 +224,15 @@ _MOST_KNOWN, _REMEMBERED = 1024, 2048
 
 def _parse(head: bytes) -> tuple[Request, int]:
     """Return the request with this first line and headers, and the size of its body, or _CHUNKED; raises Problem."""
-    known, id_ = _known.get(head), b""
-    if known is None:
-        before, _, after = head.partition(_ID)
-        id_, _, rest = after.partition(b"\r\n")
-        if id_.replace(b"-", b"").isalnum():
-            head = before + b"\r\n" + rest
-        else:
-            id_ = b""
-        known = _known.get(head) or _remember(head)
-    method, path, headers, keep_alive, http10, length = known
-    if id_:
-        headers = {**headers, b"x-request-id": id_}
-    return Request(method, path, headers, b"", keep_alive, http10), length
+    before, _, after = head.partition(_ID)
+    id_, _, rest = after.partition(b"\r\n")
+    if id_.replace(b"-", b"").isalnum():
+        head = before + b"\r\n" + rest
+    else:
+        id_ = b""
+    method, path, headers, keep_alive, http10, length = _known.get(head) or _remember(head)
+    id_ = id_ or headers.get(b"x-request-id", b"")
+    return Request(method, path, headers, b"", keep_alive, http10, id_), length
 
 
 def _remember(head: bytes) -> _Head:
@@ -256,32 +245,31 @@ def _remember(head: bytes) -> _Head:
 
 
 def _parse_all(head: bytes) -> _Head:
-    request = _started(head + b"\r\n")
     found = _HEAD.fullmatch(head)
     if found is None:
-        raise Problem(400, "not a valid HTTP/1.1 request", request)
+        raise Problem(400, "not a valid HTTP/1.1 request")
     headers: dict[bytes, bytes] = {}
     for line in found[4].split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         name = name.lower()
         if name in _FRAMING and name in headers:
-            raise Problem(400, f"the header {name.decode()} is repeated", request)
+            raise Problem(400, f"the header {name.decode()} is repeated")
         if name in _USED:
             headers[name] = value.strip()
     http10 = found[3] == b"0"
     options = headers.pop(b"connection", b"").lower().replace(b" ", b"").split(b",")
     keep_alive = not http10 and b"close" not in options
-    return found[1], _path(found[2]), headers, keep_alive, http10, _length(headers, request)
+    return found[1], _path(found[2]), headers, keep_alive, http10, _length(headers)
 
 
-def _length(headers: dict[bytes, bytes], request: Request) -> int:
+def _length(headers: dict[bytes, bytes]) -> int:
     """Return the size of the body, or _CHUNKED."""
     coding, size = headers.pop(b"transfer-encoding", b""), headers.get(b"content-length")
     if coding and coding.lower() != b"chunked":
         why = f"unsupported Transfer-Encoding {coding.decode('latin-1')!r:.60}: only 'chunked' is supported"
-        raise Problem(501, why, request)
+        raise Problem(501, why)
     if (coding and size is not None) or (size is not None and not _DIGITS.fullmatch(size)):
-        raise Problem(400, "the size of the request body is not clear: send one Content-Length, or chunks", request)
+        raise Problem(400, "the size of the request body is not clear: send one Content-Length, or chunks")
     return _CHUNKED if coding else int(size or 0)
 
 

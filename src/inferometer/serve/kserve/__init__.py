@@ -5,10 +5,8 @@ parameters     the parameters of requests and tensors: shared by HTTP and gRPC
 control        metadata, statistics, loading, shared memory: shared by HTTP and gRPC
 routes         HTTP: the paths under /v2
 http_codec     HTTP: bodies of infer requests and responses
-generate       HTTP: bodies of generate requests and responses
 responders     HTTP: from an inference to its response
-grpc           gRPC: all services on one port
+generate       HTTP: the generate extension
+grpc           gRPC: all services on one port, ModelInfer and ModelStreamInfer
 grpc_codec     gRPC: messages to inferences and back
-grpc_infer     gRPC: ModelInfer
-stream         gRPC: ModelStreamInfer
 """

@@ -23,50 +23,30 @@ EXTENSIONS = (
 )  # fmt: skip
 
 
-class Method:
-    """A method: called with a request message, it returns the response message, or something to await for it."""
-
-    def __init__(self, name: str, respond: Callable[[Message], Any]) -> None:
-        described = SCHEMA.method(f"{KSERVE_SERVICE}/{name}")
-        self.input, self._output, self._respond = described.input, described.output, respond
-
-    def __call__(self, request: Message) -> Message | Awaitable[Message]:
-        made = self._respond(request)
-        return self._later(made) if inspect.isawaitable(made) else self._message(made)
-
-    async def _later(self, work: Awaitable[Any]) -> Message:
-        return self._message(await work)
-
-    def _message(self, made: Any) -> Message:
-        """Return the response: a message as it is, or one with these fields."""
-        return self._output(**made or {}) if made is None or isinstance(made, dict) else made
+Method = tuple[Any, Callable[[Message], Awaitable[Message]]]
+"""The class of the request message, and what makes the response message of one."""
 
 
 def methods(models: Models, settings: Settings) -> dict[str, Method]:
     """Return the methods by their names in gRPC."""
 
-    def model(request: Message) -> Model:
-        return models.find(request.name, request.version)
-
-    def load(request: Message) -> Awaitable[None]:
-        _check_allowed(settings)
-        return models.load(request.model_name, _config(request))
-
-    def unload(request: Message) -> Awaitable[None]:
-        _check_allowed(settings)
-        return models.unload(request.model_name)
+    def change(operation: Callable[..., Awaitable[None]], *arguments: object) -> Awaitable[None]:
+        if not settings.control:
+            why = "clients may not load and unload models: the server was started without --allow-control"
+            raise Refused("PERMISSION_DENIED", why)
+        return operation(*arguments)
 
     respond: dict[str, Callable[[Message], Any]] = {
         "ServerLive": lambda _: {"live": True},
         "ServerReady": lambda _: {"ready": models.ready},
         "ModelReady": lambda request: {"ready": models.is_ready(request.name, request.version)},
         "ServerMetadata": lambda _: {"name": "inferometer", "version": __version__, "extensions": EXTENSIONS},
-        "ModelMetadata": lambda request: _metadata(model(request)),
-        "ModelConfig": lambda request: {"config": model(request).config},
+        "ModelMetadata": lambda request: _metadata(models.find(request.name, request.version)),
+        "ModelConfig": lambda request: {"config": models.find(request.name, request.version).config},
         "ModelStatistics": lambda request: _statistics(models, request.name, request.version),
         "RepositoryIndex": lambda request: {"models": [one._asdict() for one in models.index(request.ready)]},
-        "RepositoryModelLoad": load,
-        "RepositoryModelUnload": unload,
+        "RepositoryModelLoad": lambda request: change(_load, models, request),
+        "RepositoryModelUnload": lambda request: change(models.unload, request.model_name),
         "SystemSharedMemoryStatus": lambda request: _regions(models, request.name),
         "SystemSharedMemoryRegister": lambda request: _change_regions(
             models, "register", request.name, request.key, request.offset, request.byte_size
@@ -76,7 +56,20 @@ def methods(models: Models, settings: Settings) -> dict[str, Method]:
         "CudaSharedMemoryRegister": _refuse_cuda,
         "CudaSharedMemoryUnregister": lambda _: None,
     }
-    return {name: Method(name, function) for name, function in respond.items()}
+    return {name: _method(name, function) for name, function in respond.items()}
+
+
+def _method(name: str, respond: Callable[[Message], Any]) -> Method:
+    """Return the method: `respond` returns the response, its fields, None if it has none, or something to await."""
+    described = SCHEMA.method(f"{KSERVE_SERVICE}/{name}")
+
+    async def run(request: Message) -> Message:
+        made = respond(request)
+        if inspect.isawaitable(made):
+            made = await made
+        return described.output(**made or {}) if made is None or isinstance(made, dict) else made
+
+    return described.input, run
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -87,10 +80,8 @@ def _metadata(model: Model) -> dict[str, Any]:
         [{"name": spec.name, "datatype": spec.datatype, "shape": spec.shape} for spec in specs]
         for specs in (model.facts.inputs, model.facts.outputs)
     )
-    versions = list(model.versions)
-    return {
-        "name": model.name, "versions": versions, "platform": model.platform, "inputs": inputs, "outputs": outputs,
-    }  # fmt: skip
+    made = {"name": model.name, "versions": model.versions, "platform": model.platform}
+    return made | {"inputs": inputs, "outputs": outputs}
 
 
 def _statistics(models: Models, name: str, version: str) -> Message | Awaitable[Message]:
@@ -111,14 +102,8 @@ def own_statistics(models: Models, name: str = "", version: str = "") -> Message
     return ModelStatisticsResponse(model_stats=[model.statistics() for model in ready if not model.is_remote])
 
 
-def _check_allowed(settings: Settings) -> None:
-    if not settings.control:
-        why = "clients may not load and unload models: the server was started without --allow-control"
-        raise Refused("PERMISSION_DENIED", why)
-
-
-def _config(request: Message) -> str:
-    """Return the configuration in a load request, which is the only parameter that is supported."""
+def _load(models: Models, request: Message) -> Awaitable[None]:
+    """Load a model, with the configuration in the request: the only parameter that is supported."""
     for name in sorted(request.parameters):
         if name.startswith("file:"):
             why = "this server loads models only from its repository, not from files in requests"
@@ -126,7 +111,7 @@ def _config(request: Message) -> str:
         if name != "config" or request.parameters[name].WhichOneof("parameter_choice") != "string_param":
             why = f"load parameter '{name:.60}' is not supported: only 'config' is, as a JSON string"
             raise Refused("INVALID_ARGUMENT", why)
-    return str(request.parameters["config"].string_param)
+    return models.load(request.model_name, request.parameters["config"].string_param)
 
 
 # --- shared memory ---------------------------------------------------------------------------------------------------

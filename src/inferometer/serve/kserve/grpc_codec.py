@@ -5,21 +5,21 @@ them twice. Errors of the request itself are reported here, in Triton's words; `
 mismatches with the model.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from inferometer.errors import UserError
-from inferometer.serve.grpc.messages import parse
+from inferometer.serve.grpc.call import parse
 from inferometer.serve.kserve import parameters
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
 from inferometer.serve.kserve.parameters import FINAL, TensorParameters, invalid
-from inferometer.serve.models.registry import Models
 from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import Inference, Output, Parameter, Refused, Tensors, Unread, Wanted
-from inferometer.tensors import DATATYPES, Tensor, from_numpy
+from inferometer.serve.models.types import Inference, Output, Refused, Tensors, Unread, Wanted
+from inferometer.tensors import Tensor
+from inferometer.wire import varint
+from inferometer.wire.kserve.grpc import CONTENTS, from_contents, parameters_of
 
 Data = bytes | memoryview
 Raw = Sequence[Data]
@@ -81,66 +81,48 @@ def cut(data: Data) -> Cut:  # noqa: PLR0912  (one loop, for speed)
 
 def _long_field(data: Data, at: int) -> tuple[int, int, int]:
     """Return the tag of any field, its size, and where its value starts. (The obsolete groups are not supported.)"""
-    tag, at = _varint(data, at)
-    value, start = _varint(data, at) if tag & 7 in (0, 2) else (0, at)
+    tag, at = varint.read(data, at)
+    value, start = varint.read(data, at) if tag & 7 in (0, 2) else (0, at)
     if not tag >> 3:
         raise IndexError
     return tag, {0: 0, 1: 8, 2: value, 5: 4}[tag & 7], start
 
 
-def _varint(data: Data, at: int) -> tuple[int, int]:
-    """Return a number, and where it ends; raises IndexError if the data ends before it."""
-    value = shift = 0
-    while data[at] >= 0x80 and shift < 63:
-        value |= (data[at] & 0x7F) << shift
-        shift += 7
-        at += 1
-    return value | data[at] << shift, at + 1
-
-
 # --- from a request to an inference -----------------------------------------------------------------------------------
 
 _MAX_CACHED, _MAX_HEAD = 1024, 1024
-_known: dict[bytes, tuple[str, str, tuple[tuple[str, str, tuple[int, ...]], ...], tuple[Wanted, ...]]] = {}
-"""The model, its version, the names, datatypes and shapes of the inputs, and the requested outputs of a request without
-its id and raw contents. Clients send the same again and again, and comparing it is faster than parsing."""
-_NOTHING_UNREAD: dict[str, Unread] = {}
-_NO_PARAMETERS: dict[str, Parameter] = {}
+_known: dict[bytes, tuple[str, str, tuple[tuple[str, str, tuple[int, ...], int], ...], tuple[Wanted, ...]]] = {}
+"""The model, its version, the names, datatypes, shapes and sizes of the inputs, and the requested outputs of a request
+without its id and raw contents. Clients send the same again and again, and comparing it is faster than parsing."""
 
 
-def decode(models: Models, parts: Cut, is_stream: bool) -> Inference:
+def decode(parts: Cut, regions: Regions) -> Inference:
     """Return the inference that a message requests; its callbacks and times are still to be set."""
     head, id, raw = parts
     known = _known.get(head)
-    unread, given = _NOTHING_UNREAD, _NO_PARAMETERS
-    if known is not None and len(known[2]) == len(raw):
-        name, version, specs, wanted = known
-        is_decoupled = models.find(name, version).decoupled
-        inputs = {}
-        for i, (input, datatype, shape) in enumerate(specs):
-            inputs[input] = Tensor(input, datatype, shape, raw[i])
-    else:
-        request = parse(ModelInferRequest, head)
-        name, version = request.model_name, request.model_version
-        is_decoupled = models.find(name, version).decoupled
-        inputs, unread = _inputs(request, id, raw, models.regions)
-        wanted = _wanted(request.outputs) if request.outputs else ()
-        given = parameters.check(_values(request.parameters))
-        if len(head) <= _MAX_HEAD and not unread and not given and len(raw) == len(inputs):
-            if len(_known) >= _MAX_CACHED:
-                _known.clear()
-            specs = tuple((tensor.name, tensor.datatype, tensor.shape) for tensor in inputs.values())
-            _known[head] = name, version, specs, wanted
-    if is_decoupled and not is_stream:
-        raise Refused("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy")
-    return Inference(
-        name, inputs, answer=_ignore, ended=_ignore, arrived=0, version=version, id=id, wanted=wanted,
-        parameters=given, unread=unread,
-    )  # fmt: skip
+    if known is None or len(known[2]) != len(raw):
+        return _parse(head, id, raw, regions)
+    name, version, signature, wanted = known
+    inputs = {}
+    for i, (input, datatype, shape, size) in enumerate(signature):
+        if len(raw[i]) != size:
+            return _parse(head, id, raw, regions)
+        inputs[input] = Tensor(input, datatype, shape, raw[i])
+    return Inference(name, inputs, version=version, id=id, wanted=wanted, signature=signature)
 
 
-def _ignore(_: object) -> None:
-    pass
+def _parse(head: bytes, id: str, raw: Raw, regions: Regions) -> Inference:
+    request = parse(ModelInferRequest, head)
+    name, version = request.model_name, request.model_version
+    inputs, unread = _inputs(request, id, raw, regions)
+    wanted = _wanted(request.outputs) if request.outputs else ()
+    given = parameters.check(parameters_of(request.parameters))
+    if len(head) <= _MAX_HEAD and not unread and not given and len(raw) == len(inputs):
+        if len(_known) >= _MAX_CACHED:
+            _known.clear()
+        signature = tuple((one.name, one.datatype, one.shape, len(one.data)) for one in inputs.values())
+        _known[head] = name, version, signature, wanted
+    return Inference(name, inputs, version=version, id=id, wanted=wanted, parameters=given, unread=unread)
 
 
 # --- inputs and parameters -------------------------------------------------------------------------------------------
@@ -180,46 +162,25 @@ def _inputs(request: Message, id: str, raw: Raw, regions: Regions) -> tuple[Tens
     return tensors, unread
 
 
-_TYPES = {
-    "bool_contents": ("BOOL",),
-    "int_contents": ("INT32", "INT16", "INT8"),
-    "int64_contents": ("INT64",),
-    "uint_contents": ("UINT32", "UINT16", "UINT8"),
-    "uint64_contents": ("UINT64",),
-    "fp32_contents": ("FP32",),
-    "fp64_contents": ("FP64",),
-    "bytes_contents": ("BYTES",),
-}
+_TYPES = {field: datatype for datatype, field in CONTENTS.items()}
+"""The largest datatype of each field."""
 
 
 def _typed(name: str, datatype: str, contents: Sequence[tuple[Any, Sequence[Any]]], model: str) -> Data:
     """Return typed contents, the non-empty fields of an InferTensorContents, as raw ones."""
     for field, _ in contents:
-        if datatype not in _TYPES[field.name]:
-            types = f"of type '{_TYPES[field.name][0]}', expected datatype '{datatype}'"
+        if CONTENTS.get(datatype) != field.name:
+            types = f"of type '{_TYPES[field.name]}', expected datatype '{datatype}'"
             raise invalid(f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' {types}")
-    field, values = contents[0]
-    dtype = DATATYPES[datatype].dtype
     try:
-        if dtype is not None:
-            wide = np.int64 if field.name in ("int_contents", "uint_contents") else dtype
-            return from_numpy(name, np.array(values, wide), datatype).data
-        strings = np.empty(len(values), object)
-        strings[:] = values
-        return from_numpy(name, strings, "BYTES").data
+        return from_contents(name, datatype, contents[0][1])
     except UserError as error:
         raise invalid(f"{error.what}, the datatype of input '{name}' for model '{model}'") from None
 
 
-def _values(field: Mapping[str, Message]) -> dict[str, Any]:
-    """Return a map of InferParameters as values of Python; None for one without a value."""
-    kinds = {name: one.WhichOneof("parameter_choice") for name, one in field.items()}
-    return {name: getattr(field[name], kind) if kind else None for name, kind in kinds.items()}
-
-
 def _of_tensor(one: Message) -> TensorParameters:
     try:
-        return msgspec.convert(_values(one.parameters), TensorParameters)
+        return msgspec.convert(parameters_of(one.parameters), TensorParameters)
     except msgspec.ValidationError as error:
         raise invalid(f"invalid parameters for tensor '{one.name}': {error}") from None
 
@@ -253,12 +214,12 @@ def response(one: Inference, outputs: Sequence[Output], final: bool | None = Non
     id = one.id.encode() if one.id else b""
     if len(outputs) == 1:
         data = flat(outputs[0].tensor.data)
-        named = b"\x1a" + length(len(id)) + id if id else b""
-        return before + named + after + _RAW_OUTPUT + length(len(data)), data
-    parts: list[Data] = [before, b"\x1a" + length(len(id)) + id if id else b"", after]
+        named = b"\x1a" + varint.encode(len(id)) + id if id else b""
+        return before + named + after + _RAW_OUTPUT + varint.encode(len(data)), data
+    parts: list[Data] = [before, b"\x1a" + varint.encode(len(id)) + id if id else b"", after]
     for output in outputs:
         data = flat(output.tensor.data)
-        parts += (_RAW_OUTPUT + length(len(data)), data)
+        parts += (_RAW_OUTPUT + varint.encode(len(data)), data)
     return tuple(parts)
 
 
@@ -274,22 +235,7 @@ def _encode(one: Inference, outputs: Sequence[Output], final: bool | None) -> tu
 
 def in_stream(parts: tuple[Data, ...]) -> tuple[Data, ...]:
     """Return the parts of a ModelStreamInferResponse with this ModelInferResponse."""
-    return _STREAMED + length(sum(map(len, parts))), *parts
-
-
-def length(size: int) -> bytes:
-    """Encode a varint."""
-    if size < 0x80:
-        return _ONE_BYTE[size]
-    encoded = bytearray()
-    while size >= 0x80:
-        encoded.append(size & 0x7F | 0x80)
-        size >>= 7
-    encoded.append(size)
-    return bytes(encoded)
-
-
-_ONE_BYTE = [bytes((size,)) for size in range(0x80)]
+    return _STREAMED + varint.encode(sum(map(len, parts))), *parts
 
 
 def flat(data: Data) -> Data:

@@ -14,11 +14,11 @@ import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.serve import compression
-from inferometer.serve.http import answers
+from inferometer.serve.http import responses
 from inferometer.serve.kserve import parameters
 from inferometer.serve.kserve.parameters import Size, TensorParameters, invalid
 from inferometer.serve.models.shared_memory import RegionSlice
-from inferometer.serve.models.types import Inference, Output, Parameters, Tensors, Unread, Wanted
+from inferometer.serve.models.types import Inference, Output, Parameter, Tensors, Unread, Wanted
 from inferometer.tensors import DATATYPES, Tensor, elements, from_json, from_numpy, to_numpy
 
 Data = bytes | memoryview
@@ -29,19 +29,6 @@ _NOT_IN_JSON = ("FP16", "BF16")
 _NO_JSON = "data via JSON is not supported. Please use the binary data format"
 _GROWTH = 4
 """Approximate bytes of JSON per byte of a tensor."""
-
-
-class InferRequestBody(msgspec.Struct, frozen=True):
-    """The contents of a request body."""
-
-    inputs: Tensors
-    id: str = ""
-    wanted: tuple[Wanted, ...] = ()
-    parameters: Parameters = {}
-    binary: bool = False
-    """Whether outputs are sent as binary data if no outputs are named."""
-    unread: dict[str, Unread] = {}
-    """Inputs in shared memory."""
 
 
 class _Input(msgspec.Struct):
@@ -71,12 +58,33 @@ _encode = msgspec.json.encode
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def request(body: Data, end: int, model: str, find: Find) -> InferRequestBody:
-    """Parse a request body, whose JSON ends at `end` (see `json_length`)."""
+_Sizes = tuple[tuple[str, str, tuple[int, ...], int], ...]
+_known: dict[bytes, tuple[int, _Sizes, str, tuple[Wanted, ...], dict[str, Parameter], bool]] = {}
+"""JSON that was parsed before, all of whose inputs are binary: their size; their names, datatypes, shapes and sizes; and
+the id, the requested outputs, the parameters, and whether outputs are binary."""
+_REMEMBERED, _MOST_KNOWN = 4096, 256
+"""Maximum size of a JSON that is remembered, and how many are: clients send the same again and again."""
+
+
+def request(body: Data, end: int, model: str, version: str, find: Find) -> Inference:
+    """Parse a request body, whose JSON ends at `end` (see `json_length`). The callbacks and times of the inference are
+    still to be set."""
     text = bytes(body[:end]) if end <= _REMEMBERED else b""
     known = _known.get(text)
-    if known is not None and known[0] == len(body) - end:
-        return _again(body, end, known[1], known[2])
+    if known is None or known[0] != len(body) - end:
+        return _parse(body, end, text, model, version, find)
+    _, sizes, id_, wanted, given, binary = known
+    inputs = {}
+    for name, datatype, shape, size in sizes:  # a slice of a short body is a copy, which costs less than a view
+        inputs[name] = Tensor(name, datatype, shape, body[end : end + size])
+        end += size
+    return Inference(
+        model, inputs, version=version, id=id_, wanted=wanted, parameters=dict(given) if given else given,
+        binary=binary, signature=sizes,
+    )  # fmt: skip
+
+
+def _parse(body: Data, end: int, text: bytes, model: str, version: str, find: Find) -> Inference:
     asked = _parsed(memoryview(body)[:end])
     inputs: Tensors = {}
     unread: dict[str, Unread] = {}
@@ -96,31 +104,14 @@ def request(body: Data, end: int, model: str, find: Find) -> InferRequestBody:
         raise invalid(f"unexpected additional input data for model '{model}'")
     wanted = tuple(parameters.wanted(one.name, one.parameters) for one in asked.outputs)
     binary = asked.parameters.pop("binary_data_output", None) is True
-    made = InferRequestBody(inputs, asked.id, wanted, parameters.check(asked.parameters), binary, unread)
+    checked = parameters.check(asked.parameters)
     if text and all(isinstance(given.parameters.binary_data_size, int) for given in asked.inputs):
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        rest = InferRequestBody({}, made.id, wanted, dict(made.parameters), binary)
-        _known[text] = place - end, tuple(sizes), rest
-    return made
-
-
-_Sizes = tuple[tuple[str, str, tuple[int, ...], int], ...]
-_known: dict[bytes, tuple[int, _Sizes, InferRequestBody]] = {}
-"""JSON that was parsed before, all of whose inputs are binary: their size; their names, datatypes, shapes and sizes;
-everything else."""
-_REMEMBERED, _MOST_KNOWN = 4096, 256
-"""Maximum size of a JSON that is remembered, and how many are: clients send the same again and again."""
-
-
-def _again(body: Data, place: int, sizes: _Sizes, rest: InferRequestBody) -> InferRequestBody:
-    """Return a known request with the inputs in this body, which start at `place`. (A slice of a short body is a copy,
-    which costs less than a view.)"""
-    inputs = {}
-    for name, datatype, shape, size in sizes:
-        inputs[name] = Tensor(name, datatype, shape, body[place : place + size])
-        place += size
-    return InferRequestBody(inputs, rest.id, rest.wanted, dict(rest.parameters), rest.binary)
+        _known[text] = place - end, tuple(sizes), asked.id, wanted, dict(checked), binary
+    return Inference(
+        model, inputs, version=version, id=asked.id, wanted=wanted, parameters=checked, unread=unread, binary=binary
+    )
 
 
 def json_length(header: bytes, size: int) -> int:
@@ -241,14 +232,12 @@ def answer(
 _heads: dict[Any, tuple[bytes, bytes]] = {}
 
 
-def binary_answer(
-    inference: Inference, outputs: tuple[Output, ...], binary: bool
-) -> tuple[bytes, bytes, list[Data], int] | None:
+def binary_answer(inference: Inference, outputs: tuple[Output, ...]) -> tuple[bytes, bytes, list[Data], int] | None:
     """Return the HTTP head without its last empty line, the JSON, the tensors and their size, if all outputs are sent as
     binary data; None otherwise. Responses with the same outputs share the head and the JSON."""
     key: list[Any] = [inference.model, inference.version, inference.id]
     data: list[Data] = []
-    total = 0
+    total, binary = 0, inference.binary
     for output in outputs:
         wanted, tensor = output.wanted, output.tensor
         part = tensor.data
@@ -262,7 +251,7 @@ def binary_answer(
     if (known := _heads.get(named := tuple(key))) is None and data:
         made = answer(inference.model, inference.version, inference.id, outputs, binary)
         text = bytes(made.parts[0])
-        known = answers.head(200, len(text) + total, content_type=_BINARY, extra=made.headers)[:-2], text
+        known = responses.head(200, len(text) + total, content_type=_BINARY, extra=made.headers)[:-2], text
         if len(_heads) >= _MOST_KNOWN:
             _heads.clear()
         _heads[named] = known

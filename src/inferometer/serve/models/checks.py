@@ -44,7 +44,9 @@ def check(inference: Inference, model: Taken) -> bool:
     inputs, signature, known = inference.inputs, None, None
     is_whole = not model.has_strings and not inference.unread
     if is_whole:
-        signature = tuple([(name, one.datatype, one.shape, len(one.data)) for name, one in inputs.items()])
+        signature = inference.signature or tuple(
+            [(name, one.datatype, one.shape, len(one.data)) for name, one in inputs.items()]
+        )
         known = model.known.get(signature)
     if known is None:
         rows = _check_inputs(inference, model)

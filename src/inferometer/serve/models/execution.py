@@ -204,7 +204,10 @@ class Responses:
 
     def _check(self, outputs: Tensors, rows: int) -> None:
         """Raise Refused unless each output is as configured and, if the model supports batches, has the batch's rows."""
-        shapes = tuple([(rows, name, tensor.shape) for name, tensor in outputs.items()])
+        key: list[Any] = [rows]
+        for name, tensor in outputs.items():
+            key += (name, tensor.shape)
+        shapes = tuple(key)
         if shapes in self._valid:
             return
         for name, tensor in outputs.items():
@@ -226,7 +229,7 @@ class Responses:
             if len(outputs) < len(self._specs) and not self._is_decoupled and len(inference.inputs) >= self._inputs:
                 missing = ", ".join([repr(name) for name in self._specs if name not in outputs])
                 return Refused("INTERNAL", f"the model did not return output {missing}, which its configuration lists")
-            return tuple([Output(tensor) for tensor in outputs.values()])
+            return tuple(map(Output, outputs.values()))
         made = []
         try:
             for each in inference.wanted:

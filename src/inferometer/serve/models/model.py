@@ -38,7 +38,7 @@ class Model:
         self.decoupled: bool = config.model_transaction_policy.decoupled
         self.text = loaded[0].text
         """What the OpenAI endpoints serve it with; None if it is not a text model."""
-        self.counted = Statistics()
+        self._counted = Statistics()
         self.responses = Responses(self.facts, self.labels, config.max_batch_size > 0, self.decoupled)
         self._models, self.loop = models, models.loop
         self._timeout_ns = policy.timeout_ns
@@ -66,6 +66,12 @@ class Model:
     def pending(self) -> int:
         """Number of queued requests."""
         return len(self._queue.waiting)
+
+    @property
+    def counted(self) -> Statistics:
+        """Everything that was counted so far."""
+        self._counted.fold()
+        return self._counted
 
     def statistics(self) -> Any:
         return self.counted.message(self.name, self.version)
@@ -102,7 +108,7 @@ class Model:
         inference.queued = t = now()
         if inference.deadline <= t:
             raise self._rejected(inference, "DEADLINE_EXCEEDED", _EXPIRED)
-        if self._queue.is_full:
+        if self._instant is None and self._queue.is_full:
             raise self._rejected(inference, "RESOURCE_EXHAUSTED", "Exceeds maximum queue size")
         timeout = (checks.timeout_ns(inference) if inference.parameters else 0) or self._timeout_ns
         if timeout and t + timeout < inference.deadline:
@@ -114,7 +120,7 @@ class Model:
             self._compute(inference, self._instant, t)
 
     def _rejected(self, inference: Inference, code: Code, message: str) -> Refused:
-        self.counted.failed(inference.queued - inference.arrived, "REJECTED")
+        self._counted.failed(inference.queued - inference.arrived, "REJECTED")
         return Refused(code, named(inference, message))
 
     def _compute(self, inference: Inference, instant: Callable[..., Tensors], t: int) -> None:
@@ -135,8 +141,8 @@ class Model:
         self.answered(inference, made)
         if not inference.is_over:  # its connection may be lost
             compute = 0, computed - t, split - computed
-            self.counted.executed(inference.rows, compute, split)
-            self.succeeded(inference, compute)
+            self._counted.executed(inference.rows, compute, split)
+            self.succeeded(inference, compute, split)
 
     def cancel(self, inference: Inference, why: Refused | None = None) -> None:
         """End a request: because its client cancelled it, or for another reason."""
@@ -164,7 +170,7 @@ class Model:
             t, inference.started = now(), max(inference.started, inference.queued)
             inference.queue_ns = inference.started - inference.queued
             compute = 0, t - inference.started, 0
-            self.counted.executed(1, compute, t)
+            self._counted.executed(1, compute, t)
             self.succeeded(inference, compute)
         else:
             self.failed(inference, why)
@@ -182,22 +188,28 @@ class Model:
         self.failed(inference, Refused("DEADLINE_EXCEEDED", named(inference, _EXPIRED)))
 
     def answered(self, inference: Inference, outputs: tuple[Output, ...]) -> None:
-        self._tell(inference.answer, outputs)
+        try:  # like `_tell`, without a call
+            inference.answer(outputs)
+        except Exception as error:
+            self._report(error)
 
-    def succeeded(self, inference: Inference, compute: Compute) -> None:
-        self._end(inference)
-        self.counted.succeeded(inference, compute)
-        self._tell(inference.ended, None)
+    def succeeded(self, inference: Inference, compute: Compute, finished: int = 0) -> None:
+        self._end(inference, finished)
+        self._counted.succeeded(inference, compute)
+        try:
+            inference.ended(None)
+        except Exception as error:
+            self._report(error)
 
     def failed(self, inference: Inference, why: Refused) -> None:
         self._end(inference)
-        self.counted.failed(inference.finished - inference.arrived, _REASONS.get(why.code, "OTHER"))
+        self._counted.failed(inference.finished - inference.arrived, _REASONS.get(why.code, "OTHER"))
         self._tell(inference.ended, why)
 
     def executed(self, execution: Execution, compute: Compute | None) -> None:
         self._n_running -= 1
         if compute is not None:
-            self.counted.executed(sum([inference.rows for inference in execution.batch]), compute, now())
+            self._counted.executed(sum([inference.rows for inference in execution.batch]), compute, now())
         if not self._is_unlimited:
             self._idle.append(execution.instance)
         self._queue.release()
@@ -207,9 +219,9 @@ class Model:
         inference.place = self
         self._requests[inference] = None
 
-    def _end(self, inference: Inference) -> None:
+    def _end(self, inference: Inference, finished: int = 0) -> None:
         inference.is_over = True
-        inference.finished = now()
+        inference.finished = finished or now()
         if inference.place is not None:
             inference.place = None
             del self._requests[inference]
@@ -221,7 +233,10 @@ class Model:
         try:
             callback(result)
         except Exception as error:
-            self.loop.call_exception_handler({"message": "the callback of a request failed", "exception": error})
+            self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        self.loop.call_exception_handler({"message": "the callback of a request failed", "exception": error})
 
     # --- its end ---
 

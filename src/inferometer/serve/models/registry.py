@@ -12,8 +12,9 @@ from inferometer.serve.models.model import Model
 from inferometer.serve.models.queue import Alarms
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import Inference, Refused, sendable
+from inferometer.serve.models.types import NEVER, Inference, Refused, sendable
 from inferometer.serve.offload import Offload, in_thread
+from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
     from inferometer.serve.processes.hub import Group
@@ -61,7 +62,11 @@ class Models:
         """Replaced or unloaded models with requests in progress."""
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks that load, unload and retire models."""
-        self._is_started = self._is_leaving = self._refuses = self._is_closed = False
+        self._is_started = self._is_leaving = self._is_closed = False
+        self.refuses = False
+        """Whether the server accepts no new requests, because it is shutting down."""
+        self.refused_from = NEVER
+        """HTTP requests whose headers arrived before this time are still accepted."""
 
     def add(self, source: str) -> None:
         """Add a built-in model's name, a model file, a model folder or a repository."""
@@ -135,12 +140,14 @@ class Models:
 
     # --- requests ---
 
-    def submit(self, inference: Inference, was_let_in: bool = False) -> None:
+    def submit(self, inference: Inference, was_let_in: bool = False, model: Model | None = None) -> None:
         """Check and queue the inference, or raise Refused without calling `ended`. A model that is quick enough calls
-        `answer` and `ended` before this returns. One that `was_let_in` arrived before new ones were refused."""
-        if self._refuses:
+        `answer` and `ended` before this returns. One that `was_let_in` arrived before new ones were refused. `model`
+        is the inference's, if the caller has just found it."""
+        if self.refuses:
             self.check_open(was_let_in)
-        model = self.find(inference.model, inference.version)
+        if model is None:
+            model = self.find(inference.model, inference.version)
         if self.in_flight >= self._limit:
             self.check_room()
         inference.version = model.version
@@ -164,7 +171,7 @@ class Models:
 
     def check_open(self, was_let_in: bool = False) -> None:
         """Raise Refused if the server accepts no new requests; once closed, not even one that `was_let_in`."""
-        if self._is_closed or (self._refuses and not was_let_in):
+        if self._is_closed or (self.refuses and not was_let_in):
             raise Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
 
     def check_room(self, others: int = 0) -> None:
@@ -284,13 +291,14 @@ class Models:
         self._is_leaving = True
 
     def refuse_new(self) -> None:
-        self._is_leaving = self._refuses = True
+        self._is_leaving = self.refuses = True
+        self.refused_from = min(self.refused_from, now())
 
     async def close(self) -> None:
         """Refuse everything that is in progress."""
         if self._is_closed:
             return
-        self._is_closed = self._is_leaving = self._refuses = True
+        self._is_closed = self._is_leaving = self.refuses = True
         why = Refused("UNAVAILABLE", "the server stopped before the request was complete")
         models = [entry.model for entry in self._entries.values() if entry.model is not None]
         for model in [*models, *self._retired]:

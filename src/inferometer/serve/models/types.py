@@ -107,16 +107,20 @@ class Output(msgspec.Struct, frozen=True):
     """None if no outputs were named: all are sent."""
 
 
+def _ignore(_: object) -> None:
+    """The callback of a request that is not submitted yet."""
+
+
 class Inference(msgspec.Struct, eq=False):
     """One request: created by a front end, queued, batched, and responded to. Times are monotonic ns."""
 
     model: str
     inputs: Tensors
-    answer: Callable[[tuple[Output, ...]], None]
+    answer: Callable[[tuple[Output, ...]], None] = _ignore
     """Called with the outputs of each response: once, or any number of times for decoupled models."""
-    ended: Callable[[Refused | None], None]
+    ended: Callable[[Refused | None], None] = _ignore
     """Called once, after the last response; with the reason if it failed."""
-    arrived: int
+    arrived: int = 0
     version: str = ""
     """"" for the newest; `submit` sets the one it chose."""
     id: str = ""
@@ -126,6 +130,10 @@ class Inference(msgspec.Struct, eq=False):
     """The inference is not started after this time; it ends with DEADLINE_EXCEEDED."""
     unread: Mapping[str, Unread] = {}
     """Inputs whose data is not read yet (b"")."""
+    binary: bool = False
+    """HTTP: whether outputs are sent as binary data if no outputs are named."""
+    signature: Any = None
+    """The name, datatype, shape and size of each input, if the front end knows them from an earlier request."""
 
     # Set by the models:
     memory: Mapping[str, Any] = {}

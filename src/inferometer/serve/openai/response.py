@@ -18,11 +18,10 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from inferometer.serve.http import answers
-from inferometer.serve.http.answers import LAST_CHUNK, chunk
+from inferometer.serve.http import responses
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
-from inferometer.serve.http.reply import reply
+from inferometer.serve.http.responses import LAST_CHUNK, chunk, reply
 from inferometer.serve.openai.requests import MESSAGES, Refusal, TextRequest
 from inferometer.timing.clock import now
 
@@ -163,7 +162,7 @@ class Response:
         """When each content chunk, or the body, was sent, in monotonic ns."""
         self.keep_alive = request.keep_alive
         """Whether the connection stays open after the response."""
-        self.promise = request.keep_alive and request.http10
+        self.promise = False
         """Whether to send an explicit keep-alive header, which HTTP/1.1 does not require."""
         self.write = connection.write
         self._format = _FORMATS.get(asked.api, Completion)(model, n)
@@ -196,7 +195,7 @@ class Stream(Response):
         self._after, self._sizes = after + b"\r\n", _size_lines(len(self._before) + len(after))
         if self.asked.running_usage:
             self._sizes = []  # no chunk is like the others
-        head = answers.stream_head(self.request.keep_alive, self.promise)
+        head = responses.stream_head(self.request.keep_alive, self.promise)
         self.write(head + _events(*self._format.opening(self.n_in)))
 
     def text(self, text: bytes, count: int) -> None:
@@ -251,9 +250,9 @@ class Whole(Response):
         if started < 0:
             timing = b"Server-Timing: total;dur=%.6f\r\n" % ((sent - arrived) / 1e6)
         else:
-            timing = answers.timing(max(started - arrived, 0), sent - started, sent - arrived)
+            timing = responses.timing(max(started - arrived, 0), sent - started, sent - arrived)
         keep = self.request.keep_alive
-        self.write(answers.head(200, len(body), keep_alive=keep, extra=timing, promise=self.promise) + body)
+        self.write(responses.head(200, len(body), keep_alive=keep, extra=timing, promise=self.promise) + body)
         self.finish()
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
-from inferometer.serve.http.reply import reply
+from inferometer.serve.http.responses import reply
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Refused, reason
 from inferometer.serve.offload import OnDone, result_of

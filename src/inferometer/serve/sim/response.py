@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inferometer.serve.http import answers
+from inferometer.serve.http import responses
 from inferometer.serve.openai.requests import Refusal
 from inferometer.serve.openai.response import Stream, Whole, embeddings_body, refusal_body
 from inferometer.serve.sim.faults import Fault
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 IN_THE_MIDDLE = frozenset(("abort", "cut", "truncate", "error_frame", "garbage", "stall"))
 FAILED = Refusal(500, "injected fault: request failed", "injected", "server_error")
-_GARBAGE = answers.chunk(b'data: {"id":"garbage","choices":[{"index":0,\n\n')
+_GARBAGE = responses.chunk(b'data: {"id":"garbage","choices":[{"index":0,\n\n')
 
 
 class SimResponse(Job):
@@ -140,7 +140,7 @@ class FaultyResponse(SimResponse):
         elif kind in ("abort", "cut"):
             if body:
                 out.stamps.append(now())
-                out.write((answers.head(200, len(body)) + body)[: -len(body) // 2])
+                out.write((responses.head(200, len(body)) + body)[: -len(body) // 2])
             if kind == "cut":
                 out.connection.finish(False)
             else:
@@ -157,7 +157,7 @@ class FaultyResponse(SimResponse):
             out.fail(FAILED)
             self._break_off()
         else:
-            out.write(answers.LAST_CHUNK)
+            out.write(responses.LAST_CHUNK)
             out.finish()
             self._break_off()
 

@@ -16,7 +16,7 @@ from inferometer.serve import prometheus
 from inferometer.serve.backends.text.model import INPUTS, declare, number, piece, prompt_text
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
-from inferometer.serve.http.reply import reply
+from inferometer.serve.http.responses import reply
 from inferometer.serve.models.queue import Alarms
 from inferometer.serve.models.types import Emit, Finish, Loaded, Loading, Parameters, Refused, Tensors
 from inferometer.serve.openai.requests import DEFAULT_TOKENS, Parts, Refusal, TextRequest, too_long

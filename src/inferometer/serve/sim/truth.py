@@ -44,10 +44,9 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 def row_of(out: Response, done: int, fault: Fault | None, aborted: bool = False) -> Row:
     """Return the row of a response."""
-    name = out.request.headers.get(b"x-request-id")
     first, last = (out.stamps[0], out.stamps[-1]) if out.stamps else (None, None)
     return Row(
-        id=name.decode("latin-1") if name is not None else None,
+        id=out.request.id.decode("latin-1") or None,
         n=out.n, arrived=out.request.arrived, first=first, last=last, done=done, n_in=out.n_in, n_out=out.written,
         cached=out.source.cached, chunks=list(out.stamps), fault=fault.kind if fault is not None else None, aborted=aborted,
     )  # fmt: skip

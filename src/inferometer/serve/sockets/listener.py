@@ -14,7 +14,7 @@ from typing import Any
 from inferometer.serve.ports import place
 from inferometer.serve.settings import Limits
 from inferometer.serve.sockets.tls import TlsTransport
-from inferometer.serve.sockets.transport import Protocol, Transport
+from inferometer.serve.sockets.transport import Transport
 from inferometer.timing import clock
 from inferometer.timing.clock import now
 
@@ -32,7 +32,7 @@ class Listener:
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
-        make_protocol: Callable[[Transport], Protocol],
+        make_protocol: Callable[[Transport], Any],
         limits: Limits | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:

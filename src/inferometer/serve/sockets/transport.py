@@ -6,15 +6,25 @@ out to be broken is closed in the next iteration of the loop.
 
 `moved` is when the client last made progress. If it is the client's turn and it does nothing for too long, the
 connection is given up; the listener checks this periodically for all connections.
+
+The protocol is an object per connection, made by the listener's `make_protocol(transport)`, with these members:
+
+received(data, arrived)  takes the bytes that the kernel received at `arrived` (monotonic ns)
+room, filled(count, arrived)  if `room` is not None, the socket receives directly into it and calls `filled` instead
+drained()                the kernel has accepted everything that was written; not called if it did so at once
+ended()                  the client has closed the connection, or its sending side; closes the transport, now or later
+lost()                   the connection is closed; called once, in `Transport.close`
+is_waiting, late()       whether the rest of a request is expected; gives it up if it does not come within the limit
+is_idle                  whether no request is in progress; the connection is closed if none comes within the limit
+in_flight                whether the server's shutdown has to wait for a request, or for its response to be sent
 """
 
 import contextlib
 import socket
 import struct
-import typing
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inferometer.timing.clock import CMSG_SPACE, now, unpack_stamp
 
@@ -32,46 +42,6 @@ _RESET = struct.pack("ii", 1, 0)
 Data = bytes | bytearray | memoryview
 
 
-class Protocol(typing.Protocol):
-    """What a transport calls: one object per connection, made by the listener's `make_protocol(transport)`."""
-
-    room: memoryview | None
-    """If not None, the socket receives directly into it, and `filled` is called instead of `received`."""
-
-    def received(self, data: bytes, arrived: int) -> None:
-        """Take the bytes that the kernel received at `arrived` (monotonic ns)."""
-
-    def filled(self, count: int, arrived: int) -> None:
-        """Take the `count` bytes that were written to `room`."""
-
-    def drained(self) -> None:
-        """Note that the kernel has accepted everything that was written. Not called if it did so at once."""
-
-    def ended(self) -> None:
-        """Note that the client has closed the connection, or its sending side. Close the transport, now or later."""
-
-    def lost(self) -> None:
-        """Note that the connection is closed. Called once, in `Transport.close`."""
-
-    def late(self) -> None:
-        """Give up the request that is expected."""
-
-    def refuse_partial(self, why: str) -> bool:
-        """Refuse a request that is still arriving. Return False if there is none."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the rest of a request is expected: if it does not come within the limit, `late` is called."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is in progress: if none comes within the limit, the connection is closed."""
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether the server's shutdown has to wait: a request is in progress, or its response is not sent yet."""
-
-
 class Transport:
     """A client's socket."""
 
@@ -80,7 +50,7 @@ class Transport:
         "peer", "protocol", "unsent",
     )  # fmt: skip
 
-    protocol: Protocol
+    protocol: Any
 
     def __init__(self, listener: "Listener", sock: socket.socket, peer: str = "") -> None:
         self.closed = False

@@ -10,7 +10,7 @@ from inferometer.apis import APIS
 from inferometer.tensors import Tensor
 from inferometer.types import Calls, Decoder, Request, ResponseCheck
 from inferometer.wire import grpc as grpc_wire
-from inferometer.wire import grpc_method
+from inferometer.wire import grpc_framing, grpc_method
 from inferometer.wire.context import USER_AGENT, CallContext, model_of, prompt_text
 from inferometer.wire.http1 import BodyDecoder, TimedResponseDecoder, class_heads, numbered
 from inferometer.wire.kserve import generate, grpc, http, persistent, validation
@@ -63,7 +63,7 @@ def _encode_grpc(context: CallContext, requests: Sequence[Request]) -> Calls:
     tails = []
     for request, tensors, options in _inferences(context, requests):
         message = grpc.infer_request(model_of(context, request), context.version, tensors, options)
-        tails.append(grpc_wire.framed(message, context.compression))
+        tails.append(grpc_framing.framed(message, context.compression))
     path = grpc.STREAM_INFER if context.stream else grpc.INFER
     response = partial(grpc_wire.GrpcResponse, True, grpc.stream_error) if context.stream else grpc_wire.GrpcResponse
     heads, own_heads = grpc_method.heads(context, path), grpc_method.class_heads(context, path)

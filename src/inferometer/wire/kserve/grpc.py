@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from inferometer.errors import SEND_LESS, UserError
 from inferometer.tensors import GRPC_MESSAGE, Tensor, check, datatype_of, elements, from_numpy, shown
+from inferometer.wire import varint
 from inferometer.wire.failures import bounded
 from inferometer.wire.kserve.http import InferOptions, InferResponse, Parameter, ShmOutput, ShmRef
 
@@ -108,7 +109,7 @@ def _parameter_field(name: str, value: Parameter) -> str:
 
 # --- responses -------------------------------------------------------------------------------------------------------
 
-_CONTENTS = {
+CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
     "INT16": "int_contents",
@@ -175,19 +176,14 @@ def _is_bare(data: bytes) -> bool:
 
     Field 1 is the model's name in the first and the error message in the second; the fields after 1 and 2 decide.
     """
-    at, end = 0, len(data)
-    while at < end and data[at] in _FIELDS_1_AND_2:
-        size = shift = 0
-        at += 1
-        while at < end and shift < 35:
-            byte = data[at]
-            size |= (byte & 0x7F) << shift
-            shift += 7
-            at += 1
-            if byte < 0x80:
-                break
-        at += size
-    return at < end and data[at] in _ONLY_BARE
+    at = 0
+    try:
+        while data[at] in _FIELDS_1_AND_2:
+            size, at = varint.read(data, at + 1)
+            at += size
+        return data[at] in _ONLY_BARE
+    except IndexError:
+        return False
 
 
 def _read_response(message: Any, shm_outputs: Mapping[str, ShmRef]) -> InferResponse:
@@ -196,11 +192,12 @@ def _read_response(message: Any, shm_outputs: Mapping[str, ShmRef]) -> InferResp
         version=message.model_version,
         id=message.id,
         outputs=_outputs(message, shm_outputs),
-        parameters=_parameters(message.parameters),
+        parameters=parameters_of(message.parameters),
     )
 
 
-def _parameters(field: Any) -> dict[str, Any]:
+def parameters_of(field: Any) -> dict[str, Any]:
+    """A map of InferParameters as Python values; None for one without a value."""
     chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in sorted(field.items())}
     return {name: getattr(value, choice) if choice else None for name, (value, choice) in chosen.items()}
 
@@ -238,7 +235,7 @@ def _raw_contents(message: Any, refs: Sequence[ShmRef | None]) -> list[bytes]:
 
 
 def _shm_ref(output: Any, shm_outputs: Mapping[str, ShmRef]) -> ShmRef | None:
-    parameters = _parameters(output.parameters)
+    parameters = parameters_of(output.parameters)
     if "shared_memory_region" not in parameters:
         return shm_outputs.get(output.name)
     try:
@@ -254,19 +251,25 @@ def _shm_ref(output: Any, shm_outputs: Mapping[str, ShmRef]) -> ShmRef | None:
 def _typed(output: Any) -> Tensor:
     """Read a tensor whose elements are in the field of its datatype."""
     name, datatype, shape = output.name, output.datatype, tuple(output.shape)
-    kind, count = datatype_of(name, datatype), elements(shape)
-    if datatype not in _CONTENTS:
+    datatype_of(name, datatype)
+    count = elements(shape)
+    if datatype not in CONTENTS:
         raise UserError(f"output {name}: {datatype} can only be sent raw, but the response has no raw contents")
-    values = getattr(output.contents, _CONTENTS[datatype])
+    values = getattr(output.contents, CONTENTS[datatype])
     if len(values) != count:
         raise UserError(
             f"output {name}: {datatype} {shown(shape)} has {count} elements, "
-            f"but {_CONTENTS[datatype]} contains {len(values)}"
+            f"but {CONTENTS[datatype]} contains {len(values)}"
         )
+    return Tensor(name, datatype, shape, from_contents(name, datatype, values))
+
+
+def from_contents(name: str, datatype: str, values: Sequence[Any]) -> bytes | memoryview:
+    """Return the elements in the field of their datatype as raw data; raises UserError if one does not fit."""
     array: NDArray[Any]
-    if kind.dtype is None:
-        array = np.empty(count, dtype=object)
+    if datatype == "BYTES":
+        array = np.empty(len(values), dtype=object)
         array[:] = values
     else:  # small integers arrive as 32-bit ones: from_numpy rejects values that do not fit
-        array = np.array(values, dtype=np.int64 if "int_" in _CONTENTS[datatype] else kind.dtype)
-    return from_numpy(name, array.reshape(shape), datatype)
+        array = np.array(values, dtype=np.int64 if "int_" in CONTENTS[datatype] else datatype_of(name, datatype).dtype)
+    return from_numpy(name, array, datatype).data

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from inferometer.errors import UserError
 from inferometer.types import ONE_TOKEN, End, Event, Fail
 from inferometer.wire.failures import bounded
-from inferometer.wire.grpc import Fields, GrpcResponse, MessageSplitter, decompressed, framed
+from inferometer.wire.grpc import Fields, GrpcResponse
+from inferometer.wire.grpc_framing import MessageSplitter, decompressed, framed
 from inferometer.wire.kserve import grpc
 
 FINAL_REQUESTED = {"triton_enable_empty_final_response": True}
