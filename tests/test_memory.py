@@ -225,13 +225,13 @@ def test_running_out_of_memory_while_building_requests_is_a_user_error(
         }
     )
     job = Job(config, reach.Reached((parse("grpc://x:1"),), ((2, ("x", 1)),), "m", {}), 1, tmp_path, "0a")
-    assert make_task(job, 0, job.spool)
+    assert make_task(job, 0)
     if is_built:
         monkeypatch.setattr(calls, "encode", run_out_of_memory)
     else:
         run_out_in("build", monkeypatch)
     with pytest.raises(UserError, match="data: there is not enough memory"):
-        make_task(job, 0, job.spool)
+        make_task(job, 0)
 
 
 @pytest.mark.parametrize("name", ["build", "content"])

@@ -11,10 +11,8 @@ from command import assert_one_line, cli, start
 from helpers import Client, http_response, measure, polite, scripted
 from waiting import until
 
-from inferometer import conduct
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet.tcp import TcpShard
 from inferometer.records import Run
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
@@ -66,21 +64,6 @@ def test_texts_are_those_that_were_sent_and_generated(tmp_path: Path, api: str, 
     assert prompts == [f"prompt {n}" for n in range(REQUESTS)]
     assert {body.get("stream", False) for body in sent} == {stream}
     assert {(row["stage"], row["class"], row["session"], row["turn"]) for row in rows} == {(0, None, None, None)}
-
-
-def test_texts_of_a_shard_behind_a_socket_arrive(tmp_path: Path) -> None:
-    with scripted(polite) as url:
-        tree = {
-            "server": {"url": url, "model": "m"},
-            "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
-            "load": {"type": "closed", "concurrency": 2, "requests": 6},
-            "client": {"processes": 1, "probe": False},
-            "observe": {"prometheus": []},
-            "output": str(tmp_path),
-            "keep": ["text"],
-        }
-        run, _ = conduct.measure(from_mapping(tree), None, TcpShard)
-    assert [row["response"] for row in texts(run)] == ["one two"] * 6
 
 
 def test_turns_and_classes_are_named(tmp_path: Path) -> None:

@@ -11,15 +11,13 @@ import pytest
 from command import assert_one_line, cli
 from helpers import measure
 from prometheus_client.parser import text_string_to_metric_families
+from ray_nodes import ray_cluster
 
 from inferometer import conduct
 from inferometer.conduct import observers
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet.control import StartShard
 from inferometer.fleet.job import Job
-from inferometer.fleet.local import LocalProcess, LocalThread
-from inferometer.fleet.tcp import TcpShard
 from inferometer.observe.observer import Observer
 from inferometer.records import Records, Snapshot
 from inferometer.report.live import Outline
@@ -69,7 +67,7 @@ def total(page: Values, name: str, **labels: str) -> float:
     return sum(value for (own, found), value in page.items() if own == name and labels.items() <= dict(found).items())
 
 
-def run_scraped(folder: Path, url: str, start: StartShard, processes: int, **sections: Any) -> tuple[Records, Scraper]:
+def run_scraped(folder: Path, url: str, processes: int = 0, **sections: Any) -> tuple[Records, Scraper]:
     scraper = Scraper()
     tree = {
         "server": {"url": url, "model": "sim"},
@@ -79,22 +77,27 @@ def run_scraped(folder: Path, url: str, start: StartShard, processes: int, **sec
         "export": {"metrics_port": 0},
         "output": str(folder),
     }
-    run, _ = conduct.measure(from_mapping(tree | sections), scraper, start)
+    run, _ = conduct.measure(from_mapping(tree | sections), scraper)
     assert not run.manifest.observer_errors
     return run.records, scraper
 
 
-@pytest.mark.parametrize(
-    ("start", "processes"),
-    [
-        pytest.param(LocalThread, 0, marks=pytest.mark.slow),
-        pytest.param(LocalProcess, 2, marks=pytest.mark.slow),
-        (TcpShard, 2),
-    ],
-    ids=["thread", "processes", "tcp"],
-)
-def test_counters_rise_to_what_is_stored(tmp_path: Path, sim: str, start: StartShard, processes: int) -> None:
-    records, scraper = run_scraped(tmp_path, sim, start, processes)
+@pytest.mark.parametrize("processes", [pytest.param(0, marks=pytest.mark.slow), 2], ids=["thread", "processes"])
+def test_counters_rise_to_what_is_stored(tmp_path: Path, sim: str, processes: int) -> None:
+    check_counters(*run_scraped(tmp_path, sim, processes))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_counters_of_shards_on_ray_rise_to_what_is_stored(tmp_path: Path, sim: str) -> None:
+    """The parent has a copy of their records, which is always a little older."""
+    with ray_cluster(1):
+        fleet = {"type": "ray", "shards": 2, "cpus": 0.5}
+        check_counters(*run_scraped(tmp_path, sim, fleet=fleet, client={"probe": False}))
+
+
+def check_counters(records: Records, scraper: Scraper) -> None:
+    """The last page has the numbers of the stored requests, and no counter has ever fallen."""
     rows, last = records.rows, scraper.pages[-1]
     assert total(last, "inferometer_requests_sent_total") == len(rows)
     for stage, name in enumerate(("calm", "2 closed 3")):
@@ -117,7 +120,7 @@ def test_counters_rise_to_what_is_stored(tmp_path: Path, sim: str, start: StartS
 
 
 def test_gauges_follow_the_stages(tmp_path: Path, sim: str) -> None:
-    _, scraper = run_scraped(tmp_path, sim, LocalProcess, 1)
+    _, scraper = run_scraped(tmp_path, sim, 1)
     stages = [total(page, "inferometer_stage") for page in scraper.pages]
     assert stages == sorted(stages) and {0, 1} == set(stages)
     rates = {total(page, "inferometer_target_rate") for page in scraper.pages if total(page, "inferometer_stage") == 0}
@@ -131,7 +134,6 @@ def test_the_endpoint_listens_on_the_host_of_the_config(tmp_path: Path, sim: str
     _, scraper = run_scraped(
         tmp_path,
         sim,
-        LocalThread,
         0,
         load={"type": "closed", "concurrency": 1, "requests": 3},
         export={"metrics_port": 0, "metrics_host": "127.0.0.2"},
@@ -141,7 +143,7 @@ def test_the_endpoint_listens_on_the_host_of_the_config(tmp_path: Path, sim: str
 
 
 def test_nothing_listens_after_the_run(tmp_path: Path, sim: str) -> None:
-    _, scraper = run_scraped(tmp_path, sim, LocalThread, 0, load={"type": "closed", "concurrency": 1, "requests": 3})
+    _, scraper = run_scraped(tmp_path, sim, 0, load={"type": "closed", "concurrency": 1, "requests": 3})
     port = int(scraper.url.removesuffix("/metrics").rpartition(":")[2])
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))

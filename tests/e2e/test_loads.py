@@ -337,7 +337,7 @@ def test_single_shard_records_exactly_its_part(tmp_path: Path, sim: str) -> None
     )
     controls = [Control(tmp_path / f"{shard}.control", create=True) for shard in range(3)]
     job = Job(config, reach.reach(config.server), 3, tmp_path, "tag")
-    worker = threading.Thread(target=run_shard, args=(job, 1, tmp_path))
+    worker = threading.Thread(target=run_shard, args=(job, 1))
     worker.start()
     while controls[1].state != "ready":
         assert worker.is_alive()

@@ -21,7 +21,6 @@ from inferometer.conduct.parts import parse_start
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
 from inferometer.fleet.job import Part
-from inferometer.fleet.local import LocalThread
 from inferometer.records import Manifest, Run, Snapshot
 from inferometer.report.console import render
 from inferometer.report.live import Outline
@@ -55,7 +54,7 @@ def measure_parts(
         try:
             with ThreadPoolExecutor(of) as pool:
                 parts = [
-                    pool.submit(conduct.measure, config, show, LocalThread, part=Part(number, of), start_ns=start)
+                    pool.submit(conduct.measure, config, show, part=Part(number, of), start_ns=start)
                     for number, show in enumerate(shows or (None,) * of)
                 ]
                 return [part.result()[0] for part in parts]

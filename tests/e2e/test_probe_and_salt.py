@@ -11,7 +11,6 @@ from inferometer import conduct, schedule
 from inferometer.conduct.measuring import probed
 from inferometer.config import from_mapping
 from inferometer.fleet import sizing
-from inferometer.fleet.local import LocalThread
 from inferometer.probe import reach
 from inferometer.records import Probe, Run
 from inferometer.serve.background import Running, running, serving
@@ -22,9 +21,8 @@ CLOSED = {"type": "closed", "concurrency": 64, "duration": "10s"}
 
 
 def measured(folder: Path, url: str, **sections: Any) -> Run:
-    """Run with threads as client processes, which start sooner."""
     tree = {"server": {"url": url}, "load": {"type": "closed", "concurrency": 4, "requests": 12}, "output": str(folder)}
-    return conduct.measure(from_mapping(tree | sections), None, LocalThread)[0]
+    return conduct.measure(from_mapping(tree | sections))[0]
 
 
 # --- the probe --------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_requests_that_share_connections_do_not_need_a_file_each(
         }
     )
     reached = reach.Reached((parse(f"{scheme}://x:1"),), ((2, ("x", 1)),), "m", {})
-    make_task(Job(config, reached, 1, tmp_path, "0a"), 0, tmp_path)
+    make_task(Job(config, reached, 1, tmp_path, "0a"), 0)
     assert needed == [files]
 
 

@@ -38,7 +38,7 @@ class World:
         reached = reach.Reached((parse("http://x:1"),), ((2, ("127.0.0.1", 1)),), "m", {})
         Control(tmp_path / "0.control", create=True)
         self.loop = asyncio.new_event_loop()
-        self.shard = Shard(make_task(Job(config, reached, 1, tmp_path, "0a"), 0, tmp_path), self.loop)
+        self.shard = Shard(make_task(Job(config, reached, 1, tmp_path, "0a"), 0), self.loop)
         self.now = 1_000_000
         self.log: list[str] = []
         monkeypatch.setattr(deadlines, "now", lambda: self.now)

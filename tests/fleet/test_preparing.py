@@ -112,7 +112,7 @@ def sent(job: Job) -> dict[int, bytes]:
     whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns)
     found: dict[int, bytes] = {}
     for shard in range(job.shards):
-        requests = Requests(make_task(job, shard, job.spool).calls, shard, 1)
+        requests = Requests(make_task(job, shard).calls, shard, 1)
         for number, stage in enumerate(shard_plan(job, whole, shard).stages):
             known = len(stage.instants) if isinstance(stage, OpenStage) else stage.granted or stage.requests or 8
             ids = range(stage.first_id, stage.first_id + known * stage.id_step, stage.id_step)

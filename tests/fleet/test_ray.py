@@ -23,7 +23,7 @@ from inferometer.errors import UserError
 from inferometer.fleet import clocks, ray_actors
 from inferometer.fleet.clocks import Reading
 from inferometer.fleet.ray_actor import ShardActor
-from inferometer.records import Run
+from inferometer.records import Body, Run
 from inferometer.report import console
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
@@ -62,10 +62,14 @@ def measure(folder: Path, url: str, **sections: Any) -> tuple[Run, Summary]:
     return conduct.measure(from_mapping(tree | sections))
 
 
+def bodies(run: Run) -> dict[int, Body]:
+    """The texts of each request, by its id."""
+    return store.bodies_of(run.folder, run.records.rows["id"].tolist())
+
+
 def sent(run: Run) -> dict[int, str]:
     """The body of each request, by its id."""
-    bodies = store.bodies_of(run.folder, run.records.rows["id"].tolist())
-    return {id: body.request for id, body in bodies.items()}
+    return {id: body.request for id, body in bodies(run).items()}
 
 
 def test_the_same_requests_at_the_same_instants_as_on_one_machine(cluster: Any, sim: str, tmp_path: Path) -> None:
@@ -108,8 +112,9 @@ def test_files_reach_the_nodes_and_secrets_only_the_server(cluster: Any, tmp_pat
         server = {"url": url, "model": "m", "headers": {"Authorization": f"Bearer {secret}"}}
         load = {"type": "closed", "concurrency": 6, "requests": 60}
         data = {"type": "mix", "classes": classes}
-        _, summary = measure(tmp_path / "runs", url, server=server, data=data, load=load, **RAY)
+        run, summary = measure(tmp_path / "runs", url, server=server, data=data, load=load, **RAY)
     assert summary.counts.ok == len(seen) == 60
+    assert [body.response for body in bodies(run).values()] == ["one two"] * 60
     generated = [prompt for prompt, _ in seen if " says " in prompt]
     others = [prompt for prompt, _ in seen if " says " not in prompt]
     assert {prompt.partition(" ")[0] for prompt in generated} == {str(os.getpid())}
@@ -119,18 +124,20 @@ def test_files_reach_the_nodes_and_secrets_only_the_server(cluster: Any, tmp_pat
     assert files and not [path for path in files if secret.encode() in path.read_bytes()]
 
 
-def test_barriers_and_dealt_requests_work_across_nodes(cluster: Any, sim: str, tmp_path: Path) -> None:
+def test_barriers_pauses_and_dealt_requests_work_across_nodes(cluster: Any, sim: str, tmp_path: Path) -> None:
     stages = [
         {"type": "constant", "rate": 100, "requests": 20},
         {"type": "closed", "concurrency": 6, "requests": 150},
         {"type": "constant", "rate": 100, "requests": 20},
     ]
-    run, summary = measure(tmp_path, sim, load={"type": "stages", "drain": True, "stages": stages}, **RAY)
+    load = {"type": "stages", "drain": True, "pause": "200ms", "stages": stages}
+    run, summary = measure(tmp_path, sim, load=load, **RAY)
     rows = run.records.rows
     assert summary.counts.ok == len(rows) == 190
     assert sorted(rows["id"].tolist()) == list(range(190))
     for before, after in ((0, 1), (1, 2)):
-        assert rows["intended"][rows["stage"] == after].min() > rows["done"][rows["stage"] == before].max()
+        end = rows["done"][rows["stage"] == before].max()
+        assert rows["intended"][rows["stage"] == after].min() > end + NS // 5
     last = np.sort(rows["intended"][rows["stage"] == 2])
     bounds = [node["bound_ns"] for node in _nodes(run)]
     assert np.abs(np.diff(last) - NS // 100).max() <= 2 * max(bounds)  # one instant for all nodes

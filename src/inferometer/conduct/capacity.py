@@ -255,7 +255,7 @@ class _Prober:
         load = self._load(request)
         config = msgspec.structs.replace(self._config, load=load, seed=self._config.seed + len(self.trials) + 1)
         watch = Watch(self._test(request, goal), request.seconds, self._view.progress)
-        run, summary = measure(config, None, None, watch, self._known)
+        run, summary = measure(config, None, watch, self._known)
         self.last = run
         if run.manifest.outcome.interrupted and not watch.has_stopped:
             return False

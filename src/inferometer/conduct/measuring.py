@@ -35,7 +35,6 @@ from inferometer.config.data import Images, Mix, Tensors
 from inferometer.config.schema import Config
 from inferometer.config.secret import hidden, hide, observe_words, words
 from inferometer.errors import UserError
-from inferometer.fleet.control import StartShard
 from inferometer.fleet.job import (
     Job,
     Part,
@@ -115,7 +114,6 @@ flight; `stop` waits for at most `client.grace`. A second `stop` does not wait."
 def measure(
     config: Config,
     show: Show | None = None,
-    start: StartShard | None = None,
     watch: Watch | None = None,
     probe: Probe | None = None,
     ends: Ends | None = None,
@@ -128,8 +126,8 @@ def measure(
     If the output is a bucket, it must be writable before the first request is sent; the run is measured into a local folder, and
     uploaded at the end. NotUploadedError, which is an UnsavedError, is raised when the upload fails.
 
-    `start` is the transport that starts the shards; by default they are processes or threads on this machine. `watch` may end the
-    run early. `probe` is what a probe of the same server and workload showed; by default, there is a probe before the run.
+    `watch` may end the run early. `probe` is what a probe of the same server and workload showed; by default, there is a probe before
+    the run.
     `ends` judges requests as they end, and may end the run or a stage as the limits of `abort.on` do. Without `must_reach`, a server that
     cannot be reached before the run is measured all the same, if `server.model` is set; otherwise, it raises UserError.
     `part` is the part of the run to measure, of several that are merged later (merging.py). `start_ns` is the wall clock at t=0.
@@ -137,7 +135,7 @@ def measure(
     _check_objectives(config)
     check_part(config, part)
     config, upload = prepare(config)
-    run, summary = _measure_to_folder(config, upload, show, start, watch, probe, ends, must_reach, part, start_ns)
+    run, summary = _measure_to_folder(config, upload, show, watch, probe, ends, must_reach, part, start_ns)
     if upload is not None:
         try:
             finish(run.folder, show.uploading if show else None)
@@ -150,7 +148,6 @@ def _measure_to_folder(
     config: Config,
     upload: Upload | None,
     show: Show | None,
-    start: StartShard | None,
     watch: Watch | None,
     probe: Probe | None,
     ends: Ends | None,
@@ -179,7 +176,6 @@ def _measure_to_folder(
     with contextlib.ExitStack() as held:
         secret_words = words(config.server, reached.secrets, config.data)
         fleet = held.enter_context(fleets.opened(config, plan, probe, secret_words))
-        fleet = fleet._replace(start=start or fleet.start)
         shards = fleet.shards
         probe = msgspec.structs.replace(probe, processes_because=fleet.because)
         with hidden(secret_words):

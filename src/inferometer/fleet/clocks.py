@@ -50,12 +50,6 @@ class NodeClock(msgspec.Struct, frozen=True):
         return max(self.start.uncertainty, abs(self.end.offset - self.start.offset) + self.end.uncertainty)
 
 
-def clock_offset(samples: Iterable[tuple[int, int, int]]) -> tuple[int, int]:
-    """Return how far the other clock is ahead, and the uncertainty, from samples of (sent, the other clock's time, received)."""
-    sent, other, received = min(samples, key=lambda each: each[2] - each[0])
-    return other - (sent + received) // 2, (received - sent + 1) // 2
-
-
 def measure(ping: Callable[[], Reading], pings: int = PINGS) -> ClockOffset:
     """Measure the clocks of another machine; `ping` reads them there."""
     samples = []
@@ -63,7 +57,8 @@ def measure(ping: Callable[[], Reading], pings: int = PINGS) -> ClockOffset:
         sent = now()
         reading = ping()
         samples.append((sent, reading.monotonic, now()))
-    offset, uncertainty = clock_offset(samples)
+    sent, other, received = min(samples, key=lambda each: each[2] - each[0])
+    offset, uncertainty = other - (sent + received) // 2, (received - sent + 1) // 2
     return ClockOffset(offset, uncertainty, offset + reading.wall_ahead - wall_offset())
 
 

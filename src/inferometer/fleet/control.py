@@ -3,7 +3,7 @@
 The parent sends: start at t=0, release a stage that waits at a barrier, more requests of a closed stage, end a stage early, stop. The
 shard reports that it is ready, its progress, and the barrier it waits at; and it hands over its rows and chunks. A shard reads and writes all of that in its own
 folder (store/spool.py), so its hot path touches only a few numbers in memory. How they get to the parent is up to the transport:
-local.py shares the folder, tcp.py and ray_fleet.py copy it. The transport also converts instants from the parent's monotonic clock
+local.py shares the folder, ray_fleet.py copies it. The transport also converts instants from the parent's monotonic clock
 to the shard's. A shard does not need to know where its parent is.
 """
 
@@ -12,9 +12,6 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from inferometer.fleet.job import Job, ShardReport
-
-PARENT_GONE = 0.7
-"""Seconds that a shard whose parent has gone may take to end by itself."""
 
 
 class WorkerResult(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Copies what a shard records in its own folder to its parent's spool folder, for transports that share no folder.
+"""Copies what a shard records in its own folder to its parent's spool folder, if they share no folder: on Ray.
 
 The shard's end reads what is new, in rounds: Arrow columns first (store/spool_columns.py), and then the numbers of the control file
 as they were when the round began. So the parent's folder is always a consistent, slightly older copy, in which no number is ahead
@@ -81,7 +81,6 @@ class FolderCopy:
         for name, value in zip(_FROM_SHARD, numbers.values, strict=True):
             self.control[name] = value
         self.control["t0"] = numbers.t0
-        self.beat(self.control["heartbeat"])
 
     def beat(self, heartbeat: int) -> None:
         """Take note of the shard's latest heartbeat, which is by its own clock."""

@@ -17,8 +17,8 @@ from inferometer.types import ClosedStage, Plan
 from inferometer.units import NS
 
 _AHEAD_S = 0.25
-"""Seconds for which a shard has requests at its pace. It must be longer than the parent, and a transport that copies numbers every
-50 ms, may take to notice that the shard needs more."""
+"""Seconds for which a shard has requests at its pace. It must be longer than the parent may take to notice that the shard needs more,
+on Ray with the time between two polls (ray_shard.py)."""
 _MIN_ELAPSED_S = 0.1
 """The pace is averaged over at least this time, because responses that arrive together say little about it."""
 _REFILL_AT = 0.5

@@ -34,7 +34,11 @@ class _SharedControl:
         self._control["released"] = stage
 
     def grant(self, grant: Grant) -> None:
-        put_grant(self._control, grant)
+        """Write the number last: the shard looks at the others when it has changed."""
+        self._control["grant_stage"] = grant.stage
+        self._control["grant_from"], self._control["grant_to"] = grant.first, grant.end
+        self._control["grant_is_last"] = int(grant.is_last)
+        self._control["grants"] = grant.number
 
     def end_stage(self, stage: int) -> None:
         self._control["past"] = stage + 1
@@ -47,14 +51,6 @@ class _SharedControl:
 
     def silence(self) -> int:
         return now() - self._control["heartbeat"]
-
-
-def put_grant(control: Control, grant: Grant) -> None:
-    """Write a grant into the shard's control file, its number last: the shard looks at the others when the number has changed."""
-    control["grant_stage"] = grant.stage
-    control["grant_from"], control["grant_to"] = grant.first, grant.end
-    control["grant_is_last"] = int(grant.is_last)
-    control["grants"] = grant.number
 
 
 class LocalProcess(_SharedControl):
@@ -102,10 +98,10 @@ class LocalProcess(_SharedControl):
         if code == 0 and data:
             return msgspec.json.decode(data, type=WorkerResult)
         self._log.seek(0)
-        return died(code, self._log.read())
+        return _died(code, self._log.read())
 
 
-def died(code: int, log: bytes) -> str:
+def _died(code: int, log: bytes) -> str:
     """Describe how a process without a result ended, with the last line of its log."""
     last = log.decode("utf-8", "replace").strip().splitlines()[-1:]
     how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
@@ -125,7 +121,7 @@ class LocalThread(_SharedControl):
         from inferometer.fleet.runner import run_shard  # noqa: PLC0415 - a parent of processes does without the engine
 
         try:
-            self._result = WorkerResult(report=run_shard(job, shard, job.spool))
+            self._result = WorkerResult(report=run_shard(job, shard))
         except UserError as error:
             self._result = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
         except Exception as error:  # the run must end with a clear error, whatever it was

@@ -25,7 +25,7 @@ from inferometer.fleet.clocks import Reading
 from inferometer.fleet.control import Grant, WorkerResult
 from inferometer.fleet.copying import BULKY, FolderReader, Numbers
 from inferometer.fleet.job import Job
-from inferometer.fleet.local import LocalProcess, put_grant
+from inferometer.fleet.local import LocalProcess
 from inferometer.fleet.shard_store import ShardStoring
 from inferometer.store.spool import Control
 from inferometer.store.spool_columns import Piece
@@ -149,7 +149,7 @@ class ShardActor:
                 self._process.release(*values)
             case "grant":
                 number, stage, first, end, is_last = values
-                put_grant(self._control, Grant(number, stage, first, end, bool(is_last)))
+                self._process.grant(Grant(number, stage, first, end, bool(is_last)))
             case "store" if self._storing is not None:
                 self._storing.allowed.set()
             case "past" | "abandoned" | "stop":

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from itertools import chain, cycle, islice
-from pathlib import Path
 
 import msgspec
 
@@ -44,15 +43,15 @@ _OPEN_BEFORE_S, _PER_CONNECTION_S = 2.0, 0.001
 """Connections are opened this long before a start that is set: some servers close connections that were idle for five seconds."""
 
 
-def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
-    """Make this shard's part of the run, run it, and leave its records in `spool`, where its control file must be."""
-    return event_loop.run(_run(job, shard, spool))
+def run_shard(job: Job, shard: int) -> ShardReport:
+    """Make this shard's part of the run, run it, and leave its records in `job.spool`, where its control file must be."""
+    return event_loop.run(_run(job, shard))
 
 
-async def _run(job: Job, number: int, spool: Path) -> ShardReport:
+async def _run(job: Job, number: int) -> ShardReport:
     loop = asyncio.get_running_loop()
     config = job.config
-    control = Control(spool / f"{number}.control", create=False)
+    control = Control(job.spool / f"{number}.control", create=False)
 
     def progress(done: int, total: int) -> None:
         control["prepared"], control["to_prepare"] = done, total
@@ -60,7 +59,7 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
             raise Stopped
 
     try:
-        task = make_task(job, number, spool, progress)
+        task = make_task(job, number, progress)
     except Stopped:
         return ShardReport("", "", "", "")
     if not await _await_opening(job, control, task.connections):
@@ -68,7 +67,7 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
     try:
         shard = Shard(task, loop)
     except OSError as error:
-        raise UserError(f"{spool}: {error.strerror or error}", f"make room there, or {ANOTHER_FOLDER}") from None
+        raise UserError(f"{job.spool}: {error.strerror or error}", f"make room there, or {ANOTHER_FOLDER}") from None
     try:
         try:
             await shard.run()
@@ -104,7 +103,7 @@ async def _await_opening(job: Job, control: Control, connections: int) -> bool:
 
 
 @memory.enough_for("data")
-def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progress) -> Task:
+def make_task(job: Job, shard: int, progress: Progress = no_progress) -> Task:
     """Make the shard's part of the run. `progress` is called while requests are prepared."""
     config, reached = job.config, job.reached
     config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
@@ -118,7 +117,7 @@ def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progres
     return Task(
         shard=shard,
         plan=plan,
-        calls=_calls(job, config, whole, plan, shard, spool, progress),
+        calls=_calls(job, config, whole, plan, shard, progress),
         targets=reached.targets,
         addresses=reached.addresses,
         context=reach.tls_context(config.server) if any(target.tls for target in reached.targets) else None,
@@ -134,7 +133,7 @@ def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progres
         retry_backoff=float(config.client.retry_backoff),
         kernel_stamps=config.client.stamps == "kernel",
         awake=config.client.awake,
-        spool=spool,
+        spool=job.spool,
         keeps_bodies="text" in config.kept,
         secrets=secret.words(config.server, reached.secrets | _credentials(reached), config.data),
     )
@@ -153,7 +152,7 @@ def _expected_outputs(config: Config, ids: Iterable[int]) -> tuple[tuple[Tensor,
     return tensors.expected_outputs(config.data, list(ids))
 
 
-def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool: Path, progress: Progress) -> Calls:
+def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, progress: Progress) -> Calls:
     """Prepare the shard's requests: each for its id, unless sequences or shared memory need them in turn."""
     sequences = sequences_of(config, plan, job.number(shard), job.all_shards)
     shared = job.shared[shard] if job.shared else None
@@ -179,7 +178,7 @@ def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool:
     prepared = prepare(
         Source(config.data, config.seed, context, config.sessions),
         ids,
-        spool,
+        job.spool,
         shards=job.shards,
         builders=1 if asks_server else _builders(job),
         size=job.probe.request_bytes or 0,

@@ -3,8 +3,6 @@
 It writes one JSON object to standard output: its report, or an error that the user can fix. Standard input stays open while the
 parent lives: when it ends, so does this process, within a second, whatever it is doing. The parent handles Ctrl-C and passes it on
 through the shard's control file.
-
-    python -m inferometer.fleet.worker HOST:PORT    the same for a parent that is reached over TCP (tcp.py)
 """
 
 import os
@@ -13,6 +11,9 @@ import signal
 import sys
 import threading
 from typing import Any
+
+_PARENT_GONE_S = 0.7
+"""Seconds that a shard whose parent has gone may take to end by itself."""
 
 
 def _read_job(jobs: "queue.SimpleQueue[bytes]") -> None:
@@ -29,11 +30,9 @@ def _read_job(jobs: "queue.SimpleQueue[bytes]") -> None:
 
 def _end_soon() -> None:
     """Stop the shard if it is running, and end this process in any case: the parent has gone."""
-    from inferometer.fleet.control import PARENT_GONE  # noqa: PLC0415
-
     if _controls:
         _controls[0]["stop"] = 2
-        threading.Event().wait(PARENT_GONE)
+        threading.Event().wait(_PARENT_GONE_S)
     os._exit(1)
 
 
@@ -43,11 +42,6 @@ _controls: list[Any] = []
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if len(sys.argv) > 1:
-        from inferometer.fleet import tcp  # noqa: PLC0415
-
-        tcp.work(sys.argv[1], sys.stdin.readline().strip())
-        os._exit(0)
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     # Started first, because the imports below take a good part of a second.
     threading.Thread(target=_read_job, args=(jobs,), daemon=True).start()
@@ -65,7 +59,7 @@ def main() -> None:
     try:
         job, shard = pickle.loads(jobs.get())
         _controls.append(Control(job.spool / f"{shard}.control", create=False))
-        result = WorkerResult(report=run_shard(job, shard, job.spool))
+        result = WorkerResult(report=run_shard(job, shard))
     except UserError as error:
         result = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
     except BaseException:  # Python's own exit would abort, because a thread is reading standard input

@@ -51,8 +51,8 @@ class Piece(NamedTuple):
     table: str
     first: int
     """The position of its first row, for rows and chunks."""
-    data: Any
-    """A record batch as an IPC message: a pa.Buffer, which Ray puts into its object store as it is, or bytes."""
+    data: pa.Buffer
+    """A record batch as an IPC message. Ray puts it into its object store as it is."""
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ _READERS: dict[str, Callable[[Path, int, int, int, int], tuple[pa.RecordBatch, i
 def put(folder: Path, shard: int, piece: Piece) -> None:
     """Add a piece to a copy of the spool. Rows that are there already are written again. Raises OSError when the disk is full."""
     table = piece.table
-    batch = pa.ipc.read_record_batch(pa.py_buffer(piece.data), SCHEMAS[table])
+    batch = pa.ipc.read_record_batch(piece.data, SCHEMAS[table])
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     path = folder / f"{shard}.{table}"
     if table == "rows":

@@ -1,4 +1,4 @@
-"""The messages between a parent and its shards, over every transport: barriers, Ctrl-C, the loss of a shard, sessions."""
+"""The messages between a parent and its shards on this machine: barriers, Ctrl-C, the loss of a shard, sessions."""
 
 import json
 import os
@@ -13,25 +13,14 @@ import numpy as np
 import psutil
 import pytest
 from helpers import Client, http_response, polite, scripted
-from hypothesis import given
-from hypothesis import strategies as st
 from waiting import until
 
 from inferometer import conduct
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet.clocks import clock_offset
-from inferometer.fleet.control import StartShard
-from inferometer.fleet.local import LocalProcess, LocalThread
-from inferometer.fleet.tcp import TcpShard
 from inferometer.records import Run, Snapshot
 from inferometer.store.spool import Control
-
-PROCESSES: dict[str, StartShard] = {"local": LocalProcess, "tcp": TcpShard}
-TRANSPORTS: dict[str, StartShard] = PROCESSES | {"thread": LocalThread}
-EITHER = pytest.mark.parametrize("transport", ["local", pytest.param("tcp", marks=pytest.mark.slow)])
-EVERY = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 class Watched(conduct.Show):
@@ -45,16 +34,16 @@ class Watched(conduct.Show):
 
 
 def measure(
-    folder: Path, url: str, transport: str, shards: int, show: Watched | None = None, **sections: Any
+    folder: Path, url: str, processes: int, show: Watched | None = None, **sections: Any
 ) -> tuple[Run, Summary]:
     tree: dict[str, Any] = {
         "server": {"url": url, "model": "m"},
         "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
-        "client": {"processes": shards, "grace": "1s", "probe": False},
+        "client": {"processes": processes, "grace": "1s", "probe": False},
         "output": str(folder),
         "observe": {"prometheus": []},
     }
-    return conduct.measure(from_mapping(tree | sections), show, TRANSPORTS[transport])
+    return conduct.measure(from_mapping(tree | sections), show)
 
 
 def when_recorded(folder: Path, rows: int, act: Callable[[], object]) -> threading.Thread:
@@ -99,11 +88,10 @@ def slow(client: Client) -> None:
         client.send(http_response())
 
 
-@EITHER
-def test_stage_behind_a_barrier_starts_when_all_shards_have_drained(tmp_path: Path, transport: str) -> None:
+def test_stage_behind_a_barrier_starts_when_all_shards_have_drained(tmp_path: Path) -> None:
     watched = Watched()
     with scripted(slow) as url:
-        run, summary = measure(tmp_path, url, transport, 2, watched, load=SLOW_THEN_FAST)
+        run, summary = measure(tmp_path, url, 2, watched, load=SLOW_THEN_FAST)
     rows = run.records.rows
     assert summary.counts.ok == len(rows) == 38
     assert all(
@@ -117,9 +105,8 @@ def test_stage_behind_a_barrier_starts_when_all_shards_have_drained(tmp_path: Pa
     assert np.abs(np.diff(instants) - 10_000_000).max() < 8_000_000  # both shards start the stage at one instant
 
 
-@EITHER
 @pytest.mark.parametrize("drain", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_next_stage_starts_after_the_pause_in_all_shards(tmp_path: Path, transport: str, drain: bool) -> None:
+def test_next_stage_starts_after_the_pause_in_all_shards(tmp_path: Path, drain: bool) -> None:
     stages = [
         {"type": "constant", "rate": 100, "duration": "0.1s"},
         {"type": "closed", "concurrency": 4, "requests": 8, "ramp_up": "0"},
@@ -128,7 +115,7 @@ def test_next_stage_starts_after_the_pause_in_all_shards(tmp_path: Path, transpo
     watched = Watched()
     with scripted(slow) as url:
         load = {"type": "stages", "drain": drain, "pause": "300ms", "stages": stages}
-        run, summary = measure(tmp_path, url, transport, 2, watched, load=load)
+        run, summary = measure(tmp_path, url, 2, watched, load=load)
     rows, pause = run.records.rows, 300_000_000
     assert summary.counts.ok == len(rows) == 24
     first, second, third = (rows[rows["stage"] == stage] for stage in range(3))
@@ -143,8 +130,7 @@ def test_next_stage_starts_after_the_pause_in_all_shards(tmp_path: Path, transpo
 
 
 @pytest.mark.slow
-@EITHER
-def test_ctrl_c_during_a_pause_ends_the_run(tmp_path: Path, transport: str) -> None:
+def test_ctrl_c_during_a_pause_ends_the_run(tmp_path: Path) -> None:
     class Interrupt(Watched):
         def progress(self, snapshot: Snapshot) -> None:
             if snapshot.pausing and not snapshot.stopping:
@@ -154,17 +140,16 @@ def test_ctrl_c_during_a_pause_ends_the_run(tmp_path: Path, transport: str) -> N
     stage = {"type": "constant", "rate": 100, "requests": 6}
     with scripted(slow) as url:
         load = {"type": "stages", "pause": "60s", "stages": [stage, stage]}
-        run, summary = measure(tmp_path, url, transport, 2, Interrupt(), load=load)
+        run, summary = measure(tmp_path, url, 2, Interrupt(), load=load)
     assert summary.counts.ok == len(run.records.rows) == 6
     assert run.manifest.outcome.interrupted
 
 
 @pytest.mark.slow
-@EITHER
-def test_barriers_do_not_wait_for_a_shard_that_was_lost(tmp_path: Path, transport: str) -> None:
+def test_barriers_do_not_wait_for_a_shard_that_was_lost(tmp_path: Path) -> None:
     with scripted(slow) as url:
         when_recorded(tmp_path, 1, lambda: workers()[1].kill())  # noqa: PLW0108 - the workers have not been started yet
-        run, summary = measure(tmp_path, url, transport, 2, load=SLOW_THEN_FAST)
+        run, summary = measure(tmp_path, url, 2, load=SLOW_THEN_FAST)
     rows = run.records.rows
     assert set(rows["stage"][(rows["shard"] == 0) & (rows["failure"] == 0)].tolist()) == {0, 1, 2}
     assert "lost" in summary.counts.by_failure
@@ -183,13 +168,12 @@ def stuck_once(client: Client) -> None:
 
 
 @pytest.mark.slow
-@EITHER
-def test_drain_is_bounded_by_the_total_timeout(tmp_path: Path, transport: str) -> None:
+def test_drain_is_bounded_by_the_total_timeout(tmp_path: Path) -> None:
     load = {"type": "constant", "rate": "50:100:50", "requests": 6}
     watched = Watched()
     with scripted(stuck_once) as url:
         server = {"url": url, "model": "m", "timeouts": {"total": "1200ms"}}
-        run, summary = measure(tmp_path, url, transport, 2, watched, server=server, load=load)
+        run, summary = measure(tmp_path, url, 2, watched, server=server, load=load)
     rows = run.records.rows
     assert (summary.counts.ok, summary.counts.by_failure) == (11, {"total_timeout": 1})
     (timed_out,) = rows["done"][rows["failure"] > 0]
@@ -200,8 +184,7 @@ def test_drain_is_bounded_by_the_total_timeout(tmp_path: Path, transport: str) -
 
 
 @pytest.mark.slow
-@EITHER
-def test_ctrl_c_while_draining_loses_nothing(tmp_path: Path, transport: str) -> None:
+def test_ctrl_c_while_draining_loses_nothing(tmp_path: Path) -> None:
     class Interrupt(Watched):
         def progress(self, snapshot: Snapshot) -> None:
             if snapshot.draining and not snapshot.stopping and snapshot.ok >= 5:
@@ -210,7 +193,7 @@ def test_ctrl_c_while_draining_loses_nothing(tmp_path: Path, transport: str) -> 
 
     with scripted(stuck_once) as url:
         load = {"type": "constant", "rate": "50:100:50", "requests": 6}
-        run, summary = measure(tmp_path, url, transport, 2, Interrupt(), load=load)
+        run, summary = measure(tmp_path, url, 2, Interrupt(), load=load)
     assert run.manifest.outcome.interrupted
     rows = run.records.rows
     assert sorted(rows["id"].tolist()) == list(range(6)), "one row for every request that was sent"
@@ -232,11 +215,10 @@ def slow_for_odd_shards(client: Client) -> None:
 
 
 @pytest.mark.slow
-@EITHER
-def test_counted_closed_stage_ends_on_all_shards_together(tmp_path: Path, transport: str) -> None:
+def test_counted_closed_stage_ends_on_all_shards_together(tmp_path: Path) -> None:
     load = {"type": "closed", "concurrency": 4, "requests": 200, "ramp_up": 0}
     with scripted(slow_for_odd_shards) as url:
-        run, summary = measure(tmp_path, url, transport, 2, load=load)
+        run, summary = measure(tmp_path, url, 2, load=load)
     rows = run.records.rows
     assert summary.counts.ok == len(rows) == 200
     assert sorted(rows["id"].tolist()) == list(range(200))
@@ -250,7 +232,7 @@ def test_counted_closed_stage_ends_on_all_shards_together(tmp_path: Path, transp
 def test_counted_stages_follow_each_other_without_a_drain(tmp_path: Path) -> None:
     stage = {"type": "closed", "concurrency": 4, "requests": 60}
     with scripted(slow_for_odd_shards) as url:
-        run, summary = measure(tmp_path, url, "tcp", 2, load={"stages": [stage, stage]})
+        run, summary = measure(tmp_path, url, 2, load={"stages": [stage, stage]})
     rows = run.records.rows
     assert summary.counts.ok == len(rows) == 120
     assert (rows["stage"] == rows["id"] // 60).all()
@@ -260,13 +242,10 @@ def test_counted_stages_follow_each_other_without_a_drain(tmp_path: Path) -> Non
 # --- Ctrl-C and the death of the parent ------------------------------------------------------------------------------
 
 
-@EITHER
-def test_ctrl_c_ends_the_run_with_what_was_recorded(tmp_path: Path, transport: str) -> None:
+def test_ctrl_c_ends_the_run_with_what_was_recorded(tmp_path: Path) -> None:
     with scripted(polite) as url:
         when_recorded(tmp_path, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
-        run, summary = measure(
-            tmp_path, url, transport, 2, load={"type": "closed", "concurrency": 2, "duration": "30s"}
-        )
+        run, summary = measure(tmp_path, url, 2, load={"type": "closed", "concurrency": 2, "duration": "30s"})
     assert run.manifest.outcome.interrupted
     assert summary.counts.ok >= 6
     assert set(run.records.rows["shard"].tolist()) == {0, 1}
@@ -277,14 +256,11 @@ PARENT = """
 import sys
 from inferometer import conduct
 from inferometer.config import from_mapping
-from inferometer.errors import UserError
-from inferometer.fleet.local import LocalProcess
-from inferometer.fleet.tcp import TcpShard
 
 conduct.measure(from_mapping({
     "server": {"url": sys.argv[1], "model": "m"}, "data": {"prompts": ["hello"], "output": 2},
     "load": {"type": "closed", "concurrency": 2, "duration": "60s"}, "client": {"processes": 2}, "output": sys.argv[2],
-}), None, {"local": LocalProcess, "tcp": TcpShard}[sys.argv[3]])
+}))
 """
 
 
@@ -300,11 +276,11 @@ def processes_of(marker: str) -> list[psutil.Process]:
     return found
 
 
-def kill_parent_after(seconds: float, url: str, folder: Path, transport: str) -> None:
+def kill_parent_after(seconds: float, url: str, folder: Path) -> None:
     """Kill a run's parent, and check that all of its processes are gone within a second."""
-    marker = f"{folder}{transport}{seconds}"
+    marker = f"{folder}{seconds}"
     parent = psutil.Popen(
-        [os.sys.executable, "-c", PARENT, url, str(folder), transport],  # type: ignore[attr-defined]
+        [os.sys.executable, "-c", PARENT, url, str(folder)],  # type: ignore[attr-defined]
         env=os.environ | {"INFEROMETER_TEST": marker},
     )
     time.sleep(seconds)
@@ -318,19 +294,17 @@ def kill_parent_after(seconds: float, url: str, folder: Path, transport: str) ->
     assert not left, f"after {seconds:.2f} s"
 
 
-@EITHER
 @pytest.mark.parametrize("seconds", [0.45, 1.2])
-def test_no_process_outlives_a_killed_parent(tmp_path: Path, transport: str, seconds: float) -> None:
+def test_no_process_outlives_a_killed_parent(tmp_path: Path, seconds: float) -> None:
     with scripted(polite) as url:
-        kill_parent_after(seconds, url, tmp_path, transport)
+        kill_parent_after(seconds, url, tmp_path)
 
 
 @pytest.mark.slow
-@EITHER
-def test_no_process_outlives_a_parent_that_is_killed_at_any_moment(tmp_path: Path, transport: str) -> None:
+def test_no_process_outlives_a_parent_that_is_killed_at_any_moment(tmp_path: Path) -> None:
     with scripted(polite) as url:
         for seconds in np.random.default_rng(20).uniform(0, 2, 20):
-            kill_parent_after(float(seconds), url, tmp_path, transport)
+            kill_parent_after(float(seconds), url, tmp_path)
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------
@@ -353,7 +327,7 @@ def echo(client: Client) -> None:
         )
 
 
-@EVERY
+@pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize(
     "load",
     [
@@ -362,7 +336,7 @@ def echo(client: Client) -> None:
     ],
 )
 def test_second_turn_of_a_session_contains_the_response_to_the_first(
-    tmp_path: Path, transport: str, load: dict[str, Any]
+    tmp_path: Path, processes: int, load: dict[str, Any]
 ) -> None:
     bodies: list[Any] = []
 
@@ -378,10 +352,9 @@ def test_second_turn_of_a_session_contains_the_response_to_the_first(
 
     data = tmp_path / "talk.jsonl"
     data.write_text(json.dumps({"turns": ["hello", "go on"], "think": 0.02}) + "\n")
-    shards = 0 if transport == "thread" else 2
     with scripted(noting) as url:
         run, summary = measure(
-            tmp_path, url, transport, shards, data={"type": "jsonl", "path": str(data), "output": 2}, load=load
+            tmp_path, url, processes, data={"type": "jsonl", "path": str(data), "output": 2}, load=load
         )
     rows = run.records.rows
     assert summary.counts.ok == len(rows) == 24
@@ -406,7 +379,7 @@ def test_a_run_ends_while_users_think(tmp_path: Path) -> None:
     data.write_text(json.dumps({"turns": ["hello", "go on"], "think": 60}) + "\n")
     load = {"type": "closed", "concurrency": 2, "duration": "150ms"}
     with scripted(echo) as url:
-        run, summary = measure(tmp_path, url, "thread", 0, data={"type": "jsonl", "path": str(data)}, load=load)
+        run, summary = measure(tmp_path, url, 0, data={"type": "jsonl", "path": str(data)}, load=load)
     assert summary.counts.ok == 2
     assert run.records.rows["turn"].tolist() == [0, 0]
 
@@ -418,17 +391,3 @@ def test_conversations_need_an_api_that_can_hold_them(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot contain earlier turns") as caught:
         conduct.measure(from_mapping(tree | {"load": {"type": "closed", "requests": 1}}))
     assert caught.value.key == "data.path"
-
-
-# --- clocks ----------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(-(10**15), 10**15), st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1))
-def test_clock_offset_is_accurate_to_half_the_quickest_round_trip(offset: int, ways: list[tuple[int, int]]) -> None:
-    samples, at = [], 0
-    for there, back in ways:
-        samples.append((at, at + there + offset, at + there + back))
-        at += there + back
-    estimated, uncertainty = clock_offset(samples)
-    assert abs(estimated - offset) <= uncertainty
-    assert uncertainty <= min(map(sum, ways)) / 2 + 1
