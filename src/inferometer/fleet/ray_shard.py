@@ -61,9 +61,10 @@ class RayShard:
     def is_ready(self) -> bool:
         return self._state >= STATES.index("ready")
 
-    def poll(self, shards: int) -> Any:
+    def poll(self, shards: int, may_store: bool) -> Any:
+        """Request what is new. `may_store`: all shards have ended, and this one may store its chunks and texts."""
         wait = 0.0 if self._has_more else max(self._poll_s, shards * _POLL_PER_SHARD_S)
-        return self._poll.remote(self._polls, wait, min(_RESPONSE, _RESPONSES // shards))
+        return self._poll.remote(self._polls, wait, min(_RESPONSE, _RESPONSES // shards), may_store)
 
     def take(self, update: Update, is_synchronized: bool) -> None:
         """Store what a poll has brought."""
@@ -91,10 +92,6 @@ class RayShard:
         self._result = result
         self.has_ended = True
         self._ended.set()
-
-    def store(self) -> None:
-        """Let the shard store its chunks and texts, if the run belongs to a bucket."""
-        self._command.remote("store")
 
     def show_state(self) -> None:
         self._copy.control["state"] = self._state
