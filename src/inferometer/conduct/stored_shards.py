@@ -8,7 +8,7 @@ from inferometer.store.folder import BODIES, CHUNKS, shard_file
 from inferometer.store.objects import connect
 from inferometer.store.shard_files import write_shard_files
 from inferometer.store.spool import Control
-from inferometer.store.upload import UPLOAD, Upload, read_upload
+from inferometer.store.upload import UPLOAD, Upload, push_command, read_upload
 
 
 def complete(folder: Path, spool: Path, shards: int, classes: Sequence[str]) -> bool:
@@ -29,10 +29,11 @@ def complete(folder: Path, spool: Path, shards: int, classes: Sequence[str]) -> 
     with named({"output": "another output", "storage.endpoint": "storage.endpoint"}):
         try:
             _fetch(folder, upload, stored)
-        except UserError as error:
+        except (UserError, KeyboardInterrupt) as error:
+            why = error.line if isinstance(error, UserError) else f"{upload.url}: interrupted"
             raise UserError(
-                f"{error.line}: the run is measured, but the chunks that its shards have stored there cannot be read",
-                f"nothing is lost; when the cause is fixed, `inferometer report {folder}` completes the run",
+                f"{why}: the run is measured, but the chunks that its shards have stored there are not read",
+                f"nothing is lost; `inferometer report {folder}` completes the run, and `{push_command(folder)}` uploads it",
             ) from None
     for shard in range(shards):
         if shard not in stored:
