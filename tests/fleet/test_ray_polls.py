@@ -24,13 +24,16 @@ class LostError(Exception):
 
 
 class FakeActor:
-    """An actor that gives these responses to polls: an update, or None for a call that is lost. `log` has all calls of the fleet."""
+    """An actor that gives these responses to polls: an update, or None for a call that is lost. `log` has them and the readings of the clock.
+    If it `is_deaf`, all other calls are lost."""
 
     def __init__(self, name: str, log: list[str], responses: list[Update | None]) -> None:
         self.name, self.log, self.responses = name, log, responses
+        self.is_deaf = False
 
     def __getattr__(self, method: str) -> Any:
-        call = {"poll": self._poll, "clock": self._clock}.get(method, lambda *_: None)
+        calls: dict[str, Any] = {"poll": self._poll, "clock": self._clock}
+        call = calls.get(method, lambda *_: lambda: None if self.is_deaf else True)
         return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=call))
 
     def _poll(self, number: int, wait: float, most: int, may_store: bool) -> Callable[[], Any]:
@@ -48,7 +51,7 @@ class FakeRay:
 
     exceptions = SimpleNamespace(RayError=LostError, ActorUnavailableError=LostError, GetTimeoutError=LostError)
 
-    def wait(self, references: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+    def wait(self, references: list[Any], num_returns: int = 1, timeout: float = 0) -> tuple[list[Any], list[Any]]:
         return references, []
 
     def get(self, reference: Callable[[], Any], timeout: float) -> Any:
@@ -63,7 +66,7 @@ def log() -> list[str]:
     return []
 
 
-def polled(tmp_path: Path, log: list[str], *responses: list[Update | None]) -> RayFleet:
+def polled(tmp_path: Path, log: list[str], *responses: list[Update | None], is_deaf: bool = False) -> RayFleet:
     """A fleet on one node, which was polled until its shards had given their last responses."""
     config = from_mapping({"server": {"url": "http://127.0.0.1:1", "model": "m"}, "fleet": {"type": "ray"}})
     actors: Any = SimpleNamespace(
@@ -71,6 +74,7 @@ def polled(tmp_path: Path, log: list[str], *responses: list[Update | None]) -> R
         facts=[NodeFacts("node", "10.0.0.1", "host", "1", 1, 0, "/tmp")] * len(responses),
         ship=lambda files: None,
     )
+    actors.actors[0].is_deaf = is_deaf
     thread: Any = SimpleNamespace(start=lambda poll: None)
     fleet = RayFleet(FakeRay(), thread, actors)
     job = Job(config, Reached((), (), "m", {}), len(responses), tmp_path, "tag")
@@ -97,3 +101,12 @@ def test_clocks_are_measured_when_the_shards_of_a_node_have_ended_and_not_when_t
     fleet = polled(tmp_path, log, [ended, ended, last])
     assert list(fleet._end_clocks) == ["node"]
     assert log[0] == "0 poll" and log[-2:] == ["0 store", "0 store"] and set(log[1:-2]) == {"clock"}
+
+
+def test_a_shard_that_a_message_does_not_reach_is_lost(tmp_path: Path, log: list[str]) -> None:
+    """It would wait for the start of the run forever, and respond to every poll."""
+    runs, last = Update([], 0, False), Update([], 0, False, True, RESULT)
+    fleet = polled(tmp_path, log, [runs] * 5, [runs, last], is_deaf=True)
+    lost, other = fleet._shards
+    assert lost.is_lost and "a message did not reach its Ray node 10.0.0.1" in str(lost.result())
+    assert not other.is_lost and other.result() == RESULT

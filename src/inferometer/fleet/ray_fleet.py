@@ -82,6 +82,8 @@ class RayFleet:
                 ready, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=_WAIT_S)
                 for reference in ready:
                     self._take(pending.pop(reference), reference)
+                for shard in self._shards:
+                    self._check_calls(shard)
                 self._synchronize()
         except Exception as error:  # the run must end with a clear error, whatever it was
             for shard in self._shards:
@@ -114,6 +116,16 @@ class RayFleet:
                 self._end_clocks[node] = self._measure(shard)
         if update.result is not None:
             shard.end(update.result)
+
+    def _check_calls(self, shard: RayShard) -> None:
+        """Give up a shard that a message did not reach: it would wait for it forever. Ray does not send it again."""
+        while shard.is_polled and shard.calls and self._ray.wait([shard.calls[0]], timeout=0)[0]:
+            try:
+                self._ray.get(shard.calls.popleft(), timeout=_PING_S)
+            except self._ray.exceptions.ActorUnavailableError:
+                shard.die(f"was lost: a message did not reach its Ray node {shard.facts.address}")
+            except self._ray.exceptions.RayError as error:
+                shard.die(_died_of(error, shard.facts))
 
     def _synchronize(self) -> None:
         """Measure the clocks of all nodes when all shards are ready, and let the supervisor see that they are."""
