@@ -156,18 +156,23 @@ def test_a_shard_gets_only_what_its_kind_of_store_reads(tmp_path: Path) -> None:
 # --- the parent ------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_while_the_parent_reads_the_chunks_says_how_to_go_on(
-    spool: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), UserError("/x: the disk is full", "free some space")])
+def test_a_parent_that_cannot_collect_the_chunks_says_how_to_go_on(
+    spool: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    """Shard 0 has stored its chunks, and those of shard 1 are in the spool."""
+
+    def fail(*_: object) -> None:
+        raise failure
 
     folder = tmp_path_factory.mktemp("run")
     write_upload(folder, Upload("s3://bench"))
     Control(spool / "0.control", create=False)["stored"] = 1
-    monkeypatch.setattr(stored_shards, "connect", interrupted)
-    with pytest.raises(UserError, match="interrupted") as caught:
-        stored_shards.complete(folder, spool, 1, ())
+    Control(spool / "1.control", create=True)
+    monkeypatch.setattr(stored_shards, "_fetch", lambda *_: None)
+    monkeypatch.setattr(stored_shards, "write_shard_files", fail)
+    with pytest.raises(UserError, match=r"interrupted|the disk is full") as caught:
+        stored_shards.complete(folder, spool, 2, ())
     assert f"inferometer report {folder}" in caught.value.next_step
     assert f"inferometer runs push {folder}" in caught.value.next_step
 

@@ -195,7 +195,7 @@ def test_chunks_that_cannot_be_fetched_are_a_clear_error_and_the_run_can_be_comp
 
     destination = ray_fleet.destination
     monkeypatch.setattr(ray_fleet, "destination", direct)
-    with pytest.raises(UserError, match="cannot be read") as caught:
+    with pytest.raises(UserError, match="could not be collected") as caught:
         measure(tmp_path / "runs", sim, BASE)
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"inferometer report {folder}" in caught.value.next_step
