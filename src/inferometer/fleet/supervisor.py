@@ -66,7 +66,8 @@ class Supervisor:
         Safe in a signal handler: `watch` passes it on to the shards."""
         if self._running:
             self._stop = min(self._stop + 1, 2)
-        if not all(self._controls[shard]["ended"] for shard in self._running):
+        own = [self._controls[shard] for shard in self._running]
+        if not all(control["ended"] and not control["interrupted"] for control in own):
             self._interrupts = self._stop
 
     def end_stage(self, stage: int) -> None:
