@@ -21,8 +21,11 @@ from helpers import Client, http_response, measure, polite, scripted
 from waiting import until
 
 from inferometer.conduct import measuring
+from inferometer.config import from_mapping
 from inferometer.errors import UserError
 from inferometer.fleet import local, runner, supervisor
+from inferometer.fleet.job import Job, whole_plan
+from inferometer.probe.reach import Reached
 from inferometer.store.spool import Control
 from inferometer.units import NS
 
@@ -256,3 +259,20 @@ def test_ctrl_c_ends_the_preparation_of_requests(tmp_path: Path, processes: int)
     assert 0 < seen[-1] < 0.5
     assert list(tmp_path.iterdir()) == []
     assert not workers()
+
+
+def test_ctrl_c_after_the_last_response_does_not_interrupt_the_run(tmp_path: Path) -> None:
+    """The shards may still count tokens, or store their chunks."""
+    config = from_mapping({"server": {"url": "http://127.0.0.1:1", "model": "m"}})
+    job = Job(config, Reached((), (), "m", {}), 2, tmp_path, "tag")
+    handle: Any = SimpleNamespace()
+    made = supervisor.Supervisor(job, lambda *_: handle, whole_plan(config))
+    controls = [Control(tmp_path / f"{shard}.control", create=False) for shard in range(2)]
+    for control in controls:
+        assert not made.interrupted
+        control["ended"] = 1
+    made.stop()
+    assert not made.interrupted and made.stop_level == 0
+    controls[1]["ended"] = 0
+    made.stop()
+    assert made.interrupted and made.stop_level == 2

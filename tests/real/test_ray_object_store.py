@@ -110,14 +110,16 @@ def test_a_run_in_a_bucket_is_the_same_as_one_in_a_folder(proxy: Proxy, sim: str
     assert run.manifest.workload["digest"] == here.manifest.workload["digest"]
     assert summary.counts == local.counts and summary.counts.ok == 90
     assert texts(run) == texts(here) and len(texts(run)) == 90
-    assert [path.name for path in files_of(run.folder, "chunks.parquet")] == [f"chunks-{n}.parquet" for n in range(3)]
+    assert [path.name for path in files_of(run.folder, "chunks.parquet")] == [
+        f"chunks-0000{n}.parquet" for n in range(3)
+    ]
     check_chunks(run)
     check_chunks(here)
 
     written = [path for path in proxy.written() if run.folder.name in path]
     for name in ("chunks", "bodies"):  # each by its shard, and not again by the parent
         assert sorted(path for path in written if f"/{name}" in path) == [
-            f"/bench/fleet/{run.folder.name}/{name}-{shard}.parquet" for shard in range(3)
+            f"/bench/fleet/{run.folder.name}/{name}-0000{shard}.parquet" for shard in range(3)
         ]
     assert "manifest.json" in written[-1]
 
@@ -150,7 +152,9 @@ def test_a_shard_that_cannot_store_its_chunks_sends_them_to_the_parent(
     (note,) = [line for line in run.manifest.outcome.notes if "could not store" in line]
     assert note.startswith("client process 1 ") and "there is no such bucket" in note
     written = [path for path in proxy.written() if f"{run.folder.name}/chunks" in path]
-    assert sorted(path[-len("chunks-0.parquet") :] for path in written) == [f"chunks-{n}.parquet" for n in range(3)]
+    assert sorted(path[-len("chunks-00000.parquet") :] for path in written) == [
+        f"chunks-0000{n}.parquet" for n in range(3)
+    ]
     fetched, again = conduct.open_run(str(local_names([f"{BASE}/{run.folder.name}"])[0]))
     assert again == summary
     check_chunks(fetched)
@@ -191,7 +195,7 @@ def test_chunks_that_cannot_be_fetched_are_a_clear_error_and_the_run_can_be_comp
 
     destination = ray_fleet.destination
     monkeypatch.setattr(ray_fleet, "destination", direct)
-    with pytest.raises(UserError, match="cannot be read") as caught:
+    with pytest.raises(UserError, match="could not be collected") as caught:
         measure(tmp_path / "runs", sim, BASE)
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"inferometer report {folder}" in caught.value.next_step

@@ -10,12 +10,14 @@ import synthetic_run as made
 from inferometer import store
 from inferometer.records import MISSING, TIMES, Failure
 from inferometer.store import joining, writing
+from inferometer.store.folder import CHUNKS, shard_file
 
 SHIFTS = (0, 5_000, 70)
 
 
-def stored(folder: Path, failures: tuple[Failure, ...], replicas: tuple[str, ...]) -> Path:
-    """Store a run in which some requests failed, some were never sent, and the others went to different addresses."""
+def stored(folder: Path, by_shard: bool, failures: tuple[Failure, ...], replicas: tuple[str, ...]) -> Path:
+    """Store a run in which some requests failed, some were never sent, and the others went to different addresses. `by_shard`: its chunks
+    are in a file per shard."""
     rows, chunks = made.open_rows()
     for number in range(len(failures)):
         made.fail(rows, [number], 1 + number)
@@ -24,7 +26,9 @@ def stored(folder: Path, failures: tuple[Failure, ...], replicas: tuple[str, ...
     run = made.run(rows, chunks, failures=failures)
     folder.mkdir()
     records = msgspec.structs.replace(run.records, replicas=replicas)
-    store.write(folder, run.manifest, records, made.pieces(chunks, 1 << 20), run.series())
+    store.write(folder, run.manifest, records, None if by_shard else made.pieces(chunks, 1 << 20), run.series())
+    for shard, piece in enumerate(made.pieces(chunks, -(-len(chunks.arrival) // 11)) if by_shard else ()):
+        writing.write_chunks(folder / shard_file(CHUNKS, shard), [piece])
     return folder
 
 
@@ -34,7 +38,7 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[joining.Plac
     busy, cut, reset = Failure("http_503", "busy"), Failure("cut", ""), Failure("reset", "by peer")
     kinds = [((busy, cut), ("a:1", "b:1")), ((reset, busy), ("b:1",)), ((cut,), ("c:1", "a:1"))]
     return [
-        joining.Placed(stored(tmp_path / str(number), *kind), SHIFTS[number], 2 * number)
+        joining.Placed(stored(tmp_path / str(number), number == 1, *kind), SHIFTS[number], 2 * number)
         for number, kind in enumerate(kinds)
     ]
 

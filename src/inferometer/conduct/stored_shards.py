@@ -8,14 +8,14 @@ from inferometer.store.folder import BODIES, CHUNKS, shard_file
 from inferometer.store.objects import connect
 from inferometer.store.shard_files import write_shard_files
 from inferometer.store.spool import Control
-from inferometer.store.upload import UPLOAD, Upload, read_upload
+from inferometer.store.upload import UPLOAD, Upload, push_command, read_upload
 
 
 def complete(folder: Path, spool: Path, shards: int, classes: Sequence[str]) -> bool:
     """Put the files of all shards into the run's folder, if any of them are in the bucket. Return whether they are.
 
     They are fetched, because the report is computed from them. What other shards have sent to the parent instead is written beside
-    them. Raises UserError when the bucket cannot be read.
+    them. Raises UserError when the bucket cannot be read, or the disk is full.
     """
     stored = [shard for shard in range(shards) if Control(spool / f"{shard}.control", create=False)["stored"]]
     if not stored:
@@ -29,14 +29,15 @@ def complete(folder: Path, spool: Path, shards: int, classes: Sequence[str]) -> 
     with named({"output": "another output", "storage.endpoint": "storage.endpoint"}):
         try:
             _fetch(folder, upload, stored)
-        except UserError as error:
+            for shard in range(shards):
+                if shard not in stored:
+                    write_shard_files(spool, shard, folder, classes)
+        except (UserError, KeyboardInterrupt) as error:
+            why = error.line if isinstance(error, UserError) else f"{upload.url}: interrupted"
             raise UserError(
-                f"{error.line}: the run is measured, but the chunks that its shards have stored there cannot be read",
-                f"nothing is lost; when the cause is fixed, `inferometer report {folder}` completes the run",
+                f"{why}: the run is measured, but the chunks of its shards could not be collected",
+                f"nothing is lost; `inferometer report {folder}` completes the run, and `{push_command(folder)}` uploads it",
             ) from None
-    for shard in range(shards):
-        if shard not in stored:
-            write_shard_files(spool, shard, folder, classes)
     return True
 
 

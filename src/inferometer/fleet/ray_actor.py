@@ -150,15 +150,15 @@ class ShardActor:
             case "grant":
                 number, stage, first, end, is_last = values
                 self._process.grant(Grant(number, stage, first, end, bool(is_last)))
-            case "store" if self._storing is not None:
-                self._storing.allowed.set()
             case "past" | "abandoned" | "stop":
                 self._control[kind] = max(values[0], self._control[kind])
 
-    def poll(self, number: int, wait: float, most: int) -> Update:
+    def poll(self, number: int, wait: float, most: int, may_store: bool = False) -> Update:
         """Return what is new, up to about `most` bytes, after at most `wait` seconds. A poll with the number of the one before
-        returns the same again: the response did not arrive."""
+        returns the same again: the response did not arrive. `may_store`: the chunks and texts may be stored (shard_store.py)."""
         self._polled = time.monotonic()
+        if may_store and self._storing is not None:
+            self._storing.allowed.set()
         if number != self._latest[0]:
             self._latest = number, self._new(wait, most)
         return self._latest[1]

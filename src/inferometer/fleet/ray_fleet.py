@@ -43,11 +43,10 @@ class RayFleet:
         self.facts = actors.facts
         self._shards: list[RayShard] = []
         self._is_synchronized = False
-        self._may_store = False
         self._closed = threading.Event()
         self._polls_ended = threading.Event()
         self._start_clocks: dict[str, ClockOffset] = {}
-        self._end_clocks: dict[str, ClockOffset] = {}
+        self._end_clocks: dict[str, ClockOffset | None] = {}
         self.start_in = NS // 4 + len(actors.actors) * NS // 200
         """Nanoseconds from the last shard's `ready` to t=0: the message must have reached every node by then."""
 
@@ -72,17 +71,20 @@ class RayFleet:
             while not self._closed.is_set():
                 pending = {reference: shard for reference, shard in pending.items() if shard.is_polled}
                 waited_for = {shard.number for shard in pending.values()}
+                # Storing takes CPU time and bandwidth, which would disturb shards that are still sending.
+                may_store = len(self._shards) == len(self.facts) and all(shard.has_ended for shard in self._shards)
                 for shard in self._shards:
                     if shard.is_polled and shard.number not in waited_for:
-                        pending[shard.poll(len(self._shards))] = shard
+                        pending[shard.poll(len(self._shards), may_store)] = shard
                 if not pending:
                     self._closed.wait(_WAIT_S)
                     continue
                 ready, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=_WAIT_S)
                 for reference in ready:
                     self._take(pending.pop(reference), reference)
+                for shard in self._shards:
+                    self._check_calls(shard)
                 self._synchronize()
-                self._let_store()
         except Exception as error:  # the run must end with a clear error, whatever it was
             for shard in self._shards:
                 shard.die(f"could not be polled any more: {type(error).__name__}: {ray_cluster.first_line(error)}")
@@ -106,13 +108,24 @@ class RayFleet:
         except OSError as error:
             shard.die(f"could not be recorded any more: {error.strerror or error}")
             return
-        if update.result is None:
-            return
-        others = (other for other in self._shards if other.facts.node_id == shard.facts.node_id and other is not shard)
-        if self._is_synchronized and not any(other.is_polled for other in others):
+        node = shard.facts.node_id
+        have_ended = all(other.has_ended for other in self._shards if other.facts.node_id == node)
+        if self._is_synchronized and have_ended and node not in self._end_clocks:  # before they store their records
+            self._end_clocks[node] = None
             with contextlib.suppress(errors.RayError):  # the node has gone since
-                self._end_clocks[shard.facts.node_id] = self._measure(shard)
-        shard.end(update.result)
+                self._end_clocks[node] = self._measure(shard)
+        if update.result is not None:
+            shard.end(update.result)
+
+    def _check_calls(self, shard: RayShard) -> None:
+        """Give up a shard that a message did not reach: it would wait for it forever. Ray does not send it again."""
+        while shard.is_polled and shard.calls and self._ray.wait([shard.calls[0]], timeout=0)[0]:
+            try:
+                self._ray.get(shard.calls.popleft(), timeout=_PING_S)
+            except self._ray.exceptions.ActorUnavailableError:
+                shard.die(f"was lost: a message did not reach its Ray node {shard.facts.address}")
+            except self._ray.exceptions.RayError as error:
+                shard.die(_died_of(error, shard.facts))
 
     def _synchronize(self) -> None:
         """Measure the clocks of all nodes when all shards are ready, and let the supervisor see that they are."""
@@ -131,18 +144,6 @@ class RayFleet:
         self._is_synchronized = True
         for shard in self._shards:
             shard.show_state()
-
-    def _let_store(self) -> None:
-        """Let the shards store what they have recorded when all of them have ended (shard_store.py)."""
-        if (
-            not self._may_store
-            and len(self._shards) == len(self.facts)
-            and all(each.has_ended for each in self._shards)
-        ):
-            self._may_store = True
-            for shard in self._shards:
-                if not shard.is_lost:
-                    shard.store()
 
     def _measure(self, shard: RayShard) -> ClockOffset:
         """Measure the clock of a shard's node."""

@@ -1,6 +1,7 @@
 """The parent's handle on a shard that runs in a Ray actor (control.ShardHandle)."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,8 @@ class RayShard:
         self._poll_s = _DEALING_POLL_S if is_dealt else _POLL_S
         self._poll = actor.poll.options(concurrency_group="poll")
         self._command = actor.command.options(concurrency_group="control")
+        self.calls: deque[Any] = deque()
+        """Messages to the actor that may not have arrived yet, oldest first."""
         self._heard = now()
         self._unreachable = 0  # since when the actor cannot be reached; 0: it can
         self._has_more = False
@@ -49,7 +52,7 @@ class RayShard:
     def begin(self, data: bytes) -> None:
         """Start the shard's process. `data` has the job with its secrets, and the credentials of the bucket: it is an argument of a
         call, which Ray does not show or store."""
-        self.actor.begin.options(concurrency_group="control").remote(data, _PIECE)
+        self.calls.append(self.actor.begin.options(concurrency_group="control").remote(data, _PIECE))
 
     # --- for the thread that polls -----------------------------------------------------------------------------------
 
@@ -61,9 +64,10 @@ class RayShard:
     def is_ready(self) -> bool:
         return self._state >= STATES.index("ready")
 
-    def poll(self, shards: int) -> Any:
+    def poll(self, shards: int, may_store: bool) -> Any:
+        """Request what is new. `may_store`: all shards have ended, and this one may store its chunks and texts."""
         wait = 0.0 if self._has_more else max(self._poll_s, shards * _POLL_PER_SHARD_S)
-        return self._poll.remote(self._polls, wait, min(_RESPONSE, _RESPONSES // shards))
+        return self._poll.remote(self._polls, wait, min(_RESPONSE, _RESPONSES // shards), may_store)
 
     def take(self, update: Update, is_synchronized: bool) -> None:
         """Store what a poll has brought."""
@@ -92,10 +96,6 @@ class RayShard:
         self.has_ended = True
         self._ended.set()
 
-    def store(self) -> None:
-        """Let the shard store its chunks and texts, if the run belongs to a bucket."""
-        self._command.remote("store")
-
     def show_state(self) -> None:
         self._copy.control["state"] = self._state
 
@@ -109,22 +109,25 @@ class RayShard:
     # --- for the supervisor ------------------------------------------------------------------------------------------
 
     def start(self, t0: int) -> None:
-        self._command.remote("start", t0 + self._offset())
+        self._send("start", t0 + self._offset())
 
     def release(self, stage: int, at: int) -> None:
-        self._command.remote("release", stage, at + self._offset())
+        self._send("release", stage, at + self._offset())
 
     def grant(self, grant: Grant) -> None:
-        self._command.remote("grant", *grant)
+        self._send("grant", *grant)
 
     def end_stage(self, stage: int) -> None:
-        self._command.remote("past", stage + 1)
+        self._send("past", stage + 1)
 
     def abandon(self, stage: int) -> None:
-        self._command.remote("abandoned", stage + 1)
+        self._send("abandoned", stage + 1)
 
     def stop(self, level: int) -> None:
-        self._command.remote("stop", level)
+        self._send("stop", level)
+
+    def _send(self, kind: str, *values: int) -> None:
+        self.calls.append(self._command.remote(kind, *values))
 
     def is_alive(self) -> bool:
         if not self._ended.is_set() and now() - self._heard > _SILENT_S * NS:

@@ -1,10 +1,12 @@
 """Shards on other machines that store their chunks and texts in the run's bucket themselves, instead of sending them to the parent.
 
 The credentials are the parent's: its environment variables, and the contents of the files that they name. They travel with the job, as
-an argument of a call (ray_shard.py), and are in the environment of the process that talks to the store, and nowhere else.
+an argument of a call (ray_shard.py). They are in the environment of the process that talks to the store and, while it does, in files that
+only its user can read.
 """
 
 import os
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +32,11 @@ _FILES = {
     "gs": {"GOOGLE_APPLICATION_CREDENTIALS": "~/.config/gcloud/application_default_credentials.json"},
 }
 """Variables that name a file with credentials, and the file if they are not set."""
+_IDENTITY = {
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
+    *("AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+}
+"""Variables that say who the client is. If the parent has any, those of the node are left out: a store refuses a mix."""
 
 
 class Destination(msgspec.Struct, frozen=True):
@@ -101,13 +108,13 @@ class ShardStoring:
 
 def _store_shard(spool: Path, shard: int, classes: Sequence[str], to: Destination) -> None:
     """Store a shard's chunks and texts as Parquet files. Raises UserError when several attempts, of `storage.timeout` each, have failed."""
-    environment = {**os.environ, **to.environment}
-    for name, content in to.files.items():
-        path = spool / f"{name}.credentials"
-        path.touch(0o600)
-        path.write_bytes(content)
-        environment[name] = str(path)
-    with connect(to.url, to.storage, environment) as objects:
-        for path in write_shard_files(spool, shard, spool, classes):
-            objects.put(path.name, path)
-            path.unlink()
+    replaced = set() if _IDENTITY.isdisjoint({*to.environment, *to.files}) else _IDENTITY
+    environment = {name: value for name, value in os.environ.items() if name not in replaced} | to.environment
+    with tempfile.TemporaryDirectory(dir=spool) as folder:
+        for name, content in to.files.items():
+            environment[name] = f"{folder}/{name}"
+            Path(environment[name]).write_bytes(content)
+        with connect(to.url, to.storage, environment) as objects:
+            for path in write_shard_files(spool, shard, spool, classes):
+                objects.put(path.name, path)
+                path.unlink()

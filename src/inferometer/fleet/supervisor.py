@@ -42,7 +42,7 @@ class Supervisor:
         self._controls = [Control(job.spool / f"{shard}.control", create=True) for shard in range(job.shards)]
         self._seen = [0] * job.shards
         self._t0 = 0
-        self._stop = self._stop_sent = 0
+        self._stop = self._stop_sent = self._interrupts = 0
         self._barriers = list(job.barriers)
         self._pauses = [stage.pause for stage in plan.stages]
         self.dealing = Dealing(plan, job.shards, self._controls, division_unit(job.config))
@@ -61,10 +61,14 @@ class Supervisor:
             raise
 
     def stop(self) -> None:
-        """Stop the run on Ctrl-C: the first call waits for the requests in flight, the second ends it now. Without effect
-        once all shards have ended: the outcome of the run is decided. Safe in a signal handler: `watch` passes it on to the shards."""
+        """Stop the run on Ctrl-C: the first call waits for the requests in flight, the second ends it now. Once all shards have ended,
+        the outcome of the run is decided: they still count tokens or store their chunks, and the run does not count as interrupted.
+        Safe in a signal handler: `watch` passes it on to the shards."""
         if self._running:
             self._stop = min(self._stop + 1, 2)
+        own = [self._controls[shard] for shard in self._running]
+        if not all(control["ended"] and not control["interrupted"] for control in own):
+            self._interrupts = self._stop
 
     def end_stage(self, stage: int) -> None:
         """Make all shards that are still in this stage continue with the next one, within a tick."""
@@ -83,12 +87,12 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        return self._stop > 0
+        return self._interrupts > 0
 
     @property
     def stop_level(self) -> int:
-        """How often `stop` was called, up to 2."""
-        return self._stop
+        """How often `stop` was called before all shards had ended, up to 2."""
+        return self._interrupts
 
     @property
     def disk_full(self) -> bool:

@@ -55,8 +55,9 @@ def write_summary(folder: Path, data: bytes) -> None:
 
 
 def shard_file(name: str, shard: int) -> str:
-    """Return what the file of one shard is called, for chunks.parquet and bodies.parquet (shard_files.py)."""
-    return f"{name.removesuffix('.parquet')}-{shard}.parquet"
+    """Return what the file of one shard is called, for chunks.parquet and bodies.parquet (shard_files.py). In the order of the names, as
+    a glob lists them, the files are in the order of the shards."""
+    return f"{name.removesuffix('.parquet')}-{shard:05}.parquet"
 
 
 def files_of(folder: Path, name: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Chunks and texts of single shards in Parquet files of their own: `chunks-0.parquet` and `bodies-0.parquet` are those of shard 0.
+"""Chunks and texts of single shards in Parquet files of their own: `chunks-00000.parquet` and `bodies-00000.parquet` are those of shard 0.
 
 A run whose shards have stored them in its bucket has these files instead of chunks.parquet and bodies.parquet. Together, in the order
 of the shards, they are the same.
