@@ -136,7 +136,8 @@ class Web:
         except Exception as error:  # keep serving
             self._fail(connection, request, error)
         else:
-            reply(connection, request, 200, body, content_type=CONTENT_TYPE, close=self._is_draining)
+            close = self._is_draining and self._has_models  # the port for metrics can be read until the end
+            reply(connection, request, 200, body, content_type=CONTENT_TYPE, close=close)
 
 
 def is_open(path: bytes) -> bool:
