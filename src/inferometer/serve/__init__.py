@@ -12,7 +12,9 @@ sim/        a simulator of text models with known timing, which logs the ground 
 web         routes HTTP paths to these parts
 settings    all settings of the server
 ports       binding ports
+access      the token, and the access log
 offload     background threads, and when work leaves the event loop
+compression gzip and deflate, of HTTP bodies and gRPC messages
 prometheus  the text format of metrics, and latency histograms
 memory      memory allocation settings
 app         assembles the server and runs it, from start to drain

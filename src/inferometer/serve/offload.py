@@ -13,7 +13,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -35,6 +35,8 @@ UNREAD = 1 << 30
 """Bytes that a decoupled model may be ahead of its client; beyond that, the inference is stopped."""
 
 _at_work: set[threading.Thread] = set()
+_responding: set[asyncio.Task[None]] = set()
+"""The loop itself keeps no references to its tasks."""
 
 
 class Offload:
@@ -143,6 +145,12 @@ async def done_before(event: asyncio.Event, work: Awaitable[Any], seconds: float
     if is_done:
         working.result()
     return is_done
+
+
+def run_to_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run a response in a task that goes on if its client goes away: it may load a model, or register memory."""
+    _responding.add(task := asyncio.ensure_future(work))
+    task.add_done_callback(_responding.discard)
 
 
 async def in_thread(work: Callable[..., Any], *words: object) -> Any:

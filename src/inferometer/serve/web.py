@@ -25,6 +25,7 @@ from inferometer.serve.kserve import http_codec as kserve_http
 from inferometer.serve.kserve.routes import Kserve
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import reason
+from inferometer.serve.offload import run_to_end
 from inferometer.serve.openai.requests import Refusal
 from inferometer.serve.openai.response import refusal_body
 from inferometer.serve.openai.routes import OpenAi
@@ -114,7 +115,7 @@ class Web:
             why = f"method {request.method.decode('latin-1')} is not allowed for {shown}"
             raise Refusal(405, why, "method_not_allowed", headers=b"Allow: GET, HEAD\r\n")
         if path == b"/metrics":
-            connection.respond_later(self._send_metrics(connection, request))
+            run_to_end(self._send_metrics(connection, request))
             return
         status, tree = 200, self._served()
         if path == b"/health":
@@ -135,7 +136,8 @@ class Web:
         except Exception as error:  # keep serving
             self._fail(connection, request, error)
         else:
-            reply(connection, request, 200, body, content_type=CONTENT_TYPE, close=self._is_draining)
+            close = self._is_draining and self._has_models  # the port for metrics can be read until the end
+            reply(connection, request, 200, body, content_type=CONTENT_TYPE, close=close)
 
 
 def is_open(path: bytes) -> bool:

@@ -140,8 +140,10 @@ def test_config_in_the_file_fills_in_what_is_missing(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_file_that_fails_to_load_is_explained_in_one_line(tmp_path: Path, text: str, what: str) -> None:
+    before = set(sys.modules)
     with pytest.raises(UserError) as caught:
         python.load(loading(written(tmp_path, text), **ADDED))
+    assert [name for name in set(sys.modules) - before if name.startswith("_inferometer_model")] == []
     assert what in caught.value.what
     assert "model m: " in caught.value.what
     assert "\n" not in str(caught.value)

@@ -179,6 +179,19 @@ def test_pipelined_requests_wait_for_the_previous_response():
     run(main())
 
 
+def test_requests_in_one_segment_have_arrived_at_the_same_time():
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                for _ in range(2):
+                    await client.send(post("/", b"first") + post("/", b"second"))
+                    assert [await client.response() for _ in range(2)] == [(200, b"first"), (200, b"second")]
+                times = [(one.began, one.arrived) for one in echo.requests]
+                assert times[0] == times[1] < times[2] == times[3]
+
+    run(main())
+
+
 def test_reading_ahead_of_responses_is_bounded():
     async def main() -> None:
         async with listening() as (listener, echo):

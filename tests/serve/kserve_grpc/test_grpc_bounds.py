@@ -4,15 +4,30 @@ import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from grpc_peer import PATIENCE_S, a_request, write_repository
 
+from inferometer.serve.grpc import call as call_module
+from inferometer.serve.grpc.headers import CallHead, Method
 from inferometer.serve.kserve.grpc import GrpcInfer, Stream
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import NEVER
 from inferometer.timing.loop import run
+from inferometer.wire.grpc_framing import framed
+
+
+def test_a_call_that_is_over_keeps_no_messages() -> None:
+    connection: Any = SimpleNamespace(max_message=100, over=lambda call, code: None)
+    call = call_module.Call(connection, 1, CallHead("/x", Method(lambda call: None, is_unary=False)), 0)
+    call.begin()
+    call.pause()
+    call.received(3 * framed(b"message"), False, 0)
+    assert len(call._messages) == 3
+    call.cancel()
+    assert not call._messages  # what waits for a model's thread may refer to the call for long
 
 
 class Call:

@@ -12,10 +12,13 @@ import pytest
 from google.protobuf import descriptor_pb2, text_format
 from grpc_peer import Stub, a_request, dialled, failure, serving
 from needs import INSTALLED
+from raw_grpc import RawGrpc, headers
+from waiting import until
 
 from inferometer import __version__
 from inferometer.serve.kserve import control, messages
 from inferometer.wire import protobuf
+from inferometer.wire.grpc_framing import framed
 from inferometer.wire.kserve import grpc_control as client
 
 TRITON = INSTALLED / "triton/bin/python"
@@ -98,6 +101,17 @@ def test_the_index_lists_all_models(stub: Stub) -> None:
 def test_loading_by_clients_is_denied_by_default(stub: Stub, method: str) -> None:
     code, message = failure(lambda: getattr(stub, method)(request(f"{method}Request", model_name="identity")))
     assert (code, "--allow-control" in message) == ("PERMISSION_DENIED", True)
+
+
+def test_a_change_is_made_even_if_its_call_is_cancelled() -> None:
+    with serving(control=True) as one, dialled(one.grpc_address) as stub, RawGrpc(one.grpc_address) as raw:
+        message = request("RepositoryModelUnloadRequest", model_name="many").SerializeToString()
+        stream = raw.http.get_next_available_stream_id()
+        raw.http.send_headers(stream, headers(f"/{messages.KSERVE_SERVICE}/RepositoryModelUnload"))
+        raw.http.send_data(stream, framed(message), end_stream=True)
+        raw.http.reset_stream(stream)
+        raw.send()
+        until(lambda: not query(stub, client.model_ready("many")))
 
 
 def test_clients_may_load_and_unload_models_if_allowed() -> None:

@@ -3,6 +3,7 @@
 import gzip
 import socket
 import struct
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from inferometer.serve.settings import Limits
 
 INFER = f"/{messages.KSERVE_SERVICE}/ModelInfer"
 STREAM = f"/{messages.KSERVE_SERVICE}/ModelStreamInfer"
+LIVE = f"/{messages.KSERVE_SERVICE}/ServerLive"
 REQUEST = a_request(id="7").SerializeToString()
 
 
@@ -94,6 +96,18 @@ def test_a_response_does_not_wait_for_the_end_of_the_request(raw: RawGrpc) -> No
     fields, _ = raw.exchange(headers(INFER), [framed(REQUEST)], end=False)
     assert fields["grpc-status"] == "0"
     assert raw.request(INFER) != 0  # the connection continues
+
+
+def test_a_call_that_is_cancelled_in_the_same_segment_leaves_nothing(raw: RawGrpc) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        stream = raw.http.get_next_available_stream_id()
+        raw.http.send_headers(stream, headers(LIVE))
+        raw.http.send_data(stream, framed(b""), end_stream=True)
+        raw.http.reset_stream(stream)
+        raw.send()
+        assert raw.request(LIVE) == 0
+    assert [str(one.message) for one in caught] == []  # such as of a coroutine that was never awaited
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ from inferometer.serve.http.parse import Request
 from inferometer.serve.kserve import generate, http_codec
 from inferometer.serve.kserve.responders import Responder
 from inferometer.serve.models import checks
-from inferometer.serve.models.checks import MANY
 from inferometer.serve.models.types import Inference
-from inferometer.serve.offload import LARGE
+from inferometer.serve.offload import LARGE, STRING
 from inferometer.serve.settings import Limits, Settings
+
+MANY = LARGE // STRING
+"""Strings that are checked without a thread."""
 
 INFER = "/v2/models/identity/infer"
 GENERATE = "/v2/models/echo/generate"

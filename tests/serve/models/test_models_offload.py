@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 from models_fakes import TENSORS, Call, asynchronous, fakes, flat, fp32, serving, wants, why_not
 
-from inferometer.serve.models.checks import MANY
-from inferometer.serve.models.shared_memory import AT_ONCE, Regions
+from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Placed, Refused, Unread
+from inferometer.serve.offload import COPIED, LARGE, STRING
 from inferometer.tensors import Tensor, from_numpy, to_numpy
+
+MANY, AT_ONCE = LARGE // STRING, LARGE * COPIED
+"""Strings that are checked, and bytes that are copied, without a thread."""
 
 __all__ = ["fakes"]
 

@@ -93,12 +93,13 @@ def test_a_configuration_may_be_yaml_with_plain_parameters(tmp_path: Path) -> No
         max_batch_size: 8
         input: [{name: X, data_type: TYPE_FP32, dims: [3]}]
         dynamic_batching: {max_queue_delay_microseconds: 500}
-        parameters: {delay: 5ms, flag: true}
+        parameters: {delay: 5ms, flag: true, built: 2026-01-31}
     """
     config = the_one(put(tmp_path / "m/config.yaml", text).parent).config
     assert (config.input[0].name, list(config.input[0].dims)) == ("X", [3])
     assert config.dynamic_batching.max_queue_delay_microseconds == 500
-    assert (configs.parameter(config, "delay"), configs.parameter(config, "flag")) == ("5ms", "true")
+    found = {name: one.string_value for name, one in config.parameters.items()}
+    assert found == {"delay": "5ms", "flag": "true", "built": "2026-01-31"}
 
 
 def test_unknown_fields_of_a_configuration_are_ignored(tmp_path: Path) -> None:

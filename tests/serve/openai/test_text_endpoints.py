@@ -233,6 +233,17 @@ def test_a_client_that_disconnects_cancels_its_generation(url: str, echo: text_d
     assert not echo.running
 
 
+def test_a_model_that_is_not_available_is_told_from_one_that_does_not_exist(client: RawClient) -> None:
+    unloaded = client.request("/v2/repository/models/other/unload", {})
+    refused = [client.request(COMPLETIONS, {"model": name, "prompt": "a"}) for name in ("other", "nothing", "identity")]
+    assert client.request("/v2/repository/models/other/load", {}).status == unloaded.status == 200
+    assert [one.status for one in refused] == [404, 404, 404]
+    messages = [one.json["error"]["message"] for one in refused]
+    assert messages[0] == "Request for unknown model: 'other' has no available versions"
+    served = "'sim', 'echo' are served"
+    assert messages[1:] == [f"the model {name!r} does not exist; {served}" for name in ("nothing", "identity")]
+
+
 def test_generations_count_in_the_statistics_and_delay_unloading(url: str, client: RawClient) -> None:
     other = text_double.MADE["other"]
     before = statistics(client)

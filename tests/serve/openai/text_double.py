@@ -2,9 +2,11 @@
 
 Tokens are the words' positions in a growing list. Special words of the prompt change what is generated:
     <fail>   the generation fails there      <eos>   it ends there      <empty>   a token without text
+    <exit>   the process ends there
 """
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -80,6 +82,8 @@ class Echo:
         piece = next(pieces, "<eos>")
         if piece == "<fail>":
             self._end(request, "abort", Refused("INTERNAL", "the model failed"))
+        elif piece == "<exit>":
+            os._exit(3)
         elif piece == "<eos>":
             self._rest(request, stops, "stop")
         else:

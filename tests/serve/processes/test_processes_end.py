@@ -68,6 +68,14 @@ def test_a_signal_drains_all_processes(started: Started, tmp_path: Path):
     assert ended(children)
 
 
+def test_a_model_that_fails_to_load_in_all_processes_is_one_error(tmp_path: Path):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    command = [sys.executable, "-m", "inferometer", "serve", "broken.py", "--processes", "2", "--http", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    what = "inferometer: model broken: broken.py failed to load: ZeroDivisionError: division by zero (line 1)"
+    assert (ended.returncode, ended.stderr) == (2, f"{what}\n  next: fix the file\n")
+
+
 def test_the_end_of_a_front_end_ends_the_server(started: Started):
     server, _, children = started
     children[0].kill()

@@ -154,6 +154,15 @@ def test_text_models_in_another_process_have_openai_endpoints(front_ends: list[R
     assert len(ids) == 2
 
 
+def test_a_text_model_whose_process_died_is_unavailable_beside_others(front_ends: list[RawClient]):
+    body, why = {"model": "echo", "prompt": "a <exit>"}, "the process of model echo ended"
+    for client in (front_ends[0], *front_ends):
+        refused = client.request("/v1/completions", body)
+        assert (refused.status, why in refused.json["error"]["message"]) == (503, True), refused.json
+    assert front_ends[1].request("/v2/repository/models/echo/load", {}).status == 200
+    assert front_ends[0].request("/v1/completions", body | {"prompt": "a"}).status == 200
+
+
 def test_simulated_requests_are_numbered_and_logged_together(front_ends: list[RawClient], server: Running):
     ids, path = [], server.truth  # type: ignore[attr-defined]
     for client in front_ends * 3:

@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     words = "model_transaction_policy { decoupled: true }\n"
     folder = tmp_path_factory.mktemp("models")
     models = write_models(folder, long=LONG, words=delayed("50ms", slots=1, responses=1000, more=words))
-    with child("identity", models, *PORTS) as one:
+    with child("identity", models, *PORTS, "--allow-control") as one:
         responds(one)
         yield one
 
@@ -167,3 +167,12 @@ def test_a_client_that_stops_reading_does_not_block_others(server: Child) -> Non
         next(idle)
         assert responds(server)
         idle.cancel()
+
+
+def test_a_change_is_made_even_if_its_client_does_not_wait(server: Child) -> None:
+    for operation, status in (("unload", 400), ("load", 200)) * 2:
+        with Http(server.address) as client:
+            client.sock.sendall(http_request("POST", f"/v2/repository/models/identity/{operation}"))
+        with Http(server.address) as other:
+            ready = http_request("GET", "/v2/models/identity/ready")
+            until(lambda: other.request(ready)[0] == status, operation)  # noqa: B023  (called at once)

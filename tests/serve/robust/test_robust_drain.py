@@ -3,6 +3,7 @@
 The server's access log is the reference: clients must have received as many responses as it sent.
 """
 
+import os
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from raw_client import RawClient
 from robust_peer import (
     MODEL_INFER,
     PATIENCE_S,
@@ -34,7 +36,9 @@ from robust_peer import (
 )
 from waiting import until
 
+from inferometer.serve.background import serving
 from inferometer.serve.kserve.messages import ModelStreamInferResponse
+from inferometer.serve.settings import Settings
 from inferometer.wire import protobuf
 
 HEALTH = protobuf.bundled("health")
@@ -218,6 +222,24 @@ def test_readiness_fails_while_requests_are_finished(tmp_path: Path) -> None:
             assert call.result(PATIENCE_S)
         assert server.process.wait(PATIENCE_S) == 0
         assert server.errors() == ""
+
+
+def test_metrics_can_be_read_from_their_port_until_the_end(tmp_path: Path) -> None:
+    go_on = tmp_path / "go on"
+    settings = Settings(models=(write_held(tmp_path / "models", "held", go_on),), http=0, metrics=0, drain=60)
+    with (
+        serving(settings) as server,
+        RawClient(server.url) as client,
+        RawClient(server.url) as prober,
+        RawClient(server.metrics.removesuffix("/metrics")) as scraper,
+    ):
+        assert prober.request("/health").status == scraper.request("/metrics").status == 200
+        client.send(small("held"))
+        os.kill(server.pid, signal.SIGTERM)
+        until(lambda: prober.request("/health").status in (503, 0))
+        assert [scraper.request("/metrics").status for _ in range(3)] == [200] * 3
+        go_on.touch()
+        assert client.response().status == 200
 
 
 def test_not_ready_is_reported_before_requests_are_refused() -> None:

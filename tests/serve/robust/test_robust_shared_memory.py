@@ -23,9 +23,9 @@ from robust_peer import (
 from waiting import until
 
 from inferometer.serve.kserve.messages import ModelInferRequest, ModelInferResponse
-from inferometer.serve.models.shared_memory import AT_ONCE
+from inferometer.serve.offload import COPIED, LARGE
 
-SIZE = 4 * AT_ONCE
+SIZE = 4 * LARGE * COPIED
 
 
 @pytest.fixture(scope="module")

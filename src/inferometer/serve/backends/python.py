@@ -13,6 +13,7 @@ for both inputs and outputs. The function runs in the instance's own thread. Any
 its batch; to report a bad request, raise inferometer.serve.models.types.Refused("INVALID_ARGUMENT", "...").
 """
 
+import contextlib
 import importlib.util
 import itertools
 import sys
@@ -36,9 +37,13 @@ _numbers = itertools.count()
 
 def load(loading: Loading) -> Loaded:
     path = configured.model_file(loading, "model.py")
-    module = _imported(loading, path)
-    _add_config(loading, module, path)
-    infer = _function(loading, module, path)
+    name = f"_inferometer_model_{next(_numbers)}"
+    with contextlib.ExitStack() as failed:  # clients may try to load a file that fails again and again
+        failed.callback(sys.modules.pop, name, None)
+        module = _imported(loading, name, path)
+        _add_config(loading, module, path)
+        infer = _function(loading, module, path)
+        close = failed.pop_all().close
     outputs = {spec.name: spec for spec in configured.specs(loading.config.output)}
     decoupled = loading.config.model_transaction_policy.decoupled
 
@@ -46,15 +51,11 @@ def load(loading: Loading) -> Loaded:
         answer = infer({name: to_numpy(tensor) for name, tensor in inputs.items()}, parameters)
         return (_each if decoupled else _tensors)(loading.name, answer, outputs)
 
-    def close() -> None:
-        sys.modules.pop(module.__name__, None)
-
     return Loaded(run=run, close=close)
 
 
-def _imported(loading: Loading, path: Path) -> ModuleType:
+def _imported(loading: Loading, name: str, path: Path) -> ModuleType:
     """Import the file as a module of its own, once per instance."""
-    name = f"_inferometer_model_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise loading.error(f"{path.name} is not a Python file", "its name must end in .py")

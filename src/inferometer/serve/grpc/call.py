@@ -266,6 +266,8 @@ class Call:
     def _over(self, code: str) -> None:
         self.is_over = True
         self.on_message = self.on_ended = self.on_cancelled = _ignore  # break reference cycles
+        if self._splitter is not None:
+            self._messages.clear()
         self._splitter = self._outbox = None
         self.connection.over(self, code)
 

@@ -4,7 +4,7 @@ A client that closes the connection before its response is complete is gone (`go
 A pipelined request waits until the previous response has been sent; nothing more is read meanwhile.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from inferometer.serve import access
@@ -102,10 +102,6 @@ class Connection:
             self.transport.close()
 
     # --- out ---------------------------------------------------------------------------------------------------------
-
-    def respond_later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Respond in a task, which is cancelled if the client goes away."""
-        self.gone = self.transport.loop.create_task(work).cancel
 
     def finish(self, keep_alive: bool = True) -> None:
         """End the response: continue with the next request, or close, once everything is sent."""

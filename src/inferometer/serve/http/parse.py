@@ -75,7 +75,7 @@ class RequestParser:
         self.wants_continue = False
         """Whether the client waits for `100 Continue` before it sends the body."""
         self.kept_at = 0
-        """When the last bytes arrived that `keep` got."""
+        """When the last bytes in `rest` arrived."""
         self.rest = b""
         """Bytes that are not parsed yet."""
         limits = limits or Limits()
@@ -104,7 +104,7 @@ class RequestParser:
         """Return the request that `data` completes, or None. What follows it is kept: call again with b""."""
         if self.rest:
             data, self.rest = self.rest + data, b""
-        at = 0
+        at, self.kept_at = 0, arrived
         if self.request is None:
             at = data.find(b"\r\n\r\n") + 4
             if not 4 <= at <= self._max_head:

@@ -22,7 +22,7 @@ from inferometer.serve.kserve.messages import KSERVE_SERVICE, Message, ModelInfe
 from inferometer.serve.kserve.parameters import EMPTY_FINAL, FINAL
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Output, Refused, reason
-from inferometer.serve.offload import LARGE, UNREAD, not_read
+from inferometer.serve.offload import LARGE, UNREAD, not_read, run_to_end
 from inferometer.serve.ports import explained
 from inferometer.serve.settings import Settings
 from inferometer.timing.clock import now
@@ -62,7 +62,7 @@ def _unary(method: control.Method) -> Unary:
     kind, run = method
 
     def respond(call: Call, data: Data) -> None:
-        call.on_cancelled = asyncio.ensure_future(_respond(call, run(parse(kind, data)))).cancel
+        run_to_end(_respond(call, run(parse(kind, data))))
 
     return respond
 

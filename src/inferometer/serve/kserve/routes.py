@@ -23,7 +23,7 @@ from inferometer.serve.kserve.responders import Infer, Responder
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import HTTP_STATUS, Inference, Refused, reason
-from inferometer.serve.offload import LARGE
+from inferometer.serve.offload import LARGE, run_to_end
 from inferometer.serve.settings import Settings
 
 _JSON_LENGTH = b"inference-header-content-length"
@@ -99,7 +99,7 @@ class Kserve:
         """Respond with what a method of control.py returns."""
         kind, run = self._methods[method]
         work = run(_message(kind, name, version, request))
-        connection.respond_later(self._respond(connection, request, work, shape))
+        run_to_end(self._respond(connection, request, work, shape))
 
     async def _respond(self, connection: Connection, request: Request, work: Awaitable[Message], shape: Shape) -> None:
         try:

@@ -14,8 +14,6 @@ from inferometer.serve.models.types import NEVER, Inference, ModelSignature, Ref
 from inferometer.serve.offload import COPIED, LARGE, STRING
 from inferometer.tensors import DATATYPES, Tensor
 
-MANY = LARGE // STRING
-"""Strings that are checked without a thread."""
 _NOT_FOR_THE_MODEL = frozenset({"binary_data_output", "priority", "timeout", "triton_enable_empty_final_response"})
 """Parameters for the server: requests may share a batch even if they differ in these."""
 _MOST = 1024

@@ -59,9 +59,15 @@ def from_tree(tree: Any, where: str = _WHERE, is_strict: bool = False) -> Any:
             raise TypeError("it is not a mapping of field names, such as max_batch_size, to values")
         given = dict(tree or {})
         if isinstance(parameters := given.get("parameters"), dict):
-            texts = {name: one if isinstance(one, str | dict) else json.dumps(one) for name, one in parameters.items()}
-            given["parameters"] = {k: {"string_value": v} if isinstance(v, str) else v for k, v in texts.items()}
+            given["parameters"] = {
+                name: one if isinstance(one, dict) else {"string_value": _text(one)} for name, one in parameters.items()
+            }
         return json_format.ParseDict(given, ModelConfig(), ignore_unknown_fields=not is_strict)
+
+
+def _text(value: Any) -> str:
+    """Return a plain value as text: YAML also has dates, and JSON's true is not Python's."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @contextlib.contextmanager

@@ -282,13 +282,17 @@ def classify(tensor: Tensor, classes: int, labels: Sequence[str], is_batched: bo
     values = to_numpy(tensor)
     rows = values.reshape(values.shape[0], -1) if is_batched and values.ndim else values.reshape(1, -1)
     best = min(classes, rows.shape[1])
-    order = np.argsort(-rows.astype(np.float64), kind="stable")[
-        :, :best
-    ].tolist()  # equal values in their order, NaN last
-    found = [_class(row, index, labels) for row, indices in zip(rows, order, strict=True) for index in indices]
+    found = [_class(row, index, labels) for row in rows for index in _order(row)[:best].tolist()]
     made = np.empty(len(found), dtype=object)
     made[:] = found
     return from_numpy(tensor.name, made.reshape((rows.shape[0], best) if is_batched else (best,)), "BYTES")
+
+
+def _order(row: NDArray[Any]) -> NDArray[Any]:
+    """Return indices in descending order of their values; equal values in their order, NaN last."""
+    if row.dtype.kind == "f":
+        return np.argsort(-row, kind="stable")
+    return row.size - 1 - np.argsort(row[::-1], kind="stable")[::-1]
 
 
 def _class(row: NDArray[Any], index: int, labels: Sequence[str]) -> str:

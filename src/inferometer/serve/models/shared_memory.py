@@ -15,10 +15,7 @@ from pathlib import Path
 import msgspec
 
 from inferometer.serve.models.types import Refused, Wanted
-from inferometer.serve.offload import COPIED, LARGE
 
-AT_ONCE = LARGE * COPIED
-"""Bytes that are copied without a thread."""
 _MOST = 0x7FFF_F000
 """Maximum size of a tensor: what the system copies at a time."""
 

@@ -86,6 +86,8 @@ class OpenAi:
                 return served[names[0]]
             raise Refusal(400, f"the request must name one of these models: {', '.join(names)}", "invalid_model")
         if name not in served:
+            if self._models.is_known(name):
+                self._models.find(name)  # raises the reason if it is being loaded, or its process has ended
             which = ", ".join(map(repr, served)) + (" are" if len(served) > 1 else " is")
             raise Refusal(404, f"the model {name!r} does not exist; {which} served", "model_not_found")
         return served[name]

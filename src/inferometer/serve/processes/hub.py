@@ -145,6 +145,8 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
             made = await asyncio.gather(*map(self._spawn, names))
             self._front_ends = [link for link, _ in made]
             runs = [asyncio.ensure_future(link.call("front_end", encoded)) for link in self._front_ends]
+            for run in runs:  # one error is reported; asyncio need not print those of the others
+                run.add_done_callback(lambda run: run.cancelled() or run.exception())
             await done_before(stop, asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED))
             failed = _failure(names, runs, stop.is_set())
             # The second signal stops at once.
