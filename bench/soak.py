@@ -24,8 +24,8 @@ from scipy import stats
 
 from bench.common import Line, show
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests/serve/robust"))
+for folder in ("tests", "tests/serve", "tests/serve/robust"):
+    sys.path.insert(0, str(Path(__file__).parent.parent / folder))
 
 import robust_peer as peer
 from waiting import until
