@@ -24,8 +24,9 @@ from scipy import stats
 
 from bench.common import Line, show
 
-for folder in ("tests", "tests/serve", "tests/serve/robust"):
-    sys.path.insert(0, str(Path(__file__).parent.parent / folder))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests/serve"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests/serve/robust"))
 
 import robust_peer as peer
 from waiting import until
