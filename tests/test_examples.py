@@ -49,7 +49,7 @@ def _one_per_folder() -> Iterator[Any]:
         yield pytest.param(path, id=short_name(path), marks=marks)
 
 
-@pytest.mark.parametrize("path", _one_per_folder())
+@pytest.mark.parametrize("path", list(_one_per_folder()))
 def test_example_runs(path: Path, server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.stem == "images":
         pytest.importorskip("PIL", reason="Pillow is not installed")
