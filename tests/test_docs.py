@@ -311,7 +311,7 @@ def _outputs(path: Path, source: str, given: Tensor, **parameters: int | str) ->
                 Inference(
                     path.stem,
                     {given.name: given},
-                    answer=made.extend,
+                    responded=made.extend,
                     ended=end.set_result,
                     arrived=0,
                     parameters=parameters,

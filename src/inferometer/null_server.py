@@ -33,7 +33,7 @@ def _frame(data: bytes) -> bytes:
     return b"%x\r\ndata: %b\n\n\r\n" % (len(data) + 8, data)
 
 
-_ANSWER, _LIST, _CHUNK = _whole(_JSON), _whole(_MODELS), _frame(_TOKEN)
+_RESPONSE, _LIST, _CHUNK = _whole(_JSON), _whole(_MODELS), _frame(_TOKEN)
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -98,7 +98,7 @@ class _Client(asyncio.Protocol):
             elif data.find(b'"stream":true', head, end) >= 0:
                 self._streams.begin(self._transport)
             else:
-                self._transport.write(_ANSWER)
+                self._transport.write(_RESPONSE)
             data = data[end:]
         self._rest = data
 

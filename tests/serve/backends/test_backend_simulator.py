@@ -27,7 +27,7 @@ class Request:
             "text_input": from_numpy("text_input", np.array([text], object)),
             "max_tokens": from_numpy("max_tokens", np.array([tokens], np.int32)),
         }
-        self.inference = Inference("sim", inputs, answer=self._respond, ended=self._ended, arrived=now())
+        self.inference = Inference("sim", inputs, responded=self._respond, ended=self._ended, arrived=now())
 
     def _respond(self, outputs: tuple[Output, ...]) -> None:
         self.responses += 1

@@ -33,7 +33,7 @@ def served(source: Path | str, scenario: Callable[[Models, Infer], Awaitable[Non
                 Inference(
                     model,
                     inputs,
-                    answer=lambda made: responses.append({one.tensor.name: to_numpy(one.tensor) for one in made}),
+                    responded=lambda made: responses.append({one.tensor.name: to_numpy(one.tensor) for one in made}),
                     ended=over.set_result,
                     arrived=now(),
                     wanted=wanted,
@@ -139,7 +139,7 @@ def test_a_language_model_streams_and_stops_when_cancelled(tmp_path: Path) -> No
                 "text_input": from_numpy("text_input", words("w1")),
                 "max_tokens": from_numpy("max_tokens", np.array([90_000], "i4")),
             },
-            answer=on_response,
+            responded=on_response,
             ended=over.set_result,
             arrived=now(),
         )

@@ -111,7 +111,7 @@ outputs = st.lists(st.tuples(texts, st.binary(max_size=400) | st.just(bytes(20_0
 
 
 def an_inference(id: str) -> Inference:
-    return Inference("m", {}, answer=print, ended=print, arrived=0, version="1", id=id)
+    return Inference("m", {}, responded=print, ended=print, arrived=0, version="1", id=id)
 
 
 @given(texts | st.just("i" * 200), outputs, st.sampled_from([None, True, False]))

@@ -100,7 +100,7 @@ def test_json_round_trips_every_datatype(datatype: str, data: st.DataObject):
     parsed = parse(body, b"", "m", no_memory)
     assert same(parsed.inputs["x"], tensor)
     assert not parsed.binary
-    made = http_codec.answer("m", "1", "", [Output(tensor)])
+    made = http_codec.response_body("m", "1", "", [Output(tensor)])
     assert len(made.parts) == 1
     (back,) = client.decode(200, {}, made.parts[0]).outputs
     assert isinstance(back, Tensor)
@@ -126,7 +126,7 @@ VALUES: dict[str, "st.SearchStrategy[Any]"] = {
 )
 @settings(max_examples=100, deadline=None)
 def test_our_client_reads_binary_responses(made: tuple[Tensor, ...], id_: str):
-    response = http_codec.answer("m", "3", id_, [Output(tensor) for tensor in made], True)
+    response = http_codec.response_body("m", "3", id_, [Output(tensor) for tensor in made], True)
     headers = {client.JSON_LENGTH: str(len(response.parts[0]))} if response.parts[1:] else {}
     back = client.decode(200, headers, b"".join(response.parts))
     assert (back.model, back.version, back.id) == ("m", "3", id_)
@@ -142,21 +142,21 @@ def test_binary_tensors_are_not_copied():
     found = parse(view, headers[client.JSON_LENGTH].encode(), "m", no_memory).inputs["x"].data
     assert isinstance(found, memoryview)
     assert found.obj is view.obj
-    (part,) = http_codec.answer("m", "1", "", [Output(Tensor("y", "FP32", (2,), found))], True).parts[1:]
+    (part,) = http_codec.response_body("m", "1", "", [Output(Tensor("y", "FP32", (2,), found))], True).parts[1:]
     assert part is found
 
 
 def test_nested_lists_nan_and_infinity_round_trip():
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,2],"data":[[NaN,1],[-Infinity,2.5]]}]}'
     found = parse(body, b"", "m", no_memory).inputs["x"]
-    made = http_codec.answer("m", "1", "", [Output(found)])
+    made = http_codec.response_body("m", "1", "", [Output(found)])
     assert b'"data":[NaN,1.0,-Infinity,2.5]' in made.parts[0]
 
 
 def test_named_outputs_are_json_unless_they_request_binary():
     tensor = Tensor("x", "INT8", (1,), b"\x05")
     for wanted, parts in ((Wanted("x", 0, None, False), 0), (Wanted("x", 0, None, True), 1)):
-        assert len(http_codec.answer("m", "1", "", [Output(tensor, wanted)], True).parts[1:]) == parts
+        assert len(http_codec.response_body("m", "1", "", [Output(tensor, wanted)], True).parts[1:]) == parts
 
 
 def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
@@ -178,7 +178,7 @@ def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
     assert parsed.unread["x"].read() == bytes(range(4, 12))
     (wanted,) = parsed.wanted
     assert (wanted.name, wanted.placed) == ("y", Placed("s", 8, 2))
-    made = http_codec.answer("m", "1", "", [Output(Tensor("y", "FP32", (2,), b""), wanted)], True)
+    made = http_codec.response_body("m", "1", "", [Output(Tensor("y", "FP32", (2,), b""), wanted)], True)
     assert json.loads(made.parts[0])["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2]}]
 
 
@@ -246,12 +246,12 @@ def test_an_invalid_json_length_is_refused(header: bytes):
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 def test_fp16_and_bf16_are_not_sent_as_json(datatype: str):
     with pytest.raises(Refused, match="sending"):
-        http_codec.answer("m", "1", "", [Output(Tensor("x", datatype, (1,), b"\0\0"))])
+        http_codec.response_body("m", "1", "", [Output(Tensor("x", datatype, (1,), b"\0\0"))])
 
 
 def test_bytes_that_are_not_utf8_are_not_sent_as_json():
     with pytest.raises(Refused, match="not valid UTF-8"):
-        http_codec.answer("m", "1", "", [Output(Tensor("x", "BYTES", (1,), b"\1\0\0\0\xff"))])
+        http_codec.response_body("m", "1", "", [Output(Tensor("x", "BYTES", (1,), b"\1\0\0\0\xff"))])
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"0", b"5", b"200"]))

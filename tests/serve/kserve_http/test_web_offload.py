@@ -49,7 +49,7 @@ LARGE_ONES: dict[str, tuple[bytes, bytes]] = {
     "gzip": (request(INFER, gzip.compress(body()), Content_Encoding="gzip"), b"request"),
     "deflate": (request(INFER, zlib.compress(body()), Content_Encoding="deflate"), b"request"),
     "generate": (request(GENERATE, {"text_input": "a", "n": [1] * COUNT}), b"generate"),
-    "json response": (request(INFER, binary()[0], **binary()[1]), b"answer"),
+    "json response": (request(INFER, binary()[0], **binary()[1]), b"response"),
     "compressed response": (
         request(
             INFER, binary(binary_data_output=True)[0], Accept_Encoding="gzip", **binary(binary_data_output=True)[1]
@@ -60,7 +60,7 @@ LARGE_ONES: dict[str, tuple[bytes, bytes]] = {
 PARTS = {
     b"request": (http_codec, "request"),
     b"generate": (generate, "request"),
-    b"answer": (http_codec, "answer"),
+    b"response": (http_codec, "response_body"),
     b"packed": (compression, "compress"),
 }
 

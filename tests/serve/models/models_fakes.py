@@ -63,7 +63,7 @@ class Call:
         self.inference = Inference(
             model,
             {tensor.name: tensor for tensor in inputs},
-            answer=self._respond,
+            responded=self._respond,
             ended=self._ended,
             arrived=now(),
             deadline=deadline,

@@ -15,7 +15,7 @@ from inferometer.tensors import DATATYPES, Tensor
 
 def request(rows: int, tensors: list[Tensor]) -> Inference:
     one = Inference(
-        "m", {tensor.name: tensor for tensor in tensors}, answer=lambda _: None, ended=lambda _: None, arrived=0
+        "m", {tensor.name: tensor for tensor in tensors}, responded=lambda _: None, ended=lambda _: None, arrived=0
     )
     one.rows = rows
     return one

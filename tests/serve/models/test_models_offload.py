@@ -119,7 +119,7 @@ async def test_a_request_that_is_cancelled_by_its_own_response_ends_once(tmp_pat
     async with serving(tmp_path, MODELS) as models:
         slow = Slow(flat(1, 2).data)
         call = unread(slow)
-        call.inference.answer = lambda outputs: models.cancel(call.inference)  # its connection is lost
+        call.inference.responded = lambda outputs: models.cancel(call.inference)  # its connection is lost
         call.on(models)
         slow.may.set()
         await call.over.wait()

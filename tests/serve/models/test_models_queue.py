@@ -82,7 +82,7 @@ class Server:
 
 
 def request(rows: int, key: Any, deadline: int) -> Inference:
-    one = Inference("m", {}, answer=lambda _: None, ended=lambda _: None, arrived=0, deadline=deadline)
+    one = Inference("m", {}, responded=lambda _: None, ended=lambda _: None, arrived=0, deadline=deadline)
     one.rows, one.key = rows, key
     return one
 

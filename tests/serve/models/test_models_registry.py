@@ -216,7 +216,7 @@ async def test_a_failing_callback_does_not_affect_others(tmp_path: Path, fakes: 
         def fails(_: object) -> None:
             raise ZeroDivisionError
 
-        calls[1].inference.answer = calls[1].inference.ended = fails
+        calls[1].inference.responded = calls[1].inference.ended = fails
         fakes("m").open(2)
         await calls[2].outputs()
         assert [type(error) for error in errors] == [ZeroDivisionError] * 2

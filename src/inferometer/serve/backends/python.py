@@ -48,8 +48,8 @@ def load(loading: Loading) -> Loaded:
     decoupled = loading.config.model_transaction_policy.decoupled
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors | Iterator[Tensors]:
-        answer = infer({name: to_numpy(tensor) for name, tensor in inputs.items()}, parameters)
-        return (_each if decoupled else _tensors)(loading.name, answer, outputs)
+        result = infer({name: to_numpy(tensor) for name, tensor in inputs.items()}, parameters)
+        return (_each if decoupled else _tensors)(loading.name, result, outputs)
 
     return Loaded(run=run, close=close)
 
@@ -97,24 +97,24 @@ def _function(loading: Loading, module: ModuleType, path: Path) -> Infer:
     return found
 
 
-def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterator[Tensors]:
+def _each(name: str, results: Any, outputs: Mapping[str, TensorSpec]) -> Iterator[Tensors]:
     """Yield the responses of a decoupled model; closing this closes the model's generator."""
-    if not isinstance(answers, Iterator):
-        what = f"model '{name}' is decoupled, but infer returned {type(answers).__name__}, not a generator"
+    if not isinstance(results, Iterator):
+        what = f"model '{name}' is decoupled, but infer returned {type(results).__name__}, not a generator"
         raise Refused("INTERNAL", what)
     try:
-        for answer in answers:
-            yield _tensors(name, answer, outputs)
+        for result in results:
+            yield _tensors(name, result, outputs)
     finally:
-        if close := getattr(answers, "close", None):
+        if close := getattr(results, "close", None):
             close()
 
 
-def _tensors(name: str, answer: Any, outputs: Mapping[str, TensorSpec]) -> Tensors:
-    if not isinstance(answer, dict):
-        raise Refused("INTERNAL", f"model '{name}': infer returned {type(answer).__name__}, not a dict of arrays")
+def _tensors(name: str, result: Any, outputs: Mapping[str, TensorSpec]) -> Tensors:
+    if not isinstance(result, dict):
+        raise Refused("INTERNAL", f"model '{name}': infer returned {type(result).__name__}, not a dict of arrays")
     found: Tensors = {}
-    for key, value in answer.items():
+    for key, value in result.items():
         if key not in outputs:
             raise Refused("INTERNAL", f"model '{name}' has no output {key!r:.60}; its outputs are {', '.join(outputs)}")
         array = np.asarray(value)

@@ -80,8 +80,8 @@ def load(loading: Loading) -> Loaded:
         with torch.inference_mode():
             made = {name: to_torch(tensor, device, module.writes) for name, tensor in given.items()}
             keywords = {argument: made[name] for name, argument in by_keyword.items() if name in made}
-            answer = _called(module, [made[name] for name in positional if name in made], keywords)
-            found = _outputs(loading.name, answer, outputs)
+            result = _called(module, [made[name] for name in positional if name in made], keywords)
+            found = _outputs(loading.name, result, outputs)
             return {spec.name: from_torch(spec.name, one) for spec, one in zip(outputs, found, strict=False)}
 
     return Loaded(run=run)
@@ -177,7 +177,7 @@ def _spec(loading: Loading, name: str, value: Any) -> TensorSpec:
     return TensorSpec(name, datatype_of(value), shape)
 
 
-# --- arguments and answers -------------------------------------------------------------------------------------------
+# --- arguments and results -------------------------------------------------------------------------------------------
 
 
 def _order(loading: Loading, module: _Module, names: list[str]) -> dict[str, str]:
@@ -204,13 +204,13 @@ def _called(module: _Module, positional: list[Any], keywords: dict[str, Any]) ->
         raise Refused("INTERNAL", " ".join(why.split())) from None
 
 
-def _outputs(name: str, answer: Any, outputs: Sequence[TensorSpec]) -> list[Any]:
+def _outputs(name: str, result: Any, outputs: Sequence[TensorSpec]) -> list[Any]:
     """Return the response's tensors in the order of the configured outputs."""
-    if isinstance(answer, dict):
-        named = all(spec.name in answer for spec in outputs)
-        found = [answer[spec.name] for spec in outputs] if named else list(answer.values())
+    if isinstance(result, dict):
+        named = all(spec.name in result for spec in outputs)
+        found = [result[spec.name] for spec in outputs] if named else list(result.values())
     else:
-        found = list(answer) if isinstance(answer, list | tuple) else [answer]
+        found = list(result) if isinstance(result, list | tuple) else [result]
     for spec, one in zip(outputs, found, strict=False):
         if not isinstance(one, torch.Tensor):
             raise Refused("INTERNAL", f"model '{name}': output '{spec.name}' is {type(one).__name__}, not a tensor")

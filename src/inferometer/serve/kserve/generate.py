@@ -72,7 +72,7 @@ def _shape(spec: TensorSpec, count: int, has_batch: bool) -> tuple[int, ...]:
 # --- responses -------------------------------------------------------------------------------------------------------
 
 
-def answer(model: str, version: str, id: str, outputs: tuple[Output, ...]) -> bytes:
+def response_body(model: str, version: str, id: str, outputs: tuple[Output, ...]) -> bytes:
     """Encode a response as JSON, preserving the order of its keys."""
     tree: dict[str, Any] = {"model_name": model, "model_version": version}
     if id:
@@ -90,7 +90,7 @@ class Generate(Responder):
 
     _count = 0
 
-    def answer(self, outputs: tuple[Output, ...]) -> None:
+    def responded(self, outputs: tuple[Output, ...]) -> None:
         self.outputs = outputs
         self._count += 1
         if self._count > 1:
@@ -102,7 +102,7 @@ class Generate(Responder):
     def respond(self, inference: Inference) -> None:
         if self._count != 1:
             raise invalid(_NOT_ONE)
-        work = partial(answer, inference.model, inference.version, inference.id, self.outputs)
+        work = partial(response_body, inference.model, inference.version, inference.id, self.outputs)
         self.offload(http_codec.turned(self.outputs), work, lambda body: self.reply(inference, InferReply([body])))
 
 
@@ -111,10 +111,10 @@ class GenerateStream(Responder):
 
     _has_begun = _is_unread = False
 
-    def answer(self, outputs: tuple[Output, ...]) -> None:
+    def responded(self, outputs: tuple[Output, ...]) -> None:
         inference = self.inference
         try:
-            body = answer(inference.model, inference.version, inference.id, outputs)
+            body = response_body(inference.model, inference.version, inference.id, outputs)
         except Exception as error:
             body = http_codec.error(reason(error).message)
         self._event(body)

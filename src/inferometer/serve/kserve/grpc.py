@@ -125,7 +125,7 @@ class _Responder:
             raise Refused("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy")
         self._call, self._inference = call, one
         self._outputs: tuple[Output, ...] = ()
-        one.answer, one.ended, one.arrived, one.deadline = self._answer, self._ended, call.arrived, call.deadline
+        one.responded, one.ended, one.arrived, one.deadline = self._responded, self._ended, call.arrived, call.deadline
         try:
             models.submit(one, False, model)
         except BaseException:
@@ -134,7 +134,7 @@ class _Responder:
         if not one.is_over:
             call.on_cancelled = partial(models.cancel, one)
 
-    def _answer(self, outputs: tuple[Output, ...]) -> None:
+    def _responded(self, outputs: tuple[Output, ...]) -> None:
         self._outputs = outputs
 
     def _ended(self, refused: Refused | None) -> None:
@@ -228,7 +228,7 @@ class Stream:
             request.empty_final = model.decoupled and bool(one.parameters.get(EMPTY_FINAL, False))
             if not request.is_decoupled:
                 self._in_order.append(request)
-            one.answer, one.ended = partial(self._answer, request), partial(self._ended, request)
+            one.responded, one.ended = partial(self._responded, request), partial(self._ended, request)
             one.arrived, one.deadline = request.arrived, self._call.deadline
             self._models.submit(one, False, model)
         except Exception as why:
@@ -244,7 +244,7 @@ class Stream:
             self._is_full = is_full
             (self._call.pause if is_full else self._call.resume)()
 
-    def _answer(self, request: _Request, outputs: tuple[Output, ...]) -> None:
+    def _responded(self, request: _Request, outputs: tuple[Output, ...]) -> None:
         one = request.inference
         assert one is not None
         parts = grpc_codec.in_stream(grpc_codec.response(one, outputs, final=not request.is_decoupled))

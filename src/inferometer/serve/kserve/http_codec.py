@@ -213,7 +213,7 @@ class InferReply(msgspec.Struct, frozen=True):
     content_type: bytes = b"application/json"
 
 
-def answer(
+def response_body(
     model: str, version: str, id: str, outputs: Sequence[Output], binary: bool = False, how: str = ""
 ) -> InferReply:
     """Build the response body, compressed if `how` says so. Raises Refused if an output is requested as JSON but cannot
@@ -232,7 +232,7 @@ def answer(
 _heads: dict[Any, tuple[bytes, bytes]] = {}
 
 
-def binary_answer(inference: Inference, outputs: tuple[Output, ...]) -> tuple[bytes, bytes, list[Data], int] | None:
+def binary_response(inference: Inference, outputs: tuple[Output, ...]) -> tuple[bytes, bytes, list[Data], int] | None:
     """Return the HTTP head without its last empty line, the JSON, the tensors and their size, if all outputs are sent as
     binary data; None otherwise. Responses with the same outputs share the head and the JSON."""
     key: list[Any] = [inference.model, inference.version, inference.id]
@@ -249,7 +249,7 @@ def binary_answer(inference: Inference, outputs: tuple[Output, ...]) -> tuple[by
         data.append(part)
         total += size
     if (known := _heads.get(named := tuple(key))) is None and data:
-        made = answer(inference.model, inference.version, inference.id, outputs, binary)
+        made = response_body(inference.model, inference.version, inference.id, outputs, binary)
         text = bytes(made.parts[0])
         known = responses.head(200, len(text) + total, content_type=_BINARY, extra=made.headers)[:-2], text
         if len(_heads) >= _MOST_KNOWN:

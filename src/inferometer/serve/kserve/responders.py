@@ -44,7 +44,7 @@ class Responder:
     def submit(self, inference: Inference, model: Model | None = None) -> None:
         """Submit the inference; `model` is its model, if it has just been found."""
         self.inference = inference
-        inference.answer, inference.ended, inference.arrived = self.answer, self.ended, self.request.arrived
+        inference.responded, inference.ended, inference.arrived = self.responded, self.ended, self.request.arrived
         try:
             self.kserve.models.submit(inference, True, model)
         except BaseException:
@@ -56,7 +56,7 @@ class Responder:
     def cancel(self) -> None:
         self.kserve.models.cancel(self.inference)
 
-    def answer(self, outputs: tuple[Output, ...]) -> None:
+    def responded(self, outputs: tuple[Output, ...]) -> None:
         self.outputs = outputs
 
     def ended(self, refused: Refused | None) -> None:
@@ -140,10 +140,12 @@ class Infer(Responder):
         if how or not request.keep_alive or self.kserve.models.refuses:
             known = None
         else:
-            known = http_codec.binary_answer(inference, outputs)
+            known = http_codec.binary_response(inference, outputs)
         if known is None:
             binary = inference.binary
-            make = partial(http_codec.answer, inference.model, inference.version, inference.id, outputs, binary, how)
+            make = partial(
+                http_codec.response_body, inference.model, inference.version, inference.id, outputs, binary, how
+            )
             self.offload(http_codec.turned(outputs, binary, bool(how)), make, partial(self.reply, inference))
             return
         head, json, data, size = known  # the short path of `reply`

@@ -87,7 +87,7 @@ class Execution:
     def _emit(self, outputs: Tensors) -> None:
         if not self._is_over and (self.owner.decoupled or not self._responses):
             self._computed = now()
-            self._answer(self.owner.responses.share(outputs, self.batch))
+            self._responded(self.owner.responses.share(outputs, self.batch))
 
     def _finish(self, why: Refused | None) -> None:
         if self._is_over:
@@ -127,19 +127,19 @@ class Execution:
                 room.acquire()
                 made = self.owner.responses.share(outputs, self.batch)
                 with suppress(RuntimeError):  # the loop is closed
-                    self.owner.loop.call_soon_threadsafe(self._answer, made, room)
+                    self.owner.loop.call_soon_threadsafe(self._responded, made, room)
         finally:
             if close := getattr(responses, "close", None):
                 close()
 
     def _ran(self, made: list[Share] | None, error: BaseException | None) -> None:
         if made:
-            self._answer(made)
+            self._responded(made)
         self._end(None if error is None else reason(error))
 
     # --- both ---
 
-    def _answer(self, made: list[Share], room: threading.Semaphore | None = None) -> None:
+    def _responded(self, made: list[Share], room: threading.Semaphore | None = None) -> None:
         if room is not None:
             room.release()
         t = now()
@@ -153,7 +153,7 @@ class Execution:
                 continue
             if not inference.compute_ns:  # the first response
                 inference.compute_ns = t - inference.started
-            self.owner.answered(inference, share)
+            self.owner.responded(inference, share)
 
     def _end(self, why: Refused | None) -> None:
         self._is_over, self._cancel = True, None

@@ -138,7 +138,7 @@ class Model:
             return
         split = now()
         inference.compute_ns = split - t
-        self.answered(inference, made)
+        self.responded(inference, made)
         if not inference.is_over:  # its connection may be lost
             compute = 0, computed - t, split - computed
             self._counted.executed(inference.rows, compute, split)
@@ -187,9 +187,9 @@ class Model:
     def _expired(self, inference: Inference) -> None:
         self.failed(inference, Refused("DEADLINE_EXCEEDED", named(inference, _EXPIRED)))
 
-    def answered(self, inference: Inference, outputs: tuple[Output, ...]) -> None:
+    def responded(self, inference: Inference, outputs: tuple[Output, ...]) -> None:
         try:  # like `_tell`, without a call
-            inference.answer(outputs)
+            inference.responded(outputs)
         except Exception as error:
             self._report(error)
 

@@ -142,7 +142,7 @@ class Models:
 
     def submit(self, inference: Inference, was_let_in: bool = False, model: Model | None = None) -> None:
         """Check and queue the inference, or raise Refused without calling `ended`. A model that is quick enough calls
-        `answer` and `ended` before this returns. One that `was_let_in` arrived before new ones were refused. `model`
+        `responded` and `ended` before this returns. One that `was_let_in` arrived before new ones were refused. `model`
         is the inference's, if the caller has just found it."""
         if self.refuses:
             self.check_open(was_let_in)

@@ -37,7 +37,7 @@ HTTP_STATUS: dict[Code, int] = {
 }  # fmt: skip
 
 
-class Refused(Exception):  # noqa: N818  (not an error of ours: an answer)
+class Refused(Exception):  # noqa: N818  (not an error of ours: a response)
     """An error response: the status code, and a message with the expected and the actual value."""
 
     def __init__(self, code: Code, message: str) -> None:
@@ -116,7 +116,7 @@ class Inference(msgspec.Struct, eq=False):
 
     model: str
     inputs: Tensors
-    answer: Callable[[tuple[Output, ...]], None] = _ignore
+    responded: Callable[[tuple[Output, ...]], None] = _ignore
     """Called with the outputs of each response: once, or any number of times for decoupled models."""
     ended: Callable[[Refused | None], None] = _ignore
     """Called once, after the last response; with the reason if it failed."""

@@ -163,15 +163,15 @@ def _accept(models: Models, name: str, front_ends: set[Link], over: asyncio.Even
 def _infer(
     models: Models, segments: Segments, part: Part, done: Done, tensors: list[Any], wanted: list[str], fields: Any
 ) -> Cancel:
-    def answer(outputs: tuple[Output, ...]) -> None:
+    def responded(outputs: tuple[Output, ...]) -> None:
         part(inference.queue_ns, inference.compute_ns, segments.pack(output.tensor for output in outputs))
 
     def ended(why: Refused | None) -> None:
-        inference.inputs, inference.answer, inference.ended = {}, ignore, ignore  # free their memory now
+        inference.inputs, inference.responded, inference.ended = {}, ignore, ignore  # free their memory now
         done(None, why)
 
     outputs = tuple([Wanted(name) for name in wanted])
-    inference = Inference(inputs=segments.unpack(*tensors), answer=answer, ended=ended, wanted=outputs, **fields)
+    inference = Inference(inputs=segments.unpack(*tensors), responded=responded, ended=ended, wanted=outputs, **fields)
     try:
         models.submit(inference)
     except Exception as error:

@@ -93,7 +93,7 @@ class Simulator:
         kind = FaultyResponse if fault is not None and fault.kind in IN_THE_MIDDLE else SimResponse
         response = kind(self, out, n_out, keys, fault)
         if not self.timing.add(response, request.arrived):
-            self._log_unanswered(out, Fault("queue_full"))
+            self._log_without_response(out, Fault("queue_full"))
             raise Refusal(503, "the queue is full", "queue_full", "overloaded_error")
         self._active.add(response)
         response.begin()
@@ -177,7 +177,7 @@ class Simulator:
         if fault.kind == "reset":
             connection.reset()
         elif fault.kind == "reject":
-            self._log_unanswered(out, fault)
+            self._log_without_response(out, fault)
             raise Refusal(fault.arg, "injected fault: request rejected", "injected", "server_error")
         elif fault.kind == "error_body":
             reply(connection, request, 200, refusal_body(request, FAILED))
@@ -188,7 +188,7 @@ class Simulator:
             reply(connection, request, 200, _HTML, content_type=b"text/html; charset=utf-8")
         else:
             return False
-        self._log_unanswered(out, fault)
+        self._log_without_response(out, fault)
         return True
 
     def freeze(self, ns: int) -> None:
@@ -196,7 +196,7 @@ class Simulator:
         time.sleep(ns / 1e9)
         self.timing.pause(ns)
 
-    def _log_unanswered(self, out: Stream | Whole, fault: Fault) -> None:
+    def _log_without_response(self, out: Stream | Whole, fault: Fault) -> None:
         if self._truth is not None:
             out.stamps = out.stamps[:0]  # an empty body is no content
             self._truth.add(row_of(out, now(), fault))
