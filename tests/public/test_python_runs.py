@@ -177,9 +177,13 @@ def test_progress_is_shown_on_standard_error(
 
 
 def test_a_comparison_has_ratios_and_conditions(run: inferometer.Run, served: Running, tmp_path: Path) -> None:
-    other = inferometer.run(served.url, settings(tmp_path), slo=["ttft.p50 < 10s", "e2e.p50 < 1us"])
-    found = inferometer.compare(run, str(other.folder), fail_if="ttft.p50 worse by 900%")
-    one = found.metrics["ttft.p50"]
+    for _ in range(5):  # 40 requests have no interval if the client was held up in one of the runs
+        other = inferometer.run(served.url, settings(tmp_path), slo=["ttft.p50 < 10s", "e2e.p50 < 1us"])
+        found = inferometer.compare(run, str(other.folder), fail_if="ttft.p50 worse by 900%")
+        one = found.metrics["ttft.p50"]
+        if one.ci[0] is not None:
+            break
+        run = inferometer.run(served.url, settings(tmp_path))
     assert one.ratio is not None and one.ci[0] is not None and one.ci[0] <= one.ratio
     assert found.passed() and found.conditions[0].status == "passes" and found.notes
     assert set(found.differs) <= set(found.metrics)
