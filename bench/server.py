@@ -329,7 +329,7 @@ _SERVE = """
 import sys, msgspec
 from inferometer.serve import background
 from inferometer.serve.settings import Settings
-running = background.start(msgspec.json.decode(sys.argv[1], type=Settings))
+running = background.serving(msgspec.json.decode(sys.argv[1], type=Settings))
 print(msgspec.json.encode({"http": running.url, "grpc": running.grpc, "pid": running.pid}).decode(), flush=True)
 sys.stdin.read()
 running.stop()

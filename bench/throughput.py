@@ -22,7 +22,7 @@ from bench.common import CLIENT_CORE, SERVER_CORE, Line, awake, measure, show
 from inferometer.analysis.overload import Overload, overload
 from inferometer.analysis.throughput import Throughput, stage_rates
 from inferometer.records import MISSING, ROW, Columns, Manifest, Records, Run, StagePlan
-from inferometer.serve.background import start
+from inferometer.serve.background import serving
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
 
@@ -145,7 +145,7 @@ def _rates(sent: NDArray[np.float64], done: NDArray[np.float64], plan: StagePlan
 def _live(folder: str, service: str, load: float) -> Line:
     """One run against the simulator, whose requests take a known time and are served LIVE_SLOTS at a time."""
     timing: dict[str, Any] = {"ttft": LIVE_TTFT, "itl": LIVE_ITL, "max_batch": LIVE_SLOTS, "service": service}
-    server = start(simulator(timing=msgspec.convert(timing, Fixed)))
+    server = serving(simulator(timing=msgspec.convert(timing, Fixed)))
     capacity = LIVE_SLOTS / (LIVE_TTFT + (LIVE_TOKENS - 1) * LIVE_ITL)
     options = ("--rate", f"{load * capacity:.3f}", "--duration", f"{LIVE_SECONDS}s", "--output", str(LIVE_TOKENS))
     try:

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.common import CLIENT_CORE, HERE, SERVER_CORE, Line, Measured, awake, measure, percentile, show
 from inferometer.records import COUNTED_BY
-from inferometer.serve.background import start
+from inferometer.serve.background import serving
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
 
@@ -37,7 +37,7 @@ def main() -> int:
         awake(CLIENT_CORE),
         awake(SERVER_CORE, apart=True),  # the simulator runs in its own session
     ):
-        server = start(settings)
+        server = serving(settings)
         os.sched_setaffinity(server.pid, {SERVER_CORE})
         try:
             data: dict[str, Any] = {"data__type": "trace", "data__path": str(TRACE), "data__speed": SPEED}

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.common import CLIENT_CORE, SERVER_CORE, Line, Measured, awake, measure, percentile, show
 from inferometer.analysis.percentiles import distribution
-from inferometer.serve.background import start
+from inferometer.serve.background import serving
 from inferometer.serve.settings import Settings, simulator
 from inferometer.serve.sim import truth
 from inferometer.serve.sim.settings import Fixed
@@ -48,7 +48,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _simulator(settings: Settings) -> Iterator[str]:
-    server = start(settings)
+    server = serving(settings)
     os.sched_setaffinity(server.pid, {SERVER_CORE})
     try:
         yield server.url

@@ -32,7 +32,7 @@ from inferometer.serve import backends
 from inferometer.serve.background import running, serving
 from inferometer.serve.models import configs, statistics
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import Inference, Output, Refused
+from inferometer.serve.models.types import Inference, Refused
 from inferometer.serve.settings import Settings, simulator
 from inferometer.serve.sim.settings import Fixed
 from inferometer.tensors import Tensor, from_numpy, to_numpy
@@ -241,7 +241,7 @@ BACKENDS = DOCS / "how-to" / "serve-your-model.md"
 def test_model_configurations_are_valid_and_name_backends_that_exist(page: Path) -> None:
     yamls = [block for block in _blocks(page, "yaml") if block.startswith("# config.yaml")]
     examples = [configs.from_pbtxt(block) for block in _blocks(page, "pbtxt")] + [
-        configs.from_yaml(one) for one in yamls
+        configs.from_tree(yaml.safe_load(one)) for one in yamls
     ]
     assert examples
     for config in examples:
@@ -253,7 +253,7 @@ def test_model_configurations_are_valid_and_name_backends_that_exist(page: Path)
 def test_a_configuration_means_the_same_as_pbtxt_and_as_yaml() -> None:
     (text,) = _blocks(SERVE, "pbtxt")
     (same,) = (block for block in _blocks(SERVE, "yaml") if block.startswith("# config.yaml"))
-    assert configs.from_pbtxt(text) == configs.from_yaml(same)
+    assert configs.from_pbtxt(text) == configs.from_tree(yaml.safe_load(same))
 
 
 def test_metrics_of_the_server_are_those_that_are_documented() -> None:
@@ -298,7 +298,7 @@ def test_python_models_do_what_the_page_says(tmp_path: Path) -> None:
 def _outputs(path: Path, source: str, given: Tensor, **parameters: int | str) -> list[np.ndarray]:
     """The outputs of the model at `path` for one request, as the server would send them."""
     path.write_text(source, encoding="utf-8")
-    made: list[Output] = []
+    made: list[Tensor] = []
 
     async def infer() -> None:
         loop = asyncio.get_running_loop()
@@ -324,7 +324,7 @@ def _outputs(path: Path, source: str, given: Tensor, **parameters: int | str) ->
             raise refused
 
     asyncio.run(infer())
-    return [to_numpy(output.tensor) for output in made]
+    return [to_numpy(output) for output in made]
 
 
 def _blocks(page: Path, kind: str) -> list[str]:

@@ -16,7 +16,7 @@ from inferometer.errors import UserError
 from inferometer.records import Run
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
-from inferometer.serve.sim.prompts import Words
+from inferometer.serve.sim.prompts import response_words, text
 from inferometer.serve.sim.settings import Fixed
 
 REQUESTS, OUTPUT = 12, 5
@@ -30,8 +30,8 @@ def texts(run: Run | Path) -> list[dict[str, Any]]:
 
 def generated(count: int = REQUESTS, output: int = OUTPUT) -> list[str]:
     """The texts of the simulator's first responses: the nth starts at its own word."""
-    words = Words()
-    return sorted(words.text(7 * n, output).decode() for n in range(1, count + 1))
+    words = response_words()
+    return sorted(text(words, 7 * n, output).decode() for n in range(1, count + 1))
 
 
 @pytest.mark.parametrize(

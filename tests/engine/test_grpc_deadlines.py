@@ -17,13 +17,13 @@ from helpers import measure, polite, scripted
 from waiting import PATIENCE_S, until
 
 from inferometer.engine import timeouts
-from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.reader import Reader
 from inferometer.engine.shard import Shard
 from inferometer.engine.timeouts import Timeouts
 from inferometer.probe import roundtrip
 from inferometer.probe.connect import Peer
 from inferometer.timing import clock
+from inferometer.timing.deadlines import Deadlines
 from inferometer.types import Event, Fail
 from inferometer.units import NS
 from inferometer.wire.grpc import GrpcResponse, header_block

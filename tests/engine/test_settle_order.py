@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inferometer.config import from_mapping
-from inferometer.engine import deadlines, dispatcher
+from inferometer.engine import dispatcher
 from inferometer.engine.dispatcher import Dispatcher
 from inferometer.engine.http2_connection import Http2Connection
 from inferometer.engine.inflight import Ended, Flight
@@ -19,6 +19,7 @@ from inferometer.fleet.job import Job
 from inferometer.fleet.runner import make_task
 from inferometer.probe import reach
 from inferometer.store.spool import Control
+from inferometer.timing import deadlines
 from inferometer.types import End
 from inferometer.wire.http2 import Data
 from inferometer.wire.target import parse

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from serve_server import NAMES, repository, settings
 from waiting import until
 
-from inferometer.serve.background import Running, start
+from inferometer.serve.background import Running, serving
 
 pytest_plugins = ["serve_server"]
 
@@ -61,7 +61,7 @@ def test_an_unknown_service(channel: grpc.Channel) -> None:
 
 
 def test_watches_see_the_server_stop(tmp_path: Path) -> None:
-    server = start(settings(repository(tmp_path, "identity"), drain=5))
+    server = serving(settings(repository(tmp_path, "identity"), drain=5))
     try:
         with grpc.insecure_channel(server.grpc.partition("://")[2]) as channel, ThreadPoolExecutor() as pool:
             stub = health_pb2_grpc.HealthStub(channel)

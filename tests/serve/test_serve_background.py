@@ -1,15 +1,12 @@
 """A server in a child process: the communication with its parent."""
 
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from raw_client import RawClient, request
+from raw_client import RawClient
 from waiting import until
 
 from inferometer.serve.background import serving
@@ -27,15 +24,6 @@ def infer(inputs, parameters):
     print("computing " * 20_000, flush=True)
     return {"y": inputs["x"]}
 """
-WAITER = """
-import os, time
-def infer(inputs, parameters):
-    if inputs["x"].any():  # not during warm-up
-        open("{folder}/begun", "w").close()
-        while not os.path.exists("{folder}/enough"):
-            time.sleep(0.01)
-    return {{"y": inputs["x"]}}
-"""
 GIVEN = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.5]}]}
 
 
@@ -45,28 +33,11 @@ def test_output_of_a_model_does_not_disturb_the_handshake(tmp_path: Path):
         assert web.request("/v2/models/talker/infer", GIVEN).json["outputs"][0]["data"] == [1.5]
 
 
-def test_a_signal_after_the_end_of_stdin_does_not_shorten_the_drain(tmp_path: Path):
-    """The parent does both to stop it, and the child may see them in either order: that is one stop, not a second
-    signal."""
-    (tmp_path / "waiter.py").write_text(CONFIG + WAITER.format(folder=tmp_path))
-    settings = Settings(models=(str(tmp_path / "waiter.py"),), http=0, drain=30)
-    with serving(settings) as server, RawClient(server.url) as web, RawClient(server.url) as watch:
-        web.send(request("/v2/models/waiter/infer", GIVEN))
-        until((tmp_path / "begun").exists)
-        server._process.stdin.close()
-        server._process.stdin = None  # or `stop` would close it again
-        until(lambda: watch.request("/v2/health/ready").status != 200)
-        os.kill(server.pid, signal.SIGTERM)
-        time.sleep(0.3)  # in which it would be over
-        (tmp_path / "enough").touch()
-        assert web.response().json["outputs"][0]["data"] == [1.5]
-
-
 PARENT = """
 import sys
-from inferometer.serve.background import start
+from inferometer.serve.background import serving
 from inferometer.serve.settings import Settings
-start(Settings(models=(sys.argv[1],), http=0, drain=30))
+server = serving(Settings(models=(sys.argv[1],), http=0, drain=30))
 print("serving", flush=True)
 sys.stdin.read()
 """

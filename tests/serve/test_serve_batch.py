@@ -143,14 +143,6 @@ def test_a_dropped_sequence_leaves_at_once_in_any_state():
     assert (model.n_running, len(model.waiting), model.kv.held) == (0, 0, 0)
 
 
-def test_a_pause_extends_the_current_step():
-    model, job = engine(), Logged(1, 10, 3)
-    model.add(job, 0)
-    model.pause(2000 * MS)
-    run(model)
-    assert job.times == [2010, 2020, 2030]
-
-
 def test_the_prefix_cache_saves_the_prefill_of_shared_blocks():
     ids = list(range(100))
     model = engine(prefix_cache=True)

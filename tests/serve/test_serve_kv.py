@@ -14,7 +14,7 @@ def test_keys_cover_full_blocks_and_everything_before():
 
 
 def test_shared_blocks_are_counted_once():
-    cache = KvCache(100, 2, prefix_cache=True)
+    cache = KvCache(100, 2)
     keys = block_keys(range(10), 2)
     first = cache.admit(keys, 10)
     assert first is not None
@@ -29,7 +29,7 @@ def test_shared_blocks_are_counted_once():
 
 
 def test_blocks_are_shared_only_once_computed():
-    cache = KvCache(100, 2, prefix_cache=True)
+    cache = KvCache(100, 2)
     keys = block_keys(range(10), 2)
     first = cache.admit(keys, 10)
     assert first is not None
@@ -40,7 +40,7 @@ def test_blocks_are_shared_only_once_computed():
 
 
 def test_the_least_recently_used_block_is_evicted_first():
-    cache = KvCache(8, 2, prefix_cache=True)
+    cache = KvCache(8, 2)
     old, new = block_keys([1, 2, 3, 4], 2), block_keys([5, 6, 7, 8], 2)
     for keys in (old, new):
         holding = cache.admit(keys, 4)
@@ -57,15 +57,15 @@ def test_the_least_recently_used_block_is_evicted_first():
 
 
 def test_admission_without_room_changes_nothing():
-    cache = KvCache(8, 2, prefix_cache=True)
+    cache = KvCache(8, 2)
     assert cache.admit((), 8) is not None
     assert cache.admit((), 1) is None
     assert cache.held == 4
 
 
-@given(st.lists(st.tuples(st.sampled_from("agr"), st.integers(1, 30), st.integers(0, 2)), max_size=60), st.booleans())
-def test_blocks_never_exceed_the_capacity(steps: list[tuple[str, int, int]], prefix: bool):
-    cache = KvCache(64, 3, prefix)
+@given(st.lists(st.tuples(st.sampled_from("agr"), st.integers(1, 30), st.integers(0, 2)), max_size=60))
+def test_blocks_never_exceed_the_capacity(steps: list[tuple[str, int, int]]):
+    cache = KvCache(64, 3)
     live: list[tuple[Holding, tuple[int, ...], int]] = []
     for what, size, family in steps:
         if what == "a":

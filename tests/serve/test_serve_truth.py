@@ -11,7 +11,7 @@ from raw_client import RawClient, request
 from waiting import until
 
 from inferometer.errors import UserError
-from inferometer.serve.background import running, start
+from inferometer.serve.background import running, serving
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim import truth
 from inferometer.serve.sim.settings import Batch, Fixed
@@ -124,7 +124,7 @@ def test_faults_and_refusals_are_logged(truth_file: str):
 
 
 def test_responses_in_progress_at_the_stop_are_logged(truth_file: str):
-    server = start(simulator(timing=Fixed(ttft=0.01, itl=0.01), truth=truth_file))
+    server = serving(simulator(timing=Fixed(ttft=0.01, itl=0.01), truth=truth_file))
     with RawClient(server.url) as client:
         client.send(request("/v1/completions", body_of(10_000)))
         client.sock.recv(1)
@@ -136,12 +136,12 @@ def test_responses_in_progress_at_the_stop_are_logged(truth_file: str):
 
 def test_an_unwritable_truth_log_is_reported_at_the_start(tmp_path: Path):
     with pytest.raises(UserError, match="truth log"):
-        start(simulator(truth=str(tmp_path / "missing" / "truth.jsonl")))
+        serving(simulator(truth=str(tmp_path / "missing" / "truth.jsonl")))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_is_reported_at_the_end():
-    server = start(simulator(timing=Fixed(ttft=0, itl=0), truth="/dev/full"))
+    server = serving(simulator(timing=Fixed(ttft=0, itl=0), truth="/dev/full"))
     with RawClient(server.url) as client:
         client.request("/v1/completions", body_of(1))
     with pytest.raises(UserError, match="incomplete"):

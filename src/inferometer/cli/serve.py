@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inferometer.errors import UserError
-from inferometer.serve.settings import LAST_PORT, Limits, Settings, Tls, check
+from inferometer.serve.settings import Limits, Settings, Tls, check
 from inferometer.serve.sim.faults import KINDS, WHENS
-from inferometer.serve.sim.settings import Batch, Fixed, Sim, describe
-from inferometer.units import parse_bytes, parse_seconds
+from inferometer.serve.sim.settings import Batch, Fixed, Sim
+from inferometer.units import format_seconds, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from inferometer.serve.app import Listening
@@ -241,22 +241,15 @@ def command(
     )
     check(settings)
     from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: not for --help)
-    from inferometer.serve.offload import leave  # noqa: PLC0415
-    from inferometer.timing.loop import run  # noqa: PLC0415
+    from inferometer.serve.background import run_process  # noqa: PLC0415
 
-    run(serve(settings, lambda listening: click.echo(_banner(settings, listening))))
-    leave()
+    run_process(serve(settings, lambda listening: click.echo(_banner(settings, listening))))
 
 
 def _port(given: int | None, http: int, further: int) -> int | None:
     """Return the port to listen on, or None for -1. If not given, it follows the HTTP port (any free port if --http is
     0)."""
     if given is None:
-        if http <= LAST_PORT < http + further:
-            raise UserError(
-                f"--http {http} leaves no room for the gRPC and metrics ports, which default to the next two",
-                "choose a lower --http, or set --grpc and --metrics (0: any free port, -1: none)",
-            )
         return http + further if http else 0
     return None if given == -1 else given
 
@@ -311,14 +304,21 @@ def _token(name: str | None) -> str | None:
 def _banner(settings: Settings, listening: "Listening") -> str:
     models = ", ".join(listening.models) or "none"
     shared = f"; {settings.processes} processes" if settings.processes > 1 else ""
-    if shared and settings.sim and (isinstance(settings.sim.timing, Batch) or settings.sim.timing.max_batch):
-        shared += ", each with a simulated engine of its own, like data-parallel replicas"
+    if shared and settings.sim:
+        shared += ", each with a simulator of its own, like data-parallel replicas"
     lines = [f"Listening on {listening.http} (model{'s' if ', ' in models else ''} {models}{shared})"]
     if listening.grpc:
         lines.append(f"  gRPC    {listening.grpc}")
     if listening.metrics:
         lines.append(f"  metrics {listening.metrics}")
     if settings.sim:
-        lines.append(describe(settings.sim))
+        lines.append(_described(settings.sim.timing))
     lines += [f"Failed to load {name}: {reason}" for name, reason in listening.failed]
     return "\n".join(lines)
+
+
+def _described(timing: Fixed | Batch) -> str:
+    if isinstance(timing, Fixed):
+        return f"fixed: TTFT {format_seconds(timing.ttft)}, ITL {format_seconds(timing.itl)}"
+    step = format_seconds(timing.decode_step)
+    return f"batch engine: prefill {timing.prefill_rate:g} tokens/s, decode step {step}"

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Literal
 
 from inferometer import processors
-from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.run_state import RunState
 from inferometer.errors import UserError
 from inferometer.timing.clock import now
+from inferometer.timing.deadlines import Deadlines
 
 Mode = Literal["auto", "spin", "latency", "off"]
 

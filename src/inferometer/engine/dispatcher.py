@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from inferometer.engine.awake import Awake
-from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.http1_pool import Connection, Pool
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.recorder import Recorder
@@ -12,6 +11,7 @@ from inferometer.engine.requests import Due, Requests
 from inferometer.engine.run_state import RunState
 from inferometer.records import CANCELLED, DROPPED
 from inferometer.timing.clock import now
+from inferometer.timing.deadlines import Deadlines
 from inferometer.types import Fail
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from inferometer.engine.awake import Awake
-from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.due_turns import DueTurns
 from inferometer.engine.id_supply import IdSupply
 from inferometer.engine.inflight import Ended, Flight
@@ -18,6 +17,7 @@ from inferometer.engine.run_state import RunState
 from inferometer.engine.sequences import Sequences
 from inferometer.engine.user_starts import UserStarts
 from inferometer.timing.clock import now
+from inferometer.timing.deadlines import Deadlines
 from inferometer.timing.timer import spin_until
 from inferometer.types import ClosedStage, End, Fail, OpenStage
 from inferometer.wire.failures import NOT_REACHED

@@ -5,12 +5,12 @@ A repeated request stays in flight: its user waits, it counts against the cap, a
 
 from collections.abc import Callable
 
-from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.http1_pool import OnEnded, ResponseState
 from inferometer.engine.inflight import Flight, keep_first_attempt
 from inferometer.engine.run_state import RunState
 from inferometer.records import CANCELLED
 from inferometer.timing.clock import now
+from inferometer.timing.deadlines import Deadlines
 from inferometer.types import End, Fail
 from inferometer.units import NS
 

@@ -8,11 +8,11 @@ a session also stays with its user, unless the load counts requests (due_turns.p
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.requests import Requests
 from inferometer.records import CANCELLED, DROPPED
 from inferometer.timing.clock import now
+from inferometer.timing.deadlines import Deadlines
 from inferometer.types import TURN_STEP, Calls, End, Fail, Session, TurnResponse
 from inferometer.wire.failures import NOT_REACHED
 

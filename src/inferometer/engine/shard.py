@@ -18,7 +18,6 @@ from inferometer.config.schema import Timeouts as Limits
 from inferometer.engine.awake import Awake, Mode
 from inferometer.engine.connector import Connector
 from inferometer.engine.course import Course
-from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.dispatcher import Dispatcher
 from inferometer.engine.http1_pool import Http1Pool, Pool, ResponseState
 from inferometer.engine.http2_pool import Http2Pool
@@ -38,6 +37,7 @@ from inferometer.store.body_spool import BodySpool
 from inferometer.store.spool import Spool
 from inferometer.timing import clock as timing
 from inferometer.timing.clock import now
+from inferometer.timing.deadlines import Deadlines
 from inferometer.types import Calls, End, Fail, OpenStage, Plan
 from inferometer.units import NS
 from inferometer.wire.failures import meaning

@@ -3,11 +3,11 @@
 import asyncio
 
 from inferometer.config.schema import Timeouts as Limits
-from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.dispatcher import Dispatcher
 from inferometer.engine.http1_pool import NEVER, Connection
 from inferometer.engine.inflight import Flight
 from inferometer.timing.clock import now
+from inferometer.timing.deadlines import Deadlines
 from inferometer.units import NS
 
 _SWEEP_SHARE = 20

@@ -11,12 +11,11 @@ openai/     the OpenAI endpoints (and Anthropic's messages) of every text model
 sim/        a simulator of text models with known timing, which logs the ground truth
 web         routes HTTP paths to these parts
 settings    all settings of the server
-ports       binding ports
 access      the token, and the access log
+bounded_cache  remembers a limited number of results
 offload     background threads, and when work leaves the event loop
 compression gzip and deflate, of HTTP bodies and gRPC messages
 prometheus  the text format of metrics, and latency histograms
-memory      memory allocation settings
 app         assembles the server and runs it, from start to drain
 background  runs the server in a child process
 """

@@ -5,18 +5,19 @@
     with serving(Settings(models=("identity",), http=0, grpc=0)) as server:
         server.url, server.grpc, server.metrics, server.pid
 
-The child reads its settings from stdin and writes its addresses to stdout. It drains and stops when stdin ends. When its
-parent has died, it ends within a second, whatever it is doing. `stop` ends it, and returns when its truth log is complete.
+The child reads its settings from stdin and writes its addresses to stdout. When its parent has died, it ends within a
+second, whatever it is doing. `stop` ends it, and returns when its truth log is complete.
 """
 
-import asyncio
 import contextlib
+import ctypes
 import os
+import resource
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import msgspec
@@ -26,22 +27,22 @@ from inferometer.serve.settings import Settings
 
 _PATIENCE_S = 15.0
 _LOOK_S = 0.25
+_M_ARENA_MAX = -8  # glibc's malloc.h
 
 
 class Running(contextlib.AbstractContextManager["Running"]):
     """A server that listens: its process id, and its URLs ("" for what is not served)."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", patience: float, reply: dict[str, str]) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", patience: float, listening: dict[str, Any]) -> None:
         self._process, self._patience, self.pid = process, patience, process.pid
-        self.url, self.grpc, self.metrics = reply["http"], reply["grpc"], reply["metrics"]
+        self.url, self.grpc, self.metrics = listening["http"], listening["grpc"], listening["metrics"]
 
     def __exit__(self, *error: object) -> None:
         self.stop()
 
     def stop(self) -> None:
         """End the server and wait until it has ended; raises UserError if its truth log is incomplete."""
-        if self._process.poll() is None:
-            self._process.terminate()
+        self._process.terminate()
         try:
             last, _ = self._process.communicate(timeout=self._patience)
         except subprocess.TimeoutExpired:
@@ -52,7 +53,7 @@ class Running(contextlib.AbstractContextManager["Running"]):
             raise UserError(**msgspec.json.decode(last))
 
 
-def start(settings: Settings) -> Running:
+def serving(settings: Settings) -> Running:
     """Start a server and wait until it listens; raises UserError if it cannot. It ends with `stop`, or with a `with`
     block."""
     command = [sys.executable, "-m", "inferometer.serve.background", str(os.getpid())]
@@ -61,15 +62,11 @@ def start(settings: Settings) -> Running:
     assert process.stdout is not None
     process.stdin.write(msgspec.json.encode(settings) + b"\n")
     process.stdin.flush()
-    line = process.stdout.readline()
-    reply = msgspec.json.decode(line) if line else {"what": "the server ended before it listened"}
+    reply = msgspec.json.decode(process.stdout.readline() or b'{"what": "the server ended before it listened"}')
     if "http" in reply:
         return Running(process, _PATIENCE_S + settings.drain, reply)
     process.communicate()
     raise UserError(**reply)
-
-
-serving = start
 
 
 @contextlib.contextmanager
@@ -79,38 +76,35 @@ def running(settings: Settings) -> Iterator[str]:
         yield server.url
 
 
-async def _serve_until_stdin_ends() -> None:
+async def _serve() -> None:
     from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: for the child only)
 
     pipe = os.dup(1)
     os.dup2(2, 1)  # the pipe to the parent is ours alone: what models print goes to standard error
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    os.set_blocking(0, False)
 
-    def readable() -> None:
-        with contextlib.suppress(BlockingIOError):
-            if not os.read(0, 4096):
-                loop.remove_reader(0)
-                stop.set()
-
-    def send(**reply: str) -> None:
+    def send(reply: object) -> None:
         os.write(pipe, msgspec.json.encode(reply) + b"\n")
 
-    loop.add_reader(0, readable)
     try:
-        await serve(settings, lambda at: send(http=at.http, grpc=at.grpc, metrics=at.metrics), stop)
+        await serve(msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings), send)
     except UserError as error:
-        send(what=error.what, remedy=error.remedy)
+        send({"what": error.what, "remedy": error.remedy})
 
 
-def run_child(parent: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a process of the server, which ends soon after its parent has died, whatever it is doing."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    from inferometer.serve.offload import leave  # noqa: PLC0415  (heavy: for the child only)
+def run_process(work: Coroutine[Any, Any, None], parent: int = 0) -> None:
+    """Run a process of the server. If it has a `parent`, it ends soon after that has died, whatever it is doing."""
+    from inferometer.serve.offload import leave  # noqa: PLC0415  (heavy: not for the parent)
     from inferometer.timing.loop import run  # noqa: PLC0415
 
-    run(work())
+    # By default, each thread gets a heap of glibc's malloc, and memory that one thread allocates and another frees
+    # fragments all of them: under mixed load, memory grew without bound.
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, 1)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # every socket and every segment of tensors is a file
+    if parent:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    run(work)
     leave()
 
 
@@ -122,4 +116,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    run_child(int(sys.argv[1]), _serve_until_stdin_ends)
+    run_process(_serve(), parent=int(sys.argv[1]))

@@ -16,10 +16,6 @@ EXPANSION = 32
 """Compressed data may be this many times as large when decompressed, or more: it counts as larger work."""
 
 
-class TooLarge(Refused):
-    """The decompressed data exceeds the limit."""
-
-
 def named(encoding: bytes) -> str:
     """Return the format that a header names; "" for none."""
     name = encoding.strip().lower().decode("latin-1")
@@ -31,12 +27,9 @@ def named(encoding: bytes) -> str:
 
 
 def choose(accepted: bytes) -> str:
-    """Return the first known format in an Accept-Encoding header; "" if there is none."""
-    for entry in accepted.decode("latin-1").lower().split(",") if accepted else ():
-        name, _, quality = entry.partition(";")
-        if name.strip() in FORMATS and quality.strip() not in ("q=0", "q=0.0"):
-            return name.strip()
-    return ""
+    """Return the first known format that an Accept-Encoding header names; "" if there is none."""
+    names = accepted.decode("latin-1").lower()
+    return next((name for name in FORMATS if name in names), "")
 
 
 def compress(name: str, parts: Iterable[Data]) -> bytes:
@@ -52,8 +45,7 @@ def decompress(name: str, data: Data, limit: int, what: str, invalid: Code) -> b
     except zlib.error as error:
         raise Refused(invalid, f"the {what} is not valid {name} data: {error}") from None
     if len(plain) > limit:
-        raise TooLarge("RESOURCE_EXHAUSTED", f"the decompressed {what} is larger than {limit} bytes")
+        raise Refused("RESOURCE_EXHAUSTED", f"the decompressed {what} is larger than {limit} bytes", status=413)
     if not engine.eof or engine.unused_data:
-        why = "has data after its end" if engine.eof else "is truncated"
-        raise Refused(invalid, f"the {what} is not valid {name} data: it {why}")
+        raise Refused(invalid, f"the {what} is not valid {name} data: it is truncated, or has data after its end")
     return plain

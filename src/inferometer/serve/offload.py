@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -35,91 +36,72 @@ UNREAD = 1 << 30
 """Bytes that a decoupled model may be ahead of its client; beyond that, the inference is stopped."""
 
 _at_work: set[threading.Thread] = set()
-_responding: set[asyncio.Task[None]] = set()
+_tasks: set[asyncio.Task[None]] = set()
 """The loop itself keeps no references to its tasks."""
 
 
-class Offload:
-    """Runs work in the loop or in a thread, depending on its size."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._threads = Threads(loop, _THREADS, "offload")
-
-    def run(self, size: int, work: Callable[[], Any], then: OnDone) -> None:
-        """Call `then` in the loop with the result of `work` or with its exception: before this returns if at most
-        `LARGE` bytes are concerned, later otherwise. `then` must check whether its request is still wanted."""
-        if size > LARGE:
-            with suppress(RuntimeError):  # the system cannot create a thread: do the work here
-                self._threads.do(work, then)
-                return
-        try:
-            made = work()
-        except Exception as error:
-            then(None, error)
-        else:
-            then(made, None)
-
-    def close(self) -> None:
-        self._threads.close()
-
-
-def not_read() -> Refused:
-    """Return a new error each time: an exception keeps the frames it passed through, and the data they hold."""
-    return Refused("RESOURCE_EXHAUSTED", "the client does not read the responses as fast as the model produces them")
-
-
 class Threads:
-    """Up to `most` threads, started when needed, for any number of jobs, which are run in order."""
+    """Up to `most` threads, started when needed, for any number of jobs, which are started in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int, name: str) -> None:
         self._loop, self._most, self._name = loop, most, name
         self._jobs: SimpleQueue[tuple[Callable[[], Any], OnDone] | None] = SimpleQueue()
-        self._threads = self._left = 0
-        self._waiting = 0  # unfinished jobs, including running ones
-        self._closed: Callable[[], None] = lambda: None
+        self._threads = self._unfinished = 0
 
     def do(self, work: Callable[[], Any], on_done: OnDone) -> None:
         """Start a job from the loop; raises RuntimeError if the system cannot create a thread."""
-        if self._threads < min(self._most, self._waiting + 1):
+        if self._threads < min(self._most, self._unfinished + 1):
             threading.Thread(target=self._work, name=f"{self._name} {self._threads + 1}", daemon=True).start()
             self._threads += 1
-        self._waiting += 1
+        self._unfinished += 1
         self._jobs.put((work, on_done))
 
-    def close(self, closed: Callable[[], None] = lambda: None) -> None:
-        """Accept no more jobs; running ones continue, but their results are dropped once the loop is closed. The last
-        thread calls `closed`; without threads, it is called at once."""
-        self._closed, self._left, self._threads = closed, self._threads, 0
-        if self._left:
+    def close(self) -> None:
+        """Accept no more jobs; running ones continue, but their results are dropped once the loop is closed."""
+        for _ in range(self._threads):
             self._jobs.put(None)
-        else:
-            closed()
+        self._threads = 0
 
     def _work(self) -> None:
         thread = threading.current_thread()
         while (job := self._jobs.get()) is not None:
             _at_work.add(thread)
-            made = _result(*job)
+            made = _result(job[0])
             _at_work.discard(thread)
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._ended, *made)
+                self._loop.call_soon_threadsafe(self._ended, job[1], *made)
             del job, made  # otherwise their data would be kept until the next job
-        self._left -= 1  # only the thread that got the None is here
-        if self._left:
-            self._jobs.put(None)
-        else:
-            self._closed()
 
     def _ended(self, on_done: OnDone, result: Any, error: BaseException | None) -> None:
-        self._waiting -= 1
+        self._unfinished -= 1
         on_done(result, error)
 
 
-def _result(work: Callable[[], Any], on_done: OnDone) -> tuple[OnDone, Any, BaseException | None]:
+def _result(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     try:
-        return on_done, work(), None
+        return work(), None
     except BaseException as error:  # even SystemExit: it is reported to the caller
-        return on_done, None, error
+        return None, error
+
+
+class Offload(Threads):
+    """Runs work in the loop or in a thread, depending on its size."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop, _THREADS, "offload")
+
+    def run(self, size: int, work: Callable[[], Any], then: OnDone) -> None:
+        """Call `then` in the loop with the result of `work` or with its exception: before this returns if at most
+        `LARGE` bytes are concerned, later otherwise. `then` must check whether its request is still wanted."""
+        if size > LARGE:
+            self.do(work, then)
+        else:
+            then(*_result(work))
+
+
+def not_read() -> Refused:
+    """Return a new error each time: an exception keeps the frames it passed through, and the data they hold."""
+    return Refused("RESOURCE_EXHAUSTED", "the client does not read the responses as fast as the model produces them")
 
 
 async def result_of(start: Callable[[OnDone], object]) -> Any:
@@ -134,39 +116,36 @@ async def result_of(start: Callable[[OnDone], object]) -> Any:
     return await future
 
 
-async def done_before(event: asyncio.Event, work: Awaitable[Any], seconds: float | None = None) -> bool:
-    """Return whether the work was done before the event and within the time; otherwise it is abandoned."""
-    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
-    await asyncio.wait((working, waiting), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    is_done = working.done()
-    for task in (working, waiting):
-        task.cancel()
-    await asyncio.gather(working, waiting, return_exceptions=True)
-    if is_done:
-        working.result()
-    return is_done
-
-
-def run_to_end(work: Coroutine[Any, Any, None]) -> None:
-    """Run a response in a task that goes on if its client goes away: it may load a model, or register memory."""
-    _responding.add(task := asyncio.ensure_future(work))
-    task.add_done_callback(_responding.discard)
-
-
 async def in_thread(work: Callable[..., Any], *words: object) -> Any:
     """Run `work` in a thread of its own: for rare work that may take long."""
     threads = Threads(asyncio.get_running_loop(), 1, "loading")
-
-    def start(on_done: OnDone) -> None:
-        threads.do(lambda: work(*words), on_done)
+    try:
+        return await result_of(partial(threads.do, partial(work, *words)))
+    finally:
         threads.close()
 
-    return await result_of(start)
+
+async def done_before(event: asyncio.Event, work: Awaitable[Any], seconds: float | None = None) -> bool:
+    """Return whether the work was done before the event and within the time; otherwise it is abandoned."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    done, _ = await asyncio.wait((working, waiting), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, waiting):
+        task.cancel()
+    await asyncio.gather(working, waiting, return_exceptions=True)
+    if working in done:
+        working.result()
+    return working in done
+
+
+def run_to_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run work in a task that goes on if its client goes away: it may load a model, or register memory."""
+    _tasks.add(task := asyncio.ensure_future(work))
+    task.add_done_callback(_tasks.discard)
 
 
 def leave(status: int = 0) -> None:
     """End the process at once if a thread is still working; otherwise let it exit normally."""
-    if any(thread.is_alive() for thread in _at_work):
+    if _at_work:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -4,7 +4,6 @@ Written by hand instead of with prometheus_client, which would append `_total` t
 suffix.
 """
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate
@@ -36,9 +35,6 @@ class Histogram:
         counted = np.bincount(np.searchsorted(self._bounds_ns, ns), minlength=len(self._counts)).tolist()
         self._counts = [before + more for before, more in zip(self._counts, counted, strict=True)]
         self._sum += int(ns.sum())
-
-    def observe_gaps(self, stamps: "array[int]") -> None:
-        self.observe_all(np.diff(np.frombuffer(stamps, np.int64)))
 
     def lines(self, name: str, labels: dict[str, str]) -> Iterable[str]:
         bounds = [*map(float, self._bounds), "+Inf"]

@@ -1,22 +1,19 @@
 """Settings of the server: where it listens, who may connect, what it serves, and its limits."""
 
-import re
-from functools import reduce
-from itertools import combinations
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from inferometer.errors import UserError
-from inferometer.serve.sim import settings as simulating
+from inferometer.serve.sim.faults import parse_fault
 from inferometer.serve.sim.settings import AtLeastOne, Seconds, Sim
 
 KIB, GIB = 1 << 10, 1 << 30
-LAST_PORT = 65_535
 GRPC_MOST = 2**31 - 1
 """Maximum of protobuf for the size of a message, and of HTTP/2 for counts, whatever the limits say."""
-Port = Annotated[int, Meta(ge=0, le=LAST_PORT)]
+Port = Annotated[int, Meta(ge=0, le=65_535)]
 Count = Annotated[int, Meta(ge=1, le=GRPC_MOST)]
 
 _OPTIONS = {"message": "max-message", "head": "max-header", "streams": "max-streams", "requests": "max-requests"}
@@ -45,14 +42,14 @@ class Limits(msgspec.Struct, frozen=True):
     streams: Count = 10_000
     """Maximum concurrent gRPC calls per connection; the client holds back further ones."""
     requests: Count = 100_000
-    """Maximum inferences in progress in the whole server; more are refused (429, RESOURCE_EXHAUSTED). Other requests
-    are not counted."""
+    """Maximum inferences in progress, per front end; more are refused (429, RESOURCE_EXHAUSTED). Other requests are not
+    counted."""
     idle: Seconds = 120.0
     """Seconds that an HTTP connection may be open without a request; 0: no limit. It is not idle while a response is
     being computed."""
     stalled: Seconds = 60.0
-    """Seconds without progress after which an incomplete request is refused (408) and a response that the client does
-    not read is aborted; 0: never. Request headers must be complete within this time."""
+    """Seconds without progress after which a connection with an incomplete request, or with a response that the client
+    does not read, is closed; 0: never."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +85,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drain: Seconds = 0
     """Seconds to wait for requests in progress when the server is stopped."""
 
-    @property
-    def ports(self) -> dict[str, int | None]:
-        """The ports by the names of their options."""
-        return {"http": self.http, "grpc": self.grpc, "metrics": self.metrics}
-
 
 def simulator(**fields: Any) -> Settings:
     """Return settings for the simulator alone, over HTTP on any free port; `fields` are fields of Sim."""
@@ -104,19 +96,13 @@ def check(settings: Settings) -> None:
     try:
         msgspec.convert(msgspec.to_builtins(settings), Settings)
     except msgspec.ValidationError as error:
-        raise _out_of_bounds(settings, str(error)) from None
-    for (one, port), (other, taken) in combinations(settings.ports.items(), 2):
-        if port and port == taken:
-            remedy = "give each its own port (--grpc defaults to --http + 1, --metrics to --http + 2), or 0 for any"
-            raise UserError(f"--{one} and --{other} use the same port, {port}", remedy)
-    if settings.sim is not None:
-        simulating.check(settings.sim)
-
-
-def _out_of_bounds(settings: Settings, error: str) -> UserError:
-    """Return the error for a value outside of the limits of its type, with the option that sets it."""
-    sign, bound, path = re.search(r"([<>]=?) (\S+) - at `\$\.(\S+)`", error).groups()  # type: ignore[union-attr]
-    *_, name = path.split(".")
-    option = _OPTIONS.get(name, name.replace("_", "-"))
-    value = reduce(getattr, path.split("."), settings)
-    return UserError(f"--{option} must be {_WORDS[sign]} {float(bound):.15g} (got {value})", _HELP)
+        *_, sign, bound, _, _, path = str(error).split()  # Expected `int` >= 1 - at `$.limits.head`
+        path = path.strip("`").removeprefix("$.")
+        name, value = path.rpartition(".")[2], attrgetter(path)(settings)
+        option = _OPTIONS.get(name, name.replace("_", "-"))
+        raise UserError(f"--{option} must be {_WORDS[sign]} {float(bound):.15g} (got {value})", _HELP) from None
+    given = [port for port in (settings.http, settings.grpc, settings.metrics) if port]
+    if len(set(given)) < len(given):
+        raise UserError("--http, --grpc and --metrics must be different ports", "change one, or set it to 0 for any")
+    for fault in settings.sim.faults if settings.sim else ():
+        parse_fault(fault)

@@ -58,7 +58,7 @@ class MessageSplitter:
             return self._fill(self._large, data)
         if not self._buffered and len(data) >= 5:
             flag, length = PREFIX.unpack_from(data)
-            if len(data) == 5 + length:
+            if len(data) == 5 + length and not 0 < self._limit < length:
                 return ((flag, data[5:]),) if self._keep or flag else _DISCARDED  # exactly one message: nearly always
         self._pieces.append(data)
         self._buffered += len(data)

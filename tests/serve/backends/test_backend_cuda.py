@@ -78,7 +78,7 @@ def test_language_models(tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
         loaded = transformers.load(loading(folder, device=device, parameters={"max_batch": "4"}))
         if device == "cuda":
-            assert loaded.text.engine._decoder._graphs
+            assert loaded.begin.__self__.engine._decoder._graphs
         texts.append([one.texts for one in written(loaded, *requests)])
         loaded.close()
     assert texts[0] == texts[1]

@@ -172,7 +172,7 @@ def test_a_configuration_that_contradicts_the_file_is_refused(tmp_path: Path, co
     assert what in caught.value.what
 
 
-@pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda"])
+@pytest.mark.parametrize("device", ["tpu", "cuda"])
 def test_an_unknown_device_is_named(tmp_path: Path, device: str) -> None:
     if device == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has CUDA")
@@ -198,7 +198,9 @@ class Elsewhere:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], **more)
 
 
-@pytest.mark.parametrize(("error", "says"), [("", "the CUDA libraries failed to load"), ("no\nGPU", "no GPU")])
+@pytest.mark.parametrize(
+    ("error", "says"), [("", "the CUDA libraries failed to load"), ("no\nGPU", "RuntimeError: no GPU")]
+)
 def test_an_unusable_gpu_is_an_error_if_requested_and_otherwise_the_cpu_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, says: str
 ) -> None:

@@ -140,10 +140,8 @@ def test_config_in_the_file_fills_in_what_is_missing(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_file_that_fails_to_load_is_explained_in_one_line(tmp_path: Path, text: str, what: str) -> None:
-    before = set(sys.modules)
     with pytest.raises(UserError) as caught:
         python.load(loading(written(tmp_path, text), **ADDED))
-    assert [name for name in set(sys.modules) - before if name.startswith("_inferometer_model")] == []
     assert what in caught.value.what
     assert "model m: " in caught.value.what
     assert "\n" not in str(caught.value)
@@ -177,21 +175,14 @@ def test_an_output_of_the_wrong_type_is_named(tmp_path: Path, datatype: str, bod
     assert what in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("body", "what"), [("return [1]", "infer returned list, not a dict"), ("return {'X': 1}", "has no output 'X'")]
-)
-def test_an_invalid_return_value_is_named(tmp_path: Path, body: str, what: str) -> None:
-    loaded = python.load(loading(written(tmp_path, f"def infer(inputs, parameters):\n    {body}\n"), **ADDED))
-    with pytest.raises(Refused, match=what) as caught:
-        run_model(loaded)
+@pytest.mark.parametrize("is_decoupled", [False, True])
+def test_an_invalid_return_value_is_named(tmp_path: Path, is_decoupled: bool) -> None:
+    path = written(tmp_path, "def infer(inputs, parameters):\n    return [1]\n")
+    loaded = python.load(loading(path, **ADDED, model_transaction_policy={"decoupled": is_decoupled}))
+    assert loaded.run is not None
+    with pytest.raises(Refused, match=r"infer must return a dict of arrays or, .* \(got (list|int)\)") as caught:
+        next(iter(loaded.run({}, {})))
     assert caught.value.code == "INTERNAL"
-
-
-def test_a_decoupled_function_must_be_a_generator(tmp_path: Path) -> None:
-    loaded = python.load(loading(written(tmp_path, ADD), **ADDED, model_transaction_policy={"decoupled": True}))
-    responses: Any = loaded.run(given(A=np.zeros(2, "f4"), B=np.zeros(2, "f4")), {})
-    with pytest.raises(Refused, match="infer returned dict, not a generator"):
-        next(responses)
 
 
 def test_instances_do_not_share_a_module(tmp_path: Path) -> None:

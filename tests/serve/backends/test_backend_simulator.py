@@ -8,10 +8,10 @@ import pytest
 
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
-from inferometer.serve.models.types import Inference, Output, Refused
+from inferometer.serve.models.types import Inference, Refused
 from inferometer.serve.sim.server import KSERVE_CONFIG, Simulator
 from inferometer.serve.sim.settings import Batch, Fixed, Sim
-from inferometer.tensors import from_numpy
+from inferometer.tensors import Tensor, from_numpy
 from inferometer.timing.clock import now
 from inferometer.timing.loop import run
 
@@ -29,7 +29,7 @@ class Request:
         }
         self.inference = Inference("sim", inputs, responded=self._respond, ended=self._ended, arrived=now())
 
-    def _respond(self, outputs: tuple[Output, ...]) -> None:
+    def _respond(self, outputs: tuple[Tensor, ...]) -> None:
         self.responses += 1
         if self.responses == self.cancels_at:
             self._models.cancel(self.inference)

@@ -33,7 +33,7 @@ def served(source: Path | str, scenario: Callable[[Models, Infer], Awaitable[Non
                 Inference(
                     model,
                     inputs,
-                    responded=lambda made: responses.append({one.tensor.name: to_numpy(one.tensor) for one in made}),
+                    responded=lambda made: responses.append({one.name: to_numpy(one) for one in made}),
                     ended=over.set_result,
                     arrived=now(),
                     wanted=wanted,

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from test_http_connection import Echo, post
 
 from inferometer.errors import UserError
-from inferometer.serve.http.connection import connections
+from inferometer.serve.http.connection import Connection
 from inferometer.serve.settings import Limits, Tls
 from inferometer.serve.sockets.listener import Listener
 from inferometer.serve.sockets.tls import context
@@ -33,7 +35,7 @@ def listening(tls: Tls) -> Iterator[tuple[Listener, int, Echo]]:
     sock.setblocking(False)
 
     async def start() -> Listener:
-        return Listener(loop, sock, connections(echo), tls=context(tls))
+        return Listener(loop, sock, lambda transport: Connection(transport, echo, Limits()), tls=context(tls))
 
     async def end() -> None:
         listener.close()
@@ -116,15 +118,42 @@ def test_bytes_that_are_not_tls_close_the_connection(authority: trustme.CA, file
         assert exchange(port, client(authority), b"hello") == [b"hello"]
 
 
-def test_a_stalled_handshake_is_closed(authority: trustme.CA, files: dict[str, str]):
+def test_a_handshake_that_does_not_end_is_idle(authority: trustme.CA, files: dict[str, str]):
     with (
         listening(Tls(files["cert"], files["key"])) as (listener, port, _),
         socket.create_connection(("127.0.0.1", port), timeout=30) as sock,
     ):
         assert exchange(port, client(authority), b"hello") == [b"hello"]  # so that the other one was accepted, too
-        late = now() + int((Limits().stalled + 1) * 1e9)
+        late = now() + int((Limits().idle + 1) * 1e9)
         listener.loop.call_soon_threadsafe(listener.sweep, late)
         assert sock.recv(1) == b""
+
+
+def test_a_reset_at_the_end_of_a_handshake_is_noticed(authority: trustme.CA, files: dict[str, str]):
+    with (
+        listening(Tls(files["cert"], files["key"])) as (listener, port, _),
+        socket.create_connection(("127.0.0.1", port), timeout=30) as sock,
+    ):
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        shaking = client(authority).wrap_bio(incoming, outgoing, server_hostname="localhost")
+        while True:
+            try:
+                shaking.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                sock.sendall(outgoing.read())
+                incoming.write(sock.recv(65536))
+        listener.loop.call_soon_threadsafe(time.sleep, 0.3)  # so that the last message and the reset are found together
+        time.sleep(0.1)
+        sock.sendall(outgoing.read())
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        assert exchange(port, client(authority), b"hello") == [b"hello"]
+        deadline = time.monotonic() + 10
+        while listener.transports and time.monotonic() < deadline:
+            listener.loop.call_soon_threadsafe(listener.sweep, now())
+            time.sleep(0.01)
+        assert not listener.transports
 
 
 @pytest.mark.parametrize(

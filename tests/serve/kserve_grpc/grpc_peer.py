@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import grpc
 
 from inferometer.serve.kserve import messages
-from inferometer.serve.kserve.grpc import KserveGrpc, start
+from inferometer.serve.kserve.grpc import KserveGrpc
 from inferometer.serve.models.registry import Models
-from inferometer.serve.ports import bound
 from inferometer.serve.settings import Settings
+from inferometer.serve.sockets.listener import bound
 from inferometer.tensors import DATATYPES
 from inferometer.timing.loop import new_loop
 
@@ -125,7 +125,8 @@ def serving(**settings: Any) -> Iterator[Served]:
             models.add("identity")
             models.add(folder)
             await models.start()
-            return Served(loop, models, await start(models, configured, bound(configured.host, 0, "--grpc")))
+            sock = bound(Settings(host=configured.host, http=0), contextlib.ExitStack())["http"]
+            return Served(loop, models, KserveGrpc(models, configured, sock))
 
         async def end() -> None:
             await served.server.stop(0)

@@ -11,23 +11,42 @@ import pytest
 from grpc_peer import PATIENCE_S, a_request, write_repository
 
 from inferometer.serve.grpc import call as call_module
-from inferometer.serve.grpc.headers import CallHead, Method
-from inferometer.serve.kserve.grpc import GrpcInfer, Stream
+from inferometer.serve.grpc.call import CallHead, CallHeads, Method
+from inferometer.serve.grpc.server import Connection
+from inferometer.serve.kserve.grpc import Stream
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import NEVER
+from inferometer.serve.settings import Limits
 from inferometer.timing.loop import run
 from inferometer.wire.grpc_framing import framed
+from inferometer.wire.http2 import frames, hpack
 
 
 def test_a_call_that_is_over_keeps_no_messages() -> None:
     connection: Any = SimpleNamespace(max_message=100, over=lambda call, code: None)
-    call = call_module.Call(connection, 1, CallHead("/x", Method(lambda call: None, is_unary=False)), 0)
+    call = call_module.Call(connection, 1, CallHead("/x", Method(lambda call: None, is_stream=True)), 0)
     call.begin()
     call.pause()
     call.received(3 * framed(b"message"), False, 0)
     assert len(call._messages) == 3
     call.cancel()
     assert not call._messages  # what waits for a model's thread may refer to the call for long
+
+
+def test_a_response_that_is_not_read_is_in_flight() -> None:
+    """A stop waits for it, although its call is over."""
+    heads = CallHeads({"/x": Method(lambda call, data: call.reply((bytes(1 << 20),)))}, None)
+    server: Any = SimpleNamespace(limits=Limits(), offload=None, heads=heads, is_logged=False)
+    transport: Any = SimpleNamespace(unsent=0, closed=False, peer="", write=lambda *parts: None)
+    connection = Connection(server, transport)
+    fields = {":method": "POST", ":scheme": "http", ":path": "/x", "content-type": "application/grpc"}
+    block = hpack.encode([(name.encode(), value.encode()) for name, value in fields.items()])
+    connection.received(frames.PREFACE + frames.settings({}) + frames.headers(1, block, False), 0)
+    connection.received(frames.frame(frames.DATA, frames.END_STREAM, 1, framed(b"message")), 0)
+    assert (connection.calls, connection.in_flight) == ({}, True)
+    for stream in (0, 1):
+        connection.received(frames.window_update(stream, 1 << 20), 0)
+    assert not connection.in_flight
 
 
 class Call:
@@ -88,11 +107,11 @@ def test_responses_held_for_an_earlier_one_are_bounded(size: int, most: int) -> 
         quick = bytes(a_request(values=bytes(size)).SerializeToString())
         slow = bytes(a_request("slow").SerializeToString())
         call = Call([slow, *[quick] * (most + 10)])
-        stream = Stream(GrpcInfer(models), call)  # type: ignore[arg-type]
+        stream = Stream(models, call)  # type: ignore[arg-type]
         call.read()
         assert 10 < call.reads <= most
         for pending in list(stream._pending):  # the slow one is over: all go on
-            models.cancel(pending.inference)
+            models.cancel(pending)
         call.read()
         assert call.trailers
         assert call.reads == most + 11

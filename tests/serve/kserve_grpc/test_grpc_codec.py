@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from inferometer.serve.grpc.call import parse
 from inferometer.serve.kserve import grpc_codec
 from inferometer.serve.kserve.messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
-from inferometer.serve.models.types import Inference, Output, Refused
+from inferometer.serve.models.types import Inference, Refused
 from inferometer.tensors import Tensor
 
 texts = st.text(max_size=8)
@@ -69,7 +69,9 @@ def test_damaged_requests_are_parsed_like_protobuf_or_refused(request: Any, posi
         assert "is not a valid ModelInferRequest" in refused.message
         assert expected is None or "unsupported field" in refused.message  # the obsolete groups
         return
-    assert expected is not None
+    if expected is None:  # whether protobuf accepts a field that runs past its message depends on what follows
+        parse(ModelInferRequest, grpc_codec.cut(data)[0])
+        return
     expected.DiscardUnknownFields()
     assert found == expected
 
@@ -117,7 +119,7 @@ def an_inference(id: str) -> Inference:
 @given(texts | st.just("i" * 200), outputs, st.sampled_from([None, True, False]))
 def test_responses_are_encoded_like_protobuf(id: str, given_outputs: Any, final: bool | None) -> None:
     made = [
-        Output(Tensor(name, "UINT8", (len(data),), memoryview(data) if viewed else data))
+        Tensor(name, "UINT8", (len(data),), memoryview(data) if viewed else data)
         for name, data, viewed in given_outputs
     ]
     expected = ModelInferResponse(model_name="m", model_version="1", id=id)
@@ -131,9 +133,3 @@ def test_responses_are_encoded_like_protobuf(id: str, given_outputs: Any, final:
         assert b"".join(parts) == expected.SerializeToString()
     streamed = ModelStreamInferResponse(infer_response=expected).SerializeToString()
     assert b"".join(grpc_codec.in_stream(parts)) == streamed
-
-
-def test_memory_views_of_any_format_are_sent_as_bytes() -> None:
-    view = memoryview(b"abcdefgh").cast("I")
-    parts = grpc_codec.response(an_inference(""), [Output(Tensor("t", "UINT32", (2,), view))])
-    assert ModelInferResponse.FromString(b"".join(parts)).raw_output_contents == [b"abcdefgh"]

@@ -15,13 +15,13 @@ from served import Served, serving
 from waiting import until
 
 from inferometer.serve import compression
-from inferometer.serve.http.parse import Request
-from inferometer.serve.kserve import generate, http_codec
+from inferometer.serve.kserve import http_codec, routes
 from inferometer.serve.kserve.responders import Responder
 from inferometer.serve.models import checks
 from inferometer.serve.models.types import Inference
 from inferometer.serve.offload import LARGE, STRING
 from inferometer.serve.settings import Limits, Settings
+from inferometer.wire.http1_requests import Request
 
 MANY = LARGE // STRING
 """Strings that are checked without a thread."""
@@ -59,7 +59,7 @@ LARGE_ONES: dict[str, tuple[bytes, bytes]] = {
 }
 PARTS = {
     b"request": (http_codec, "request"),
-    b"generate": (generate, "request"),
+    b"generate": (routes, "generate_request"),
     b"response": (http_codec, "response_body"),
     b"packed": (compression, "compress"),
 }
@@ -74,12 +74,12 @@ class Held:
         self.may_go = threading.Event()
         self.thread = ""
 
-    def __call__(self, *words: Any) -> Any:
+    def __call__(self, *words: Any, **more: Any) -> Any:
         if not self.is_there.is_set():
             self.thread = threading.current_thread().name
             self.is_there.set()
             assert self.may_go.wait(60)
-        return self._function(*words)
+        return self._function(*words, **more)
 
 
 @pytest.fixture
@@ -95,10 +95,6 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], Held]]:
     yield hold
     for one in made:
         one.may_go.set()
-
-
-def offloaded(server: Served) -> int:
-    return server.call(lambda: len(server.web._kserve.offloaded))
 
 
 @pytest.mark.parametrize("kind", LARGE_ONES)
@@ -124,7 +120,7 @@ def test_other_requests_are_served_while_a_large_body_is_processed(server: Serve
             (output,) = response.json["outputs"]
             assert output["data"] == [0.0 if kind == "json response" else 0.5] * COUNT
         assert large.request(INFER, SMALL).status == 200  # the connection goes on
-    assert offloaded(server) == 0
+    assert server.call(lambda: server.models.in_flight) == 0
 
 
 def test_responses_on_a_connection_keep_their_order(server: Served, hold: Any):
@@ -139,7 +135,7 @@ def test_responses_on_a_connection_keep_their_order(server: Served, hold: Any):
 
 def test_small_bodies_and_binary_tensors_need_no_thread(server: Served, monkeypatch: pytest.MonkeyPatch):
     with RawClient(server.url) as client:
-        monkeypatch.setattr(server.models.offload._threads, "do", lambda *_: 1 / 0)
+        monkeypatch.setattr(server.models.offload, "do", lambda *_: 1 / 0)
         assert client.request(INFER, SMALL).status == 200
         assert (
             client.request(INFER, gzip.compress(SMALL), Content_Encoding="gzip", Accept_Encoding="gzip").status == 200
@@ -163,7 +159,6 @@ def test_the_result_for_a_disconnected_client_is_dropped(
             client.send(data)
             assert held.is_there.wait(30)
         server.until(lambda: not server.listener.connections)
-        assert offloaded(server) == 0
         held.may_go.set()
         with RawClient(server.url) as client:  # through the same threads, so that the other is over
             for _ in range(2):
@@ -172,25 +167,6 @@ def test_the_result_for_a_disconnected_client_is_dropped(
         assert server.models.in_flight == 0
     statuses = [line.split()[4] for line in capfd.readouterr().err.splitlines()]
     assert statuses == ["499", "200", "200"]
-
-
-def test_a_queued_job_of_a_disconnected_client_is_skipped(hold: Any, monkeypatch: pytest.MonkeyPatch):
-    parsed: list[int] = []
-    held = hold(b"request")
-    monkeypatch.setattr(http_codec, "request", lambda data, *more: (parsed.append(len(data)), held(data, *more))[1])
-    with serving() as server:
-        monkeypatch.setattr(server.models.offload._threads, "_most", 1)
-        with RawClient(server.url) as first:
-            first.send(LARGE_ONES["json"][0])
-            assert held.is_there.wait(30)
-            with RawClient(server.url) as second:
-                second.send(request(INFER, body(COUNT + 1)))
-                server.until(lambda: len(server.web._kserve.offloaded) == 2)
-            server.until(lambda: len(server.web._kserve.offloaded) == 1)
-            held.may_go.set()
-            assert first.response().status == 200
-            assert first.request(INFER, body()).status == 200
-    assert parsed == [len(body())] * 2
 
 
 def test_the_drain_waits_for_admitted_requests(hold: Any):
@@ -205,38 +181,6 @@ def test_the_drain_waits_for_admitted_requests(hold: Any):
             held.may_go.set()
             response = large.response()
             assert (response.status, response.headers["connection"]) == (200, "close")
-
-
-@pytest.mark.parametrize("kind", ["json", "json response"])
-def test_unfinished_jobs_are_refused_with_an_error_at_the_end(hold: Any, kind: str):
-    with serving() as server:
-        data, part = LARGE_ONES[kind]
-        held = hold(part)
-        with RawClient(server.url) as large:
-            large.send(data)
-            assert held.is_there.wait(30)
-            assert server.call(server.web.refuse_rest) == 1
-            response = large.response()
-            assert (response.status, response.json) == (
-                503,
-                {"error": "the server stopped before the request was complete"},
-            )
-            held.may_go.set()
-            assert server.call(server.web.refuse_rest) == 0
-            assert large.request("/v2/health/live").status == 200
-
-
-def test_requests_in_a_thread_count_as_in_progress(hold: Any, monkeypatch: pytest.MonkeyPatch):
-    with serving() as server:
-        monkeypatch.setattr(server.models, "_limit", 1)
-        held = hold(b"request")
-        with RawClient(server.url) as one, RawClient(server.url) as two:
-            one.send(LARGE_ONES["json"][0])
-            assert held.is_there.wait(30)
-            assert two.request(INFER, body()).status == 429
-            held.may_go.set()
-            assert one.response().status == 200
-            assert two.request(INFER, body()).status == 200
 
 
 @pytest.mark.parametrize(

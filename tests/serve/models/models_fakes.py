@@ -20,7 +20,6 @@ from inferometer.serve.models.types import (
     Inference,
     Loaded,
     Loading,
-    Output,
     Parameters,
     Refused,
     Tensors,
@@ -56,7 +55,7 @@ class Call:
     """A request and its recorded responses."""
 
     def __init__(self, model: str, *inputs: Tensor, deadline: int = NEVER, **words: Any) -> None:
-        self.responses: list[tuple[Output, ...]] = []
+        self.responses: list[tuple[Tensor, ...]] = []
         self.ends: list[Refused | None] = []
         self.over = asyncio.Event()
         self.responded = asyncio.Event()
@@ -70,7 +69,7 @@ class Call:
             **words,
         )
 
-    def _respond(self, outputs: tuple[Output, ...]) -> None:
+    def _respond(self, outputs: tuple[Tensor, ...]) -> None:
         assert not self.ends
         self.responses.append(outputs)
         self.responded.set()
@@ -88,7 +87,7 @@ class Call:
         await self.over.wait()
         assert self.ends == [None], self.ends
         (outputs,) = self.responses
-        return {output.tensor.name: to_numpy(output.tensor) for output in outputs}
+        return {output.name: to_numpy(output) for output in outputs}
 
     async def refused(self) -> Refused:
         await self.over.wait()
@@ -112,10 +111,11 @@ def wants(name: str, **words: Any) -> tuple[Wanted, ...]:
 
 
 def why_not(models: Models, call: Call) -> Refused:
-    with pytest.raises(Refused) as raised:
-        call.on(models)
-    assert not call.ends
-    return raised.value
+    """Return why the request is refused at once."""
+    call.on(models)
+    (why,) = call.ends
+    assert why is not None
+    return why
 
 
 # --- backends --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from models_fakes import Call, asynchronous, fp32, serving, wants
 
 from inferometer.serve import backends
-from inferometer.serve.models.types import Loaded, Loading, Parameters, Placed, Refused, Tensors, reason
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors, reason
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 
 
@@ -177,7 +177,7 @@ def key() -> Iterator[str]:
 async def test_an_output_that_does_not_fit_its_region_fails_alone(tmp_path: Path, key: str) -> None:
     async with serving(tmp_path, {"m": 'backend: "picky"' + CONFIG}) as models:
         models.regions.register("r", key, 0, 4)
-        wants_per_call = [(), wants("OUTPUT0", placed=Placed("r", 2)), (), ()]
+        wants_per_call = [(), wants("OUTPUT0", placed=models.regions.find("r", 2)), (), ()]
         calls = [Call("m", fp32([1]), wanted=wanted).on(models) for wanted in wants_per_call]
         assert "should be at least 4 bytes" in (await calls[1].refused()).message
         assert [(await calls[i].outputs())["OUTPUT0"].tolist() for i in (0, 2, 3)] == [[[2]]] * 3

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from models_fakes import WAIT_S, run
 
-from inferometer.errors import UserError
 from inferometer.serve.kserve import control
 from inferometer.serve.models import configs
 from inferometer.serve.models.registry import Models
@@ -29,10 +28,9 @@ BROKEN = {
     "an unknown data_type": ("config.pbtxt", IDENTITY.replace("TYPE_FP32", "77"), "no data_type"),
     "an unknown data_type in CONFIG": ("1/model.py", UNTYPED, "no data_type"),
     "more than there can be": ("1/model.py", HUGE, "failed its warm-up"),
-    "deep YAML": ("config.yaml", DEEP_YAML, "nested too deeply"),
-    "deep text": ("config.pbtxt", DEEP_PBTXT, "nested too deeply"),
+    "deep YAML": ("config.yaml", DEEP_YAML, "recursion depth exceeded"),
+    "deep text": ("config.pbtxt", DEEP_PBTXT, "recursion depth exceeded"),
     "a reason that is not UTF-8": ("1/model.py", 'raise ValueError("caf\\udce9")', r"ValueError: caf\udce9"),
-    "too many instances": ("config.pbtxt", f"{IDENTITY} instance_group [{{ count: 100000000 }}]", "at most 1000"),
 }
 
 
@@ -51,8 +49,10 @@ def index_of(folder: Path) -> dict[str, tuple[str, str]]:
         models.add(str(folder))
         await asyncio.wait_for(models.start(), WAIT_S)
         try:
-            kind, respond = control.methods(models, Settings())["RepositoryIndex"]
-            index: Any = await respond(kind())
+            kind, start = control.methods(models, Settings())["RepositoryIndex"]
+            made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            start(kind(), made.set_result, made.set_exception)
+            index = await made
             found.update(
                 {one.name: (one.state, one.reason) for one in type(index).FromString(index.SerializeToString()).models}
             )
@@ -77,12 +77,6 @@ def test_other_models_are_served_and_the_index_has_the_reasons(tmp_path: Path) -
         assert (state, expected[name] in reason) == ("UNAVAILABLE", True), (name, reason)
 
 
-def test_a_model_must_have_a_valid_name(tmp_path: Path) -> None:
-    put(tmp_path / os.fsdecode(b"caf\xe9") / "config.pbtxt", IDENTITY)
-    with pytest.raises(UserError, match="not valid UTF-8"):
-        index_of(tmp_path / os.fsdecode(b"caf\xe9"))
-
-
 def test_a_load_with_a_configuration_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "m/config.pbtxt", IDENTITY)
     put(tmp_path / "other/config.pbtxt", IDENTITY)
@@ -94,7 +88,7 @@ def test_a_load_with_a_configuration_that_is_nested_too_deeply_is_refused(tmp_pa
         try:
             with pytest.raises(Refused) as raised:
                 await models.load("m", '{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
-            assert (raised.value.code, "nested too deeply" in raised.value.message) == ("INTERNAL", True)
+            assert (raised.value.code, "recursion depth exceeded" in raised.value.message) == ("INTERNAL", True)
             assert models.is_ready("m")
         finally:
             await models.close()
@@ -102,15 +96,7 @@ def test_a_load_with_a_configuration_that_is_nested_too_deeply_is_refused(tmp_pa
     run(main())
 
 
-@pytest.mark.parametrize(
-    ("groups", "count"), [("[{ count: 1000 }]", 1000), ("[{ count: 2 }, { count: 3 }]", 5), ("[{ }]", 1)]
-)
+@pytest.mark.parametrize(("groups", "count"), [("[{ count: 2 }, { count: 3 }]", 5), ("[{ }]", 1)])
 def test_instance_groups_add_up(groups: str, count: int) -> None:
     config = configs.from_pbtxt(f"instance_group {groups}")
     assert len(configs.devices(config, "cpu")) == count
-
-
-@pytest.mark.parametrize("groups", ["[{ count: 1001 }]", "[{ count: -1 }]"])
-def test_the_number_of_instances_is_limited(groups: str) -> None:
-    with pytest.raises(UserError, match=r"instance_group\.count"):
-        configs.devices(configs.from_pbtxt(f"instance_group {groups}"), "cpu")

@@ -11,9 +11,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.serve.models.queue import Alarm, Alarms, Policy, Queue
+from inferometer.serve.models.queue import Policy, Queue
 from inferometer.serve.models.types import NEVER, Inference
 from inferometer.tensors import Tensor
+from inferometer.timing.deadlines import Deadlines, Entry
 
 
 class FakeClock:
@@ -21,19 +22,19 @@ class FakeClock:
 
     def __init__(self) -> None:
         self.t = 0
-        self._alarms: list[Alarm] = []
+        self._alarms: list[Entry] = []
         self._number = 0
 
     def now(self) -> int:
         return self.t
 
-    def at(self, deadline: int, call: Callable[[], object]) -> Alarm:
+    def at(self, deadline: int, call: Callable[[], object]) -> Entry:
         self._number += 1
         alarm = [deadline, self._number, call]
         heapq.heappush(self._alarms, alarm)
         return alarm
 
-    def cancel(self, alarm: Alarm) -> None:
+    def cancel(self, alarm: Entry) -> None:
         alarm[2] = None
 
     def advance(self, ns: int) -> None:
@@ -56,7 +57,7 @@ class Server:
         self.expired: list[Inference] = []
         self.n_running = 0
         self._ends_at_once = ends_at_once
-        alarms = cast(Alarms, self.clock)
+        alarms = cast(Deadlines, self.clock)
         self.queue = Queue(policy, alarms, self.clock.now, self._start, self.expired.append, slots)
 
     def _start(self, batch: list[Inference]) -> None:
@@ -186,14 +187,14 @@ def test_an_expired_request_is_not_started_even_if_the_alarm_is_late() -> None:
 def test_cancelled_alarms_are_dropped_and_the_others_go_off_in_order() -> None:
     async def main() -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        alarms, called = Alarms(asyncio.get_running_loop()), list[int]()
+        alarms, called = Deadlines(asyncio.get_running_loop()), list[int]()
         pending = [alarms.at(10**18 + i, lambda: called.append(-1)) for i in range(5000)]
         for i in (2, 0, 1):
             alarms.at(i, partial(called.append, i))
         alarms.at(3, partial(done.set_result, None))
         for alarm in pending:
             alarms.cancel(alarm)
-        assert len(alarms._alarms) < 200
+        assert len(alarms._heap) < 200
         await asyncio.wait_for(done, 30)
         alarms.close()
         assert called == [0, 1, 2]

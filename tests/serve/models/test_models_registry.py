@@ -298,7 +298,7 @@ def test_random_cancellations_end_each_request_once(data: st.DataObject, tmp_pat
             for i, call in enumerate(calls):
                 (why,) = call.ends
                 if why is None:
-                    assert [float(np.frombuffer(call.responses[0][0].tensor.data, "<f4")[0])] == [i]
+                    assert [float(np.frombuffer(call.responses[0][0].data, "<f4")[0])] == [i]
                 else:
                     assert why.code == "CANCELLED" and any(which == i for which, _ in cancels)
             assert (models.in_flight, models.find("m").pending) == (0, 0)
@@ -316,7 +316,7 @@ async def test_a_model_that_fails_to_load_is_in_the_index_with_its_reason(tmp_pa
         bad, good = models.index()
         assert tuple(bad) == (
             "bad",
-            "1",
+            "",
             "UNAVAILABLE",
             "model bad failed to load: RuntimeError: no such weights",
         )
@@ -341,7 +341,6 @@ async def test_a_model_that_fails_to_load_is_in_the_index_with_its_reason(tmp_pa
             'backend: "gate" input [{ name: "X", data_type: TYPE_FP32 }] output [{ name: "Y", data_type: TYPE_INT8 }]',
             "outputs do not match the inputs",
         ),
-        (f'backend: "identity" max_batch_size: -1 {TENSORS}', "max_batch_size must be at least 0"),
         ('backend: "sim" parameters { key: "delay" value { string_value: "soon" } }', "delay"),
     ],
 )
@@ -404,7 +403,8 @@ async def test_a_failed_load_keeps_the_running_model(tmp_path: Path, fakes: Gate
                 await models.load("m", config)
             assert raised.value.code == "INTERNAL"  # type: ignore[attr-defined]
         assert (await Call("m", fp32([1])).on(models).outputs())["OUTPUT0"].tolist() == [[1]]
-        await models.load("m", '{"backend": "identity", "max_batch_size": 2}')
+        (tmp_path / "m/config.pbtxt").write_text(f'backend: "identity" max_batch_size: 2 {TENSORS}')
+        await models.load("m")
         assert models.find("m").config.max_batch_size == 2
 
 
@@ -421,7 +421,7 @@ async def test_a_model_is_unloaded_after_its_requests_and_can_be_loaded_again(tm
         for call in calls:
             await call.outputs()
         await unloading
-        assert tuple(models.index()[0]) == ("m", "1", "UNAVAILABLE", "unloaded")
+        assert tuple(models.index()[0]) == ("m", "", "UNAVAILABLE", "unloaded")
         await models.unload("m")
         await models.load("m")
         fakes("m").open()
@@ -457,35 +457,6 @@ async def test_no_request_is_lost_during_reloads(tmp_path: Path, fakes: Gates) -
         for i, call in enumerate(calls):
             assert (await call.outputs())["OUTPUT0"].tolist() == [[i]]
         assert fakes("m").loads == 4
-
-
-@asynchronous
-async def test_an_unload_finishes_if_the_caller_goes_away(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": SINGLE}) as models:
-        call = Call("m", fp32([1])).on(models)
-        unloading = asyncio.create_task(models.unload("m"))
-        await asyncio.sleep(0)
-        unloading.cancel()
-        await asyncio.gather(unloading, return_exceptions=True)
-        assert [entry.state for entry in models.index()] == ["UNLOADING"]
-        fakes("m").open()
-        await call.outputs()
-        await asyncio.get_running_loop().run_in_executor(None, fakes("m").closed.wait, WAIT_S)
-        assert fakes("m").closed.is_set()
-        assert [(entry.state, entry.reason) for entry in models.index()] == [("UNAVAILABLE", "unloaded")]
-
-
-@asynchronous
-async def test_a_load_finishes_if_the_caller_goes_away(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": SINGLE}) as models:
-        await models.unload("m")
-        loading = asyncio.create_task(models.load("m"))
-        await asyncio.sleep(0)
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
-        async with asyncio.timeout(WAIT_S):
-            while not models.is_ready("m"):
-                await asyncio.sleep(0.001)
 
 
 @asynchronous
@@ -526,8 +497,7 @@ def test_a_check_that_raises_leaves_no_request_in_progress(
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE}) as models:
             monkeypatch.setattr(checks, "check", broken)
-            with pytest.raises(MemoryError):
-                Call("m", fp32([1])).on(models)
+            assert why_not(models, Call("m", fp32([1]))).code == "INTERNAL"
             assert models.in_flight == 0
 
     run(test())

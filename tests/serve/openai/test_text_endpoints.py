@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import random
 import struct
 import threading
 import time
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from raw_client import RawClient, Response, request
 
 from inferometer.serve import app, backends
-from inferometer.serve.openai.model import StopTexts
+from inferometer.serve.backends.text.generation import StopTexts
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.settings import Fixed, Sim
 from inferometer.timing.loop import new_loop
@@ -32,10 +33,12 @@ def url() -> Iterator[str]:
     """A server with two doubles and the simulator, in a thread of this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(backends.LOADERS, "echo", "text_double:load")
+        patch.setitem(backends.LOADERS, "vectors", "text_double:load_vectors")
         for name in ("echo", "other"):
             patch.setitem(backends.BUILTIN, name, text_double.CONFIG)
+        patch.setitem(backends.BUILTIN, "vectors", text_double.VECTORS)
         settings = Settings(
-            models=("echo", "other", "identity"), sim=Sim(timing=Fixed(ttft=0, itl=0)), http=0, control=True
+            models=("echo", "other", "vectors", "identity"), sim=Sim(timing=Fixed(ttft=0, itl=0)), http=0, control=True
         )
         loop, listening = new_loop(), threading.Event()
         found: list[app.Listening] = []
@@ -85,10 +88,8 @@ def test_all_text_models_are_listed(client: RawClient) -> None:
         ("sim", 131_072),
         ("echo", 100),
         ("other", 100),
+        ("vectors", 100),
     ]
-    assert client.request("/v1/models/echo").json["id"] == "echo"
-    assert client.request("/v1/models/identity").status == 404
-    assert client.request("/").json["openai"]["models"] == ["sim", "echo", "other"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_chat_uses_the_template_and_defaults_to_all_that_fits(client: RawClient,
     assert text == " [system] s [user] x y"
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    assert echo.seen[-1].max_tokens == 100 - 5
+    assert echo.seen[-1].limit == 100 - 5
     refused = client.request(CHAT, {"model": "echo", "messages": [{"role": "assistant", "content": "x"}]})
     assert (refused.status, refused.json["error"]["message"]) == (400, "the last message must be the user's")
 
@@ -150,15 +151,19 @@ def test_messages_of_anthropics_api(client: RawClient) -> None:
 
 
 def test_sampling_parameters_reach_the_model(client: RawClient, echo: text_double.Echo) -> None:
-    fields = {"temperature": 0, "top_p": 0.5, "top_k": 7, "seed": 3, "stop": "zz", "ignore_eos": True, "min_tokens": 2}
+    fields = {"temperature": 2, "top_p": 0.5, "top_k": 7, "seed": 3, "stop": "zz", "ignore_eos": True, "min_tokens": 2}
     response = completion(client, "a <eos>", max_completion_tokens=4, **fields)
     assert response.json["choices"][0]["text"] == " a a a a"
     seen = echo.seen[-1]
-    assert (seen.temperature, seen.top_p, seen.top_k, seen.seed, seen.stop) == (0, 0.5, 7, 3, ("zz",))
-    assert (seen.ignore_eos, seen.min_tokens, seen.max_tokens) == (True, 2, 4)
+    assert (seen.temperature, seen.top_p, seen.top_k, seen.stops.stops) == (2, 0.5, 7, ("zz",))
+    assert seen.random is not None
+    assert seen.random.random() == random.Random(3).random()
+    assert (seen.ignore_eos, seen.min_tokens, seen.limit) == (True, 2, 4)
     completion(client, [[0, 1]], top_k=-1, stop=["x", ""], temperature=None)
     seen = echo.seen[-1]
-    assert (seen.prompt, seen.temperature, seen.top_k, seen.stop, seen.max_tokens) == ([0, 1], 1.0, 0, ("x",), 16)
+    assert (seen.prompt, seen.temperature, seen.top_k, seen.stops.stops, seen.limit) == ([0, 1], 1.0, 0, ("x",), 16)
+    completion(client, "a", temperature=0)
+    assert echo.seen[-1].random is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -189,7 +194,6 @@ def test_text_is_escaped(client: RawClient, stream: bool) -> None:
         ({"temperature": -1}, 400, "temperature"),
         ({"top_p": 0}, 400, "top_p"),
         ({"top_k": -2}, 400, "top_k"),
-        ({"min_tokens": 17}, 400, "min_tokens must be at most max_tokens, 16 (got 17)"),
         ({"max_tokens": 100}, 400, "2 prompt tokens plus max_tokens 100 exceed the model's maximum of 100 tokens"),
         ({"prompt": "<unencodable>"}, 500, "ValueError: cannot encode this"),
         ({"prompt": "x " * 200, "stream": True}, 400, "exceed the model's maximum"),
@@ -208,14 +212,14 @@ def test_a_full_queue_is_an_error_before_the_stream(client: RawClient, echo: tex
     echo.slots = 0
     response = completion(client, "a", stream=True)
     echo.slots = 100
-    assert (response.status, response.json["error"]["type"]) == (429, "overloaded_error")
+    assert (response.status, response.json["error"]["type"]) == (429, "rate_limit_error")
 
 
 def test_an_error_in_the_middle(client: RawClient) -> None:
     text, chunks = streamed(completion(client, "a b <fail> c", stream=True))
     assert (text, chunks[-1]["error"]["message"]) == (" a b", "the model failed")
     response = completion(client, "a b <fail> c")
-    assert (response.status, response.json["error"]["type"]) == (500, "server_error")
+    assert (response.status, response.json["error"]["type"]) == (500, "api_error")
     body = {"model": "echo", "max_tokens": 9, "messages": [{"role": "user", "content": "<fail>"}], "stream": True}
     assert b'event: error\ndata: {"type":"error"' in client.request(MESSAGES, body).body
 
@@ -240,7 +244,7 @@ def test_a_model_that_is_not_available_is_told_from_one_that_does_not_exist(clie
     assert [one.status for one in refused] == [404, 404, 404]
     messages = [one.json["error"]["message"] for one in refused]
     assert messages[0] == "Request for unknown model: 'other' has no available versions"
-    served = "'sim', 'echo' are served"
+    served = "'sim', 'echo', 'vectors' are served"
     assert messages[1:] == [f"the model {name!r} does not exist; {served}" for name in ("nothing", "identity")]
 
 
@@ -273,31 +277,27 @@ def until(condition: Any) -> None:
 
 
 def test_embeddings(client: RawClient) -> None:
-    body = {"model": "echo", "input": ["a b c", "d"]}
+    body = {"model": "vectors", "input": ["a b c", "d"]}
     response = client.request("/v1/embeddings", body)
     assert [row["embedding"] for row in response.json["data"]] == [[3.0, 0.5], [1.0, 0.5]]
     assert response.json["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
     assert "total;dur=" in response.headers["server-timing"]
-    packed = client.request("/v1/embeddings", {"model": "echo", "input": [[0, 1]], "encoding_format": "base64"}).json
+    packed = client.request("/v1/embeddings", {"model": "vectors", "input": [[0, 1]], "encoding_format": "base64"}).json
     assert struct.unpack("<2f", base64.b64decode(packed["data"][0]["embedding"])) == (2.0, 0.5)
     assert client.request("/v1/embeddings", body | {"dimensions": 3}).status == 400
     assert client.request("/v1/embeddings", body | {"input": "x " * 101}).status == 400
     assert client.request("/v1/embeddings", body | {"input": "<fail>"}).status == 500
 
 
-def test_models_refuse_what_they_are_not_for(client: RawClient, echo: text_double.Echo) -> None:
-    echo.can_generate = echo.can_embed = False
-    try:
-        assert completion(client, "a").status == 400
-        assert client.request("/v1/embeddings", {"model": "echo", "input": "a"}).status == 400
-    finally:
-        echo.can_generate = echo.can_embed = True
+def test_models_refuse_what_they_are_not_for(client: RawClient) -> None:
+    assert completion(client, "a", model="vectors").status == 400
+    assert client.request("/v1/embeddings", {"model": "echo", "input": "a"}).status == 400
 
 
 def test_the_tokenizer_of_a_model(client: RawClient, echo: text_double.Echo) -> None:
-    (tokens,) = echo.encode(["a b"])
     response = client.request("/tokenize", {"model": "echo", "prompt": "a b"})
-    assert response.json == {"count": 2, "max_model_len": 100, "tokens": tokens}
+    assert response.json == {"count": 2, "max_model_len": 100, "tokens": [echo.number("a"), echo.number("b")]}
+    assert client.request("/tokenize", {"model": "vectors", "prompt": [0, 5]}).json["tokens"] == [0, 5]
 
 
 @pytest.mark.parametrize("api", ["completions", "chat", "messages"])

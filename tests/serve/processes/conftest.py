@@ -61,8 +61,10 @@ parameters { key: "process" value { string_value: "1" } }
 """
 REGISTER = """
 from inferometer.serve import backends
-backends.LOADERS["echo"] = "text_double:load"
-backends.BUILTIN["echo"] = __import__("text_double").CONFIG + 'parameters { key: "process" value { string_value: "1" } }'
+import text_double
+own = 'parameters { key: "process" value { string_value: "1" } }'
+backends.LOADERS |= {"echo": "text_double:load", "vectors": "text_double:load_vectors"}
+backends.BUILTIN |= {"echo": text_double.CONFIG + own, "vectors": text_double.VECTORS + own}
 """
 
 
@@ -77,7 +79,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (folder / "sitecustomize.py").write_text(REGISTER)  # how the processes know the double of a text model
     paths = [str(folder), str(HERE.parent / "openai"), *(path for path in sys.path if path)]
     sim = Sim(timing=Fixed(ttft=0, itl=0), truth=str(folder / "truth.jsonl"), allow_fault_header=True)
-    served = (str(folder / "models"), "identity", "echo")
+    served = (str(folder / "models"), "identity", "echo", "vectors")
     settings = Settings(models=served, sim=sim, processes=2, http=0, grpc=0, metrics=0, control=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "PYTHONPATH", os.pathsep.join(paths))

@@ -103,7 +103,7 @@ BAD = {
     "a row over 64 bits": Bad("INVALID_ARGUMENT", 400, "INPUT0", "got 8", given=shaped(1, INT64)),
     "bytes that do not fit the shape": Bad("INVALID_ARGUMENT", 400, "Expected 12", "got 8", given=shaped(1, 3)),
     "a string that is cut short": Bad(
-        "INVALID_ARGUMENT", 400, "'B'", "length 9", "1 bytes", model="two", given=(A, ("B", "BYTES", [1, 1], b"\t\0\0\0x"))
+        "INVALID_ARGUMENT", 400, "'B'", "elements 0", "5 bytes", model="two", given=(A, ("B", "BYTES", [1, 1], b"\t\0\0\0x"))
     ),
     "too many strings": Bad(
         "INVALID_ARGUMENT", 400, "elements 2", "expecting 1", model="two", given=(A, ("B", "BYTES", [1, 1], B[3] * 2))

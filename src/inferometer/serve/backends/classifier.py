@@ -24,14 +24,13 @@ from PIL import Image, ImageOps
 
 from inferometer.serve.backends import configured
 from inferometer.serve.backends.torch import device_of, from_torch, to_torch, use_threads
-from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors, reason
 from inferometer.tensors import TensorSpec, to_numpy
 
 IMAGE, PIXELS, SCORES = "image", "pixels", "scores"
 SIZE = 224
-MOST_PIXELS = 64_000_000
-"""Maximum size of an image, checked before decoding: a PNG of a few kB can claim to be gigabytes."""
-
+_MOST_PIXELS = 64_000_000
+"""Maximum size of an image: a PNG of a few kB can claim to be gigabytes."""
 _FORMATS = ("JPEG", "PNG")
 _SEED = b"inferometer classifier 1"
 _POOLED = 4
@@ -51,7 +50,7 @@ def load(loading: Loading) -> Loaded:
     for one in loading.config.output:
         one.label_filename = one.label_filename or "labels.txt"
     Image.preinit()  # imports its codecs, which should not delay the first request
-    # Our own limit is lower than the one at which Pillow warns.
+    Image.MAX_IMAGE_PIXELS = _MOST_PIXELS // 2  # Pillow warns above this, and raises an error above twice as many
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     weights = {name: torch.from_numpy(array).to(device) for name, array in seeded().items()}
 
@@ -108,19 +107,11 @@ def decoded(data: bytes) -> NDArray[np.uint8]:
     """Decode an image to 224 × 224 × 3 values 0 .. 255; raises Refused if it is not a valid image."""
     try:
         opened = Image.open(io.BytesIO(data), formats=_FORMATS)
-        if opened.width * opened.height > MOST_PIXELS:
-            size = f"{opened.width}×{opened.height}"
-            raise _refused(f"the image is too large, {size}; the maximum is {MOST_PIXELS} pixels")
         opened.draft("RGB", (2 * SIZE, 2 * SIZE))  # decodes a much larger JPEG at a reduced size, which is faster
         ImageOps.exif_transpose(opened, in_place=True)
         return np.asarray(opened.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR), np.uint8)
     except Image.UnidentifiedImageError:
-        raise _refused(f"the {len(data)} bytes are not a {' or '.join(_FORMATS)} image") from None
-    except Refused:
-        raise
+        what = f"the {len(data)} bytes are not a {' or '.join(_FORMATS)} image"
     except Exception as error:  # decoders raise all kinds of exceptions for damaged files
-        raise _refused(f"the image is damaged: {configured.one_line(error)}") from None
-
-
-def _refused(what: str) -> Refused:
-    return Refused("INVALID_ARGUMENT", f"input '{IMAGE}': {what}")
+        what = f"the image is damaged or too large: {reason(error).message}"
+    raise Refused("INVALID_ARGUMENT", f"input '{IMAGE}': {what}")

@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 
 from inferometer.errors import UserError
 from inferometer.serve.models.configs import datatype
-from inferometer.serve.models.types import Loading, Refused
+from inferometer.serve.models.types import Loading, Refused, reason
 from inferometer.tensors import Tensor, TensorSpec, shown, to_numpy
 
 BATCH = 4
 """Default max_batch_size for files with a dynamic first dimension; the same as Triton's."""
-_LENGTH = 300
 
 T = TypeVar("T")
 
@@ -67,8 +66,8 @@ def declare(loading: Loading, fields: Any, tensors: Sequence[TensorSpec]) -> Non
         if found is None:
             what = f"the configuration has {one.name}, the model only {', '.join(by_name)}"
             raise loading.error(what, "use the names of the model")
-        pairs = list(zip(one.shape, found.shape, strict=False))
-        is_same_shape = len(one.shape) == len(found.shape) and all(-1 in pair or pair[0] == pair[1] for pair in pairs)
+        pairs = zip(one.shape, found.shape, strict=False)
+        is_same_shape = len(one.shape) == len(found.shape) and all(a == b or -1 in (a, b) for a, b in pairs)
         if one.datatype != found.datatype or not is_same_shape:
             differs = f"{one.datatype} {shown(one.shape)}, the model {found.datatype} {shown(found.shape)}"
             remedy = "correct data_type and dims (without the batch dimension if max_batch_size is not 0)"
@@ -83,26 +82,11 @@ def whole(loading: Loading, name: str, default: int) -> int:
     return int(text)
 
 
-def is_on(loading: Loading, name: str, default: bool = False) -> bool:
-    text = loading.parameter(name, "1" if default else "0").strip().lower()
-    if text not in ("1", "0", "true", "false"):
-        raise loading.error(f"parameter {name} must be 1 or 0 (got {text!r:.60})")
-    return text in ("1", "true")
-
-
 def texts(name: str, tensor: Tensor) -> list[str]:
     try:
         return [one.decode() for one in to_numpy(tensor).reshape(-1)]
     except UnicodeDecodeError:
         raise Refused("INVALID_ARGUMENT", f"input '{name}': an element is not valid UTF-8") from None
-
-
-def device(loading: Loading) -> tuple[str, int | None]:
-    """Return the kind of device, `auto`, `cpu` or `cuda`, and its number if that is given."""
-    kind, colon, number = loading.device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (colon and not number.isdecimal()):
-        raise loading.error(f"unknown device {loading.device!r:.60}", "use cpu, cuda or cuda:N")
-    return kind, int(number) if colon else None
 
 
 def model_file(loading: Loading, name: str) -> Path:
@@ -121,10 +105,5 @@ def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], T]) ->
     except (Exception, SystemExit) as error:
         frames = traceback.walk_tb(error.__traceback__)
         lines = [f" (line {line})" for frame, line in frames if frame.f_code.co_filename == str(path)]
-        what = f"{path.name} failed to load: {type(error).__name__}: {one_line(error)}{''.join(lines[-1:])}"
+        what = f"{path.name} failed to load: {reason(error).message}{''.join(lines[-1:])}"
         raise loading.error(what, remedy) from None
-
-
-def one_line(error: BaseException) -> str:
-    words = " ".join(str(error).split())
-    return words if len(words) <= _LENGTH else words[: _LENGTH - 3] + "..."

@@ -15,14 +15,11 @@ import onnxruntime as runtime
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from inferometer.serve.backends import configured
-from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
-from inferometer.tensors import Tensor, TensorSpec, from_numpy, to_numpy
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors, reason
+from inferometer.tensors import DATATYPES, Tensor, TensorSpec, from_numpy, to_numpy
 
-_TYPES = {
-    "tensor(bool)": "BOOL", "tensor(string)": "BYTES",
-    "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32", "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32", "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16", "tensor(float)": "FP32", "tensor(double)": "FP64",
+_TYPES = {f"tensor({name.lower()})": name for name in DATATYPES} | {
+    "tensor(string)": "BYTES", "tensor(float16)": "FP16", "tensor(float)": "FP32", "tensor(double)": "FP64",
 }  # fmt: skip
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _SILENT = 4  # errors are raised
@@ -38,7 +35,7 @@ def load(loading: Loading) -> Loaded:
         try:
             made = session.run(list(wanted), {name: _array(tensor) for name, tensor in inputs.items()})
         except InvalidArgument as error:  # a bad request rather than a bad model
-            raise Refused("INVALID_ARGUMENT", f"model '{loading.name}': {configured.one_line(error)}") from None
+            raise Refused("INVALID_ARGUMENT", f"model '{loading.name}': {reason(error).message}") from None
         return {name: _tensor(name, wanted[name], np.asarray(array)) for name, array in zip(wanted, made, strict=True)}
 
     return Loaded(run=run)
@@ -47,45 +44,43 @@ def load(loading: Loading) -> Loaded:
 def _session(loading: Loading, path: Path) -> Any:
     """Return the session, on a GPU if it is requested, or if there is one. By itself, ONNX Runtime would silently fall
     back to the CPU."""
-    kind, number = configured.device(loading)
+    kind, _, number = loading.device.partition(":")
+    options = runtime.SessionOptions()
+    options.log_severity_level = _SILENT
+    options.intra_op_num_threads = configured.whole(loading, "threads", 0)
+
+    def opened(*providers: Any) -> Any:
+        return runtime.InferenceSession(str(path), options, providers=list(providers), enable_fallback=0)
+
     why = f"this ONNX Runtime supports only {', '.join(runtime.get_available_providers())}"
     if kind != "cpu" and _CUDA in runtime.get_available_providers():
         runtime.set_default_logger_severity(_SILENT)
         with contextlib.redirect_stdout(io.StringIO()):
             runtime.preload_dlls()  # CUDA's libraries installed by pip
         try:
-            session = _made(loading, path, [(_CUDA, {"device_id": number or 0}), _CPU])
+            session = opened((_CUDA, {"device_id": int(number or 0)}), _CPU)
             if _CUDA in session.get_providers():
                 return session
             why = "the CUDA libraries failed to load"
         except Exception as error:
-            why = configured.one_line(error)
-    if kind == "cuda":
+            why = reason(error).message
+    if kind not in ("auto", "cpu"):
         remedy = "install onnxruntime-gpu with the CUDA and cuDNN that it needs, or use --device cpu"
         raise loading.error(f"ONNX Runtime cannot use the device {loading.device}: {why}", remedy)
     remedy = "export it again; onnx.checker.check_model shows details"
-    return configured.attempt(loading, path, remedy, lambda: _made(loading, path, [_CPU]))
-
-
-def _made(loading: Loading, path: Path, providers: list[Any]) -> Any:
-    options = runtime.SessionOptions()
-    options.log_severity_level = _SILENT
-    options.intra_op_num_threads = configured.whole(loading, "threads", 0)
-    return runtime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+    return configured.attempt(loading, path, remedy, lambda: opened(_CPU))
 
 
 def _spec(loading: Loading, one: Any) -> TensorSpec:
-    datatype = _TYPES.get(one.type)
-    if datatype is None:
-        what = f"{one.name} has the ONNX type {one.type}, which is not supported"
-        raise loading.error(what, f"supported types: {', '.join(_TYPES.values())}")
+    if one.type not in _TYPES:
+        raise loading.error(f"{one.name} has the ONNX type {one.type}, which is not supported", "export it as float32")
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in one.shape)
-    return TensorSpec(one.name, datatype, shape)
+    return TensorSpec(one.name, _TYPES[one.type], shape)
 
 
 def _array(tensor: Tensor) -> Any:
     if tensor.datatype == "BYTES":
-        return np.array([*configured.texts(tensor.name, tensor), None], object)[:-1].reshape(tensor.shape)
+        return np.array(configured.texts(tensor.name, tensor), object).reshape(tensor.shape)
     array = to_numpy(tensor)
     return array if array.flags.aligned else array.copy()
 
@@ -93,5 +88,4 @@ def _array(tensor: Tensor) -> Any:
 def _tensor(name: str, datatype: str, array: Any) -> Tensor:
     if datatype == "BYTES":
         return from_numpy(name, array, "BYTES")
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return Tensor(name, datatype, tuple(array.shape), flat.view(np.uint8).data)
+    return Tensor(name, datatype, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -1,39 +1,131 @@
-"""One call: its messages in both directions, its deadline, and its status.
+"""One call: its headers, its messages in both directions, its deadline, and its status.
 
 A method gets the call when its headers have arrived and sets what is to be called: `on_message` for each message,
-`on_ended` when the client has sent everything, `on_cancelled` when the client or its time is gone. All callbacks are
-called with the call itself, except `on_cancelled`; none is called after the call is over. A method that
-raises ends its call with that error.
+`on_ended` when the client has sent everything, `on_cancelled` when the client or its time is gone, `on_drained` when the
+server stops, if the call would not end by itself. None is called after the call is over. A method that raises ends its
+call with that error.
 
-Memory is bounded in both directions: while a call is paused, the client cannot send more than its window, and messages
-that the client does not read are counted in `unsent`.
+Memory is bounded in both directions: while a call is paused, the client cannot send more than its window. A call whose
+client is too far behind in reading is refused.
 """
 
 from asyncio import TimerHandle
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from google.protobuf.message import DecodeError
 
-from inferometer.serve import compression
-from inferometer.serve.grpc import headers
-from inferometer.serve.grpc.headers import CallHead, Data
-from inferometer.serve.models.types import NEVER, Refused, reason
+from inferometer.serve import access, compression
+from inferometer.serve.bounded_cache import BoundedCache
+from inferometer.serve.models.types import NEVER, Refused, ignore, reason
+from inferometer.serve.offload import UNREAD, not_read
+from inferometer.wire import grpc_framing, server_timing
 from inferometer.wire.failures import bounded
 from inferometer.wire.grpc_framing import PREFIX, MessageSplitter
+from inferometer.wire.http2 import hpack
+from inferometer.wire.http2.events import Fields
+from inferometer.wire.http2.frames import ENHANCE_YOUR_CALM
 
 if TYPE_CHECKING:
-    from inferometer.serve.grpc.connection import Connection
+    from inferometer.serve.grpc.server import Connection
 
-_AHEAD = 1 << 20
-"""Bytes of a call that are passed to the codec before the client has read them."""
-_MAX_WAITING = 64 << 20
-"""Bytes that wait to be sent, from which on the call is paused."""
+Data = bytes | memoryview
+Unary = Callable[["Call", Data], None]
+"""Responds to the one message of a call, now or later."""
+Streaming = Callable[["Call"], object]
+"""Sets the callbacks of a call with any number of messages, which has begun."""
+
+_MAX_BEFORE_ERROR = 1 << 20
+"""Unread bytes that are still sent before an error; a call with more is reset instead."""
 _SMALL = 4096
 
 _pack, _unpack, _size = PREFIX.pack, PREFIX.unpack_from, PREFIX.size
+
+# --- trailers --------------------------------------------------------------------------------------------------------
+
+OK = hpack.encode([(b"grpc-status", b"0")])
+_TIMING = OK + b"\x00\x0dserver-timing%c%b"  # a literal field without indexing; its value is shorter than 127 bytes
+
+
+def timed(queue_ns: int, compute_ns: int, total_ns: int) -> bytes:
+    """Return the trailers of a successful call, with the server's own times."""
+    value = server_timing.FORMAT % (queue_ns * 1e-6, compute_ns * 1e-6, total_ns * 1e-6)
+    return _TIMING % (len(value), value)
+
+
+def trailers(refused: Refused) -> bytes:
+    return grpc_framing.trailers(refused.code, refused.message)
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+_ACCEPTED = ",".join(("identity", *compression.FORMATS)).encode()
+RESPONSE = hpack.encode(
+    [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", _ACCEPTED)]
+)
+"""The headers of all responses."""
+
+
+class Method(msgspec.Struct, frozen=True):
+    """A method of a service; an open one requires no token."""
+
+    start: Unary | Streaming
+    is_stream: bool = False
+    is_open: bool = False
+
+
+def refusing(refused: Refused) -> Method:
+    """Return the method of a call that is refused at once."""
+    return Method(lambda call: call.refuse(refused), is_stream=True)
+
+
+class CallHead(msgspec.Struct, frozen=True):
+    """What the headers of a call say."""
+
+    path: str
+    method: Method
+    timeout: int = NEVER
+    """In ns."""
+    encoding: str = ""
+    """Compression of the request's messages, if they are compressed."""
+
+
+class CallHeads:
+    """Parses headers, each block once: clients send the same again and again, and the codec returns the same object."""
+
+    def __init__(self, methods: Mapping[str, Method], token: str | None) -> None:
+        self._methods, self._token = methods, token
+        self._known: BoundedCache[int, tuple[Fields, CallHead]] = BoundedCache(1024)
+
+    def head(self, headers: Fields) -> CallHead:
+        known = self._known.get(id(headers))
+        if known is not None and known[0] is headers:
+            return known[1]
+        return self._known.keep(id(headers), (headers, self._parse(dict(headers))))[1]
+
+    def _parse(self, fields: dict[bytes, bytes]) -> CallHead:
+        path = fields.get(b":path", b"").decode("latin-1")
+        method = self._methods.get(path)
+        try:
+            if not fields.get(b"content-type", b"").startswith(b"application/grpc"):
+                raise Refused("INTERNAL", "the content-type of a call must be application/grpc")
+            is_open = method is not None and method.is_open
+            if not is_open and (why := access.why_not(self._token, fields.get(b"authorization", b""))):
+                raise Refused("UNAUTHENTICATED", why)
+            if method is None:
+                raise Refused("UNIMPLEMENTED", f"unknown method {path}")
+            encoding = compression.named(fields.get(b"grpc-encoding", b""))
+            timeout = grpc_framing.parse_timeout(fields[b"grpc-timeout"]) if b"grpc-timeout" in fields else NEVER
+            return CallHead(path, method, timeout, encoding)
+        except (Refused, ValueError) as error:
+            code = error.code if isinstance(error, Refused) else "INTERNAL"
+            return CallHead(path, refusing(Refused(code, str(error))))
+
+
+# --- the call --------------------------------------------------------------------------------------------------------
 
 
 class Call:
@@ -42,9 +134,9 @@ class Call:
     _messages: deque[tuple[int, Data]]
 
     __slots__ = (
-        "_has_headers", "_is_ended", "_is_full", "_messages", "_outbox", "_pauses", "_splitter", "_trailers", "_unconsumed",
-        "_waiting", "arrived", "began", "connection", "deadline", "head", "is_over", "on_cancelled", "on_ended",
-        "on_message", "stream", "timer",
+        "_has_headers", "_is_ended", "_messages", "_pauses", "_splitter", "_unconsumed", "arrived", "began",
+        "connection", "deadline", "head", "is_over", "on_cancelled", "on_drained", "on_ended", "on_message", "stream",
+        "timer",
     )  # fmt: skip
 
     def __init__(self, connection: "Connection", stream: int, head: CallHead, arrived: int) -> None:
@@ -56,25 +148,22 @@ class Call:
         self.timer: TimerHandle | None = None
         """For the deadline, unless the call ends at once."""
         self.is_over = False
-        self.on_message: Callable[[Call, Data], None] = _ignore
-        self.on_ended: Callable[[Call], None] = _ignore
-        self.on_cancelled: Callable[[], object] = _ignore
+        self.on_message: Callable[[Call, Data], None] = ignore
+        self.on_ended: Callable[[Call], None] = ignore
+        self.on_cancelled: Callable[[], object] = ignore
+        self.on_drained: Callable[[], object] = ignore
         self._splitter: MessageSplitter | None = None  # not needed for a message that arrives in one piece
         self._is_ended = False  # the client has sent everything, but not everything is taken
         self._pauses = self._unconsumed = 0
-        self._has_headers = self._is_full = False  # full: paused, because too much waits to be sent
-        self._outbox: deque[tuple[Data, ...]] | None = None
-        self._waiting = 0  # bytes in the outbox
-        self._trailers: tuple[bytes, str] | None = None
+        self._has_headers = False
 
     def begin(self) -> None:
         """Start the method."""
         method = self.head.method
-        assert method is not None
-        if method.is_unary:
-            self.on_message, self.on_ended = method.start, _no_message  # type: ignore[assignment]
+        if method.is_stream:
+            self._call(method.start, self)  # type: ignore[arg-type]
         else:
-            self._call(method.start)  # type: ignore[arg-type]
+            self.on_message, self.on_ended = method.start, _no_message  # type: ignore[assignment]
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -90,16 +179,13 @@ class Call:
             if size >= _size and _unpack(data) == (0, size - _size) and size - _size <= self.connection.max_message:
                 self._deliver(bytes(data[_size:]))
                 if end and not self.is_over:
-                    self._call(self.on_ended)
-                return
-            if end and not size:
-                self._call(self.on_ended)
+                    self._call(self.on_ended, self)
                 return
             self._split()
         try:
             self._messages += self._splitter.feed(data)  # type: ignore[union-attr]
         except ValueError as error:
-            self.abort(Refused("RESOURCE_EXHAUSTED", str(error)))
+            self.refuse(Refused("RESOURCE_EXHAUSTED", str(error)))
             return
         self._is_ended = end
         self._advance()
@@ -133,120 +219,95 @@ class Call:
         if self._is_ended and not self._pauses and not self.is_over:
             self._is_ended = False
             if self.is_incomplete:
-                self.abort(Refused("INTERNAL", "the call ended in the middle of a message"))
+                self.refuse(Refused("INTERNAL", "the call ended in the middle of a message"))
             else:
-                self._call(self.on_ended)
+                self._call(self.on_ended, self)
 
     def _take(self, flag: int, message: Data) -> None:
         name, limit = self.head.encoding, self.connection.max_message
-        if flag > 1:
-            self.abort(Refused("INTERNAL", f"the prefix of a message starts with {flag}, not with 0 or 1"))
-        elif len(message) > limit:
-            why = f"the message has {len(message)} bytes; the server accepts at most {limit}"
-            self.abort(Refused("RESOURCE_EXHAUSTED", why))
-        elif not flag:
+        if not flag:
             self._deliver(message)
         elif not name:
-            self.abort(Refused("INTERNAL", "a message is compressed, but the call has no grpc-encoding"))
+            self.refuse(Refused("INTERNAL", "a message is flagged as compressed, but the call has no grpc-encoding"))
         else:
             self.pause()
             work = partial(compression.decompress, name, message, limit, "message", "INTERNAL")
-            self.connection.offload.run(compression.EXPANSION * len(message), work, self._decompressed)
+            self.offload(compression.EXPANSION * len(message), work, self._decompressed)
 
-    def _decompressed(self, message: Data | None, error: BaseException | None) -> None:
-        if self.is_over:
-            return
-        if message is None:
-            self.abort(reason(error or MemoryError()))
-        else:
-            self._deliver(message)
-            self.resume()
-        self.connection.wake()
+    def _decompressed(self, message: Data) -> None:
+        self._deliver(message)
+        self.resume()
+
+    def offload(self, size: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Continue with the result of work on `size` bytes unless the call is over by then."""
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self.refuse(reason(error))
+            elif not self.is_over:
+                self._call(then, result)
+            self.connection.wake()
+
+        self.connection.offload.run(size, work, done)
 
     def _deliver(self, message: Data) -> None:
         on_message = self.on_message
-        if self.head.method.is_unary:  # type: ignore[union-attr]
-            self.on_message = self.on_ended = _ignore  # further messages have no meaning
+        if not self.head.method.is_stream:
+            self.on_message = self.on_ended = ignore  # further messages have no meaning
         try:
             on_message(self, message)
         except Exception as error:
-            self.abort(reason(error))
+            self.refuse(reason(error))
 
-    def _call(self, function: Callable[["Call"], None]) -> None:
+    def _call(self, function: Callable[[Any], object], argument: Any) -> None:
         try:
-            function(self)
+            function(argument)
         except Exception as error:
-            self.abort(reason(error))
+            self.refuse(reason(error))
 
     # --- responses ---------------------------------------------------------------------------------------------------
 
-    def reply(self, parts: tuple[Data, ...], trailers: bytes = headers.OK) -> None:
+    def reply(self, parts: tuple[Data, ...], trailers: bytes = OK) -> None:
         """Send the only message of the response, and end the call."""
         if self.is_over:
             return
         size = 0
         for part in parts:
             size += len(part)
-        self.connection.http2.respond(self.stream, headers.RESPONSE, (_pack(0, size), *parts), trailers)
+        self.connection.http2.respond(self.stream, RESPONSE, (_pack(0, size), *parts), trailers)
         self._over("OK")
 
     def send(self, *parts: Data) -> None:
         """Send one message."""
         if self.is_over:
             return
-        if self._outbox is None:
-            self._outbox = deque()
-        self._outbox.append(parts)
-        self._waiting += sum(map(len, parts))
-        if len(self._outbox) == 1:
-            self.advance()
-        if self._waiting > _MAX_WAITING and not self._is_full:
-            self._is_full = True
-            self.pause()
-
-    @property
-    def unsent(self) -> int:
-        """Bytes that wait because the client does not read them."""
-        return self._waiting + self.connection.http2.unsent(self.stream)
-
-    def advance(self) -> None:
-        """Pass on messages while the client reads them."""
         http2 = self.connection.http2
-        while self._outbox:
-            if http2.unsent(self.stream) > _AHEAD:
-                self.connection.blocked.add(self)
-                break
-            parts = self._outbox.popleft()
-            size = sum(map(len, parts))
-            self._waiting -= size
-            if not self._has_headers:
-                self._has_headers = True
-                http2.headers(self.stream, headers.RESPONSE, False)
-            http2.send(self.stream, _pack(0, size), *parts)
-        if self._trailers and not self._outbox:
-            self._close(*self._trailers)
-        elif self._is_full and self._waiting <= _MAX_WAITING:
-            self._is_full = False
-            self.resume()
+        if not self._has_headers:
+            self._has_headers = True
+            http2.headers(self.stream, RESPONSE, False)
+        http2.send(self.stream, _pack(0, sum(map(len, parts))), *parts)
+        if http2.unsent(self.stream) > UNREAD:
+            self.refuse(not_read())
         self.connection.wake()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def finish(self, trailers: bytes = headers.OK, code: str = "OK") -> None:
+    def finish(self, trailers: bytes = OK, code: str = "OK") -> None:
         """End the call after all of its messages, with these trailers, which say `code`."""
         if not self.is_over:
-            self._trailers = trailers, code
-            self.advance()
+            block = trailers if self._has_headers else RESPONSE + trailers
+            self.connection.http2.headers(self.stream, block, True)
+            self._over(code)
 
     def refuse(self, refused: Refused) -> None:
-        """End the call with an error; messages that wait are dropped."""
-        if not self.is_over:
-            self._close(headers.trailers(refused), refused.code)
-
-    def abort(self, refused: Refused) -> None:
-        """Refuse the call, and cancel its work."""
+        """End the call with an error, and cancel its work. If much is unread, the call is reset: the error would come too
+        late."""
         cancelled = self.on_cancelled
-        self.refuse(refused)
+        if not self.is_over and self.connection.http2.unsent(self.stream) > _MAX_BEFORE_ERROR:
+            self.connection.http2.reset(self.stream, ENHANCE_YOUR_CALM)
+            self._over(refused.code)
+        else:
+            self.finish(trailers(refused), refused.code)
         cancelled()
 
     def cancel(self) -> None:
@@ -256,19 +317,14 @@ class Call:
         cancelled()
 
     def expire(self) -> None:
-        self.abort(Refused("DEADLINE_EXCEEDED", "Deadline Exceeded"))
-
-    def _close(self, trailers: bytes, code: str) -> None:
-        block = trailers if self._has_headers else headers.RESPONSE + trailers
-        self.connection.http2.headers(self.stream, block, True)
-        self._over(code)
+        self.refuse(Refused("DEADLINE_EXCEEDED", "Deadline Exceeded"))
 
     def _over(self, code: str) -> None:
         self.is_over = True
-        self.on_message = self.on_ended = self.on_cancelled = _ignore  # break reference cycles
+        self.on_message = self.on_ended = self.on_cancelled = self.on_drained = ignore  # break reference cycles
         if self._splitter is not None:
             self._messages.clear()
-        self._splitter = self._outbox = None
+        self._splitter = None
         self.connection.over(self, code)
 
 
@@ -283,7 +339,3 @@ def parse(kind: Any, data: Data) -> Any:
 
 def _no_message(call: Call) -> None:
     raise Refused("INVALID_ARGUMENT", "the call contains no request")
-
-
-def _ignore(*_: object) -> None:
-    pass

@@ -1,4 +1,7 @@
-"""The gRPC server: the methods of all services by path, access control, the access log, and the end.
+"""The gRPC server, and its client connections.
+
+What a connection sends while it receives data, or in one turn of the event loop, goes to the socket at once. The codec
+keeps what the client's windows or the socket do not accept yet.
 
 The end has an order: clients are told to go away, calls that were on their way by then still arrive, the calls in progress
 finish, and the rest is refused with UNAVAILABLE.
@@ -7,71 +10,210 @@ finish, and the rest is refused with UNAVAILABLE.
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 from inferometer.serve import access
-from inferometer.serve.grpc.call import Call
-from inferometer.serve.grpc.connection import Connection
-from inferometer.serve.grpc.headers import CallHeads, Method
-from inferometer.serve.models.types import Refused
+from inferometer.serve.grpc.call import Call, CallHead, CallHeads, Data, Method, refusing
+from inferometer.serve.models.types import NEVER, Refused
 from inferometer.serve.offload import Offload
-from inferometer.serve.settings import Limits, Settings
+from inferometer.serve.settings import GRPC_MOST, Limits, Settings
 from inferometer.serve.sockets import tls
 from inferometer.serve.sockets.listener import Listener
+from inferometer.serve.sockets.transport import Transport
+from inferometer.timing.clock import now
+from inferometer.wire.http2.events import HeadersTooLarge, Http2Error, RequestData, RequestHeaders, Reset
+from inferometer.wire.http2.server import Http2Server
 
-_GOODBYE_S = 0.1
-"""Time for the calls that were on their way when the end was announced."""
-_LOOK_S = 0.01
+_LAST_S = 0.01
+"""Time to send the last errors."""
+_STREAM_WINDOW, _CONNECTION_WINDOW = 4 << 20, 64 << 20
+_MAX_FRAME = 1 << 20
+_TAKE = 1 << 20
+"""Bytes that wait in the transport for the kernel; the rest stays in the codec."""
+_MAX_UNSENT = 64 << 20
+"""Unsent bytes of responses from which on the client cannot send more of its requests."""
+_TOO_LARGE = CallHead("", refusing(Refused("RESOURCE_EXHAUSTED", "the metadata is larger than the server accepts")))
 
 
 class GrpcServer:
-    """A gRPC server on a bound socket; it listens from the start. `methods` are those of all services, by path. When it
-    stops, it calls `closers`, which end the calls that would not end by themselves."""
+    """A gRPC server on a bound socket; it listens from the start. `methods` are those of all services, by path."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         methods: Mapping[str, Method],
-        closers: Iterable[Callable[[], None]],
         settings: Settings,
         offload: Offload,
     ) -> None:
         self.limits: Limits = settings.limits
         self.offload = offload
         self.is_logged = settings.access_log
-        self._closers = closers
         self.heads = CallHeads(methods, settings.token)
         context = tls.context(settings.tls, "h2") if settings.tls else None
         self.port: int = sock.getsockname()[1]
         self._listener = Listener(loop, sock, lambda transport: Connection(self, transport), self.limits, context)
 
-    @property
-    def _connections(self) -> list[Connection]:
-        return self._listener.connections
-
-    def log(self, call: Call, code: str) -> None:
-        """Write a line of the access log."""
-        if self.is_logged:
-            access.log(call.connection.peer, "GRPC", call.head.path, code, call.began)
-
     async def stop(self, grace: float) -> None:
         """Accept no new calls, let those in progress end for `grace` seconds, then refuse them."""
-        end = time.monotonic() + grace
-        self._listener.stop_accepting()
-        for connection in self._connections:
+        listener = self._listener
+        listener.stop_accepting()
+        for connection in listener.connections:
             connection.drain()
-        for close in self._closers:
-            close()
-        await asyncio.sleep(min(_GOODBYE_S, grace))
-        while time.monotonic() < end and any(connection.in_flight for connection in self._connections):
-            await asyncio.sleep(_LOOK_S)
-        refused = 0
-        for connection in self._connections:
-            for call in list(connection.calls.values()):
-                call.abort(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
-                refused += 1
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await listener.quiet()
+        left = [call for connection in listener.connections for call in connection.calls.values()]
+        for call in left:
+            call.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
+        for connection in listener.connections:
             connection.leave()
-        if refused:
-            await asyncio.sleep(_LOOK_S)
-        self._listener.close()
+        if left:
+            await asyncio.sleep(_LAST_S)
+        listener.close()
+
+
+class Connection:
+    """The calls of one connection: the protocol of a Transport."""
+
+    __slots__ = (
+        "_arrived", "_is_awake", "_owed", "_server", "_transport", "calls", "http2", "max_message",
+        "offload", "peer",
+    )  # fmt: skip
+
+    room = None
+    is_done = False
+
+    def __init__(self, server: GrpcServer, transport: Transport) -> None:
+        limits = server.limits
+        self.http2 = Http2Server(
+            max_streams=limits.streams,
+            max_header_list=limits.head,
+            stream_window=_STREAM_WINDOW,
+            connection_window=_CONNECTION_WINDOW,
+            max_frame=_MAX_FRAME,
+            clock=time.monotonic,
+        )
+        self.calls: dict[int, Call] = {}
+        self.offload, self.max_message = server.offload, min(limits.message, GRPC_MOST)
+        self._server, self._transport, self.peer = server, transport, transport.peer
+        self._arrived = 0
+        self._is_awake = False  # what is queued will be sent in this turn of the loop
+        self._owed: dict[int, int] = {}  # bytes by stream that the client may send again later
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def received(self, data: bytes, arrived: int) -> None:
+        self._transport.moved = now()
+        self._arrived = arrived
+        was_awake, self._is_awake = self._is_awake, True
+        try:
+            self._handle(self.http2.feed(data))
+        except Http2Error as error:
+            self._handle(error.events)
+            self.lost()
+            self.leave()  # with the GOAWAY that the codec has queued
+            return
+        if not was_awake:
+            self._flush()
+
+    def _handle(self, events: list[Any]) -> None:
+        calls = self.calls
+        for event in events:
+            kind = type(event)
+            if kind is RequestHeaders:
+                self._begin(event.stream, self._server.heads.head(event.headers), event.data, event.end)
+            elif kind is HeadersTooLarge:
+                self._begin(event.stream, _TOO_LARGE, b"", True)
+            elif (call := calls.get(event.stream)) is None:
+                continue
+            elif kind is RequestData:
+                call.received(event.data, event.end, self._arrived)
+            elif kind is Reset:
+                call.cancel()
+            else:  # trailers
+                call.received(b"", True, self._arrived)
+
+    def _begin(self, stream: int, head: CallHead, data: Data, end: bool) -> None:
+        call = Call(self, stream, head, self._arrived)
+        self.calls[stream] = call
+        call.begin()
+        if (data or end) and not call.is_over:
+            call.received(data, end, self._arrived)
+        if head.timeout < NEVER and not call.is_over:
+            call.timer = self._transport.loop.call_later(max(call.deadline - now(), 0) / 1e9, call.expire)
+
+    def consumed(self, stream: int, count: int) -> None:
+        """Let the client send as many bytes again, unless it does not read its responses."""
+        if self.http2.outbox.blocked > _MAX_UNSENT:
+            self._owed[stream] = self._owed.get(stream, 0) + count
+        else:
+            self.http2.consumed(stream, count)
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Send what is queued, together with everything else of this turn of the loop."""
+        if not self._is_awake:
+            self._is_awake = True
+            self._transport.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_awake = True
+        http2, transport = self.http2, self._transport
+        while (http2.has_more or self._owed) and transport.unsent < _TAKE and not transport.closed:
+            if self._owed and http2.outbox.blocked <= _MAX_UNSENT // 2:
+                owed, self._owed = self._owed, {}
+                for stream, count in owed.items():
+                    http2.consumed(stream, count)
+            parts = http2.take(_TAKE)
+            if not parts:
+                break
+            transport.write(*parts)
+        self._is_awake = False
+
+    def drained(self) -> None:
+        self._flush()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def over(self, call: Call, code: str) -> None:
+        """Forget a call."""
+        del self.calls[call.stream]
+        if call.timer is not None:
+            call.timer.cancel()
+        if self._server.is_logged:
+            access.log(self.peer, "GRPC", call.head.path, code, call.began)
+        if not self._is_awake:
+            self.wake()
+
+    def drain(self) -> None:
+        """Announce the end: calls that are on their way are still accepted."""
+        self.http2.drain()
+        self.wake()
+        for call in list(self.calls.values()):
+            call.on_drained()
+
+    def leave(self) -> None:
+        """Close when everything is sent; all calls are over."""
+        self._flush()
+        if not self._transport.closed:
+            self._transport.linger()
+
+    def lost(self) -> None:
+        for call in list(self.calls.values()):
+            call.cancel()
+
+    # --- patience ----------------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self.calls or self.http2.has_more or self.http2.outbox.blocked or self._transport.unsent)
+
+    def is_late(self, silent: int, idle: int, stalled: int) -> bool:
+        if not self.calls and not self.http2.mid_frame:
+            return silent > idle
+        is_incomplete = self.http2.mid_frame or all(call.is_incomplete for call in self.calls.values())
+        return is_incomplete and silent > stalled

@@ -1,13 +1,13 @@
 """The services that gRPC servers usually offer beside their own: health and reflection."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
-from inferometer.serve.grpc.call import Call, parse
-from inferometer.serve.grpc.headers import Data, Method
+from inferometer.serve.grpc.call import Call, Data, Method, parse
 from inferometer.serve.models.types import Refused
 from inferometer.wire import protobuf
 from inferometer.wire.grpc_framing import status_number
@@ -41,19 +41,12 @@ class Health:
         self._timer: asyncio.TimerHandle | None = None
 
     def methods(self) -> dict[str, Method]:
-        check, watch = Method(self._check, is_open=True), Method(self._watch, is_unary=False, is_open=True)
-        return {f"/{self.NAME}/Check": check, f"/{self.NAME}/Watch": watch}
+        methods = {"Check": self._check, "Watch": self._watch}
+        return {f"/{self.NAME}/{name}": Method(start, is_open=True) for name, start in methods.items()}
 
     def set_serving(self, serving: bool) -> None:
         self._serving = serving
         self._look()
-
-    def close(self) -> None:
-        """Report NOT_SERVING to all watchers and end their calls."""
-        self.set_serving(False)
-        for call in list(self._watches):
-            call.finish()
-        self._watches.clear()
 
     def status(self, service: str) -> int:
         is_own = service in self._services
@@ -68,17 +61,15 @@ class Health:
             raise Refused("NOT_FOUND", f"unknown service or model '{service}'")
         call.reply((_message(status),))
 
-    def _watch(self, call: Call) -> None:
-        def requested(_: Call, data: Data) -> None:
-            self._watches.setdefault(call, (parse(_HealthRequest, data).service, -1))
-            self._look()
+    def _watch(self, call: Call, data: Data) -> None:
+        def drained() -> None:
+            self.set_serving(False)
+            del self._watches[call]
+            call.finish()
 
-        def ended(_: Call) -> None:
-            if call not in self._watches:
-                raise Refused("INVALID_ARGUMENT", "the call contains no request")
-
-        call.on_message, call.on_ended = requested, ended
-        call.on_cancelled = lambda: self._watches.pop(call, None) and None
+        self._watches[call] = parse(_HealthRequest, data).service, -1
+        call.on_cancelled, call.on_drained = lambda: self._watches.pop(call, None), drained
+        self._look()
 
     def _look(self) -> None:
         """Notify all watchers of changes, now and from time to time, as long as there are any."""
@@ -109,16 +100,13 @@ class Reflection:
     def __init__(self, services: Sequence[str]) -> None:
         self._services = sorted({*services, *_REFLECTION})
         self._pool = descriptor_pool.DescriptorPool()
-        self._files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
         for name in _SETS:
             data = (protobuf.BUNDLED / f"{name}.binpb").read_bytes()
             for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
-                if file.name not in self._files:
-                    self._files[file.name] = file
-                    self._pool.AddSerializedFile(file.SerializeToString())
+                self._pool.AddSerializedFile(file.SerializeToString())
 
     def methods(self) -> dict[str, Method]:
-        return {f"/{name}/ServerReflectionInfo": Method(self._begin, is_unary=False) for name in _REFLECTION}
+        return {f"/{name}/ServerReflectionInfo": Method(self._begin, is_stream=True) for name in _REFLECTION}
 
     def _begin(self, call: Call) -> None:
         call.on_message, call.on_ended = self._message, Call.finish
@@ -128,44 +116,25 @@ class Reflection:
 
     def respond(self, request: Any) -> Any:
         made = _Response(valid_host=request.host, original_request=request)
-        kind = request.WhichOneof("message_request")
-        if kind == "list_services":
+        if request.HasField("list_services"):
             for name in self._services:
                 made.list_services_response.service.add(name=name)
-        elif kind == "file_by_filename":
-            self._describe(made, request.file_by_filename, request.file_by_filename)
-        elif kind == "file_containing_symbol":
-            self._describe(made, self._file_of(request.file_containing_symbol), request.file_containing_symbol)
-        elif kind == "all_extension_numbers_of_type":  # there are none, of any type
-            made.all_extension_numbers_response.base_type_name = request.all_extension_numbers_of_type
-        else:
-            _error(made, "extensions are not supported")
+            return made
+        try:
+            files = [self._file(request.file_by_filename, request.file_containing_symbol)]
+        except KeyError:
+            made.error_response.error_code = status_number("NOT_FOUND")
+            made.error_response.error_message = "unknown file or symbol"
+            return made
+        for file in files:  # and what it imports
+            files += [one for one in file.dependencies if one not in files]
+            made.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)
         return made
 
-    def _file_of(self, symbol: str) -> str:
-        """Return the file that defines a message, field, enum, service or method, or ""."""
-        name = symbol.removeprefix(".")
-        try:
-            return str(self._pool.FindFileContainingSymbol(name).name)
-        except KeyError:
-            service, _, method = name.rpartition(".")
-        try:
-            return str(self._pool.FindServiceByName(service).methods_by_name[method].containing_service.file.name)
-        except KeyError:
-            return ""
-
-    def _describe(self, made: Any, name: str, what: str) -> None:
-        """Return the file, followed by its imports."""
-        if name not in self._files:
-            _error(made, f"unknown file or symbol {what!r}")
-            return
-        wanted = [name]
-        for file in wanted:
-            wanted += [one for one in self._files[file].dependency if one not in wanted]
-        for file in wanted:
-            made.file_descriptor_response.file_descriptor_proto.append(self._files[file].SerializeToString())
-
-
-def _error(made: Any, message: str) -> None:
-    made.error_response.error_code = status_number("NOT_FOUND")
-    made.error_response.error_message = message
+    def _file(self, name: str, symbol: str) -> Any:
+        """Return the file of this name, or the one that defines a symbol; raises KeyError."""
+        if name:
+            return self._pool.FindFileByName(name)
+        with contextlib.suppress(KeyError):
+            return self._pool.FindFileContainingSymbol(symbol)
+        return self._pool.FindFileContainingSymbol(symbol.rpartition(".")[0])  # the pool does not find methods

@@ -1,1 +1,1 @@
-"""HTTP/1.1: request parsing (parse), connections and the access log (connection), responses (responses)."""
+"""HTTP/1.1: connections and the access log (connection), responses (responses). Requests are parsed by wire/http1_requests."""

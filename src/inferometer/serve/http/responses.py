@@ -1,11 +1,15 @@
-"""HTTP responses: status lines and headers, chunk framing, and complete responses to a request."""
+"""HTTP responses: status lines and headers, chunk framing, complete responses to a request, and errors."""
 
 from http import HTTPStatus
+from typing import Any
+
+import msgspec
 
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.parse import Request
+from inferometer.serve.models.types import Refused
 from inferometer.serve.sockets.transport import Data
 from inferometer.wire import server_timing
+from inferometer.wire.http1_requests import Request
 
 LAST_CHUNK = b"0\r\n\r\n"
 JOINED = 64 * 1024
@@ -37,28 +41,21 @@ def reply(
 
 
 def head(
-    status: int,
-    length: int,
-    *,
-    keep_alive: bool = True,
-    content_type: bytes = b"application/json",
-    extra: bytes = b"",
-    promise: bool = False,
+    status: int, length: int, keep_alive: bool = True, content_type: bytes = b"application/json", extra: bytes = b""
 ) -> bytes:
-    """Return the status line and headers before a body of `length` bytes. `promise` adds an explicit keep-alive."""
+    """Return the status line and headers before a body of `length` bytes."""
     body = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (content_type, length)
-    return _head(status, body + extra, keep_alive, promise)
+    return _head(status, body + extra, keep_alive)
 
 
-def stream_head(keep_alive: bool, promise: bool = False, status: int = 200, extra: bytes = b"") -> bytes:
+def stream_head(keep_alive: bool, extra: bytes = b"") -> bytes:
     """Return the status line and headers before a chunked stream of server-sent events."""
-    return _head(status, _EVENTS + extra, keep_alive, promise)
+    return _head(200, _EVENTS + extra, keep_alive)
 
 
-def _head(status: int, headers: bytes, keep_alive: bool, promise: bool) -> bytes:
+def _head(status: int, headers: bytes, keep_alive: bool) -> bytes:
     line = b"HTTP/1.1 %d %b\r\nServer: inferometer\r\n" % (status, _PHRASES.get(status, b"Unknown"))
-    last = b"Connection: close\r\n" if not keep_alive else b"Connection: keep-alive\r\n" if promise else b""
-    return b"".join((line, headers, last, b"\r\n"))
+    return b"".join((line, headers, b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"))
 
 
 def chunk(data: bytes) -> bytes:
@@ -69,3 +66,38 @@ def chunk(data: bytes) -> bytes:
 def timing(queue_ns: int, compute_ns: int, total_ns: int) -> bytes:
     """Return the header Server-Timing. `total_ns` is from the request's receive stamp to now."""
     return _TIMING % (queue_ns * 1e-6, compute_ns * 1e-6, total_ns * 1e-6)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+MESSAGES = b"/v1/messages"
+"""The path of Anthropic's API."""
+_TYPES = {
+    401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error", 529: "overloaded_error",
+}  # fmt: skip
+"""Types of errors by status, as Anthropic names them."""
+
+
+def check_method(request: Request, *allowed: bytes) -> None:
+    """Raise Refused if the request has another method."""
+    if request.method not in allowed:
+        why = f"method {request.method.decode('latin-1')} is not allowed for {request.path.decode('latin-1')}"
+        headers = b"Allow: %b\r\n" % b", ".join(allowed)
+        raise Refused("UNIMPLEMENTED", why, status=405, label="method_not_allowed", headers=headers)
+
+
+def refuse(connection: Connection, request: Request, refused: Refused, close: bool = False) -> None:
+    """Send an error response."""
+    body = msgspec.json.encode(error(request.path, refused))
+    reply(connection, request, refused.status, body, extra=refused.headers, close=close)
+
+
+def error(path: bytes, refused: Refused) -> dict[str, Any]:
+    """Return the JSON of an error in the format of the path's API: Anthropic's, OpenAI's or KServe's."""
+    kind = _TYPES.get(refused.status, "invalid_request_error" if refused.status < 500 else "api_error")
+    if path == MESSAGES:
+        return {"type": "error", "error": {"type": kind, "message": refused.message}}
+    if path.startswith((b"/v1", b"/tokenize")):
+        return {"error": {"message": refused.message, "type": kind, "code": refused.label}}
+    return {"error": refused.message}

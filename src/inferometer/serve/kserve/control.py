@@ -15,6 +15,7 @@ from inferometer.serve.kserve.messages import KSERVE_SERVICE, SCHEMA, Message, M
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Refused
+from inferometer.serve.offload import run_to_end
 from inferometer.serve.settings import Settings
 
 EXTENSIONS = (
@@ -23,18 +24,20 @@ EXTENSIONS = (
 )  # fmt: skip
 
 
-Method = tuple[Any, Callable[[Message], Awaitable[Message]]]
-"""The class of the request message, and what makes the response message of one."""
+Start = Callable[[Message, Callable[[Message], None], Callable[[BaseException], None]], None]
+"""start(request, reply, refuse): calls one of them later, even if the client has gone by then."""
+Method = tuple[Any, Start]
+"""The class of the request message, and what starts a method."""
 
 
 def methods(models: Models, settings: Settings) -> dict[str, Method]:
     """Return the methods by their names in gRPC."""
 
-    def change(operation: Callable[..., Awaitable[None]], *arguments: object) -> Awaitable[None]:
+    def change(operation: str, *arguments: object) -> Any:
         if not settings.control:
             why = "clients may not load and unload models: the server was started without --allow-control"
             raise Refused("PERMISSION_DENIED", why)
-        return operation(*arguments)
+        return models.everywhere(operation, *arguments)
 
     respond: dict[str, Callable[[Message], Any]] = {
         "ServerLive": lambda _: {"live": True},
@@ -45,14 +48,14 @@ def methods(models: Models, settings: Settings) -> dict[str, Method]:
         "ModelConfig": lambda request: {"config": models.find(request.name, request.version).config},
         "ModelStatistics": lambda request: _statistics(models, request.name, request.version),
         "RepositoryIndex": lambda request: {"models": [one._asdict() for one in models.index(request.ready)]},
-        "RepositoryModelLoad": lambda request: change(_load, models, request),
-        "RepositoryModelUnload": lambda request: change(models.unload, request.model_name),
-        "SystemSharedMemoryStatus": lambda request: _regions(models, request.name),
-        "SystemSharedMemoryRegister": lambda request: _change_regions(
-            models, "register", request.name, request.key, request.offset, request.byte_size
+        "RepositoryModelLoad": lambda request: change("load", request.model_name, _config(request)),
+        "RepositoryModelUnload": lambda request: change("unload", request.model_name),
+        "SystemSharedMemoryStatus": lambda request: {"regions": _regions(models, request.name)},
+        "SystemSharedMemoryRegister": lambda request: models.everywhere(
+            "register", request.name, request.key, request.offset, request.byte_size
         ),
-        "SystemSharedMemoryUnregister": lambda request: _change_regions(models, "unregister", request.name),
-        "CudaSharedMemoryStatus": _no_cuda_status,
+        "SystemSharedMemoryUnregister": lambda request: models.everywhere("unregister", request.name),
+        "CudaSharedMemoryStatus": _cuda_status,
         "CudaSharedMemoryRegister": _refuse_cuda,
         "CudaSharedMemoryUnregister": lambda _: None,
     }
@@ -63,13 +66,16 @@ def _method(name: str, respond: Callable[[Message], Any]) -> Method:
     """Return the method: `respond` returns the response, its fields, None if it has none, or something to await."""
     described = SCHEMA.method(f"{KSERVE_SERVICE}/{name}")
 
-    async def run(request: Message) -> Message:
-        made = respond(request)
-        if inspect.isawaitable(made):
-            made = await made
-        return described.output(**made or {}) if made is None or isinstance(made, dict) else made
+    async def run(request: Message, reply: Callable[[Message], None], refuse: Callable[[BaseException], None]) -> None:
+        try:
+            made = respond(request)
+            if inspect.isawaitable(made):
+                made = await made
+            reply(described.output(**made or {}) if made is None or isinstance(made, dict) else made)
+        except Exception as error:
+            refuse(error)
 
-    return described.input, run
+    return described.input, lambda *words: run_to_end(run(*words))
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -102,39 +108,23 @@ def own_statistics(models: Models, name: str = "", version: str = "") -> Message
     return ModelStatisticsResponse(model_stats=[model.statistics() for model in ready if not model.is_remote])
 
 
-def _load(models: Models, request: Message) -> Awaitable[None]:
-    """Load a model, with the configuration in the request: the only parameter that is supported."""
-    for name in sorted(request.parameters):
-        if name.startswith("file:"):
-            why = "this server loads models only from its repository, not from files in requests"
-            raise Refused("UNIMPLEMENTED", why)
-        if name != "config" or request.parameters[name].WhichOneof("parameter_choice") != "string_param":
+def _config(request: Message) -> str:
+    """Return the configuration in a request to load a model: the only parameter that is supported."""
+    for name in request.parameters:
+        if name != "config" or not request.parameters[name].HasField("string_param"):
             why = f"load parameter '{name:.60}' is not supported: only 'config' is, as a JSON string"
             raise Refused("INVALID_ARGUMENT", why)
-    return models.load(request.model_name, request.parameters["config"].string_param)
-
-
-# --- shared memory ---------------------------------------------------------------------------------------------------
+    return str(request.parameters["config"].string_param)
 
 
 def _regions(models: Models, name: str) -> dict[str, Any]:
     return {
-        "regions": {
-            one.name: {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size}
-            for one in models.regions.status(name)
-        }
+        one.name: {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size}
+        for one in models.regions.status(name)
     }
 
 
-async def _change_regions(models: Models, operation: str, *arguments: object) -> None:
-    """Register or unregister shared memory in all processes of the server."""
-    if models.group is not None:
-        await models.group.everywhere(operation, *arguments)
-    else:
-        getattr(models.regions, operation)(*arguments)
-
-
-def _no_cuda_status(request: Message) -> None:
+def _cuda_status(request: Message) -> None:
     """Return an empty status: CUDA shared memory is not supported, so nothing is ever registered."""
     if request.name:
         raise Refused("NOT_FOUND", f"Unable to find cuda shared memory region: '{request.name}'")
@@ -148,36 +138,26 @@ def _refuse_cuda(request: Message) -> None:
 # --- as JSON ---------------------------------------------------------------------------------------------------------
 
 
-def tree(message: Message, empty: bool = True) -> dict[str, Any]:
+def tree(message: Message) -> dict[str, Any]:
     """Convert a message to JSON types as Triton's HTTP does: names and order of the .proto, 64-bit integers as numbers,
-    enums by name.
-
-    With `empty`, zeros, empty strings, lists and maps are included; unset messages and oneofs never are. (Triton prints
-    the repository index without empty values.)
-    """
+    enums by name. Zeros, empty strings, lists and maps are included; unset messages and oneofs are not."""
     return {
-        field.name: _value(message, field, empty)
+        field.name: _value(field, getattr(message, field.name))
         for field in message.DESCRIPTOR.fields
-        if (message.HasField(field.name) if field.has_presence else empty or getattr(message, field.name))
+        if not field.has_presence or message.HasField(field.name)
     }
 
 
-def _value(message: Message, field: FieldDescriptor, empty: bool) -> Any:
-    value = getattr(message, field.name)
+def _value(field: FieldDescriptor, value: Any) -> Any:
     if not field.is_repeated:
-        return _item(field, value, empty)
+        return _item(field, value)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         kind = field.message_type.fields_by_name["value"]
-        return {str(key): _item(kind, value[key], empty) for key in sorted(value)}
-    return [_item(field, one, empty) for one in value]
+        return {str(key): _item(kind, value[key]) for key in sorted(value)}
+    return [_item(field, one) for one in value]
 
 
-def _item(field: FieldDescriptor, value: Any, empty: bool) -> Any:
+def _item(field: FieldDescriptor, value: Any) -> Any:
     if field.message_type is not None:
-        return tree(value, empty)
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return known.name if known else value
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return value.decode("utf-8", "backslashreplace")
-    return value
+        return tree(value)
+    return field.enum_type.values_by_number[value].name if field.enum_type is not None else value

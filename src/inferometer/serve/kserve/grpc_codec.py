@@ -1,27 +1,25 @@
 """Converts ModelInferRequest to an Inference, and outputs to a ModelInferResponse.
 
 Raw contents are cut out of the request's bytes, and those of responses are sent as they are: protobuf would copy each of
-them twice. Errors of the request itself are reported here, in Triton's words; `Models.submit` reports
-mismatches with the model.
+them twice. Errors of the request itself are reported here; `Models.submit` reports mismatches with the model.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from inferometer.errors import UserError
+from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.grpc.call import parse
 from inferometer.serve.kserve import parameters
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
-from inferometer.serve.kserve.parameters import FINAL, TensorParameters, invalid
-from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import Inference, Output, Refused, Tensors, Unread, Wanted
+from inferometer.serve.kserve.parameters import FINAL, Data, Find, Inputs, TensorParameters, invalid
+from inferometer.serve.models.types import Inference, Refused, Wanted
 from inferometer.tensors import Tensor
 from inferometer.wire import varint
 from inferometer.wire.kserve.grpc import CONTENTS, from_contents, parameters_of
 
-Data = bytes | memoryview
 Raw = Sequence[Data]
 
 Cut = tuple[bytes, str, Raw]
@@ -90,92 +88,76 @@ def _long_field(data: Data, at: int) -> tuple[int, int, int]:
 
 # --- from a request to an inference -----------------------------------------------------------------------------------
 
-_MAX_CACHED, _MAX_HEAD = 1024, 1024
-_known: dict[bytes, tuple[str, str, tuple[tuple[str, str, tuple[int, ...], int], ...], tuple[Wanted, ...]]] = {}
+_MAX_HEAD = 1024
+_Sizes = tuple[tuple[str, str, tuple[int, ...], int], ...]
+_known: BoundedCache[bytes, tuple[str, str, _Sizes, tuple[Wanted, ...]]] = BoundedCache(1024)
 """The model, its version, the names, datatypes, shapes and sizes of the inputs, and the requested outputs of a request
 without its id and raw contents. Clients send the same again and again, and comparing it is faster than parsing."""
 
 
-def decode(parts: Cut, regions: Regions) -> Inference:
+def decode(parts: Cut, find: Find) -> Inference:
     """Return the inference that a message requests; its callbacks and times are still to be set."""
     head, id, raw = parts
     known = _known.get(head)
     if known is None or len(known[2]) != len(raw):
-        return _parse(head, id, raw, regions)
+        return _parse(head, id, raw, find)
     name, version, signature, wanted = known
     inputs = {}
     for i, (input, datatype, shape, size) in enumerate(signature):
         if len(raw[i]) != size:
-            return _parse(head, id, raw, regions)
+            return _parse(head, id, raw, find)
         inputs[input] = Tensor(input, datatype, shape, raw[i])
     return Inference(name, inputs, version=version, id=id, wanted=wanted, signature=signature)
 
 
-def _parse(head: bytes, id: str, raw: Raw, regions: Regions) -> Inference:
+def _parse(head: bytes, id: str, raw: Raw, find: Find) -> Inference:
     request = parse(ModelInferRequest, head)
     name, version = request.model_name, request.model_version
-    inputs, unread = _inputs(request, id, raw, regions)
-    wanted = _wanted(request.outputs) if request.outputs else ()
-    given = parameters.check(parameters_of(request.parameters))
-    if len(head) <= _MAX_HEAD and not unread and not given and len(raw) == len(inputs):
-        if len(_known) >= _MAX_CACHED:
-            _known.clear()
-        signature = tuple((one.name, one.datatype, one.shape, len(one.data)) for one in inputs.values())
-        _known[head] = name, version, signature, wanted
-    return Inference(name, inputs, version=version, id=id, wanted=wanted, parameters=given, unread=unread)
+    inputs = _inputs(request, raw, Inputs(find, id))
+    wanted = tuple(parameters.wanted(one.name, _of_tensor(one), find) for one in request.outputs)
+    given = parameters.of_request(parameters_of(request.parameters))
+    uses_regions = inputs.unread or any(one.placed for one in wanted)
+    if len(head) <= _MAX_HEAD and not uses_regions and not given and len(raw) == len(inputs.tensors):
+        signature = tuple((one.name, one.datatype, one.shape, len(one.data)) for one in inputs.tensors.values())
+        _known.keep(head, (name, version, signature, wanted))
+    return Inference(
+        name, inputs.tensors, version=version, id=id, wanted=wanted, parameters=given, unread=inputs.unread
+    )
 
 
-# --- inputs and parameters -------------------------------------------------------------------------------------------
-
-
-def _inputs(request: Message, id: str, raw: Raw, regions: Regions) -> tuple[Tensors, dict[str, Unread]]:
-    """Return the inputs (raw, typed, or in shared memory), and those whose data is still to be read. Raw contents are
-    in the order of the inputs that are not in shared memory."""
-    tensors: Tensors = {}
-    unread: dict[str, Unread] = {}
-    used, count, model = 0, len(raw), request.model_name
+def _inputs(request: Message, raw: Raw, inputs: Inputs) -> Inputs:
+    """Add the inputs: raw, typed, or in shared memory. Raw contents are in the order of the inputs that are not in
+    shared memory."""
+    rest = iter(raw)
     for one in request.inputs:
         name, datatype, shape = one.name, one.datatype, tuple(one.shape)
-        placed = _of_tensor(one).placed if one.parameters else None
-        data: Data = b""
-        if placed is not None:
-            region = regions.find(placed.region, placed.byte_size, placed.offset)
-            unread[name] = Unread(region.read, region.byte_size)
-        elif count:
-            if used == count:
-                what = f"each input that is not in shared memory of model '{model}'"
-                raise invalid(f"expected raw_input_contents for {what}, but there are {count}: none for '{name}'")
-            if one.HasField("contents"):
-                why = "contents field must not be specified when using raw_input_contents"
-                raise invalid(f"{why} for '{name}' for model '{model}'")
-            data, used = raw[used], used + 1
-        elif contents := one.contents.ListFields():
-            data = _typed(name, datatype, contents, model)
-        elif 0 not in shape:
-            raise invalid(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
-        if name in tensors:
-            raise invalid(f"[request id: {id or '<id_unknown>'}] input '{name}' already exists in request")
-        tensors[name] = Tensor(name, datatype, shape, data)
-    if used < count:
-        but = f"model '{model}' is given {used} inputs that are not in shared memory"
-        raise invalid(f"there are {count} raw_input_contents, but {but}")
-    return tensors, unread
+        if one.parameters and (given := _of_tensor(one)).shared_memory_region:
+            inputs.add_shared(name, datatype, shape, given)
+            continue
+        data = next(rest, None)
+        if contents := one.contents.ListFields():
+            if raw:
+                raise invalid(f"contents field must not be specified when using raw_input_contents for '{name}'")
+            data = _typed(name, datatype, contents)
+        if data is None and 0 not in shape:
+            raise invalid(f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request.")
+        inputs.add(Tensor(name, datatype, shape, data or b""))
+    if next(rest, None) is not None:
+        raise invalid(f"there are {len(raw)} raw_input_contents, more than inputs that are not in shared memory")
+    return inputs
 
 
-_TYPES = {field: datatype for datatype, field in CONTENTS.items()}
-"""The largest datatype of each field."""
-
-
-def _typed(name: str, datatype: str, contents: Sequence[tuple[Any, Sequence[Any]]], model: str) -> Data:
+def _typed(name: str, datatype: str, contents: Sequence[tuple[Any, Sequence[Any]]]) -> Data:
     """Return typed contents, the non-empty fields of an InferTensorContents, as raw ones."""
+    expected = CONTENTS.get(datatype)
     for field, _ in contents:
-        if CONTENTS.get(datatype) != field.name:
-            types = f"of type '{_TYPES[field.name]}', expected datatype '{datatype}'"
-            raise invalid(f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' {types}")
+        if field.name != expected:
+            why = f"expected {expected or 'raw_input_contents'} for datatype '{datatype}', got {field.name}"
+            raise invalid(f"unexpected explicit tensor data for input tensor '{name}': {why}")
     try:
         return from_contents(name, datatype, contents[0][1])
     except UserError as error:
-        raise invalid(f"{error.what}, the datatype of input '{name}' for model '{model}'") from None
+        raise invalid(f"{error.what}, the datatype of input '{name}'") from None
 
 
 def _of_tensor(one: Message) -> TensorParameters:
@@ -185,50 +167,37 @@ def _of_tensor(one: Message) -> TensorParameters:
         raise invalid(f"invalid parameters for tensor '{one.name}': {error}") from None
 
 
-def _wanted(field: Iterable[Message]) -> tuple[Wanted, ...]:
-    """Return the requested outputs, each once."""
-    outputs: dict[str, Wanted] = {}
-    for one in field:
-        made = parameters.wanted(one.name, _of_tensor(one)) if one.parameters else Wanted(one.name)
-        outputs.setdefault(one.name, made)
-    return tuple(outputs.values())
-
-
 # --- responses -------------------------------------------------------------------------------------------------------
 
 _RAW_OUTPUT, _STREAMED = b"\x32", b"\x12"  # field 6 of ModelInferResponse, field 2 of ModelStreamInferResponse
-_heads: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}
+_heads: BoundedCache[tuple[Any, ...], tuple[bytes, bytes]] = BoundedCache(1024)
 """The encoded model and version, and the encoded outputs, by what they depend on."""
 
 
-def response(one: Inference, outputs: Sequence[Output], final: bool | None = None) -> tuple[Data, ...]:
+def response(one: Inference, outputs: Sequence[Tensor], final: bool | None = None) -> tuple[Data, ...]:
     """Return the parts of a ModelInferResponse; `final` is the stream's final-response flag."""
-    tensors = [(output.tensor.name, output.tensor.datatype, output.tensor.shape) for output in outputs]
+    tensors = [(tensor.name, tensor.datatype, tensor.shape) for tensor in outputs]
     key = one.model, one.version, final, *tensors
     head = _heads.get(key)
     if head is None:
-        if len(_heads) >= _MAX_CACHED:
-            _heads.clear()
-        head = _heads[key] = _encode(one, outputs, final)
-    before, after = head
-    id = one.id.encode() if one.id else b""
-    if len(outputs) == 1:
-        data = flat(outputs[0].tensor.data)
-        named = b"\x1a" + varint.encode(len(id)) + id if id else b""
-        return before + named + after + _RAW_OUTPUT + varint.encode(len(data)), data
-    parts: list[Data] = [before, b"\x1a" + varint.encode(len(id)) + id if id else b"", after]
-    for output in outputs:
-        data = flat(output.tensor.data)
-        parts += (_RAW_OUTPUT + varint.encode(len(data)), data)
-    return tuple(parts)
+        head = _heads.keep(key, _encode(one, outputs, final))
+    start, rest = head
+    if one.id:
+        id = one.id.encode()
+        start += b"\x1a" + varint.encode(len(id)) + id
+    start += rest
+    parts: tuple[Data, ...] = ()
+    for tensor in outputs:
+        parts += (start + _RAW_OUTPUT + varint.encode(len(tensor.data)), tensor.data)
+        start = b""
+    return parts or (start,)
 
 
-def _encode(one: Inference, outputs: Sequence[Output], final: bool | None) -> tuple[bytes, bytes]:
+def _encode(one: Inference, outputs: Sequence[Tensor], final: bool | None) -> tuple[bytes, bytes]:
     model, rest = ModelInferResponse(model_name=one.model, model_version=one.version), ModelInferResponse()
     if final is not None:
         rest.parameters[FINAL].bool_param = final
-    for output in outputs:
-        tensor = output.tensor
+    for tensor in outputs:
         rest.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
     return model.SerializeToString(), rest.SerializeToString()
 
@@ -236,10 +205,3 @@ def _encode(one: Inference, outputs: Sequence[Output], final: bool | None) -> tu
 def in_stream(parts: tuple[Data, ...]) -> tuple[Data, ...]:
     """Return the parts of a ModelStreamInferResponse with this ModelInferResponse."""
     return _STREAMED + varint.encode(sum(map(len, parts))), *parts
-
-
-def flat(data: Data) -> Data:
-    """Return a view whose length is its size in bytes."""
-    if isinstance(data, memoryview) and (data.itemsize != 1 or data.ndim != 1):
-        return data.cast("B")
-    return data

@@ -2,31 +2,33 @@
 
 A body is a JSON object and, with the binary extension, raw tensors behind it, in the JSON's order; the header
 Inference-Header-Content-Length says where the JSON ends. Binary tensors are views of the body, and those of a response
-are sent without a copy. Invalid requests raise Refused, in Triton's words wherever Triton has any.
+are sent without a copy. Invalid requests raise Refused.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.serve import compression
+from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.http import responses
 from inferometer.serve.kserve import parameters
-from inferometer.serve.kserve.parameters import Size, TensorParameters, invalid
-from inferometer.serve.models.shared_memory import RegionSlice
-from inferometer.serve.models.types import Inference, Output, Parameter, Tensors, Unread, Wanted
-from inferometer.tensors import DATATYPES, Tensor, elements, from_json, from_numpy, to_numpy
+from inferometer.serve.kserve.parameters import Data, Find, Inputs, Size, TensorParameters, invalid
+from inferometer.serve.models.types import Inference, Parameter, Wanted
+from inferometer.tensors import Tensor, elements, from_json, from_numpy, to_numpy
 
-Data = bytes | memoryview
-Find = Callable[[str, int, int], RegionSlice]
-"""find(region, byte_size, offset): returns the location in a registered shared memory region."""
+T = TypeVar("T")
 
 _NOT_IN_JSON = ("FP16", "BF16")
 _NO_JSON = "data via JSON is not supported. Please use the binary data format"
+_NO_DATA = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'. But no field is set"
+)
 _GROWTH = 4
 """Approximate bytes of JSON per byte of a tensor."""
 
@@ -36,7 +38,7 @@ class _Input(msgspec.Struct):
     datatype: str = ""
     shape: tuple[Size, ...] = ()
     parameters: TensorParameters = msgspec.field(default_factory=TensorParameters)
-    data: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    data: list[Any] | None = None
 
 
 class _Output(msgspec.Struct):
@@ -51,7 +53,9 @@ class _InferJson(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-_decode = msgspec.json.Decoder(_InferJson).decode
+_INFER = msgspec.json.Decoder(_InferJson)
+OBJECT = msgspec.json.Decoder(dict[str, Any])
+"""Decodes any JSON object."""
 _encode = msgspec.json.encode
 
 
@@ -59,11 +63,11 @@ _encode = msgspec.json.encode
 
 
 _Sizes = tuple[tuple[str, str, tuple[int, ...], int], ...]
-_known: dict[bytes, tuple[int, _Sizes, str, tuple[Wanted, ...], dict[str, Parameter], bool]] = {}
+_known: BoundedCache[bytes, tuple[int, _Sizes, str, tuple[Wanted, ...], dict[str, Parameter], bool]] = BoundedCache(256)
 """JSON that was parsed before, all of whose inputs are binary: their size; their names, datatypes, shapes and sizes; and
 the id, the requested outputs, the parameters, and whether outputs are binary."""
-_REMEMBERED, _MOST_KNOWN = 4096, 256
-"""Maximum size of a JSON that is remembered, and how many are: clients send the same again and again."""
+_REMEMBERED = 4096
+"""Maximum size of a JSON that is remembered: clients send the same again and again."""
 
 
 def request(body: Data, end: int, model: str, version: str, find: Find) -> Inference:
@@ -85,33 +89,33 @@ def request(body: Data, end: int, model: str, version: str, find: Find) -> Infer
 
 
 def _parse(body: Data, end: int, text: bytes, model: str, version: str, find: Find) -> Inference:
-    asked = _parsed(memoryview(body)[:end])
-    inputs: Tensors = {}
-    unread: dict[str, Unread] = {}
+    view, at = memoryview(body), end
+    asked = parse_json(view[:end], _INFER)
+    inputs = Inputs(find, asked.id)
     sizes: list[tuple[str, str, tuple[int, ...], int]] = []
-    place = end
     for given in asked.inputs:
-        if given.name in inputs:
-            raise invalid(f"[request id: {asked.id or '<id_unknown>'}] input '{given.name}' already exists in request")
-        size = _binary_size(given)
-        if place + size > len(body):
-            what = f"expecting {place + size - len(body)} additional bytes for model '{model}'"
-            raise invalid(f"unexpected size for input '{given.name}', {what}")
-        inputs[given.name] = _tensor(given, memoryview(body)[place : place + size], find, unread)
-        sizes.append((given.name, given.datatype, given.shape, size))
-        place += size
-    if place != len(body):
-        raise invalid(f"unexpected additional input data for model '{model}'")
-    wanted = tuple(parameters.wanted(one.name, one.parameters) for one in asked.outputs)
+        name, datatype, shape = given.name, given.datatype, given.shape
+        if (size := given.parameters.binary_data_size) is not None:
+            inputs.add(Tensor(name, datatype, shape, view[at : at + size]))
+            sizes.append((name, datatype, shape, size))
+            at += size
+        elif given.parameters.shared_memory_region:
+            inputs.add_shared(name, datatype, shape, given.parameters)
+        elif given.data is not None:
+            inputs.add(from_values(name, datatype, shape, given.data))
+        else:
+            raise invalid(_NO_DATA)
+    if at != len(body):
+        raise invalid(f"unexpected size of the binary inputs: expected {at - end} bytes, got {len(body) - end}")
+    wanted = tuple(parameters.wanted(one.name, one.parameters, find) for one in asked.outputs)
     binary = asked.parameters.pop("binary_data_output", None) is True
-    checked = parameters.check(asked.parameters)
-    if text and all(isinstance(given.parameters.binary_data_size, int) for given in asked.inputs):
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[text] = place - end, tuple(sizes), asked.id, wanted, dict(checked), binary
+    checked = parameters.of_request(asked.parameters)
+    if text and len(sizes) == len(asked.inputs) and not any(one.placed for one in wanted):
+        _known.keep(text, (at - end, tuple(sizes), asked.id, wanted, dict(checked), binary))
     return Inference(
-        model, inputs, version=version, id=asked.id, wanted=wanted, parameters=checked, unread=unread, binary=binary
-    )
+        model, inputs.tensors, version=version, id=asked.id, wanted=wanted, parameters=checked, unread=inputs.unread,
+        binary=binary,
+    )  # fmt: skip
 
 
 def json_length(header: bytes, size: int) -> int:
@@ -125,53 +129,15 @@ def json_length(header: bytes, size: int) -> int:
     return length
 
 
-def parse_json(data: Data) -> dict[str, Any]:
-    """Parse a body that is a JSON object."""
+def parse_json(data: Data, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        return msgspec.json.decode(data, type=dict[str, Any])
+        return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(f"failed to parse the request JSON buffer: {error}") from None
-
-
-def _parsed(data: memoryview) -> _InferJson:
-    try:
-        return _decode(data)
-    except msgspec.ValidationError as error:
-        raise invalid(f"Unable to parse the request: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        why = f"failed to parse the request JSON buffer: {error}"
-    try:  # JSON has no NaN and Infinity, but Triton and Python's json write and read them
-        text = bytes(data)
-        return msgspec.convert(json.loads(text if b"NaN" in text or b"Infinity" in text else b""), _InferJson)
-    except msgspec.ValidationError as mismatch:
-        raise invalid(f"Unable to parse the request: {mismatch}") from None
-    except (ValueError, RecursionError):
-        raise invalid(why) from None
-
-
-def _binary_size(given: _Input) -> int:
-    """Return the size of the input's binary data; raises Refused unless the request says exactly once where it is."""
-    size, region = given.parameters.binary_data_size, given.parameters.shared_memory_region
-    sources = {"data": given.data, "binary_data_size": size, "shared_memory_region": region or msgspec.UNSET}
-    named = [name for name, value in sources.items() if value is not msgspec.UNSET]
-    if len(named) != 1:
-        but = "set " + " ".join(f"'{name}'" for name in named) if named else "no field is set"
-        fields = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
-        raise invalid(f"Input must set only one of the following fields: {fields}. But {but}")
-    return size if isinstance(size, int) else 0
-
-
-def _tensor(given: _Input, raw: Data, find: Find, unread: dict[str, Unread]) -> Tensor:
-    if given.datatype not in DATATYPES:
-        why = f"expected one of {', '.join(DATATYPES)}, got {given.datatype!r:.40}"
-        raise invalid(f"invalid datatype for input {given.name}: {why}")
-    if isinstance(given.data, list):
-        return from_values(given.name, given.datatype, given.shape, given.data)
-    if placed := given.parameters.placed:
-        place = find(placed.region, placed.byte_size, placed.offset)
-        unread[given.name] = Unread(place.read, place.byte_size)
-        raw = b""
-    return Tensor(given.name, given.datatype, given.shape, raw)
+        text, why = bytes(data), str(error)
+    if b"NaN" in text or b"Infinity" in text:  # not in JSON, but Triton and Python's json write and read them
+        with suppress(msgspec.ValidationError, ValueError, RecursionError):
+            return msgspec.convert(json.loads(text), decoder.type)
+    raise invalid(f"failed to parse the request JSON buffer: {why}")
 
 
 def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[Any]) -> Tensor:
@@ -179,25 +145,12 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[A
     if datatype in _NOT_IN_JSON:
         raise invalid(f"receiving {datatype} {_NO_JSON} for input {name}")
     try:
-        if datatype == "BOOL" and int in map(type, leaves(values)):
-            raise UserError(f"tensor {name}: BOOL data must be true or false (got a number)")
         if datatype in ("FP32", "FP64") and set(map(type, values)) == {float} and len(values) == elements(shape):
             floats = from_numpy(name, np.array(values, np.float64), datatype)  # like from_json, without its loops
             return Tensor(name, datatype, shape, floats.data)
         return from_json(name, datatype, shape, values)
     except UserError as error:
         raise invalid(f"Unable to parse 'data': {error.what}") from None
-
-
-def leaves(values: list[Any]) -> Iterator[Any]:
-    """Yield the elements of nested lists, in any order."""
-    stack = [values]
-    while stack:
-        for value in stack.pop():
-            if isinstance(value, list):
-                stack.append(value)
-            else:
-                yield value
 
 
 # --- responses -------------------------------------------------------------------------------------------------------
@@ -213,15 +166,14 @@ class InferReply(msgspec.Struct, frozen=True):
     content_type: bytes = b"application/json"
 
 
-def response_body(
-    model: str, version: str, id: str, outputs: Sequence[Output], binary: bool = False, how: str = ""
-) -> InferReply:
+def response_body(inference: Inference, how: str = "") -> InferReply:
     """Build the response body, compressed if `how` says so. Raises Refused if an output is requested as JSON but cannot
     be expressed in it."""
     data: list[Data] = []
-    trees = [_output(output, binary, data) for output in outputs]
-    tree: dict[str, Any] = {"id": id} if id else {}
-    text = _encode(tree | {"model_name": model, "model_version": version, "outputs": trees})
+    tree: dict[str, Any] = {"id": inference.id} if inference.id else {}
+    tree |= {"model_name": inference.model, "model_version": inference.version}
+    tree["outputs"] = [_output(inference, i, data) for i in range(len(inference.outputs))]
+    text = _encode(tree)
     parts: list[Data] = [text, *data]
     headers = b"Inference-Header-Content-Length: %d\r\n" % len(text) if data else b""
     if how:
@@ -229,52 +181,49 @@ def response_body(
     return InferReply(parts, headers, _BINARY if data else b"application/json")
 
 
-_heads: dict[Any, tuple[bytes, bytes]] = {}
+_heads: BoundedCache[Any, tuple[bytes, bytes]] = BoundedCache(256)
 
 
-def binary_response(inference: Inference, outputs: tuple[Output, ...]) -> tuple[bytes, bytes, list[Data], int] | None:
+def binary_response(inference: Inference) -> tuple[bytes, bytes, list[Data], int] | None:
     """Return the HTTP head without its last empty line, the JSON, the tensors and their size, if all outputs are sent as
     binary data; None otherwise. Responses with the same outputs share the head and the JSON."""
     key: list[Any] = [inference.model, inference.version, inference.id]
     data: list[Data] = []
-    total, binary = 0, inference.binary
-    for output in outputs:
-        wanted, tensor = output.wanted, output.tensor
+    total, wanted, is_binary = 0, inference.wanted, inference.binary
+    for i, tensor in enumerate(inference.outputs):
         part = tensor.data
         size = len(part)
-        is_binary = binary if wanted is None else wanted.binary and wanted.placed is None  # _is_binary, without a call
-        if not (is_binary and size) or (part.__class__ is memoryview and part.itemsize != 1):
+        if wanted:  # like `_is_binary`, without a call
+            is_binary = wanted[i].binary and wanted[i].placed is None
+        if not (is_binary and size):
             return None
         key += (tensor.name, tensor.datatype, tensor.shape, size)
         data.append(part)
         total += size
     if (known := _heads.get(named := tuple(key))) is None and data:
-        made = response_body(inference.model, inference.version, inference.id, outputs, binary)
+        made = response_body(inference)
         text = bytes(made.parts[0])
-        known = responses.head(200, len(text) + total, content_type=_BINARY, extra=made.headers)[:-2], text
-        if len(_heads) >= _MOST_KNOWN:
-            _heads.clear()
-        _heads[named] = known
+        head = responses.head(200, len(text) + total, content_type=_BINARY, extra=made.headers)[:-2]
+        known = _heads.keep(named, (head, text))
     return known and (*known, data, total)
 
 
-def _is_binary(output: Output, binary: bool) -> bool:
-    """Whether the output is sent as binary data; `binary` is the default for all outputs of a request."""
-    wanted = output.wanted
-    return binary if wanted is None else bool(wanted.binary) and wanted.placed is None
+def _is_binary(inference: Inference, i: int) -> bool:
+    """Whether an output is sent as binary data."""
+    if not inference.wanted:
+        return inference.binary
+    wanted = inference.wanted[i]
+    return wanted.binary and wanted.placed is None
 
 
-def _output(output: Output, binary: bool, parts: list[Data]) -> dict[str, Any]:
-    tensor, wanted = output.tensor, output.wanted
+def _output(inference: Inference, i: int, parts: list[Data]) -> dict[str, Any]:
+    tensor = inference.outputs[i]
     tree: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-    if _is_binary(output, binary):
-        data = tensor.data
-        if isinstance(data, memoryview) and data.itemsize != 1:
-            data = data.cast("B")
-        tree["parameters"] = {"binary_data_size": len(data)}
-        if len(data):
-            parts.append(data)
-    elif wanted is None or wanted.placed is None:
+    if _is_binary(inference, i):
+        tree["parameters"] = {"binary_data_size": len(tensor.data)}
+        if len(tensor.data):
+            parts.append(tensor.data)
+    elif not inference.wanted or inference.wanted[i].placed is None:
         tree["data"] = to_values(tensor)
     return tree
 
@@ -296,13 +245,9 @@ def to_values(tensor: Tensor) -> msgspec.Raw:
     return msgspec.Raw(_encode(values))
 
 
-def turned(outputs: Sequence[Output], binary: bool = False, is_packed: bool = False) -> int:
-    """Return roughly how many bytes have to be converted to JSON or compressed."""
+def work(inference: Inference, is_packed: bool = False) -> int:
+    """Return roughly how many bytes of the outputs have to be converted to JSON or compressed."""
     return sum(
-        memoryview(output.tensor.data).nbytes * (is_packed if _is_binary(output, binary) else _GROWTH)
-        for output in outputs
+        len(tensor.data) * (is_packed if _is_binary(inference, i) else _GROWTH)
+        for i, tensor in enumerate(inference.outputs)
     )
-
-
-def error(message: str) -> bytes:
-    return _encode({"error": message})

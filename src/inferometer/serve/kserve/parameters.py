@@ -1,17 +1,22 @@
-"""The parameters of requests and of their tensors: the same rules for HTTP and gRPC. Messages are Triton's if it has any."""
+"""The inputs, requested outputs and parameters of a request: the same rules for HTTP and gRPC."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
 
-from inferometer.serve.models.types import Parameter, Placed, Refused, Wanted
+from inferometer.serve.models.shared_memory import RegionSlice
+from inferometer.serve.models.types import Parameter, Refused, Tensors, Wanted
+from inferometer.tensors import Tensor
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
 
-INT64 = 2**63 - 1
-Size = Annotated[int, msgspec.Meta(ge=0, le=INT64)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+Data = bytes | memoryview
+Find = Callable[[str, int, int], RegionSlice]
+"""find(region, byte_size, offset): returns the location in a registered shared memory region."""
 
 
 def invalid(message: str) -> Refused:
@@ -21,52 +26,53 @@ def invalid(message: str) -> Refused:
 class TensorParameters(msgspec.Struct):
     """The parameters of an input or of a requested output."""
 
-    binary_data_size: Size | msgspec.UnsetType = msgspec.UNSET
+    binary_data_size: Size | None = None
     binary_data: bool = False
     classification: Size = 0
     shared_memory_region: str = ""
     shared_memory_byte_size: Size = 0
     shared_memory_offset: Size = 0
 
-    @property
-    def placed(self) -> Placed | None:
-        """The tensor's location in shared memory."""
-        if not self.shared_memory_region:
-            return None
-        return Placed(self.shared_memory_region, self.shared_memory_byte_size, self.shared_memory_offset)
+    def location(self, find: Find) -> RegionSlice:
+        return find(self.shared_memory_region, self.shared_memory_byte_size, self.shared_memory_offset)
 
 
-def wanted(name: str, given: TensorParameters) -> Wanted:
+class Inputs:
+    """The inputs of a request, while it is parsed."""
+
+    def __init__(self, find: Find, id: str) -> None:
+        self.tensors: Tensors = {}
+        self.unread: dict[str, RegionSlice] = {}
+        """Those in shared memory, which are read later."""
+        self._find, self._id = find, id or "<id_unknown>"
+
+    def add(self, tensor: Tensor) -> None:
+        if tensor.name in self.tensors:
+            raise invalid(f"[request id: {self._id}] input '{tensor.name}' already exists in request")
+        self.tensors[tensor.name] = tensor
+
+    def add_shared(self, name: str, datatype: str, shape: tuple[int, ...], given: TensorParameters) -> None:
+        """Add an input that is in shared memory."""
+        self.unread[name] = given.location(self._find)
+        self.add(Tensor(name, datatype, shape, b""))
+
+
+def wanted(name: str, given: TensorParameters, find: Find) -> Wanted:
     """Return a requested output."""
-    placed = given.placed
-    if placed is not None and given.classification:
+    if given.shared_memory_region and given.classification:
         raise invalid(f"output '{name}' can't set both 'shared_memory_region' and 'classification'")
+    placed = given.location(find) if given.shared_memory_region else None
     return Wanted(name, given.classification, placed, given.binary_data)
 
 
-_TYPES: dict[str, tuple[Any, str]] = {
-    "sequence_id": (int | str, "a number or a text"),
-    "sequence_start": (bool, "true or false"),
-    "sequence_end": (bool, "true or false"),
-    "priority": (int, "a whole number"),
-    "timeout": (int, "a whole number"),
-    EMPTY_FINAL: (bool, "true or false"),
-}
-_NOT_NEGATIVE = ("priority", "timeout")
-
-
-def check(given: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Return the parameters of a request, checked for valid names and types."""
+def of_request(given: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Return the parameters of a request, checked."""
     for name, value in given.items():
-        if not isinstance(value, bool | int | float | str):
-            raise invalid(f"parameter '{name:.60}' has invalid type. It should be either 'int', 'bool', or 'string'.")
-        if name.startswith("triton_") and name != EMPTY_FINAL:
-            raise invalid("parameter keys starting with 'triton_' are reserved for Triton usage.")
-        if isinstance(value, int) and not -INT64 - 1 <= value <= INT64:
-            raise invalid(f"parameter '{name:.60}' does not fit into 64 bits")
-        kind, words = _TYPES.get(name, (object, ""))
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
-            raise invalid(f"Unable to parse '{name}': expected {words}, got {value!r:.60}")
-        if name in _NOT_NEGATIVE and value < 0:
-            raise invalid(f"invalid value for '{name}', expected value >= 0.")
+        if not isinstance(value, bool | int | float | str) or (
+            isinstance(value, int) and not -(2**63) <= value < 2**63
+        ):
+            raise invalid(f"parameter '{name:.60}' must be a bool, a 64-bit integer, a number or a string")
+    timeout = given.get("timeout", 0)
+    if not isinstance(timeout, int) or timeout < 0:
+        raise invalid(f"timeout must be a whole number of microseconds (got {timeout!r:.40})")
     return dict(given)

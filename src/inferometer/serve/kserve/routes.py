@@ -1,35 +1,31 @@
 """KServe v2 with Triton's extensions over HTTP: the paths under /v2.
 
-`_ROUTES` has a line for each path. Responses come from a method that HTTP and gRPC share (control.py) or
-from an inference (responders.py, generate.py). Errors are `{"error": "..."}` with the HTTP status of their code.
+`_ROUTES` has a line for each path. Responses come from a method that HTTP and gRPC share (control.py) or from an
+inference (responders.py). Errors are `{"error": "..."}` with the HTTP status of their code.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from inferometer.serve import compression
+from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.parse import Problem, Request
 from inferometer.serve.http.responses import reply
-from inferometer.serve.kserve import control, generate, http_codec
-from inferometer.serve.kserve.http_codec import Data
+from inferometer.serve.kserve import control, http_codec
 from inferometer.serve.kserve.messages import Message
-from inferometer.serve.kserve.parameters import invalid
-from inferometer.serve.kserve.responders import Infer, Responder
-from inferometer.serve.models.model import Model
+from inferometer.serve.kserve.parameters import Data, invalid
+from inferometer.serve.kserve.responders import Generate, GenerateStream, Infer, Responder, generate_request, refuse
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import HTTP_STATUS, Inference, Refused, reason
-from inferometer.serve.offload import LARGE, run_to_end
+from inferometer.serve.models.types import Inference, Refused
+from inferometer.serve.offload import LARGE
 from inferometer.serve.settings import Settings
+from inferometer.wire.http1_requests import Request
 
 _JSON_LENGTH = b"inference-header-content-length"
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
-_KNOWN_PATHS = 1000
-"""Paths whose route is remembered."""
 
 Handle = Callable[[Connection, Request], None]
 Shape = Callable[[Message], Any]
@@ -41,86 +37,58 @@ class Kserve:
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models = models
-        self.offloaded: set[Responder] = set()
-        """Requests whose bodies are being processed in a thread."""
         self._limit = settings.limits.message
         self._methods = control.methods(models, settings)
-        self._known: dict[bytes, tuple[bytes, Handle]] = {}
+        self._known: BoundedCache[bytes, tuple[tuple[bytes, ...], Handle]] = BoundedCache(1000)
 
     def handle(self, connection: Connection, request: Request) -> None:
-        try:
-            method, handle = self._known.get(request.path) or self._find_route(request.path)
-            if request.method != method and (request.method, method) != (b"HEAD", b"GET"):
-                raise Problem(405, "Method Not Allowed", b"Allow: %b\r\n" % method)
-            handle(connection, request)
-        except (Refused, Problem) as error:
-            self.refuse(connection, request, error)
+        methods, handle = self._known.get(request.path) or self._find_route(request.path)
+        if request.method not in methods:
+            allow = b"Allow: %b\r\n" % b", ".join(methods)
+            raise Refused("UNIMPLEMENTED", "Method Not Allowed", status=405, headers=allow)
+        handle(connection, request)
 
-    def refuse(self, connection: Connection, request: Request, error: BaseException) -> None:
-        """Respond with the error that describes an exception."""
-        if isinstance(error, Problem):
-            status, message, extra = error.status, error.message, error.headers
-        else:
-            refused = reason(error)
-            status, message, extra = HTTP_STATUS[refused.code], refused.message, b""
-            if isinstance(error, compression.TooLarge):
-                status = 413
-        reply(connection, request, status, http_codec.error(message), extra=extra, close=self.models.refuses)
-
-    def refuse_rest(self) -> int:
-        """Refuse the requests that are in a thread. Return how many there were."""
-        rest = list(self.offloaded)
-        for one in rest:
-            one.leave()
-            one.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
-        return len(rest)
-
-    def _find_route(self, path: bytes) -> tuple[bytes, Handle]:
-        """Return the method of a path and what handles it, with the name and the version in the path."""
+    def _find_route(self, path: bytes) -> tuple[tuple[bytes, ...], Handle]:
+        """Return the methods of a path and what handles it, with the name and the version in the path."""
         words = path.split(b"/")[2:]
         version = ""
         if words[:1] == [b"models"] and len(words) > 3 and words[2] == b"versions" and words[3].isdigit():
             version = words[3].decode()
             del words[2:4]
-        for method, pattern, handle, shape in _ROUTES:
+        for methods, pattern, handle, shape in _ROUTES:
             parts = pattern.encode().split(b"/") if pattern else []
             if len(parts) == len(words) and all(part in (b"*", word) for part, word in zip(parts, words, strict=True)):
                 name = unquote_to_bytes(words[parts.index(b"*")]).decode("utf-8", "replace") if b"*" in parts else ""
                 call = partial(Kserve.control, method=handle, shape=shape) if isinstance(handle, str) else handle
-                if len(self._known) >= _KNOWN_PATHS:
-                    self._known.clear()
-                self._known[path] = method, partial(call, self, name, version)
-                return self._known[path]
-        raise Problem(404, "Not Found")
+                return self._known.keep(path, (methods, partial(call, self, name, version)))
+        raise Refused("NOT_FOUND", "Not Found")
 
     def control(
         self, name: str, version: str, connection: Connection, request: Request, method: str, shape: Shape
     ) -> None:
         """Respond with what a method of control.py returns."""
-        kind, run = self._methods[method]
-        work = run(_message(kind, name, version, request))
-        run_to_end(self._respond(connection, request, work, shape))
 
-    async def _respond(self, connection: Connection, request: Request, work: Awaitable[Message], shape: Shape) -> None:
-        try:
-            tree = shape(await work)
-        except Exception as error:  # keep serving
-            self.refuse(connection, request, error)
-        else:
+        def respond(made: Message) -> None:
+            tree = shape(made)
             body = b"" if tree is None else msgspec.json.encode(tree)
             reply(connection, request, 200, body, close=self.models.refuses)
+
+        kind, start = self._methods[method]
+        start(_message(kind, name, version, request), respond, partial(refuse, self.models, connection, request))
 
     # --- inference ---------------------------------------------------------------------------------------------------
 
     def infer(self, name: str, version: str, connection: Connection, request: Request) -> None:
         models, body, headers = self.models, request.body, request.headers
-        model = self._find(request, name, version) if models.refuses else models.find(name, version)
+        if models.refuses:
+            models.check_open(request.began < models.refused_from)
+        model = models.find(name, version)
         if model.decoupled:
             raise Refused("UNIMPLEMENTED", _DECOUPLED)
-        responder = Infer(self, connection, request)
+        responder = Infer(models, connection, request)
         length = headers.get(_JSON_LENGTH, b"")
         if b"content-encoding" in headers or (end := http_codec.json_length(length, len(body))) > LARGE:
-            self._read(responder, request, partial(self._parse, length, name, version))
+            responder.read(partial(self._parse, length, name, version), self._limit)
         else:
             responder.submit(http_codec.request(body, end, name, version, models.regions.find), model)
 
@@ -128,36 +96,14 @@ class Kserve:
         end = http_codec.json_length(length, len(body))
         return http_codec.request(body, end, name, version, self.models.regions.find)
 
-    def generate(self, name: str, version: str, connection: Connection, request: Request) -> None:
-        self._generate(generate.Generate, name, version, connection, request)
-
-    def generate_stream(self, name: str, version: str, connection: Connection, request: Request) -> None:
-        if request.http10:
-            raise invalid("streaming requires HTTP/1.1")
-        self._generate(generate.GenerateStream, name, version, connection, request)
-
-    def _generate(
-        self, kind: type[Responder], name: str, version: str, connection: Connection, request: Request
+    def generate(
+        self, name: str, version: str, connection: Connection, request: Request, kind: type[Responder]
     ) -> None:
-        model = self._find(request, name, version)
-        self._read(kind(self, connection, request), request, lambda body: generate.request(body, model, version))
-
-    def _read(self, responder: Responder, request: Request, parse: Callable[[Data], Inference]) -> None:
-        """Submit the inference in the body. A large body is decompressed and parsed in a thread."""
-        how = compression.named(request.headers.get(b"content-encoding", b""))
-        unpack = partial(compression.decompress, how, limit=self._limit, what="body", invalid="INVALID_ARGUMENT")
-        body = request.body
-        if how and len(body) * compression.EXPANSION <= LARGE:
-            body, how = unpack(data=body), ""
-        size = len(body) + (LARGE if how else 0)
-        if size > LARGE:
-            self.models.check_room(len(self.offloaded))
-        responder.offload(size, lambda: parse(unpack(data=body) if how else body), responder.submit)
-
-    def _find(self, request: Request, name: str, version: str) -> Model:
-        if request.began >= self.models.refused_from:
-            raise Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
-        return self.models.find(name, version)
+        if kind is GenerateStream and request.http10:
+            raise invalid("streaming requires HTTP/1.1")
+        self.models.check_open(request.began < self.models.refused_from)
+        parse = partial(generate_request, model=self.models.find(name, version), version=version)
+        kind(self.models, connection, request).read(parse, self._limit)
 
 
 # --- what is at each path --------------------------------------------------------------------------------------------
@@ -170,41 +116,47 @@ def _nothing(_: Message) -> None:
 def _ready(made: Message) -> None:
     if not made.ready:  # Triton's status and words for this
         what = "Model version" if made.DESCRIPTOR.name.startswith("Model") else "Server"
-        raise Problem(400, f"{what} not ready")
+        raise Refused("INVALID_ARGUMENT", f"{what} not ready")
+
+
+def _index(made: Message) -> Any:
+    """Return the index without empty values, like Triton."""
+    return [{key: value for key, value in one.items() if value} for one in control.tree(made)["models"]]
 
 
 def _regions(made: Message) -> Any:
     return list(control.tree(made)["regions"].values())
 
 
-_ROUTES: tuple[tuple[bytes, str, str | Callable[..., None], Shape], ...] = (
-    (b"POST", "models/*/infer", Kserve.infer, _nothing),
-    (b"POST", "models/*/generate", Kserve.generate, _nothing),
-    (b"POST", "models/*/generate_stream", Kserve.generate_stream, _nothing),
-    (b"GET", "", "ServerMetadata", control.tree),
-    (b"GET", "health/live", "ServerLive", _nothing),
-    (b"GET", "health/ready", "ServerReady", _ready),
-    (b"GET", "models/stats", "ModelStatistics", control.tree),
-    (b"GET", "models/*", "ModelMetadata", control.tree),
-    (b"GET", "models/*/ready", "ModelReady", _ready),
-    (b"GET", "models/*/config", "ModelConfig", lambda made: control.tree(made.config)),
-    (b"GET", "models/*/stats", "ModelStatistics", control.tree),
-    (b"POST", "repository/index", "RepositoryIndex", lambda made: control.tree(made, empty=False).get("models", [])),
-    (b"POST", "repository/models/*/load", "RepositoryModelLoad", _nothing),
-    (b"POST", "repository/models/*/unload", "RepositoryModelUnload", _nothing),
+_GET, _POST = (b"GET", b"HEAD"), (b"POST",)
+_ROUTES: tuple[tuple[tuple[bytes, ...], str, str | Callable[..., None], Shape], ...] = (
+    (_POST, "models/*/infer", Kserve.infer, _nothing),
+    (_POST, "models/*/generate", partial(Kserve.generate, kind=Generate), _nothing),
+    (_POST, "models/*/generate_stream", partial(Kserve.generate, kind=GenerateStream), _nothing),
+    (_GET, "", "ServerMetadata", control.tree),
+    (_GET, "health/live", "ServerLive", _nothing),
+    (_GET, "health/ready", "ServerReady", _ready),
+    (_GET, "models/stats", "ModelStatistics", control.tree),
+    (_GET, "models/*", "ModelMetadata", control.tree),
+    (_GET, "models/*/ready", "ModelReady", _ready),
+    (_GET, "models/*/config", "ModelConfig", lambda made: control.tree(made.config)),
+    (_GET, "models/*/stats", "ModelStatistics", control.tree),
+    (_POST, "repository/index", "RepositoryIndex", _index),
+    (_POST, "repository/models/*/load", "RepositoryModelLoad", _nothing),
+    (_POST, "repository/models/*/unload", "RepositoryModelUnload", _nothing),
     *(
-        (method, f"{kind.lower()}sharedmemory/{path}", f"{kind}SharedMemory{operation}", shape)
+        (methods, f"{kind.lower()}sharedmemory/{path}", f"{kind}SharedMemory{operation}", shape)
         for kind in ("System", "Cuda")
-        for method, path, operation, shape in (
-            (b"GET", "status", "Status", _regions),
-            (b"GET", "region/*/status", "Status", _regions),
-            (b"POST", "region/*/register", "Register", _nothing),
-            (b"POST", "unregister", "Unregister", _nothing),
-            (b"POST", "region/*/unregister", "Unregister", _nothing),
+        for methods, path, operation, shape in (
+            (_GET, "status", "Status", _regions),
+            (_GET, "region/*/status", "Status", _regions),
+            (_POST, "region/*/register", "Register", _nothing),
+            (_POST, "unregister", "Unregister", _nothing),
+            (_POST, "region/*/unregister", "Unregister", _nothing),
         )
     ),
 )
-"""HTTP method, path below /v2, and the method of control.py with the shape of its response, or what is called instead;
+"""HTTP methods, path below /v2, and the method of control.py with the shape of its response, or what is called instead;
 both with the name at * and the version behind a model's name."""
 
 
@@ -214,7 +166,7 @@ _KINDS = {bool: "bool_param", int: "int64_param", str: "string_param"}
 
 def _message(kind: Any, name: str, version: str, request: Request) -> Message:
     """Return the request message with the fields in the path and in the JSON body."""
-    body = http_codec.parse_json(request.body) if len(request.body) else {}
+    body = http_codec.parse_json(request.body, http_codec.OBJECT) if len(request.body) else {}
     given = {"name": name, "model_name": name, "version": version} | {
         key: body[key] for key in _IN_BODIES if key in body
     }

@@ -10,14 +10,13 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from inferometer.serve.models.types import NEVER, Inference, ModelSignature, Refused, Tensors
-from inferometer.serve.offload import COPIED, LARGE, STRING
+from inferometer.serve.bounded_cache import BoundedCache
+from inferometer.serve.models.types import Inference, ModelSignature, Refused
+from inferometer.serve.offload import COPIED, STRING
 from inferometer.tensors import DATATYPES, Tensor
 
 _NOT_FOR_THE_MODEL = frozenset({"binary_data_output", "priority", "timeout", "triton_enable_empty_final_response"})
 """Parameters for the server: requests may share a batch even if they differ in these."""
-_MOST = 1024
-"""Valid combinations that are remembered."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -33,7 +32,7 @@ class Taken:
         """Whether an input is BYTES, whose size does not follow from its shape."""
         self.is_keyed = is_keyed
         """Whether requests may be joined, so that `Inference.key` is needed."""
-        self.known: dict[Any, tuple[int, Any]] = {}
+        self.known: BoundedCache[Any, tuple[int, Any]] = BoundedCache(1024)
         """The rows and the key for valid names, datatypes, shapes and sizes."""
 
 
@@ -51,9 +50,7 @@ def check(inference: Inference, model: Taken) -> bool:
         shapes = tuple(sorted([(name, one.shape[1:]) for name, one in inputs.items()])) if model.is_keyed else None
         known = rows, shapes
         if signature is not None:
-            if len(model.known) >= _MOST:
-                model.known.clear()
-            model.known[signature] = known
+            model.known.keep(signature, known)
     inference.rows = known[0]
     if inference.wanted:
         _check_outputs(inference, model)
@@ -66,25 +63,22 @@ def check(inference: Inference, model: Taken) -> bool:
 
 def work(inference: Inference) -> int:
     """Return the size of the work of `read`."""
-    sizes = [unread.size for unread in inference.unread.values()]
-    if min(sizes, default=0) < 0:  # not known
-        return LARGE + 1
+    size: int = sum(unread.byte_size for unread in inference.unread.values())
     strings = [math.prod(one.shape) for one in inference.inputs.values() if one.datatype == "BYTES"]
-    return max(-(-sum(sizes) // COPIED), *(STRING * count for count in strings), 0)
+    return max(-(-size // COPIED), *(STRING * count for count in strings), 0)
 
 
-def read(inference: Inference, model: Taken) -> Tensors:
-    """Return the inputs, all read and checked, or raise Refused. The request is not modified."""
-    inputs = dict(inference.inputs)
+def read(inference: Inference, model: Taken) -> None:
+    """Read the inputs that are in shared memory, and check strings; raises Refused."""
     for name, unread in inference.unread.items():
         if inference.is_over:  # it was cancelled meanwhile
-            return {}
-        inputs[name] = Tensor(name, inputs[name].datatype, inputs[name].shape, unread.read())
-        _check_size(inference, model, inputs[name], len(inputs[name].data))
-    for tensor in inputs.values():
+            return
+        tensor = inference.inputs[name]
+        inference.inputs[name] = Tensor(name, tensor.datatype, tensor.shape, unread.read())
+    inference.unread = {}
+    for tensor in inference.inputs.values():
         if tensor.datatype == "BYTES":
             _check_strings(inference, model, tensor)
-    return inputs
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
@@ -103,7 +97,11 @@ def _check_inputs(inference: Inference, model: Taken) -> int:
         if not fits(shape, spec.shape):
             words = f"unexpected shape for input '{name}' for model '{model.model}'"
             _refuse(inference, f"{words}. Expected {_shown(spec.shape)}, got {_shown(shape)}")
-        _check_size(inference, model, tensor, len(tensor.data) if unread is None else unread.size)
+        size = len(tensor.data) if unread is None else unread.byte_size
+        expected = math.prod(shape) * DATATYPES[tensor.datatype].size
+        if tensor.datatype != "BYTES" and size != expected:  # the size of BYTES does not follow from the shape
+            words = f"input byte size mismatch for input '{name}' for model '{model.model}'"
+            _refuse(inference, f"{words}. Expected {expected}, got {size}")
         if not model.max_batch:
             continue
         if rows and shape[0] != rows:
@@ -128,67 +126,30 @@ def _wrong_names(inference: Inference, model: Taken) -> NoReturn:
 
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether each size equals the expected one, or the expected one is -1."""
-    if len(shape) != len(expected):
-        return False
-    for i, size in enumerate(shape):  # noqa: SIM110  (a generator costs more than what it looks at, and so does zip)
-        if size < 0 or size != expected[i] != -1:
-            return False
-    return True
-
-
-def _check_size(inference: Inference, model: Taken, tensor: Tensor, given: int) -> None:
-    """Check `given` bytes; -1 if not known yet. The size of BYTES does not follow from the shape."""
-    expected = math.prod(tensor.shape) * DATATYPES[tensor.datatype].size
-    if given >= 0 and tensor.datatype != "BYTES" and expected != given:
-        words = f"input byte size mismatch for input '{tensor.name}' for model '{model.model}'"
-        _refuse(inference, f"{words}. Expected {expected}, got {given}")
+    pairs = zip(shape, expected, strict=False)
+    return len(shape) == len(expected) and all(size >= 0 and want in (-1, size) for size, want in pairs)
 
 
 def _check_strings(inference: Inference, model: Taken, tensor: Tensor) -> None:
     """Check that there are as many strings, each after its length, as the shape says."""
     at, found, end, expected = 0, 0, len(tensor.data), math.prod(tensor.shape)
-    where = f"for inference input '{tensor.name}' for model '{model.model}'"
-    while at < end and found <= expected:
-        if at + 4 > end:
-            words = f"incomplete string length indicator {where}"
-            _refuse(inference, f"{words}, expecting 4 bytes but only {end - at} bytes available")
-        (size,) = _LENGTH.unpack_from(tensor.data, at)
-        at += 4
-        if at + size > end:
-            words = f"incomplete string data {where}, expecting string of length {size}"
-            _refuse(inference, f"{words} but only {end - at} bytes available")
-        at += size
-        found += 1
-    if found != expected:
-        count = f"{found} or more" if at < end else f"{found}"
-        _refuse(inference, f"unexpected number of string elements {count} {where}, expecting {expected}")
+    while at + 4 <= end and found <= expected:
+        at += 4 + _LENGTH.unpack_from(tensor.data, at)[0]
+        if at <= end:
+            found += 1
+    if found != expected or at != end:
+        where = f"for inference input '{tensor.name}' for model '{model.model}'"
+        _refuse(inference, f"unexpected number of string elements {found} {where}, expecting {expected} in {end} bytes")
 
 
-# --- outputs and parameters ------------------------------------------------------------------------------------------
+# --- outputs ---------------------------------------------------------------------------------------------------------
 
 
 def _check_outputs(inference: Inference, model: Taken) -> None:
     for each in inference.wanted:
-        spec = model.outputs.get(each.name)
-        if spec is None:
+        if each.name not in model.outputs:
             words = f"unexpected inference output '{each.name}' for model '{model.model}'"
             raise Refused("INVALID_ARGUMENT", f"{words}, which has {_quoted(model.outputs)}")
-        if each.classes > 0 and each.placed is not None:
-            raise Refused("INVALID_ARGUMENT", "Output can't set both 'shared_memory_region' and 'classification'")
-        if each.classes > 0 and spec.datatype == "BYTES":
-            _refuse(inference, f"classification is not possible for output '{each.name}': its data-type is 'BYTES'")
-
-
-def timeout_ns(inference: Inference) -> int:
-    """Return the request's own timeout in ns, or 0."""
-    timeout = inference.parameters.get("timeout", 0)
-    try:
-        microseconds = int(timeout)
-    except (ValueError, OverflowError):
-        microseconds = -1
-    if not 0 <= microseconds < NEVER // 1000:
-        _refuse(inference, f"timeout must be a number of microseconds (got {str(timeout)[:40]})")
-    return microseconds * 1000
 
 
 # --- messages --------------------------------------------------------------------------------------------------------

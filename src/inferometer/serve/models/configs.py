@@ -19,9 +19,6 @@ from inferometer.tensors import DATATYPES, TensorSpec
 from inferometer.wire.protobuf.schema import suggestion
 
 FILES = ("config.pbtxt", "config.yaml")
-_WHERE = "the configuration"
-_UNSUPPORTED = {"ensemble_scheduling": "ensembles are", "sequence_batching": "sequence batching is"}
-_MOST_INSTANCES = 1000
 _EXAMPLE = "use KEY=VALUE, such as max_batch_size=8 or dynamic_batching.max_queue_delay_microseconds=500"
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -29,40 +26,28 @@ _EXAMPLE = "use KEY=VALUE, such as max_batch_size=8 or dynamic_batching.max_queu
 
 def read(path: Path) -> Any:
     """Return the configuration in one of FILES."""
-    try:
+    with explained(str(path)):
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    return (from_pbtxt if path.suffix == ".pbtxt" else from_yaml)(text, str(path))
+        return from_pbtxt(text) if path.suffix == ".pbtxt" else from_tree(yaml.safe_load(text))
 
 
-def from_pbtxt(text: str, where: str = _WHERE) -> Any:
-    with _explained(where):
-        return text_format.Parse(text, ModelConfig(), allow_unknown_field=True)
-
-
-def from_yaml(text: str, where: str = _WHERE) -> Any:
-    with _explained(where):
-        return from_tree(yaml.safe_load(text), where)
+def from_pbtxt(text: str) -> Any:
+    return text_format.Parse(text, ModelConfig(), allow_unknown_field=True)
 
 
 def from_json(text: str) -> Any:
-    """Return the configuration of a client's load request."""
-    with _explained(_WHERE):
+    with explained("the configuration"):
         return from_tree(json.loads(text))
 
 
-def from_tree(tree: Any, where: str = _WHERE, is_strict: bool = False) -> Any:
+def from_tree(tree: Any, is_strict: bool = False) -> Any:
     """Build a configuration from a mapping with the .proto's field names, in which parameters may be plain values."""
-    with _explained(where):
-        if not isinstance(tree or {}, dict):
-            raise TypeError("it is not a mapping of field names, such as max_batch_size, to values")
-        given = dict(tree or {})
-        if isinstance(parameters := given.get("parameters"), dict):
-            given["parameters"] = {
-                name: one if isinstance(one, dict) else {"string_value": _text(one)} for name, one in parameters.items()
-            }
-        return json_format.ParseDict(given, ModelConfig(), ignore_unknown_fields=not is_strict)
+    given = dict(tree or {})
+    if isinstance(parameters := given.get("parameters"), dict):
+        given["parameters"] = {
+            name: one if isinstance(one, dict) else {"string_value": _text(one)} for name, one in parameters.items()
+        }
+    return json_format.ParseDict(given, ModelConfig(), ignore_unknown_fields=not is_strict)
 
 
 def _text(value: Any) -> str:
@@ -71,36 +56,44 @@ def _text(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def _explained(where: str) -> Iterator[None]:
+def explained(where: str) -> Iterator[None]:
+    """Raise what a parser raises as a UserError about this configuration."""
     try:
         yield
-    except RecursionError:
-        raise UserError(f"{where}: nested too deeply") from None
-    except (
-        text_format.ParseError,
-        json_format.ParseError,
-        yaml.YAMLError,
-        AttributeError,
-        TypeError,
-        ValueError,
-    ) as why:
-        what = " ".join(str(why).partition(" Available Fields")[0].split())
-        raise UserError(f"{where}: {what}", "fix it; the format is Triton's ModelConfig") from None
+    except UserError:
+        raise
+    except Exception as why:  # of three parsers
+        raise UserError(
+            f"{where}: {' '.join(str(why).split())}", "fix it; the format is Triton's ModelConfig"
+        ) from None
 
 
 # --- overrides -------------------------------------------------------------------------------------------------------
 
 
 def override(config: Any, text: str) -> None:
-    """Set one KEY=VALUE in `config`, where a key is a path of field names: max_batch_size=8, instance_group.count=2,
-    parameters.delay=5ms. Raises UserError if there is no such field or the value does not fit."""
+    """Set one KEY=VALUE in `config`, where a key is a path of field names: max_batch_size=8, instance_group.count=2 (in
+    each group), parameters.delay=5ms. Raises UserError if there is no such field or the value does not fit."""
     key, is_given, value = (part.strip() for part in text.partition("="))
     if not is_given or not key:
         raise UserError(f"--config {text!r} has no value", _EXAMPLE)
-    tree, where = json_format.MessageToDict(config, preserving_proto_field_name=True), f"--config {key}"
-    with _explained(where):
-        _put(tree, config.DESCRIPTOR, key.split("."), value)
-    config.CopyFrom(from_tree(tree, where, is_strict=True))
+    *path, name = key.split(".")
+    if path[:1] == ["parameters"]:
+        config.parameters[key.partition(".")[2]].string_value = value
+        return
+    with explained(f"--config {key}"):
+        messages = [config]
+        for step in path:
+            messages = [inner for message in messages for inner in _inner(message, step)]
+        for message in messages:
+            field = _field(message, name)
+            message.ClearField(name)
+            if field.cpp_type == field.CPPTYPE_STRING and not field.is_repeated:
+                setattr(message, name, value)
+            else:
+                text_format.Merge(
+                    f"{name}: [{value.strip('[]')}]" if field.is_repeated else f"{name}: {value}", message
+                )
 
 
 def check_overrides(overrides: tuple[str, ...]) -> None:
@@ -109,31 +102,25 @@ def check_overrides(overrides: tuple[str, ...]) -> None:
         override(ModelConfig(), text)
 
 
-def _put(tree: dict[str, Any], message: Any, path: list[str], value: str) -> None:
-    """Set a field in the tree of a message; in a list of messages, in each of them."""
-    name, *rest = path
-    field = message.fields_by_name.get(name)
-    if field is None:
-        raise ValueError(f"{message.name} has no field {name!r}; {suggestion(name, list(message.fields_by_name))}")
-    if name == "parameters" and rest:
-        tree.setdefault(name, {})[".".join(rest)] = value
-    elif rest and field.message_type is not None:
-        found = tree.setdefault(name, [{}] if field.is_repeated else {})
-        for one in found if field.is_repeated else [found]:
-            _put(one, field.message_type, rest, value)
-    elif rest:
-        raise ValueError(f"{name} is a plain value and has no field {rest[0]!r}")
-    elif field.is_repeated:
-        tree[name] = yaml.safe_load(f"[{value.strip('[]')}]")
-    else:
-        tree[name] = value if field.cpp_type == field.CPPTYPE_STRING else yaml.safe_load(value)
+def _inner(message: Any, name: str) -> list[Any]:
+    """Return the message in a field, or all in a list of messages, which has at least one afterwards."""
+    field, inner = _field(message, name), getattr(message, name)
+    if field.message_type is None:
+        raise ValueError(f"{name} is a plain value and has no fields")
+    if field.is_repeated:
+        return list(inner) or [inner.add()]
+    inner.SetInParent()
+    return [inner]
+
+
+def _field(message: Any, name: str) -> Any:
+    known = message.DESCRIPTOR.fields_by_name
+    if name not in known:
+        raise ValueError(f"{message.DESCRIPTOR.name} has no field {name!r}; {suggestion(name, list(known))}")
+    return known[name]
 
 
 # --- what follows from it --------------------------------------------------------------------------------------------
-
-
-def parameter(config: Any, name: str, default: str = "") -> str:
-    return str(config.parameters[name].string_value) if name in config.parameters else default
 
 
 def facts(config: Any) -> ModelSignature:
@@ -165,20 +152,14 @@ def datatype(tensor: Any) -> str:
 def policy(config: Any) -> Policy:
     """Return how the model's requests are queued and batched."""
     kind, most, batching = config.WhichOneof("scheduling_choice"), config.max_batch_size, config.dynamic_batching
-    if kind in _UNSUPPORTED:
-        what = f"model {config.name}: {_UNSUPPORTED[kind]} not supported"
-        raise UserError(what, "use dynamic_batching, or no batching")
-    text, queue = parameter(config, "max_queue_size", "0"), batching.default_queue_policy
-    if not text.isdecimal():
-        raise UserError(f"model {config.name}: parameter max_queue_size must be a whole number (got {text!r})")
+    if kind in ("ensemble_scheduling", "sequence_batching"):
+        raise UserError(f"model {config.name}: {kind} is not supported", "use dynamic_batching, or no batching")
+    queue, parameters = batching.default_queue_policy, config.parameters
+    limit = int(parameters["max_queue_size"].string_value) if "max_queue_size" in parameters else 0
     timeout_us = queue.default_timeout_microseconds if _called(queue, "timeout_action") == "REJECT" else 0
-    limits: dict[str, Any] = {"limit": queue.max_queue_size or int(text), "timeout_ns": timeout_us * 1000}
+    limits: dict[str, Any] = {"limit": queue.max_queue_size or limit, "timeout_ns": timeout_us * 1000}
     if kind != "dynamic_batching" or most <= 1 or config.model_transaction_policy.decoupled:
         return Policy(**limits)
-    wrong = [size for size in batching.preferred_batch_size if not 0 < size <= most]
-    if wrong:
-        what = f"preferred_batch_size must be from 1 to max_batch_size, {most} (got {wrong[0]})"
-        raise UserError(f"model {config.name}: {what}")
     preferred, delay_ns = frozenset(batching.preferred_batch_size), batching.max_queue_delay_microseconds * 1000
     return Policy(max_rows=most, batching=True, preferred=preferred, delay_ns=delay_ns, **limits)
 
@@ -187,9 +168,6 @@ def devices(config: Any, default: str) -> list[str]:
     """Return the device of each instance."""
     found: list[str] = []
     for group in config.instance_group:
-        if not 0 <= group.count <= _MOST_INSTANCES:
-            what = f"model {config.name}: invalid instance_group.count {group.count}"
-            raise UserError(what, f"use at least 1 and at most {_MOST_INSTANCES}")
         gpus = [f"cuda:{gpu}" for gpu in group.gpus] or ["cuda"]
         names = {"KIND_CPU": ["cpu"], "KIND_GPU": gpus}.get(_called(group, "kind"), [default])
         found += [name for name in names for _ in range(group.count or 1)]

@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.models.checks import fits
-from inferometer.serve.models.shared_memory import RegionSlice
-from inferometer.serve.models.types import Inference, Loaded, ModelSignature, Output, Refused, Tensors, reason
+from inferometer.serve.models.types import Inference, Loaded, ModelSignature, Refused, Tensors, TextPart, reason
 from inferometer.tensors import Tensor, from_numpy, shown, to_numpy
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
     from inferometer.serve.models.model import Model
 
-Share = tuple[Output, ...] | Refused
-"""What a request gets of a batch's outputs."""
-_MOST = 1024
-"""Combinations of shapes that are remembered as valid."""
+Share = tuple[Tensor, ...] | TextPart | Refused
+"""What a request gets of a batch's outputs: a tuple of tensors, or why it gets none. Text requests get a TextPart."""
 _AHEAD = 256
 """Responses that a model may be ahead of the loop."""
 
@@ -48,21 +46,17 @@ class Execution:
     def start(self) -> None:
         self._began = self._joined = now()
         for inference in self.batch:
-            inference.place = self
             inference.started = self._began
             inference.queue_ns = self._began - inference.queued
-        loaded, first = self.instance, self.batch[0]
+        loaded = self.instance
         try:
             if loaded.run is not None:
                 loaded.threads.do(self._run, self._ran)
                 return
-            if loaded.forward is not None:
-                cancel = loaded.forward(first, self._emit, self._finish)
-            else:
-                assert loaded.begin is not None
-                inputs = join(self.batch)
-                self._joined = now()
-                cancel = loaded.begin(inputs, first.parameters, self._emit, self._finish)
+            assert loaded.begin is not None
+            inputs = join(self.batch)
+            self._joined = now()
+            cancel = loaded.begin(inputs, self.batch[0], self._emit, self._finish)
         except Exception as error:
             self._finish(reason(error))
             return
@@ -74,26 +68,25 @@ class Execution:
         """Stop if no request waits any longer. A thread notices at its next response."""
         if self._cancel is not None and self._is_unwanted():
             cancel, self._cancel = self._cancel, None
-            try:
-                cancel()
-            except Exception as error:
-                self._finish(reason(error))
+            cancel()
 
     def _is_unwanted(self) -> bool:
         return all(inference.is_over for inference in self.batch)
 
     # --- begun in the loop ---
 
-    def _emit(self, outputs: Tensors) -> None:
+    def _emit(self, outputs: Any) -> None:
         if not self._is_over and (self.owner.decoupled or not self._responses):
             self._computed = now()
-            self._responded(self.owner.responses.share(outputs, self.batch))
+            is_text = self.batch[0].text is not None
+            self._responded([outputs] if is_text else self.owner.responses.share(outputs, self.batch))
 
     def _finish(self, why: Refused | None) -> None:
         if self._is_over:
             return
         self._shared = now()
         if self.owner.decoupled:
+            self._began = self._joined = self.batch[0].started
             self._computed = self._shared
         elif why is None and not self._responses:
             why = Refused("INTERNAL", "the model returned no response")
@@ -103,7 +96,12 @@ class Execution:
 
     def _run(self) -> list[Share] | None:
         """Return the responses that are not sent yet."""
-        self._began, run = now(), self.instance.run
+        self._began = self._joined = now()
+        run, run_texts = self.instance.run, self.instance.run_texts
+        if run_texts is not None and self.batch[0].text is not None:
+            made: list[Share] = [*run_texts([inference.text for inference in self.batch])]
+            self._computed = self._shared = now()
+            return made
         assert run is not None
         inputs = join(self.batch)
         self._joined = now()
@@ -118,19 +116,15 @@ class Execution:
         return None
 
     def _iterate(self, responses: Iterator[Tensors]) -> None:
-        """Send the responses of a decoupled model as they come; closed after the first one that no request wants."""
+        """Send the responses of a decoupled model as they come, up to the first one that no request wants."""
         room = threading.Semaphore(_AHEAD)
-        try:
-            for outputs in responses:
-                if self._is_unwanted():
-                    break
-                room.acquire()
-                made = self.owner.responses.share(outputs, self.batch)
-                with suppress(RuntimeError):  # the loop is closed
-                    self.owner.loop.call_soon_threadsafe(self._responded, made, room)
-        finally:
-            if close := getattr(responses, "close", None):
-                close()
+        for outputs in responses:
+            if self._is_unwanted():
+                break
+            room.acquire()
+            made = self.owner.responses.share(outputs, self.batch)
+            with suppress(RuntimeError):  # the loop is closed
+                self.owner.loop.call_soon_threadsafe(self._responded, made, room)
 
     def _ran(self, made: list[Share] | None, error: BaseException | None) -> None:
         if made:
@@ -148,7 +142,7 @@ class Execution:
             if inference.is_over:
                 continue
             if isinstance(share, Refused):
-                self.owner.failed(inference, share)
+                self.owner.end(inference, share)
                 self.cancel_if_unwanted()
                 continue
             if not inference.compute_ns:  # the first response
@@ -159,12 +153,8 @@ class Execution:
         self._is_over, self._cancel = True, None
         compute = self._joined - self._began, self._computed - self._joined, self._shared - self._computed
         for inference in self.batch:
-            if inference.is_over:
-                continue
-            if why is None:
-                self.owner.succeeded(inference, compute)
-            else:
-                self.owner.failed(inference, why)
+            if not inference.is_over:
+                self.owner.end(inference, why, compute)
         self.owner.executed(self, compute if why is None else None)
 
 
@@ -180,26 +170,28 @@ class Responses:
         self._specs = {spec.name: spec for spec in facts.outputs}
         self._inputs = len(facts.inputs)
         self._labels, self._is_batched, self._is_decoupled = labels, is_batched, is_decoupled
-        self._valid: set[Any] = set()
+        self._valid: BoundedCache[Any, bool] = BoundedCache(1024)
+        """Combinations of shapes that are as configured."""
 
     def share(self, outputs: Tensors, batch: list[Inference]) -> list[Share]:
         """Return each request's outputs as it wants them, or why it gets none; in any thread."""
-        if len(batch) == 1:
-            return [self.one(outputs, batch[0])]
         rows = [inference.rows for inference in batch]
         try:
             self._check(outputs, sum(rows))
-            parts = split(outputs, rows)
+            parts = [outputs] if len(batch) == 1 else split(outputs, rows)
         except Exception as error:
             return [reason(error)] * len(batch)
-        return [self._chosen(part, inference) for part, inference in zip(parts, batch, strict=True)]
+        shares: list[Share] = []
+        for part, inference in zip(parts, batch, strict=True):
+            try:
+                shares.append(self._chosen(part, inference))
+            except Exception as error:
+                shares.append(reason(error))
+        return shares
 
-    def one(self, outputs: Tensors, inference: Inference) -> Share:
-        """Return the outputs of a request that was not batched with others."""
-        try:
-            self._check(outputs, inference.rows)
-        except Refused as why:
-            return why
+    def one(self, outputs: Tensors, inference: Inference) -> tuple[Tensor, ...]:
+        """Return the outputs of a request that was not batched with others, or raise why it gets none."""
+        self._check(outputs, inference.rows)
         return self._chosen(outputs, inference)
 
     def _check(self, outputs: Tensors, rows: int) -> None:
@@ -219,30 +211,26 @@ class Responses:
                 raise Refused("INTERNAL", f"{what}: the first dimension must be the batch size, {rows}")
             if not fits(tensor.shape, spec.shape):
                 raise Refused("INTERNAL", f"{what}; its configuration says {shown(spec.shape)}")
-        if len(self._valid) >= _MOST:
-            self._valid.clear()
-        self._valid.add(shapes)
+        self._valid.keep(shapes, True)
 
-    def _chosen(self, outputs: Tensors, inference: Inference) -> Share:
+    def _chosen(self, outputs: Tensors, inference: Inference) -> tuple[Tensor, ...]:
         if not inference.wanted:
             # A request that omitted inputs may miss outputs.
             if len(outputs) < len(self._specs) and not self._is_decoupled and len(inference.inputs) >= self._inputs:
                 missing = ", ".join([repr(name) for name in self._specs if name not in outputs])
-                return Refused("INTERNAL", f"the model did not return output {missing}, which its configuration lists")
-            return tuple(map(Output, outputs.values()))
+                raise Refused("INTERNAL", f"the model did not return output {missing}, which its configuration lists")
+            return tuple(outputs.values())
         made = []
-        try:
-            for each in inference.wanted:
-                tensor = outputs.get(each.name)
-                if tensor is None:
-                    return Refused("INTERNAL", f"the model did not return output '{each.name}', which was requested")
-                if each.classes > 0:
-                    tensor = classify(tensor, each.classes, self._labels.get(each.name, ()), self._is_batched)
-                elif each.placed is not None:
-                    tensor = _place(tensor, inference.memory[each.name])
-                made.append(Output(tensor, each))
-        except Exception as error:
-            return reason(error)
+        for each in inference.wanted:
+            tensor = outputs.get(each.name)
+            if tensor is None:
+                raise Refused("INTERNAL", f"the model did not return output '{each.name}', which was requested")
+            if each.classes > 0:
+                tensor = classify(tensor, each.classes, self._labels.get(each.name, ()), self._is_batched)
+            elif each.placed is not None:
+                each.placed.write(tensor)
+                tensor = Tensor(tensor.name, tensor.datatype, tensor.shape, b"")
+            made.append(tensor)
         return tuple(made)
 
 
@@ -274,7 +262,7 @@ def split(outputs: Tensors, rows: Sequence[int]) -> list[Tensors]:
     return shares
 
 
-# --- classes and shared memory ---------------------------------------------------------------------------------------
+# --- classes ---------------------------------------------------------------------------------------------------------
 
 
 def classify(tensor: Tensor, classes: int, labels: Sequence[str], is_batched: bool) -> Tensor:
@@ -282,28 +270,15 @@ def classify(tensor: Tensor, classes: int, labels: Sequence[str], is_batched: bo
     values = to_numpy(tensor)
     rows = values.reshape(values.shape[0], -1) if is_batched and values.ndim else values.reshape(1, -1)
     best = min(classes, rows.shape[1])
-    found = [_class(row, index, labels) for row in rows for index in _order(row)[:best].tolist()]
+    orders = [row.size - 1 - np.argsort(row[::-1], kind="stable")[::-1] for row in rows]  # equal values by index
+    found = [
+        _class(row, index, labels) for row, order in zip(rows, orders, strict=True) for index in order[:best].tolist()
+    ]
     made = np.empty(len(found), dtype=object)
     made[:] = found
     return from_numpy(tensor.name, made.reshape((rows.shape[0], best) if is_batched else (best,)), "BYTES")
 
 
-def _order(row: NDArray[Any]) -> NDArray[Any]:
-    """Return indices in descending order of their values; equal values in their order, NaN last."""
-    if row.dtype.kind == "f":
-        return np.argsort(-row, kind="stable")
-    return row.size - 1 - np.argsort(row[::-1], kind="stable")[::-1]
-
-
 def _class(row: NDArray[Any], index: int, labels: Sequence[str]) -> str:
     value = f"{float(row[index]):f}" if row.dtype.kind == "f" else str(int(row[index]))
     return f"{value}:{index}:{labels[index]}" if index < len(labels) else f"{value}:{index}"
-
-
-def _place(tensor: Tensor, place: RegionSlice) -> Tensor:
-    size = len(tensor.data)
-    if size > place.byte_size:
-        what = f"shared memory size specified with the request for output '{tensor.name}' ({place.byte_size} bytes)"
-        raise Refused("INTERNAL", f"{what} should be at least {size} bytes to hold the results")
-    place.write(tensor.data)
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, b"")

@@ -4,25 +4,19 @@ It uses neither threads nor tensors: it only decides which requests go together 
 consecutive requests with equal keys. It starts as soon as a slot is free and
   - it has one of the preferred sizes, or cannot grow (the next request does not fit), or
   - its oldest request has waited for the delay; without a delay, the queued requests start at once.
-A request whose deadline passes while it is queued is dropped; `Alarms` calls the queue at these times.
+A request whose deadline passes while it is queued is dropped.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from heapq import heapify, heappop, heappush
-from typing import Any
 
 import msgspec
 
 from inferometer.serve.models.types import NEVER, Inference
-from inferometer.timing.clock import now
-from inferometer.timing.timer import deadline_timer
+from inferometer.timing.deadlines import Deadlines, Entry
 
 UNLIMITED = 1 << 40
-Alarm = list[Any]
-"""[deadline, number, call]; the call is None once it is cancelled, so that nothing it refers to is kept."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -45,7 +39,7 @@ class Queue:
     def __init__(
         self,
         policy: Policy,
-        alarms: "Alarms",
+        deadlines: Deadlines,
         now: Callable[[], int],
         start: Callable[[list[Inference]], None],
         expired: Callable[[Inference], None],
@@ -54,9 +48,9 @@ class Queue:
         self.policy = policy
         self.free = slots
         """Batches that may start now."""
-        self.waiting: OrderedDict[Inference, Alarm | None] = OrderedDict()
-        """Queued requests, with the alarms of their deadlines."""
-        self._alarms, self._now, self._start, self._expired = alarms, now, start, expired
+        self.waiting: OrderedDict[Inference, Entry | None] = OrderedDict()
+        """Queued requests, with the entries of their deadlines."""
+        self._deadlines, self._now, self._start, self._expired = deadlines, now, start, expired
         self._wakes_at, self._is_dispatching = NEVER, False
 
     @property
@@ -71,12 +65,12 @@ class Queue:
         self.waiting[inference] = None
         self.dispatch()
         if inference.deadline < NEVER and inference in self.waiting:
-            self.waiting[inference] = self._alarms.at(inference.deadline, partial(self._drop, inference))
+            self.waiting[inference] = self._deadlines.at(inference.deadline, partial(self._drop, inference))
 
     def remove(self, inference: Inference) -> None:
         """Remove a request if it is queued; those behind it may start with the next `dispatch`."""
-        if inference in self.waiting and (alarm := self.waiting.pop(inference)) is not None:
-            self._alarms.cancel(alarm)
+        if inference in self.waiting and (entry := self.waiting.pop(inference)) is not None:
+            self._deadlines.cancel(entry)
 
     def release(self) -> None:
         """Note that a slot is free again."""
@@ -100,7 +94,7 @@ class Queue:
         """Return the batch that starts now; None if it should wait, an empty one if requests were dropped instead."""
         t = self._now()
         batch, is_complete = self._compatible()
-        if late := [one for one in batch if one.deadline <= t]:  # their alarms are due, too
+        if late := [one for one in batch if one.deadline <= t]:  # their deadlines are due, too
             for one in late:
                 self._drop(one)
             return []
@@ -108,7 +102,7 @@ class Queue:
         if not is_complete and due > t:
             if due < self._wakes_at:
                 self._wakes_at = due
-                self._alarms.at(due, self._woken)
+                self._deadlines.at(due, self._woken)
             return None
         for one in batch:
             self.remove(one)
@@ -138,45 +132,3 @@ class Queue:
             self.remove(inference)
             self._expired(inference)
             self.dispatch()
-
-
-class Alarms:
-    """Calls functions at absolute times, with one timer that does not round."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._alarms: list[Alarm] = []
-        self._number, self._n_cancelled, self._armed = 0, 0, NEVER
-        self._timer = deadline_timer(loop, self._fired)
-
-    def at(self, deadline: int, call: Callable[[], object]) -> Alarm:
-        """Call at `deadline` (monotonic ns); calls for the same time run in the order in which they were added."""
-        self._number += 1
-        alarm = [deadline, self._number, call]
-        heappush(self._alarms, alarm)
-        self._arm()
-        return alarm
-
-    def cancel(self, alarm: Alarm) -> None:
-        alarm[2] = None
-        self._n_cancelled += 1
-        if self._n_cancelled > 64 + len(self._alarms) // 2:
-            self._alarms = [one for one in self._alarms if one[2] is not None]
-            heapify(self._alarms)
-            self._n_cancelled = 0
-
-    def close(self) -> None:
-        self._alarms.clear()
-        self._timer.close()
-
-    def _fired(self) -> None:
-        self._armed = NEVER
-        t = now()
-        while self._alarms and self._alarms[0][0] <= t:
-            if (call := heappop(self._alarms)[2]) is not None:
-                call()
-        self._arm()
-
-    def _arm(self) -> None:
-        if self._alarms and self._alarms[0][0] < self._armed:
-            self._armed = self._alarms[0][0]
-            self._timer.arm(self._armed)

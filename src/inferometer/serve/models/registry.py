@@ -1,20 +1,19 @@
 """All models of the server: loads, finds and unloads them, and submits requests. Used in the event loop's thread only."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferometer.errors import UserError
 from inferometer.serve.models import configs, repository
 from inferometer.serve.models.model import Model
-from inferometer.serve.models.queue import Alarms
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.shared_memory import Regions
-from inferometer.serve.models.types import NEVER, Inference, Refused, sendable
-from inferometer.serve.offload import Offload, in_thread
+from inferometer.serve.models.types import NEVER, Inference, Refused, reason
+from inferometer.serve.offload import Offload, in_thread, run_to_end
 from inferometer.timing.clock import now
+from inferometer.timing.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from inferometer.serve.processes.hub import Group
@@ -43,14 +42,14 @@ class Models:
     ) -> None:
         self.loop, self.device, self.overrides, self._limit = loop, device, overrides, limit
         configs.check_overrides(overrides)
-        self.regions, self.alarms = Regions(), Alarms(loop)
+        self.regions, self.deadlines = Regions(), Deadlines(loop)
         self.offload = Offload(loop)
         """For all front ends and models."""
         self.group: Group | None = None
         """The other processes of the server, if there are any."""
         self.operations: dict[str, Callable[..., Any]] = {
-            "load": partial(self._completed, self._load),
-            "unload": partial(self._completed, self._unload),
+            "load": self.load,
+            "unload": self.unload,
             "register": self.regions.register,
             "unregister": self.regions.unregister,
         }
@@ -58,11 +57,9 @@ class Models:
         self.in_flight = 0
         self._entries: dict[str, _Entry] = {}
         self._repositories: list[Path] = []
-        self._retired: set[Model] = set()
-        """Replaced or unloaded models with requests in progress."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Tasks that load, unload and retire models."""
-        self._is_started = self._is_leaving = self._is_closed = False
+        self._open: set[Model] = set()
+        """Models that are not closed: including replaced and unloaded ones with requests in progress."""
+        self.ready = self._is_closed = False
         self.refuses = False
         """Whether the server accepts no new requests, because it is shutting down."""
         self.refused_from = NEVER
@@ -77,12 +74,10 @@ class Models:
             self._repositories.append(root)
 
     def add_source(self, source: ModelSource) -> None:
-        name, where = source.name, source.path or "built into the server"
-        if name != sendable(name):
-            raise UserError(f"the name of {where} is not valid UTF-8, so no client could request it", "rename it")
-        if name in self._entries:
-            raise UserError(f"two models have the name {name}; the second one is {where}", "rename one of them")
-        self._entries[name] = _Entry(source)
+        if source.name in self._entries:
+            where = source.path or "built into the server"
+            raise UserError(f"two models have the name {source.name}; the second one is {where}", "rename one of them")
+        self._entries[source.name] = _Entry(source)
 
     async def start(self, config: str = "") -> None:
         """Load and warm up all models. One that fails is in the index with its reason, unless it is the only one."""
@@ -92,13 +87,9 @@ class Models:
             except UserError:
                 if len(self._entries) == 1:
                     raise
-        self._is_started = True
+        self.ready = True
 
     # --- what there is ---
-
-    @property
-    def ready(self) -> bool:
-        return self._is_started and not self._is_leaving
 
     def names(self) -> list[str]:
         """Names of the models that are ready."""
@@ -115,7 +106,7 @@ class Models:
         model = entry.model
         if model is None:
             if entry.state == "LOADING" or entry.is_lost:
-                why = f"version {entry.version or 1} is not at ready state: {entry.reason or 'it is being loaded'}"
+                why = f"is not at ready state: {entry.reason or 'it is being loaded'}"
                 raise Refused("UNAVAILABLE", f"Request for unknown model: '{name}' {why}")
             raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' has no available versions")
         if version not in ("", model.version):
@@ -127,11 +118,14 @@ class Models:
             self.find(name, version)
         except Refused:
             return False
-        return not self._is_leaving
+        return self.ready
 
     def index(self, only_ready: bool = False) -> list[IndexEntry]:
         """List all models, including those in a repository that were never loaded."""
-        entries = {name: IndexEntry(name, one.version, one.state, one.reason) for name, one in self._entries.items()}
+        entries = {
+            name: IndexEntry(name, one.model.version if one.model else "", one.state, one.reason)
+            for name, one in self._entries.items()
+        }
         if only_ready:
             return sorted(entry for entry in entries.values() if entry.state == "READY")
         for name in [name for root in self._repositories for name in repository.listed(root)]:
@@ -141,67 +135,44 @@ class Models:
     # --- requests ---
 
     def submit(self, inference: Inference, was_let_in: bool = False, model: Model | None = None) -> None:
-        """Check and queue the inference, or raise Refused without calling `ended`. A model that is quick enough calls
-        `responded` and `ended` before this returns. One that `was_let_in` arrived before new ones were refused. `model`
-        is the inference's, if the caller has just found it."""
-        if self.refuses:
-            self.check_open(was_let_in)
-        if model is None:
-            model = self.find(inference.model, inference.version)
-        if self.in_flight >= self._limit:
-            self.check_room()
-        inference.version = model.version
-        self.in_flight += 1
+        """Check and queue the inference. `ended` is called in any case; before this returns if the inference is refused,
+        or if the model is quick enough. One that `was_let_in` arrived before new ones were refused. `model` is the
+        inference's, if the caller has just found it."""
         try:
+            if self.refuses:
+                self.check_open(was_let_in)
+            if model is None:
+                model = self.find(inference.model, inference.version)
+            if self.in_flight >= self._limit:
+                self.check_room()
+            inference.version = model.version
             model.submit(inference)
-        except BaseException:
-            if inference.place is None and not inference.is_over:  # nothing holds it that would end it
-                self.over()
-            raise
-
-    def enter(self, inference: Inference) -> Model:
-        """Count a request that an endpoint passes to the model's `text` itself, or raise Refused; see Model.left."""
-        self.check_open()
-        self.check_room()
-        model = self.find(inference.model)
-        inference.version = model.version
-        self.in_flight += 1
-        model.enter(inference)
-        return model
+        except Exception as error:
+            inference.end(reason(error))
 
     def check_open(self, was_let_in: bool = False) -> None:
         """Raise Refused if the server accepts no new requests; once closed, not even one that `was_let_in`."""
         if self._is_closed or (self.refuses and not was_let_in):
             raise Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
 
-    def check_room(self, others: int = 0) -> None:
-        """Raise Refused if the server has its maximum of requests, counting `others` that are not submitted yet."""
-        if self.in_flight + others >= self._limit:
+    def check_room(self) -> None:
+        """Raise Refused if the server has its maximum of requests."""
+        if self.in_flight >= self._limit:
             full = f"Exceeds maximum queue size: the server has {self._limit} requests in progress"
             raise Refused("RESOURCE_EXHAUSTED", full)
 
-    def cancel(self, inference: Inference) -> None:
-        """End the inference with CANCELLED unless it is over."""
-        if not inference.is_over and inference.place is not None:
-            inference.place.owner.cancel(inference)
-
-    def over(self) -> None:
-        """Note that a request has ended."""
-        self.in_flight -= 1
+    def cancel(self, inference: Inference, why: Refused | None = None) -> None:
+        """End the inference unless it is over: with CANCELLED, or for another reason."""
+        if inference.owner is not None:
+            inference.owner.cancel(inference, why)
 
     # --- loading and unloading ---
 
-    async def load(self, name: str, config: str = "") -> None:
-        """Load the model, with `config` (JSON) instead of its file if given; the old one serves until it is ready."""
-        await self._everywhere("load", name, config)
-
-    async def unload(self, name: str) -> None:
-        """Stop accepting requests for the model, and wait for its requests. An unknown model is not an error."""
-        await self._everywhere("unload", name)
-
-    async def _everywhere(self, operation: str, *arguments: str) -> None:
-        do = self.operations[operation] if self.group is None else partial(self.group.everywhere, operation)
-        await do(*arguments)
+    def everywhere(self, operation: str, *arguments: object) -> Any:
+        """Do one of `operations` in all processes of the server; the result is None, or to be awaited."""
+        if self.group is not None:
+            return self.group.everywhere(operation, *arguments)
+        return self.operations[operation](*arguments)
 
     def lose(self, model: Model, why: str) -> None:
         """Make a model unavailable because its process has ended."""
@@ -209,7 +180,7 @@ class Models:
         if entry is not None and entry.model is model:
             entry.model = None
             entry.became("UNAVAILABLE", why, is_lost=True)
-            self._task(self._retire(model))
+            run_to_end(self._retire(model))
 
     def check_lost(self) -> None:
         """Raise Refused if the process of a model has ended."""
@@ -217,33 +188,22 @@ class Models:
             if entry.is_lost:
                 self.find(name)
 
-    async def _completed(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        """Run work to its end, even if the caller goes away."""
-        await asyncio.shield(self._task(work(*arguments)))
-
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        self._tasks.add(task := self.loop.create_task(work))
-        task.add_done_callback(self._tasks.discard)
-        # Mark the exception as retrieved: the caller got it if it is still there, and asyncio need not print it.
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return task
-
-    async def _load(self, name: str, config: str, serial: int = 0) -> None:
-        """Load the model in this process; `serial` is that of the load request."""
+    async def load(self, name: str, config: str = "", serial: int = 0) -> None:
+        """Load the model in this process, with `config` (JSON) instead of its file if given; the old one serves until it
+        is ready. `serial` is that of the load request."""
         entry = self._entries.get(name)
         if entry is None:
-            roots = self._repositories if repository.is_name(name) else []
-            root = next((root for root in roots if name in repository.listed(root)), None)
+            root = next((root for root in self._repositories if name in repository.listed(root)), None)
             if root is None:
                 raise Refused("INTERNAL", f"failed to load '{name}', failed to poll from model repository")
             entry = self._entries[name] = _Entry(ModelSource(name, root / name))
-        async with entry.lock:
-            try:
-                await self._bring_up(entry, config, serial)
-            except UserError as error:
-                raise Refused("INTERNAL", f"failed to load '{name}', {error}") from None
+        try:
+            await self._bring_up(entry, config, serial)
+        except UserError as error:
+            raise Refused("INTERNAL", f"failed to load '{name}', {error}") from None
 
-    async def _unload(self, name: str) -> None:
+    async def unload(self, name: str) -> None:
+        """Stop accepting requests for the model, and wait for its requests. An unknown model is not an error."""
         if (entry := self._entries.get(name)) is None:
             return
         async with entry.lock:
@@ -254,67 +214,62 @@ class Models:
                 entry.became("UNAVAILABLE", "unloaded")
 
     async def _bring_up(self, entry: "_Entry", config: str = "", serial: int = 0) -> None:
-        if entry.model is None:
-            entry.became("LOADING")
-        version = entry.version
-        try:
-            definition = await in_thread(repository.define, entry.source, config)
-            version = definition.version
-            for text in self.overrides if definition.loader is None else ():
-                configs.override(definition.config, text)
-            if self.group is not None and repository.wants_process(definition, self.group.is_shared):
-                model = await self.group.model(entry.source, config, serial)
-            else:
-                model = await repository.bring_up(definition, self)
-        except Exception as error:
-            if entry.model is None:
-                entry.version = version
-                entry.became("UNAVAILABLE", sendable(" ".join(str(error).split())))
-            is_ours = isinstance(error, UserError)
-            raise (error if is_ours else UserError(f"cannot load {entry.source.name}: {error}")) from None
-        old, entry.model, entry.version = entry.model, model, model.version
-        entry.became("READY")
-        if old is not None:
-            self._task(self._retire(old))
+        async with entry.lock:
+            old = entry.model
+            if old is None:
+                entry.became("LOADING")
+            try:
+                definition = await in_thread(repository.define, entry.source, config, self.overrides)
+                if self.group is not None and repository.wants_process(definition, self.group.is_shared):
+                    model = await self.group.model(entry.source, config, serial)
+                else:
+                    model = await repository.bring_up(definition, self)
+            except Exception as error:
+                name, message = entry.source.name, reason(error).message
+                if old is None:
+                    entry.became("UNAVAILABLE", message)
+                raise (error if isinstance(error, UserError) else UserError(f"cannot load {name}: {message}")) from None
+            self._open.add(model)
+            entry.model = model
+            entry.became("READY")
+            if old is not None:
+                run_to_end(self._retire(old))
 
     async def _retire(self, model: Model) -> None:
-        self._retired.add(model)
         await model.drained()
-        if model in self._retired:
-            self._retired.discard(model)
+        if model in self._open:
+            self._open.discard(model)
             model.close()
 
     # --- the end ---
 
     def say_not_ready(self) -> None:
         """Report not ready from now on; requests are still accepted from clients that have not noticed."""
-        self._is_leaving = True
+        self.ready = False
 
     def refuse_new(self) -> None:
-        self._is_leaving = self.refuses = True
+        self.ready, self.refuses = False, True
         self.refused_from = min(self.refused_from, now())
 
     async def close(self) -> None:
         """Refuse everything that is in progress."""
         if self._is_closed:
             return
-        self._is_closed = self._is_leaving = self.refuses = True
+        self.ready, self.refuses, self._is_closed = False, True, True
         why = Refused("UNAVAILABLE", "the server stopped before the request was complete")
-        models = [entry.model for entry in self._entries.values() if entry.model is not None]
-        for model in [*models, *self._retired]:
+        while self._open:
+            model = self._open.pop()
             model.refuse_all(why)
             model.close()
-        self._retired.clear()
         self.regions.unregister()
         self.offload.close()
-        self.alarms.close()
+        self.deadlines.close()
 
 
 class _Entry:
     def __init__(self, source: ModelSource) -> None:
         self.source, self.lock = source, asyncio.Lock()
         self.model: Model | None = None
-        self.version = ""
         self.became("UNAVAILABLE", "not loaded")
 
     def became(self, state: str, reason: str = "", is_lost: bool = False) -> None:

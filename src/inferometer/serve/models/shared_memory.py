@@ -8,16 +8,13 @@ is gone would end the process. The messages are Triton's.
 
 import os
 import stat
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from inferometer.serve.models.types import Refused, Wanted
-
-_MOST = 0x7FFF_F000
-"""Maximum size of a tensor: what the system copies at a time."""
+from inferometer.serve.models.types import Refused
+from inferometer.tensors import Tensor
 
 
 class Region:
@@ -41,37 +38,25 @@ class RegionSlice(msgspec.Struct, frozen=True):
 
     def read(self) -> bytes:
         """Return a copy, so that later changes by the client do not affect the request."""
-        try:
-            data = os.pread(self.region.file, self._checked(self.byte_size), self.region.offset + self.offset)
-        except (OSError, MemoryError) as error:
-            raise self._failed(error) from None
+        data = os.pread(self.region.file, self.byte_size, self.region.offset + self.offset)
         if len(data) < self.byte_size:
             raise self._smaller()
         return data
 
-    def write(self, data: bytes | memoryview) -> None:
-        """Write at the start; the rest stays as it is."""
-        file, size, at = self.region.file, self._checked(len(data)), self.region.offset + self.offset
-        try:
-            # Writing past an object's end would enlarge it again.
-            if at + size > os.fstat(file).st_size or os.pwrite(file, data, at) < size:
-                raise self._smaller()
-        except OSError as error:
-            raise self._failed(error) from None
-
-    def _checked(self, size: int) -> int:
-        if size > _MOST:
-            what = f"a tensor in shared memory region '{self.region.name}' must be at most {_MOST} bytes"
-            raise Refused("RESOURCE_EXHAUSTED", f"{what} (got {size})")
-        return size
+    def write(self, tensor: Tensor) -> None:
+        """Write an output at the start; the rest stays as it is."""
+        file, at, size = self.region.file, self.region.offset + self.offset, len(tensor.data)
+        if size > self.byte_size:
+            what = f"shared memory size specified with the request for output '{tensor.name}'"
+            why = f"({self.byte_size} bytes) should be at least {size} bytes to hold the results"
+            raise Refused("INTERNAL", f"{what} {why}")
+        # Writing past an object's end would enlarge it again.
+        if at + size > os.fstat(file).st_size or os.pwrite(file, tensor.data, at) < size:
+            raise self._smaller()
 
     def _smaller(self) -> Refused:
         what = f"shared memory region '{self.region.name}' was truncated after it was registered"
         return Refused("INVALID_ARGUMENT", what)
-
-    def _failed(self, error: Exception) -> Refused:
-        why = f"{type(error).__name__}: {error}"
-        return Refused("INTERNAL", f"shared memory region '{self.region.name}' cannot be used: {why}")
 
 
 class Regions:
@@ -85,13 +70,10 @@ class Regions:
         if name in self._regions:
             raise Refused("ALREADY_EXISTS", f"shared memory region '{name}' already in manager")
         if byte_size < 1:
-            what = f"failed to register shared memory region '{name}'"
-            raise Refused("INVALID_ARGUMENT", f"{what}: its size must be at least 1 byte (got {byte_size})")
-        region = Region(name, key, offset, byte_size, self._open(key))
-        found = os.fstat(region.file)
-        if not stat.S_ISREG(found.st_mode):
-            raise _not_opened(key)
-        if offset < 0 or offset + byte_size > found.st_size:
+            raise Refused("INVALID_ARGUMENT", f"the size of shared memory region '{name}' must be at least 1 byte")
+        file = self._open(key)
+        region, found = Region(name, key, offset, byte_size, file), os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or offset < 0 or offset + byte_size > found.st_size:
             raise Refused("INTERNAL", f"Invalid shared memory region: '{key}'")
         self._regions[name] = region
 
@@ -101,7 +83,7 @@ class Regions:
             with suppress(OSError, ValueError):
                 # Do not follow links, and do not block on the other end of a FIFO.
                 return os.open(self._folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        raise _not_opened(key)
+        raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
 
     def unregister(self, name: str = "") -> None:
         """Unregister a region, or all if no name is given. The object stays open until requests in progress are done
@@ -125,15 +107,3 @@ class Regions:
         if offset < 0 or byte_size < 0 or offset + byte_size > found.byte_size:
             raise Refused("INVALID_ARGUMENT", f"Invalid offset + byte size for shared memory region: '{region}'")
         return RegionSlice(found, offset, byte_size)
-
-    def places(self, wanted: Sequence[Wanted]) -> dict[str, RegionSlice]:
-        """Return the locations of the outputs that are wanted in shared memory, by name."""
-        return {
-            each.name: self.find(each.placed.region, each.placed.byte_size, each.placed.offset)
-            for each in wanted
-            if each.placed is not None
-        }
-
-
-def _not_opened(key: str) -> Refused:
-    return Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")

@@ -6,7 +6,7 @@ times of the execution it was part of (joining inputs, inferring, splitting outp
 
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -14,15 +14,17 @@ import psutil
 from inferometer import __version__
 from inferometer.serve import prometheus
 from inferometer.serve.kserve.messages import ModelStatistics
-from inferometer.serve.models.types import Compute, Inference
+from inferometer.serve.models.types import Code, Compute, Inference
 from inferometer.serve.prometheus import Histogram
 from inferometer.timing.clock import wall_offset
 
 if TYPE_CHECKING:
     from inferometer.serve.models.registry import Models
 
-Reason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
-
+_REASONS: dict[Code, str] = {
+    "CANCELLED": "CANCELED", "DEADLINE_EXCEEDED": "REJECTED", "RESOURCE_EXHAUSTED": "REJECTED", "INTERNAL": "BACKEND",
+}  # fmt: skip
+"""Triton's names for why requests failed; "OTHER" for the rest."""
 _PARTS = ("input", "infer", "output")
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
@@ -35,7 +37,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self.success = self.success_ns = self.failure_ns = self.queue_ns = self.rows = self.executions = 0
-        self.failures: dict[Reason, int] = {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
+        self.failures = {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
         self.compute_ns = [0, 0, 0]
         """Joining, inferring, splitting; for successful requests."""
         self.last = 0
@@ -76,9 +78,9 @@ class Statistics:
             histogram.observe_all(column)
         self._recent.clear()
 
-    def failed(self, ns: int, reason: Reason) -> None:
+    def failed(self, ns: int, code: Code) -> None:
         self.failure_ns += ns
-        self.failures[reason] += 1
+        self.failures[_REASONS.get(code, "OTHER")] += 1
 
     def message(self, name: str, version: str) -> Any:
         def compute(count: int, ns: list[int]) -> dict[str, Any]:

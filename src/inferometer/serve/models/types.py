@@ -1,6 +1,6 @@
 """Types shared by protocols, queues and backends.
 
-A front end (kserve/) creates an `Inference` and submits it; it is called with each response and then, exactly once,
+A front end (kserve/, openai/) creates an `Inference` and submits it; it is called with each response and then, exactly once,
 with the end. A backend (backends/) is a loader: from a `Loading` to a `Loaded`, once per instance. All callbacks run in
 the event loop's thread; only `Loaded.run` is called in a thread of its own.
 """
@@ -38,12 +38,14 @@ HTTP_STATUS: dict[Code, int] = {
 
 
 class Refused(Exception):  # noqa: N818  (not an error of ours: a response)
-    """An error response: the status code, and a message with the expected and the actual value."""
+    """An error response: gRPC's status code, and a message with the expected and the actual value. Over HTTP also a
+    status, if it is not that of the code, OpenAI's `code` as a label, and more headers."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, label: str = "", *, status: int = 0, headers: bytes = b"") -> None:
         super().__init__(message)
-        self.code: Code = code
-        self.message = sendable(str(message))
+        self.code, self.message = code, sendable(str(message))
+        known: Code = code if code in tuple(HTTP_STATUS) else "INTERNAL"  # models may raise it with any code
+        self.status, self.label, self.headers = status or HTTP_STATUS[known], label or known.lower(), headers
 
 
 def sendable(text: str) -> str:
@@ -58,7 +60,8 @@ _LENGTH = 1000
 def reason(error: BaseException) -> Refused:
     """Convert an exception to an error of one line, without its frames and the tensors that they hold."""
     if isinstance(error, Refused):
-        return Refused(error.code if error.code in tuple(HTTP_STATUS) else "INTERNAL", error.message)
+        code: Code = error.code if error.code in tuple(HTTP_STATUS) else "INTERNAL"
+        return Refused(code, error.message, status=error.status, label=error.label, headers=error.headers)
     try:
         text = " ".join((str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}").split())
     except Exception:  # str() of a model's own exception may raise; the client must get a response
@@ -71,44 +74,39 @@ def reason(error: BaseException) -> Refused:
 # --- one request -----------------------------------------------------------------------------------------------------
 
 
-class Placed(msgspec.Struct, frozen=True):
-    """Where an output goes: into a registered shared memory region."""
-
-    region: str
-    byte_size: int
-    offset: int = 0
-
-
-class Unread(msgspec.Struct, frozen=True):
-    """Input data in shared memory or in a message's typed contents, read once everything else is checked."""
-
-    read: Callable[[], bytes | memoryview]
-    """May be called in any thread; raises Refused if the data is invalid."""
-    size: int = -1
-    """Size in bytes, if known."""
-
-
 class Wanted(msgspec.Struct, frozen=True):
     """A requested output."""
 
     name: str
     classes: int = 0
     """Classification: the number of best classes, sent as "value:index:label"; 0: the tensor itself."""
-    placed: Placed | None = None
-    binary: bool | None = None
-    """HTTP: as binary data or as JSON; None: the request's default for all outputs."""
+    placed: Any = None
+    """Where it goes in shared memory (RegionSlice), if it is not sent."""
+    binary: bool = False
+    """HTTP: as binary data or as JSON."""
 
 
-class Output(msgspec.Struct, frozen=True):
-    """An output of a response. If it was written to shared memory, the tensor's data is empty."""
-
-    tensor: Tensor
-    wanted: Wanted | None = None
-    """None if no outputs were named: all are sent."""
+def ignore(*_: object) -> None:
+    """The callback of a request or call that has not begun, or is over."""
 
 
-def _ignore(_: object) -> None:
-    """The callback of a request that is not submitted yet."""
+class TextPart(msgspec.Struct, array_like=True):
+    """A part of the response to a request of the OpenAI endpoints. The first one shows that the request is accepted."""
+
+    text: str = ""
+    """May be "" while a character or a stop text is incomplete."""
+    tokens: int = 0
+    """Tokens of the text."""
+    prompt_tokens: int = 0
+    """Set in the first part."""
+    finish_reason: Literal["stop", "length"] | None = None
+    """Set in the last part of a text: "stop" is an end of sequence, or a stop text."""
+    stopped: str | None = None
+    """The stop text that ended the text."""
+    started: int = 0
+    """When the model began to compute, in monotonic ns; set in the last part."""
+    data: list[Any] = []
+    """The embeddings as bytes of float32, or the tokens of /tokenize."""
 
 
 class Inference(msgspec.Struct, eq=False):
@@ -116,34 +114,36 @@ class Inference(msgspec.Struct, eq=False):
 
     model: str
     inputs: Tensors
-    responded: Callable[[tuple[Output, ...]], None] = _ignore
-    """Called with the outputs of each response: once, or any number of times for decoupled models."""
-    ended: Callable[[Refused | None], None] = _ignore
-    """Called once, after the last response; with the reason if it failed."""
+    responded: Callable[[Any], None] | None = None
+    """Called with the outputs of each response: once, or any number of times for decoupled models. None: `outputs` is
+    enough. Those that were written to shared memory have no data."""
+    ended: Callable[[Refused | None], None] = ignore
+    """Called once, after the last response; with the reason if it was refused or failed."""
     arrived: int = 0
     version: str = ""
     """"" for the newest; `submit` sets the one it chose."""
     id: str = ""
     wanted: tuple[Wanted, ...] = ()
+    """The outputs of each response, in this order; () for all."""
     parameters: Parameters = {}
     deadline: int = NEVER
     """The inference is not started after this time; it ends with DEADLINE_EXCEEDED."""
-    unread: Mapping[str, Unread] = {}
-    """Inputs whose data is not read yet (b"")."""
+    unread: Mapping[str, Any] = {}
+    """Inputs in shared memory (RegionSlice) whose data is not read yet (b"")."""
     binary: bool = False
     """HTTP: whether outputs are sent as binary data if no outputs are named."""
     signature: Any = None
     """The name, datatype, shape and size of each input, if the front end knows them from an earlier request."""
+    text: Any = None
+    """A request of the OpenAI endpoints (openai.requests.TextRequest) instead of inputs: responses are TextParts."""
 
     # Set by the models:
-    memory: Mapping[str, Any] = {}
-    """Where outputs in shared memory go: the regions at the time of the submission."""
     rows: int = 1
     """Size of the batch dimension; 1 for models without one."""
     key: Any = None
     """Requests with equal keys may share a batch."""
-    place: Any = None
-    """What holds it, unless it is computed at once: the model while it is read or queued, then its execution."""
+    owner: Any = None
+    """The `Model` that holds it until it is over; None if it is computed at once."""
     is_over: bool = False
     queued: int = -1
     """When it was accepted."""
@@ -153,6 +153,15 @@ class Inference(msgspec.Struct, eq=False):
     queue_ns: int = 0
     compute_ns: int = 0
     """Both are set when the first response is sent."""
+    outputs: tuple[Tensor, ...] = ()
+    """Those of the last response, unless `responded` was called with them."""
+
+    def end(self, why: Refused | None) -> None:
+        """Call `ended`, and drop the callbacks: they may refer to the request, whose tensors would then be freed only by
+        the garbage collector."""
+        self.is_over = True
+        ended, self.responded, self.ended = self.ended, None, ignore
+        ended(why)
 
 
 # --- backends --------------------------------------------------------------------------------------------------------
@@ -171,6 +180,12 @@ class Loading(msgspec.Struct, frozen=True):
     device: str = "cpu"
     """cpu, cuda, cuda:1, ..."""
     instance: int = 0
+    version: str = "1"
+    backend: str = ""
+    labels: Mapping[str, tuple[str, ...]] = {}
+    """Labels of the outputs whose configuration names a file."""
+    loader: "Loader | None" = None
+    """None for the backend's loader."""
 
     def parameter(self, name: str, default: str = "") -> str:
         """Return one of the configuration's `parameters`."""
@@ -182,32 +197,34 @@ class Loading(msgspec.Struct, frozen=True):
         return UserError(f"model {self.name}: {what}", remedy)
 
 
-Emit = Callable[[Tensors], None]
+Emit = Callable[[Tensors | TextPart], None]
 Finish = Callable[[Refused | None], None]
-Begin = Callable[[Tensors, Parameters, Emit, Finish], Callable[[], None] | None]
-"""begin(inputs, parameters, emit, finish): runs in the loop's thread and never blocks. It calls `emit` for each
-response and `finish` once, now or later, and may return a function that cancels it."""
-Forward = Callable[[Inference, Emit, Finish], Callable[[], None] | None]
-"""forward(inference, emit, finish): like `Begin`, but with the request itself."""
+Begin = Callable[[Tensors, Inference, Emit, Finish], Callable[[], None] | None]
+"""begin(inputs, first, emit, finish): runs in the loop's thread and never blocks. `first` is the first request of the
+batch. It calls `emit` for each response and `finish` once, now or later, and may return a function that cancels it. If it
+queues requests itself, it sets `first.started`."""
 
 
 class Loaded(msgspec.Struct):
-    """An instance of a model. It has one of `run`, `begin`, `instant` and `forward`."""
+    """An instance of a model. It has one of `run`, `begin` and `instant`."""
 
     run: Callable[[Tensors, Parameters], Tensors | Iterator[Tensors]] | None = None
     """Computes in one of the instance's threads; returns an iterator if the model is decoupled. Whatever it raises is the
     response to all requests of the batch: Refused with its code, anything else as INTERNAL."""
+    run_texts: Callable[[list[Any]], list[TextPart | Refused]] | None = None
+    """Like `run`, for a batch of requests of the OpenAI endpoints (Inference.text)."""
     begin: Begin | None = None
     instant: Callable[[Tensors, Parameters], Tensors] | None = None
     """Computes in the loop's thread, without a queue: for models that take microseconds."""
-    forward: Forward | None = None
-    """The model runs in another process, which queues and batches its requests."""
+    is_remote: bool = False
+    """Whether the model runs in another process, which queues, batches and counts its requests."""
     slots: int = 1
     """Concurrent executions; 0: no limit, for models that run in the loop."""
     labels: Mapping[str, tuple[str, ...]] = {}
     """Labels of an output's classes, by index."""
-    text: Any = None
-    """A text model (`serve.openai.TextModel`), which the OpenAI endpoints serve as well; None for all other models."""
+    max_len: int = 0
+    """Maximum tokens of prompt and text together, for models that the OpenAI endpoints serve as well: decoupled ones
+    generate text, others compute embeddings. 0: not a text model."""
     close: Callable[[], None] = lambda: None
     threads: Any = None
     """The threads in which `run` is called; set by the model that it belongs to."""

@@ -12,7 +12,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,21 +20,17 @@ from msgspec import Raw
 
 from inferometer.serve.http import responses
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.parse import Request
-from inferometer.serve.http.responses import LAST_CHUNK, chunk, reply
-from inferometer.serve.openai.requests import MESSAGES, Refusal, TextRequest
+from inferometer.serve.http.responses import LAST_CHUNK, chunk, refuse
+from inferometer.serve.models.types import Refused
+from inferometer.serve.openai.requests import TextRequest
 from inferometer.timing.clock import now
+from inferometer.wire.http1_requests import Request
 
 json_bytes = msgspec.json.encode
 Json = dict[str, Any]
 
 _MARK = b"\0"  # never part of JSON
 _MARKED = Raw(b'"\0"')
-_ERROR_TYPES = {
-    401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
-    503: "overloaded_error", 529: "overloaded_error",
-}  # fmt: skip
-"""Error types of the Messages API by status."""
 
 # --- formats ---------------------------------------------------------------------------------------------------------
 
@@ -140,12 +136,6 @@ def _stop(reason: str, stopped: str | None) -> Json:
 # --- responses -------------------------------------------------------------------------------------------------------
 
 
-class _Unknown:
-    """The source of a response before its generation begins, and of one that has none."""
-
-    started, cached, stopped = -1, 0, None
-
-
 class Response:
     """What streams and whole responses have in common."""
 
@@ -153,35 +143,45 @@ class Response:
         self, connection: Connection, request: Request, asked: TextRequest, model: str, n: int, n_in: int = 0
     ) -> None:
         self.connection, self.request, self.asked, self.n, self.n_in = connection, request, asked, n, n_in
-        self.source: Any = _Unknown
-        """What generates the text (a Generation, or a Job of the simulator): when it `started`, how many tokens of the
-        prompt were `cached`, and the stop text that `stopped` it."""
+        self.started, self.cached = request.arrived, 0
+        """When the model began to compute, and how many tokens of the prompt it found in its cache."""
+        self.stopped: str | None = None
+        """The stop text that ended the text."""
         self.written = 0
         """Tokens of the text so far."""
         self.stamps = array("q")
         """When each content chunk, or the body, was sent, in monotonic ns."""
         self.keep_alive = request.keep_alive
         """Whether the connection stays open after the response."""
-        self.promise = False
-        """Whether to send an explicit keep-alive header, which HTTP/1.1 does not require."""
         self.write = connection.write
         self._format = _FORMATS.get(asked.api, Completion)(model, n)
         self._has_begun = False
 
     def usage(self) -> Json:
-        return self._format.usage(self.n_in, self.written, self.source.cached)
+        return self._format.usage(self.n_in, self.written, self.cached)
+
+    def send(self, body: bytes) -> None:
+        """Send a body with status 200."""
+        sent, arrived, started = now(), self.request.arrived, self.started
+        self.stamps.append(sent)
+        timing = responses.timing(max(started - arrived, 0), sent - started, sent - arrived)
+        keep = self.request.keep_alive
+        self.write(responses.head(200, len(body), keep_alive=keep, extra=timing) + body)
+        self.finish()
 
     def finish(self) -> None:
         """Continue with the next request of the connection, or close it."""
         self.connection.finish(self.keep_alive)
 
-    def fail(self, refusal: Refusal) -> None:
-        """End a stream that has begun with an error event; otherwise, send an error response."""
-        if self._has_begun:
-            self.write(_events(_error(self.request, refusal)) + self._format.done)
+    def fail(self, refused: Refused) -> None:
+        """End a stream that has begun with an error event; otherwise, send an error response, if the client is there."""
+        if self.connection.transport.closed:
+            self.finish()
+        elif self._has_begun:
+            self.write(_events(responses.error(self.request.path, refused)) + self._format.done)
             self.finish()
         else:
-            refuse(self.connection, self.request, refusal)
+            refuse(self.connection, self.request, refused)
 
 
 class Stream(Response):
@@ -195,8 +195,7 @@ class Stream(Response):
         self._after, self._sizes = after + b"\r\n", _size_lines(len(self._before) + len(after))
         if self.asked.running_usage:
             self._sizes = []  # no chunk is like the others
-        head = responses.stream_head(self.request.keep_alive, self.promise)
-        self.write(head + _events(*self._format.opening(self.n_in)))
+        self.write(responses.stream_head(self.request.keep_alive) + _events(*self._format.opening(self.n_in)))
 
     def text(self, text: bytes, count: int) -> None:
         """Send the text of `count` tokens."""
@@ -212,7 +211,7 @@ class Stream(Response):
         """Complete the response, with the text of the last `count` tokens, if there is some, in the same send()."""
         self.written += count
         data = self._content(text) if text else b""
-        closing = self._format.closing(reason, self.usage() if self.asked.usage else None, self.source.stopped)
+        closing = self._format.closing(reason, self.usage() if self.asked.usage else None, self.stopped)
         data += _events(*closing) + self._format.done
         if text:
             self.stamps.append(now())
@@ -234,45 +233,11 @@ class Whole(Response):
         self.written += count
         self._pieces.append(text)
 
-    def body(self, reason: str) -> bytes:
-        """Return the body with the text so far."""
-        return json_bytes(self._format.body(_quoted(b"".join(self._pieces)), reason, self.usage(), self.source.stopped))
-
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
         """Send the body, with the text of the last `count` tokens."""
         self.text(text, count)
-        self.send(self.body(reason))
-
-    def send(self, body: bytes) -> None:
-        """Send a body with status 200."""
-        sent, arrived, started = now(), self.request.arrived, self.source.started
-        self.stamps.append(sent)
-        if started < 0:
-            timing = b"Server-Timing: total;dur=%.6f\r\n" % ((sent - arrived) / 1e6)
-        else:
-            timing = responses.timing(max(started - arrived, 0), sent - started, sent - arrived)
-        keep = self.request.keep_alive
-        self.write(responses.head(200, len(body), keep_alive=keep, extra=timing, promise=self.promise) + body)
-        self.finish()
-
-
-def refuse(connection: Connection, request: Request, refusal: Refusal) -> None:
-    """Send an error response in the format of the path's API."""
-    reply(connection, request, refusal.status, refusal_body(request, refusal), extra=refusal.headers)
-
-
-def refusal_body(request: Request, refusal: Refusal) -> bytes:
-    """Return the body of an error response in the format of the path's API."""
-    return json_bytes(_error(request, refusal))
-
-
-def _error(request: Request, refusal: Refusal) -> Json:
-    """Return an error in the format of the path's API."""
-    if request.path == MESSAGES:
-        kind = "invalid_request_error" if refusal.status < 500 else "api_error"
-        kind = _ERROR_TYPES.get(refusal.status, kind)
-        return {"type": "error", "error": {"type": kind, "message": refusal.message}}
-    return {"error": {"message": refusal.message, "type": refusal.kind, "code": refusal.code}}
+        text = b"".join(self._pieces)
+        self.send(json_bytes(self._format.body(_quoted(text), reason, self.usage(), self.stopped)))
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
@@ -304,14 +269,17 @@ def _size_lines(fixed: int) -> list[bytes]:
     return [b"%x\r\n" % (fixed + length) for length in range(512)]
 
 
-def tokenize_body(tokens: list[int], max_len: int) -> bytes:
-    """Return the response to /tokenize, with vLLM's fields."""
+def tokens_body(tokens: list[int], max_len: int) -> bytes:
+    """Return the JSON of /tokenize, with vLLM's fields."""
     return json_bytes({"count": len(tokens), "max_model_len": max_len, "tokens": tokens})
 
 
-def embeddings_body(model: str, vectors: Sequence[np.ndarray], packed: bool, n_in: int) -> bytes:
-    """Return the JSON of embeddings: float32 vectors as numbers, or `packed` as base64 of 32-bit floats."""
-    values = (base64.b64encode(vector.tobytes()).decode() if packed else vector.tolist() for vector in vectors)
+def embeddings_body(
+    model: str, vectors: Sequence[bytes | np.ndarray], encoding: Literal["float", "base64"], n_in: int
+) -> bytes:
+    """Return the JSON of embeddings: vectors of float32 as numbers, or as base64."""
+    packed, numbers = encoding == "base64", [np.frombuffer(vector, np.float32) for vector in vectors]
+    values = (base64.b64encode(vector.tobytes()).decode() if packed else vector.tolist() for vector in numbers)
     rows = [{"object": "embedding", "index": index, "embedding": value} for index, value in enumerate(values)]
     usage = {"prompt_tokens": n_in, "total_tokens": n_in}
     return json_bytes({"object": "list", "data": rows, "model": model, "usage": usage})

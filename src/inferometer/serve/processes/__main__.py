@@ -1,47 +1,37 @@
 """Another process of the server, started by its hub: a front end, or a model.
 
-    python -m inferometer.serve.processes SOCKET PARENT COUNTER
+    python -m inferometer.serve.processes SOCKET PARENT
 
 It does what the hub calls on that socket. When the connection ends, it ends; and it ends when its parent has died,
 whatever it is doing.
 """
 
-import asyncio
 import socket
 import sys
 from typing import Any
 
 import msgspec
 
-from inferometer.serve.background import run_child
+from inferometer.serve.app import serve
+from inferometer.serve.background import run_process
+from inferometer.serve.processes import model_process
 from inferometer.serve.processes.link import attach
+from inferometer.serve.settings import Settings
 
 
-async def _serve(number: int, counter: int) -> None:
-    over = asyncio.Event()
+async def _work(number: int) -> None:
+    async def front_end(settings: dict[str, Any]) -> None:
+        await serve(msgspec.convert(settings, Settings), lambda at: link.tell("ready", at), link=link)
 
-    async def front_end(encoded: bytes) -> None:
-        from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: depends on what this process is)
-        from inferometer.serve.processes.hub import Group  # noqa: PLC0415
-        from inferometer.serve.settings import Settings  # noqa: PLC0415
-
-        settings = msgspec.json.decode(encoded, type=Settings)
-        group = Group(link.handlers, link.call, counter)
-        await serve(settings, lambda at: link.tell("ready", msgspec.to_builtins(at)), group=group)
-
-    async def model(*arguments: Any) -> str:
-        from inferometer.serve.processes import model_process  # noqa: PLC0415
-
-        return await model_process.load(link, over, *arguments)
+    async def model(*arguments: Any) -> tuple[bytes, model_process.Description]:
+        return await model_process.load(link, *arguments)
 
     link = await attach(socket.socket(fileno=number), {"front_end": front_end, "model": model})
-    link.lost.add_done_callback(lambda _: over.set())
-    await over.wait()
+    await link.lost
     if close := link.handlers.get("close"):
         await close()
-    link.close()
 
 
 if __name__ == "__main__":
-    number, parent, counter = map(int, sys.argv[1:])
-    run_child(parent, lambda: _serve(number, counter))
+    number, parent = map(int, sys.argv[1:])
+    run_process(_work(number), parent)

@@ -7,17 +7,17 @@ them, each carries out its own part, and results are added up.
 
 import asyncio
 import contextlib
-import math
 import os
+import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve import ports
 from inferometer.serve.kserve.messages import ModelStatistics, ModelStatisticsResponse
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
@@ -29,6 +29,7 @@ from inferometer.serve.processes.link import Handlers, Link, attach, called
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.server import Simulator
 from inferometer.serve.sim.truth import TruthLog
+from inferometer.serve.sockets.listener import bound
 
 _GRACE_S = 5.0
 """Time for processes to end by themselves when they are no longer needed."""
@@ -45,17 +46,15 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
     def __init__(self) -> None:
         self.handlers: Handlers = {}
         """What this process itself does for the group if it is a front end."""
-        self._calls: Handlers = {"all": self._all, "start_model": self._start_model}
+        self._calls: Handlers = {"all": self._all, "model": self._model}
         """What front ends call the hub for."""
-        self._counter = -1
         self._front_ends: list[Link] = []
         self._models: dict[str, Link] = {}
         """The current process of each model."""
-        self._addresses: dict[str, asyncio.Future[str]] = {}
-        """Where the processes of models listen, by the number of the load request and the name."""
-        self._processes: dict[asyncio.subprocess.Process, tuple[Link, asyncio.Task[None]]] = {}
-        self._stopped: set[asyncio.subprocess.Process] = set()
-        """Processes whose end is not reported."""
+        self._started: dict[str, asyncio.Future[Any]] = {}
+        """The address and description of models, by the number of the load request and the name."""
+        self._processes: dict[Process, tuple[Link, asyncio.Task[None]]] = {}
+        """Running processes, each with a task that waits for its end."""
         self._serial = 0
 
     async def call(self, name: str, *arguments: Any) -> Any:
@@ -80,48 +79,54 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
 
     # --- processes ---
 
-    async def _start_model(self, key: str, name: str, *arguments: Any) -> str:
-        """Return the address of a model's process. The first call with this key starts it, and the others wait."""
-        if key not in self._addresses:
-            self._addresses[key] = starting = asyncio.ensure_future(self._started_model(name, *arguments))
-            starting.add_done_callback(lambda made: made.cancelled() or made.exception())  # if no caller waits for it
-        return await asyncio.shield(self._addresses[key])
+    async def _model(self, key: str, *arguments: Any) -> Any:
+        """Return a model's address and description. The first call with this key starts its process, and the others
+        wait."""
+        if key not in self._started:
+            self._started[key] = asyncio.ensure_future(self._start_model(*arguments))
+        return await asyncio.shield(self._started[key])
 
-    async def _started_model(self, name: str, *arguments: Any) -> str:
-        link, process = await self._spawn(f"the process of model {name}")
+    async def _start_model(self, name: str, *arguments: Any) -> Any:
+        link, _ = await self._spawn(f"the process of model {name}")
         try:
-            address: str = await link.call("model", name, *arguments)
-        except Exception as error:
+            started = await link.call("model", name, *arguments)
+        except BaseException:
             link.close()
-            if isinstance(error, Refused) and process in self._processes:
-                await self._processes[process][1]  # which reports how it ended
             raise
         self._models[name] = link
         link.lost.add_done_callback(lambda _: self._models.pop(name) if self._models.get(name) is link else None)
-        return address
+        return started
 
-    async def _spawn(self, name: str) -> tuple[Link, asyncio.subprocess.Process]:
+    async def _spawn(self, name: str) -> tuple[Link, Process]:
         if not hasattr(os, "memfd_create"):
             raise UserError(f"{name} cannot be started: several processes need Linux", "serve with one process")
-        if self._counter < 0:
-            self._counter = os.memfd_create("requests")
         ours, theirs = socket.socketpair()
         with theirs:
-            files = theirs.fileno(), self._counter
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "inferometer.serve.processes", str(files[0]), str(os.getpid()), str(files[1]),
-                stdin=asyncio.subprocess.DEVNULL, stdout=2, start_new_session=True, pass_fds=files,
+                sys.executable, "-m", "inferometer.serve.processes", str(theirs.fileno()), str(os.getpid()),
+                stdin=DEVNULL, stdout=2, start_new_session=True, pass_fds=[theirs.fileno()],
             )  # fmt: skip
         link = await attach(ours, self._calls, name)
         self._processes[process] = link, asyncio.create_task(self._watch(process, name))
         return link, process
 
-    async def _watch(self, process: asyncio.subprocess.Process, name: str) -> None:
+    async def _watch(self, process: Process, name: str) -> None:
         status = await process.wait()
         del self._processes[process]
-        if status and process not in self._stopped:
+        if status not in (0, -signal.SIGTERM):  # which is how we stop a front end
             how = f"signal {-status}" if status < 0 else f"status {status}"
             print(f"{name} (pid {process.pid}) ended with {how}", file=sys.stderr, flush=True)
+
+    async def __aexit__(self, *error: object) -> None:
+        """End all processes: they end by themselves when their link is closed."""
+        ended = [task for _, task in self._processes.values()]
+        for link, _ in self._processes.values():
+            link.close()
+        if ended:
+            await asyncio.wait(ended, timeout=_GRACE_S)
+            for process in self._processes:
+                process.kill()
+            await asyncio.wait(ended)
 
     # --- several front ends ---
 
@@ -130,94 +135,69 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
     ) -> None:
         """Run the front ends until `stop`, or until one of them ends; `ready` is called when all of them listen."""
         addresses: list[Any] = []
+        failures: list[UserError] = []
 
         def listening(at: Any) -> None:
             addresses.append(at)
             if len(addresses) == settings.processes:
                 ready(at)
 
-        self._calls |= {"loaded": asyncio.Barrier(settings.processes).wait, "ready": listening}
+        async def run(name: str, link: Link) -> None:
+            try:
+                await link.call("front_end", shared)
+            except UserError as error:
+                failures.append(error)
+            except Refused:  # it died, which `_watch` reports
+                pass
+            if not stop.is_set():
+                what = f"{name} ended unexpectedly, so the server stopped"
+                failures.append(UserError(what, "see above, and start it again"))
+                stop.set()
+
+        self._calls["ready"] = listening
         if settings.sim is not None and settings.sim.truth is not None:
             TruthLog(settings.sim.truth).close()  # the front ends append to it
         with contextlib.ExitStack() as held:
-            encoded = msgspec.json.encode(_shares(settings, held))
+            shared = _with_ports(settings, held)
             names = [f"front end {i} of {settings.processes}" for i in range(1, settings.processes + 1)]
-            made = await asyncio.gather(*map(self._spawn, names))
-            self._front_ends = [link for link, _ in made]
-            runs = [asyncio.ensure_future(link.call("front_end", encoded)) for link in self._front_ends]
-            for run in runs:  # one error is reported; asyncio need not print those of the others
-                run.add_done_callback(lambda run: run.cancelled() or run.exception())
-            await done_before(stop, asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED))
-            failed = _failure(names, runs, stop.is_set())
+            spawned = await asyncio.gather(*map(self._spawn, names))
+            self._front_ends = [link for link, _ in spawned]
+            runs = asyncio.gather(*map(run, names, self._front_ends))
+            await stop.wait()
             # The second signal stops at once.
             for signalled, patience in ((at_once, settings.drain + _GRACE_S), (asyncio.Event(), _GRACE_S)):
-                for (_, process), run in zip(made, runs, strict=True):
-                    if not run.done():
-                        self._stopped.add(process)
-                        process.terminate()
-                await done_before(signalled, asyncio.wait(runs), patience)
-            if error := failed or _failure(names, runs, True):
-                raise error
-
-    # --- the end ---
-
-    async def __aexit__(self, *error: object) -> None:
-        """End all processes: those that are not needed end by themselves when their link is closed."""
-        self._stopped.update(self._processes)
-        processes = [(process, ended) for process, (_, ended) in self._processes.items()]
-        for link, _ in self._processes.values():
-            link.close()
-        if processes:
-            await asyncio.wait([ended for _, ended in processes], timeout=_GRACE_S)
-        for process, ended in processes:
-            if not ended.done():
-                process.kill()
-                await ended
-        if self._counter >= 0:
-            os.close(self._counter)
+                for process in [process for _, process in spawned if process.returncode is None]:
+                    process.terminate()
+                await done_before(signalled, asyncio.shield(runs), patience)
+        if failures:
+            raise failures[0]
 
 
-def _shares(settings: Settings, held: contextlib.ExitStack) -> Settings:
-    """Return the settings of a front end. The ports stay reserved, but not listening, until `held` ends."""
+def _with_ports(settings: Settings, held: contextlib.ExitStack) -> Settings:
+    """Choose the ports that are 0. All of them stay reserved, but not listening, until `held` ends."""
     with contextlib.ExitStack() as tried:  # a shared socket would not notice that another server listens
-        ports.bound_all(settings.host, settings.ports, tried, shared=False)
-    sockets = ports.bound_all(settings.host, settings.ports, held, shared=True)
+        bound(settings, tried)
+    sockets = bound(settings, held, shared=True)
     numbers: dict[str, Any] = {name: sock.getsockname()[1] for name, sock in sockets.items()}
-    share = math.ceil(settings.limits.requests / settings.processes)
-    return msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, requests=share), **numbers)
-
-
-def _failure(names: list[str], runs: Sequence[asyncio.Future[Any]], is_stopped: bool) -> UserError | None:
-    """Return the error of the first front end that ended with one, or ended although the server was not stopped."""
-    for name, run in zip(names, runs, strict=True):
-        if run.done():
-            error = run.exception()
-            if isinstance(error, UserError):
-                return error
-            if not is_stopped:
-                return UserError(f"{name} ended unexpectedly, so the server stopped", "see above, and start it again")
-    return None
+    return msgspec.structs.replace(settings, **numbers)
 
 
 # --- a front end's view ----------------------------------------------------------------------------------------------
 
 
 class Group:
-    """The processes of the server. `call` calls the hub, and `handlers` is what the hub calls here."""
+    """The processes of the server, of which this one is a front end."""
 
-    def __init__(self, handlers: Handlers, call: Callable[..., Awaitable[Any]], counter: int | None = None) -> None:
-        self.handlers, self._call, self._counter = handlers, call, counter
-        self.is_shared = counter is not None
+    def __init__(self, hub: Hub | Link, models: Models, simulator: Simulator | None) -> None:
+        """Take part, with these models. `hub` is in this process, or at the other end of a link."""
+        self.is_shared = isinstance(hub, Link)
         """Whether there are several front ends."""
-
-    def join(self, models: Models, simulator: Simulator | None) -> None:
-        """Take part, with these models."""
-        self._models, models.group = models, self
+        self._call, self._models, models.group = hub.call, models, self
         counted = model_process.counted(models)
-        self.handlers |= models.operations | counted
+        hub.handlers |= models.operations | counted
         if simulator is not None:
             page, sim_page = counted["metrics"], simulator.metrics
-            self.handlers |= {"freeze": simulator.freeze, "metrics": lambda: page() + sim_page()}
+            hub.handlers["metrics"] = lambda: page() + sim_page()
 
     async def everywhere(self, operation: str, *arguments: Any) -> None:
         """Carry out load, unload, register or unregister in all front ends."""
@@ -229,26 +209,11 @@ class Group:
     async def statistics(self, name: str, version: str) -> Any:
         return _statistics(await self._call("all", "statistics", name, version))
 
-    async def started(self, loading: Awaitable[None]) -> None:
-        """Wait until all front ends have loaded their models."""
-        await loading
-        if self.is_shared:
-            await self._call("loaded")
-
-    def number(self) -> int:
-        """Return the next request's ordinal, in the whole server."""
-        assert self._counter is not None
-        return os.lseek(self._counter, 1, os.SEEK_CUR)  # all processes share the file's position, and the kernel counts
-
-    def freeze(self, ns: int) -> None:
-        """Freeze the simulators of all front ends."""
-        self._freezing = asyncio.ensure_future(self._call("all", "freeze", ns))
-
     async def model(self, source: ModelSource, config: str, serial: int) -> Model:
         """Return a model that runs in a process of its own, which is started by the first front end that needs it."""
         given = source.name, source.path and str(source.path), config, self._models.device, self._models.overrides
-        address = await self._call("start_model", f"{serial} {source.name}", *given)
-        return await model_process.bring_up(address, source.name, self._models)
+        started = await self._call("model", f"{serial} {source.name}", *given)
+        return await model_process.bring_up(self._models, source.name, *started)
 
 
 def _metrics(pages: Sequence[bytes]) -> bytes:
@@ -263,15 +228,11 @@ def _metrics(pages: Sequence[bytes]) -> bytes:
             samples.setdefault(sample, []).append(msgspec.json.decode(value))
     together = ""
     for (text, kind), samples in families.items():
-        values = [f"{sample} {_together(sample, values)}\n" for sample, values in samples.items()]
-        together += f"# HELP {text}\n{kind}\n{''.join(values)}"
+        together += f"# HELP {text}\n{kind}\n"
+        for sample, values in samples.items():
+            total = values[0] if sample.startswith(_OF_THE_SERVER) else sum(values)
+            together += f"{sample} {total / len(values) if sample.startswith(_MEANS) else total}\n"
     return together.encode()
-
-
-def _together(sample: str, values: list[float]) -> float:
-    if sample.startswith(_OF_THE_SERVER):
-        return values[0]
-    return sum(values) / len(values) if sample.startswith(_MEANS) else sum(values)
 
 
 def _statistics(parts: Sequence[bytes]) -> Any:

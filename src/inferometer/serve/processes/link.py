@@ -16,13 +16,13 @@ import inspect
 import itertools
 import mmap
 import os
-import secrets
 import socket
 import struct
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -37,31 +37,27 @@ Handlers = dict[str, Callable[..., Any]]
 Part = Callable[..., None]
 Done = Callable[[Any, Any], None]
 """done(result, error): called once at the end of a call."""
-Cancel = Callable[[], None]
 _LENGTH = struct.Struct("<I")
 _PART = "part"
-_ERRORS: dict[str, Callable[[Any, str], Exception]] = {"Refused": Refused, "UserError": UserError}
+_ERRORS: dict[str, Callable[..., Exception]] = {"Refused": Refused, "UserError": UserError}
 _INLINE = 32 << 10
 """Bytes up to which a message carries its tensors itself."""
 _ALIGN = 64
 _SMALLEST = 1 << 20
 _IDLE = 256 << 20
-"""Bytes of unused segments that are kept for the next tensors: new memory costs more than the copy."""
+"""Bytes of unused segments that are kept for the next tensors: new memory costs many times the copy."""
 
-
-def ignore(*_: Any) -> None:
-    """Do nothing."""
+Packed = tuple[int, int, list[tuple[Any, ...]]]
+"""A process id, the number of its segment (-1: none), and the tensors."""
 
 
 class Link(asyncio.Protocol):
     """One end of a connection. `handlers` are called by name with the arguments of a message or call. `streams` are
-    called with a function for parts, a `Done` and the arguments; they return a function that cancels the stream."""
+    coroutine functions whose first argument is a function that sends a part of the result."""
 
     def __init__(self, handlers: Handlers, other: str = "the other process of the server") -> None:
         self.handlers, self.other = handlers, other
         self.streams: Handlers = {}
-        self.pid = 0
-        """The process at the other end."""
         self.loop = asyncio.get_running_loop()
         self.lost = self.loop.create_future()
         """Done when the connection has ended."""
@@ -69,9 +65,8 @@ class Link(asyncio.Protocol):
         self._rest = b""
         self._numbers = itertools.count(1)
         self._calls: dict[int, tuple[Part, Done]] = {}
-        self._running: dict[int, Cancel] = {}
-        """What cancels the streams of the other process."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._running: dict[int, asyncio.Task[Any]] = {}
+        """What the other process has called."""
         self._encode = msgspec.msgpack.Encoder().encode
 
     def tell(self, name: str, *arguments: Any, number: int = 0) -> None:
@@ -80,7 +75,7 @@ class Link(asyncio.Protocol):
             data = self._encode((number, name, arguments))
             self._transport.write(_LENGTH.pack(len(data)) + data)
 
-    def start(self, name: str, *arguments: Any, done: Done, part: Part = ignore) -> int:
+    def start(self, name: str, *arguments: Any, done: Done, part: Part = lambda *_: None) -> int:
         """Start a stream, or a call. Return its number for `tell("cancel", number)`; it ends with `done` all the same.
         It fails with Refused if the connection ends."""
         number = next(self._numbers)
@@ -103,11 +98,9 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        self.pid, user, _ = struct.unpack("3i", credentials)
-        if user != os.getuid():
-            transport.abort()  # type: ignore[attr-defined]
-        else:
-            self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast(asyncio.Transport, transport)
+        if struct.unpack("3i", credentials)[1] != os.getuid():
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._rest:
@@ -120,66 +113,49 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        if not self.lost.done():
-            self.lost.set_result(None)
-        for number in list(self._running):
-            self._cancel(number)
+        self.lost.set_result(None)
+        for task in self._running.values():
+            task.cancel()
         self.loop.call_soon(self._fail)  # after what waits for `lost`
+
+    def _fail(self) -> None:
+        while self._calls:
+            self._calls.popitem()[1][1](None, Refused("UNAVAILABLE", f"{self.other} ended"))
 
     # --- messages ---
 
     def _take(self, number: int, name: str, arguments: list[Any]) -> None:
         if number > 0:
-            self._begin(number, name, arguments)
+            self._running[number] = task = self.loop.create_task(self._result(number, name, arguments))
+            task.add_done_callback(partial(self._ended, number))
         elif number < 0 and name == _PART:
             self._calls[-number][0](*arguments)
         elif number < 0:
             done = self._calls.pop(-number)[1]
             done(None, _ERRORS[name](*arguments)) if name else done(arguments[0], None)
-        elif name == "cancel":
-            self._cancel(*arguments)
-        else:
+        elif name != "cancel":
             self.handlers[name](*arguments)
+        elif arguments[0] in self._running:  # cancel it once it has begun, so that it has taken its arguments
+            self.loop.call_soon(self._running[arguments[0]].cancel)
 
-    def _begin(self, number: int, name: str, arguments: list[Any]) -> None:
-        """Run what the other process has called."""
-        done = partial(self._done, number)
-        self._running[number] = ignore
+    async def _result(self, number: int, name: str, arguments: list[Any]) -> Any:
+        if name in self.streams:
+            return await self.streams[name](partial(self.tell, _PART, number=-number), *arguments)
+        if name not in self.handlers:
+            raise Refused("UNAVAILABLE", "the server is starting")
+        return await called(self.handlers[name], arguments)
+
+    def _ended(self, number: int, task: "asyncio.Task[Any]") -> None:
+        del self._running[number]
         try:
-            if name in self.streams:
-                cancel = self.streams[name](partial(self.tell, _PART, number=-number), done, *arguments)
-                if number in self._running:
-                    self._running[number] = cancel
-            else:
-                self._tasks.add(task := self.loop.create_task(called(self.handlers[name], arguments)))
-                task.add_done_callback(partial(self._called, number))
-        except Exception as error:
-            done(None, error)
-
-    def _called(self, number: int, task: "asyncio.Task[Any]") -> None:
-        self._tasks.discard(task)
-        error = task.exception()
-        self._done(number, None if error else task.result(), error)
-
-    def _done(self, number: int, result: Any, error: BaseException | None) -> None:
-        if self._running.pop(number, None) is None:  # cancelled
-            return
-        if error is None:
-            self.tell("", result, number=-number)
-        elif isinstance(error, UserError):
+            self.tell("", task.result(), number=-number)
+        except asyncio.CancelledError:
+            self.tell("Refused", "CANCELLED", "the request was cancelled", number=-number)
+        except UserError as error:
             self.tell("UserError", error.what, error.remedy, number=-number)
-        else:
+        except Exception as error:
             why = reason(error)
-            self.tell("Refused", why.code, why.message, number=-number)
-
-    def _cancel(self, number: int) -> None:
-        if cancel := self._running.get(number):
-            cancel()
-            self._done(number, None, Refused("CANCELLED", "the request was cancelled"))
-
-    def _fail(self) -> None:
-        while self._calls:
-            self._calls.pop(next(iter(self._calls)))[1](None, Refused("UNAVAILABLE", f"{self.other} ended"))
+            self.tell("Refused", why.code, why.message, why.label, number=-number)
 
 
 async def called(handler: Callable[..., Any], arguments: Iterable[Any]) -> Any:
@@ -188,20 +164,8 @@ async def called(handler: Callable[..., Any], arguments: Iterable[Any]) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def listen(make: Callable[[], Link]) -> str:
-    """Accept connections. Return the address for `connect`."""
-    address = f"\0inferometer-{secrets.token_hex(16)}"
-    sock = socket.socket(socket.AF_UNIX)
-    sock.bind(address)  # uvloop itself cannot use abstract names
-    await asyncio.get_running_loop().create_unix_server(make, sock=sock)
-    return address
-
-
-async def attach(to: socket.socket | str, handlers: Handlers, other: str = "the server") -> Link:
-    """Return the link on a connected socket, or to an address of `listen`."""
-    sock = to if isinstance(to, socket.socket) else socket.socket(socket.AF_UNIX)
-    if isinstance(to, str):
-        sock.connect(to)
+async def attach(sock: socket.socket, handlers: Handlers, other: str = "the server") -> Link:
+    """Return the link on a connected socket."""
     return (await asyncio.get_running_loop().create_unix_connection(lambda: Link(handlers, other), sock=sock))[1]
 
 
@@ -209,58 +173,60 @@ async def attach(to: socket.socket | str, handlers: Handlers, other: str = "the 
 
 
 class Segments:
-    """The shared memory of a link, in both directions."""
+    """The segments of one end of a link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._own: dict[int, mmap.mmap] = {}
+        """Our segments, by the number of their file."""
         self._idle: dict[int, int] = {}
-        """Size of our unused segments, by number, longest unused first."""
+        """The sizes of those that are unused, longest unused first."""
         self._mapped: dict[int, mmap.mmap] = {}
         """The other process' segments."""
-        self._used: dict[int, Any] = {}
-        link.handlers |= {"unused": self.unused, "dropped": self._dropped}
+        link.handlers |= {"unused": self.unused, "dropped": lambda number: self._mapped.pop(number, None)}
         link.lost.add_done_callback(lambda _: self._close())
 
-    def pack(self, tensors: Iterable[Tensor]) -> tuple[int, list[tuple[Any, ...]]]:
+    def pack(self, tensors: Iterable[Tensor]) -> Packed:
         """Return the arguments for `unpack`. May be called in any thread, since it may copy a lot."""
         given = list(tensors)
         sizes = [len(tensor.data) for tensor in given]
         if sum(sizes) <= _INLINE:
-            return -1, [(one.name, one.datatype, one.shape, one.data) for one in given]
-        number = self._take(sum(-(-size // _ALIGN) * _ALIGN for size in sizes))
+            return 0, -1, [(one.name, one.datatype, one.shape, one.data) for one in given]
+        number = self._take(sum(size + -size % _ALIGN for size in sizes))
         memory, at, packed = np.frombuffer(self._own[number], np.uint8), 0, []
         for one, size in zip(given, sizes, strict=True):
             if size:
                 memory[at : at + size] = np.frombuffer(one.data, np.uint8)  # without the interpreter's lock
             packed.append((one.name, one.datatype, one.shape, (at, size)))
-            at += -(-size // _ALIGN) * _ALIGN
-        return number, packed
+            at += size + -size % _ALIGN
+        return os.getpid(), number, packed
 
-    def unpack(self, number: int, packed: list[Any]) -> dict[str, Tensor]:
+    def unpack(self, pid: int, number: int, packed: list[Any]) -> dict[str, Tensor]:
+        """Return the tensors that the other process has packed."""
         if number < 0:
             return {name: Tensor(name, datatype, tuple(shape), data) for name, datatype, shape, data in packed}
         if number not in self._mapped:
-            file = os.open(f"/proc/{self._link.pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                self._mapped[number] = mmap.mmap(file, 0)
-            finally:
-                os.close(file)
+            with Path(f"/proc/{pid}/fd/{number}").open("r+b") as file:
+                self._mapped[number] = mmap.mmap(file.fileno(), 0)
         whole = np.frombuffer(self._mapped[number], np.uint8)
-        self._used[number] = weakref.ref(whole, lambda _: self._free(number))
+        weakref.finalize(whole, self._free, number)
         parts = [(name, kind, tuple(shape), whole[at : at + size].data) for name, kind, shape, (at, size) in packed]
         return {part[0]: Tensor(*part) for part in parts}
 
-    def _close(self) -> None:
-        for number in self._own:
-            os.close(number)  # the mappings go when nothing refers to them
-        self._own.clear()
-        self._idle.clear()
-        self._mapped.clear()
+    def unused(self, number: int) -> None:
+        """Keep our segment for the next tensors: the other process has no use for it any longer, or never got it."""
+        if number in self._own:
+            self._idle[number] = len(self._own[number])
+        while sum(self._idle.values()) > _IDLE:
+            old = next(iter(self._idle))
+            if self._idle.pop(old, 0):  # see `_take`
+                self._link.tell("dropped", old)
+                del self._own[old]
+                os.close(old)
 
     def _take(self, size: int) -> int:
         capacity = max(_SMALLEST, 1 << (size - 1).bit_length())
-        for number, has in list(self._idle.items()):
+        for number, has in reversed(list(self._idle.items())):  # the last one used is still in the processor's cache
             if has == capacity and self._idle.pop(number, 0):  # another thread may have taken it
                 return number
         number = os.memfd_create("inferometer")
@@ -273,18 +239,9 @@ class Segments:
         with suppress(RuntimeError):  # the loop is closed
             self._link.loop.call_soon_threadsafe(self._link.tell, "unused", number)
 
-    def unused(self, number: int) -> None:
-        """Keep our segment for the next tensors: the other process has no use for it any longer, or never got it."""
-        if number not in self._own:
-            return
-        self._idle[number] = len(self._own[number])
-        while sum(self._idle.values()) > _IDLE:
-            old = next(iter(self._idle))
-            if self._idle.pop(old, 0):  # see `_take`
-                del self._own[old]
-                self._link.tell("dropped", old)
-                os.close(old)
-
-    def _dropped(self, number: int) -> None:
-        self._mapped.pop(number, None)
-        self._used.pop(number, None)
+    def _close(self) -> None:
+        for number in self._own:
+            os.close(number)  # the mappings go when nothing refers to them
+        self._own.clear()
+        self._idle.clear()
+        self._mapped.clear()

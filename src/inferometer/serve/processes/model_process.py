@@ -4,130 +4,111 @@ A front end checks requests itself, sends them there, and gets responses. The qu
 statistics are those of the model's process, so that the requests of all front ends share them.
 """
 
-import asyncio
+import socket
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import msgspec
 
 from inferometer.serve.kserve import control
 from inferometer.serve.kserve.messages import ModelConfig
-from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models import statistics
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.queue import UNLIMITED
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
-from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Output, Refused, Wanted, reason
-from inferometer.serve.offload import COPIED, Offload
-from inferometer.serve.openai.model import Generation, TextModel, Vectors
-from inferometer.serve.processes.link import Cancel, Done, Handlers, Link, Part, Segments, attach, ignore, listen
+from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Refused, Tensors, TextPart, Wanted
+from inferometer.serve.offload import COPIED, Offload, OnDone, result_of
+from inferometer.serve.openai.requests import TextRequest
+from inferometer.serve.processes.link import Handlers, Link, Packed, Part, Segments, attach
 
-_TEXT_FACTS = ("name", "max_len", "can_generate", "can_embed")
-_GENERATION = (
-    "prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "min_tokens",
-)  # fmt: skip
-_INFERENCE = ("model", "id", "arrived", "deadline", "parameters")
-"""What is sent of a text model, a generation and an inference."""
+_INFERENCE = ("model", "id", "arrived", "deadline", "parameters", "text")
+"""What is sent of an inference, besides its inputs."""
+Description = tuple[bytes, str, str, Mapping[str, tuple[str, ...]], int]
+"""A model: its configuration, version, platform, labels, and maximum length if it is a text model."""
 
 
 # --- in a front end --------------------------------------------------------------------------------------------------
 
 
-async def bring_up(address: str, name: str, models: Models) -> Model:
+async def bring_up(models: Models, name: str, address: bytes, description: Description) -> Model:
     """Return the model whose process listens at `address`."""
-    link = await attach(address, {}, f"the process of model {name}")
-    encoded, version, platform, labels, facts = await link.call("describe")
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(address)
+    link = await attach(sock, {}, f"the process of model {name}")
+    config, version, platform, labels, max_len = description
     labels = {output: tuple(names) for output, names in labels.items()}
-    loaded = Loaded(forward=partial(_forward, link, models.offload, Segments(link)), labels=labels, close=link.close)
-    loaded.text = _RemoteText(link, *facts) if facts else None
-    model = Model(models, ModelConfig.FromString(encoded), version, platform, [loaded])
+    begin = partial(_forward, link, models.offload, Segments(link))
+    loaded = Loaded(begin=begin, is_remote=True, slots=0, labels=labels, max_len=max_len, close=link.close)
+    model = Model(models, ModelConfig.FromString(config), version, platform, [loaded])
     link.lost.add_done_callback(lambda _: models.lose(model, f"{link.other} ended"))
     return model
 
 
 def _forward(
-    link: Link, offload: Offload, segments: Segments, inference: Inference, emit: Emit, finish: Finish
-) -> Cancel:
+    link: Link, offload: Offload, segments: Segments, inputs: Tensors, inference: Inference, emit: Emit, finish: Finish
+) -> Callable[[], None]:
     """Send a request to the model's process. Return what cancels it."""
-    number, is_cancelled = 0, False
+    number = 0
 
-    def send(packed: Any, error: BaseException | None) -> None:
+    def send(packed: Packed | None, error: BaseException | None) -> None:
         nonlocal number
-        if error is not None:
+        if packed is None:
             finish(Refused("RESOURCE_EXHAUSTED", f"cannot pass the inputs on: {error}"))
-        elif is_cancelled:
-            segments.unused(packed[0])
+        elif inference.is_over:
+            segments.unused(packed[1])
             finish(None)
         else:
             fields = {name: getattr(inference, name) for name in _INFERENCE}
             wanted = [one.name for one in inference.wanted]
             number = link.start("infer", packed, wanted, fields, part=part, done=lambda _, why: finish(why))
 
-    def part(queue_ns: int, compute_ns: int, packed: list[Any]) -> None:
+    def part(queue_ns: int, compute_ns: int, made: Any) -> None:
         inference.queue_ns, inference.compute_ns = queue_ns, compute_ns
-        emit(segments.unpack(*packed))
+        emit(segments.unpack(*made) if inference.text is None else TextPart(*made))
 
     def cancel() -> None:
-        nonlocal is_cancelled
-        is_cancelled = True
         if number:
             link.tell("cancel", number)
 
-    tensors = list(inference.inputs.values())
+    tensors = list(inputs.values())
     offload.run(sum([len(tensor.data) for tensor in tensors]) // COPIED, lambda: segments.pack(tensors), send)
     return cancel
-
-
-class _RemoteText:
-    """A text model in another process (openai.model.TextModel)."""
-
-    def __init__(self, link: Link, name: str, max_len: int, can_generate: bool, can_embed: bool) -> None:
-        self.name, self.max_len, self.can_generate, self.can_embed = name, max_len, can_generate, can_embed
-        self.encode, self.encode_chat = partial(link.call, "encode"), partial(link.call, "encode_chat")
-        self._link = link
-
-    def generate(self, request: Generation) -> None:
-        def part(text: str, count: int, started: int) -> None:
-            if request.state is not None:
-                request.started = started
-                request.tokens(text, count)
-
-        def done(how: Any, why: Any) -> None:
-            if request.state is not None:
-                how, request.stopped = how or ("abort", None)
-                request.ended(how, why)
-
-        fields = {name: getattr(request, name) for name in _GENERATION}
-        request.state = self._link.start("generate", fields, part=part, done=done)
-
-    def cancel(self, request: Generation) -> None:
-        number, request.state = request.state, None
-        self._link.tell("cancel", number)
-
-    def embed(self, inputs: list[list[int]], then: Vectors) -> None:
-        def done(vectors: list[bytes] | None, why: Any) -> None:
-            then(None if why else [np.frombuffer(vector, np.float32) for vector in vectors or ()], why)
-
-        self._link.start("embed", inputs, done=done)
 
 
 # --- in the model's process ------------------------------------------------------------------------------------------
 
 
 async def load(
-    link: Link, over: asyncio.Event, name: str, path: str | None, config: str, device: str, overrides: list[str]
-) -> str:
-    """Load the model and listen for front ends; return the address. `link` is that to the hub, `over` is set when the
-    last front end has gone."""
-    keep_one_heap()
+    link: Link, name: str, path: str | None, config: str, device: str, overrides: list[str]
+) -> tuple[bytes, Description]:
+    """Load the model and listen for front ends; return the address. When the last front end has gone, `link` to the hub
+    is closed."""
     models = Models(link.loop, device=device, overrides=tuple(overrides), limit=UNLIMITED)  # front ends limit them
     models.add_source(ModelSource(name, Path(path) if path else None))
     await models.start(config)
     link.handlers |= counted(models) | {"close": models.close}
-    return await listen(partial(_accept, models, name, set(), over))
+    model = models.find(name)
+    front_ends: list[Link] = []
+
+    def accept() -> Link:
+        front_ends.append(made := Link({}))
+        made.lost.add_done_callback(gone)
+        made.streams["infer"] = partial(_infer, models, Segments(made))
+        return made
+
+    def gone(_: Any) -> None:
+        if all(front_end.lost.done() for front_end in front_ends):
+            link.close()
+
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind("")  # to an abstract name of the kernel's choice
+    await link.loop.create_unix_server(accept, sock=sock)
+    facts = model.version, model.platform, model.labels, model.max_len
+    return sock.getsockname(), (model.config.SerializeToString(), *facts)
 
 
 def counted(models: Models) -> Handlers:
@@ -138,62 +119,23 @@ def counted(models: Models) -> Handlers:
     }
 
 
-def _accept(models: Models, name: str, front_ends: set[Link], over: asyncio.Event) -> Link:
-    """Return the link for a new connection."""
+async def _infer(
+    models: Models, segments: Segments, part: Part, packed: Packed, wanted: list[str], fields: dict[str, Any]
+) -> None:
+    def responded(made: Any) -> None:
+        if inference.text is None:
+            made = segments.pack(made)
+        part(inference.queue_ns, inference.compute_ns, made)
 
-    def gone(_: Any) -> None:
-        front_ends.discard(link)
-        if not front_ends:
-            over.set()
-
-    model = models.find(name)
-    text: TextModel | None = model.text
-    facts = text and [getattr(text, each) for each in _TEXT_FACTS]
-    description = model.config.SerializeToString(), model.version, model.platform, model.labels, facts
-    link = Link({"describe": lambda: description})
-    link.streams["infer"] = partial(_infer, models, Segments(link))
-    if text is not None:
-        link.streams |= {"generate": partial(_generate, text), "embed": partial(_embed, text)}
-        link.handlers |= {"encode": text.encode, "encode_chat": text.encode_chat}
-    front_ends.add(link)
-    link.lost.add_done_callback(gone)
-    return link
-
-
-def _infer(
-    models: Models, segments: Segments, part: Part, done: Done, tensors: list[Any], wanted: list[str], fields: Any
-) -> Cancel:
-    def responded(outputs: tuple[Output, ...]) -> None:
-        part(inference.queue_ns, inference.compute_ns, segments.pack(output.tensor for output in outputs))
-
-    def ended(why: Refused | None) -> None:
-        inference.inputs, inference.responded, inference.ended = {}, ignore, ignore  # free their memory now
-        done(None, why)
-
-    outputs = tuple([Wanted(name) for name in wanted])
-    inference = Inference(inputs=segments.unpack(*tensors), responded=responded, ended=ended, wanted=outputs, **fields)
-    try:
+    def start(done: OnDone) -> None:
+        inference.ended = partial(done, None)
         models.submit(inference)
-    except Exception as error:
-        ended(reason(error))
-    return partial(models.cancel, inference)
 
-
-def _generate(text: TextModel, part: Part, done: Done, fields: dict[str, Any]) -> Cancel:
-    def tokens(new: str, count: int) -> None:
-        part(new, count, request.started)
-
-    def ended(how: str, why: Refused | None) -> None:
-        done((how, request.stopped), why)
-
-    request = Generation(tokens=tokens, ended=ended, **(fields | {"stop": tuple(fields["stop"])}))
-    text.generate(request)
-    return partial(text.cancel, request)
-
-
-def _embed(text: TextModel, _: Part, done: Done, inputs: list[list[int]]) -> Cancel:
-    def then(vectors: list[np.ndarray] | None, why: Refused | None) -> None:
-        done([np.asarray(vector, np.float32).tobytes() for vector in vectors or ()], why)
-
-    text.embed(inputs, then)
-    return ignore
+    fields["text"] = msgspec.convert(fields["text"], TextRequest | None)
+    outputs = tuple([Wanted(name) for name in wanted])
+    inference = Inference(inputs=segments.unpack(*packed), responded=responded, wanted=outputs, **fields)
+    try:
+        await result_of(start)
+    finally:
+        models.cancel(inference)  # unless it is over
+        inference.inputs = {}  # free their memory now

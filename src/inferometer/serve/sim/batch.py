@@ -31,7 +31,7 @@ class BatchTiming(Timing):
 
     def __init__(self, spec: Batch, **more: int | None) -> None:
         super().__init__(**more)  # type: ignore[arg-type]
-        self.kv = KvCache(spec.kv_tokens, spec.block, spec.prefix_cache)
+        self.kv = KvCache(spec.kv_tokens, spec.block)
         self.steps = 0
         self._spec = spec
         self._budget = spec.token_budget if spec.chunked_prefill else NEVER
@@ -60,11 +60,6 @@ class BatchTiming(Timing):
             end = self.due
             self._end(end)
             self._begin(end)
-
-    def pause(self, ns: int) -> None:
-        """Extend the current step by that much."""
-        if self.due != NEVER:
-            self.due += ns
 
     def _begin(self, start: int) -> None:
         self._step = step = self._plan(start)
@@ -165,8 +160,6 @@ class Holding(msgspec.Struct, eq=False):
     private: int
     cached: int
     """Tokens that were already in the cache."""
-    published: int
-    """Blocks of the prompt that were offered to the cache."""
 
 
 class KvCache:
@@ -180,11 +173,10 @@ class KvCache:
         held + idle <= capacity        held: private blocks, and keyed blocks counted once
     """
 
-    def __init__(self, tokens: int, block: int, prefix_cache: bool = False) -> None:
+    def __init__(self, tokens: int, block: int) -> None:
         self.block, self.capacity, self.held = block, tokens // block, 0
         self.queried = self.hit = 0
         """Prompt tokens that were looked up in the prefix cache, and how many of them were found."""
-        self._prefix_cache = prefix_cache
         self._holders: dict[int, int] = {}
         self.idle: dict[int, None] = {}  # least recently used first
 
@@ -204,12 +196,11 @@ class KvCache:
             self._holders[key] = self._holders.get(key, 0) + 1
             self.idle.pop(key, None)
         cached = len(keyed) * self.block
-        if self._prefix_cache:
-            self.queried += tokens
-            self.hit += cached
+        self.queried += len(keys) * self.block
+        self.hit += cached
         self.held += woken + fresh
         self._evict()
-        return Holding(keyed, fresh, cached, len(keyed))
+        return Holding(keyed, fresh, cached)
 
     def grow(self, holding: Holding, tokens: int) -> bool:
         """Make sure that the sequence has room for `tokens` in total; return False if there is not enough."""
@@ -224,13 +215,11 @@ class KvCache:
 
     def publish(self, holding: Holding, keys: Sequence[int], computed: int) -> None:
         """Note that the first `computed` tokens are computed: others may share their full blocks from now on."""
-        upto = min(computed // self.block, len(keys))
-        for key in keys[holding.published : upto]:
+        for key in keys[len(holding.keyed) : computed // self.block]:
             if not self._has(key):  # else another sequence was first; ours stays private
                 self._holders[key] = 1
                 holding.keyed.append(key)
                 holding.private -= 1
-        holding.published = max(holding.published, upto)
 
     def release(self, holding: Holding) -> None:
         self.held -= holding.private

@@ -5,8 +5,9 @@
 KINDS and WHENS describe the syntax. Requests are counted from 1; only those with a response of tokens or vectors count.
 """
 
+from typing import Any
+
 import msgspec
-from msgspec.structs import replace
 
 from inferometer.errors import UserError
 from inferometer.units import NS, parse_seconds
@@ -35,8 +36,7 @@ WHENS = {
     "(none)": "every request",
 }
 
-_ARGUMENTS = {"reject": (503, 400, 599), "split": (3, 1, 1 << 20)}
-"""Default and limits of whole numbers; the other arguments are times, by default 1s."""
+_DEFAULTS = {"reject": "503", "split": "3", "stall": "1s", "freeze": "1s"}
 _REMEDY = "KIND[=ARG][@WHEN], such as stall=2s@#7 or reject=503@5%; see `inferometer serve --help`"
 _SHARE = 0x5EED
 _MASK = (1 << 64) - 1
@@ -56,41 +56,41 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def parse_fault(text: str) -> Fault:
-    """Parse `KIND[=ARG]`; raises UserError if it is invalid."""
-    kind, equals, arg = text.partition("=")
+    """Parse `KIND[=ARG][@WHEN]`; raises UserError if it is invalid."""
+    what, _, when = text.partition("@")
+    kind, _, arg = what.partition("=")
     if kind not in KINDS:
         raise UserError(f"unknown fault {kind!r}", "use one of " + ", ".join(KINDS))
-    if not KINDS[kind][0]:
-        if equals:
-            raise UserError(f"fault {kind} takes no argument (got {arg!r})", _REMEDY)
-        return Fault(kind)
     try:
-        if kind not in _ARGUMENTS:
-            return Fault(kind, round(parse_seconds(arg if equals else "1s") * NS))
-        default, low, high = _ARGUMENTS[kind]
-        return Fault(kind, _whole(arg, low, high) if equals else default)
+        return Fault(kind, _argument(kind, arg), **_applies_to(kind, when))
     except ValueError as error:
         raise UserError(f"fault {text!r}: {error}", _REMEDY) from None
 
 
-def parse_rule(text: str) -> Fault:
-    """Parse `KIND[=ARG][@WHEN]`; raises UserError if it is invalid."""
-    what, at, when = text.partition("@")
-    fault = parse_fault(what)
-    try:
-        if not at:
-            return replace(fault, every=1)
-        if when.startswith("#"):
-            return replace(fault, nth=_whole(when[1:], 1))
-        if when.startswith("every="):
-            return replace(fault, every=_whole(when[6:], 1))
-        if when.startswith("t=") and fault.kind == "freeze":
-            return replace(fault, after=round(parse_seconds(when[2:]) * NS))
-        if when.endswith("%") and 0 < float(when[:-1]) <= 100:
-            return replace(fault, share=float(when[:-1]) / 100)
-        raise ValueError(f"expected {', '.join(w for w in WHENS if w[0] != '(')} after the @ (got {when!r})")
-    except ValueError as error:
-        raise UserError(f"fault {text!r}: {error}", _REMEDY) from None
+def _argument(kind: str, arg: str) -> int:
+    if kind not in _DEFAULTS:
+        if arg:
+            raise ValueError(f"it takes no argument (got {arg!r})")
+        return 0
+    arg = arg or _DEFAULTS[kind]
+    if kind == "reject":
+        return _whole(arg, 400, 599)
+    return _whole(arg, 1) if kind == "split" else round(parse_seconds(arg) * NS)
+
+
+def _applies_to(kind: str, when: str) -> dict[str, Any]:
+    """Return the field of Fault that says to which requests it applies, with its value."""
+    if not when:
+        return {"every": 1}
+    if when.startswith("#"):
+        return {"nth": _whole(when[1:], 1)}
+    if when.startswith("every="):
+        return {"every": _whole(when[6:], 1)}
+    if when.startswith("t=") and kind == "freeze":
+        return {"after": round(parse_seconds(when[2:]) * NS)}
+    if when.endswith("%") and 0 < float(when[:-1]) <= 100:
+        return {"share": float(when[:-1]) / 100}
+    raise ValueError(f"expected {', '.join(w for w in WHENS if w[0] != '(')} after the @ (got {when!r})")
 
 
 def _whole(text: str, low: int, high: int = 1 << 62) -> int:
@@ -103,15 +103,11 @@ class Faults:
     """Selects the fault of each request; the first matching rule wins."""
 
     def __init__(self, rules: tuple[str, ...], seed: int) -> None:
-        self._rules, self._seed = [parse_rule(rule) for rule in rules], seed
-
-    def freezes(self) -> list[tuple[int, int]]:
-        """Freezes at fixed times: (ns after the first request, duration in ns)."""
-        return [(rule.after, rule.arg) for rule in self._rules if rule.after >= 0]
+        self.rules, self._seed = [parse_fault(rule) for rule in rules], seed
 
     def pick(self, n: int) -> Fault | None:
         """Return the fault of the n-th request."""
-        for index, rule in enumerate(self._rules):
+        for index, rule in enumerate(self.rules):
             is_counted = n == rule.nth or (rule.every and n % rule.every == 0)
             if is_counted or (rule.share and noise(self._seed ^ _SHARE, n, index) < 2 * rule.share - 1):
                 return rule

@@ -9,134 +9,92 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from functools import partial
+
+import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.serve import prometheus
-from inferometer.serve.backends.text.model import INPUTS, declare, number, piece, prompt_text
+from inferometer.serve.backends.text.model import INPUTS, declare, piece, request_of
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.parse import Request
-from inferometer.serve.http.responses import reply
-from inferometer.serve.models.queue import Alarms
-from inferometer.serve.models.types import Emit, Finish, Loaded, Loading, Parameters, Refused, Tensors
-from inferometer.serve.openai.requests import DEFAULT_TOKENS, Parts, Refusal, TextRequest, too_long
-from inferometer.serve.openai.response import Stream, Whole, refusal_body, tokenize_body
+from inferometer.serve.http.responses import refuse, reply
+from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Loading, Refused, Tensors
+from inferometer.serve.openai.requests import DEFAULT_TOKENS, TextRequest, invalid, too_long
+from inferometer.serve.openai.response import Stream, Whole, tokens_body
 from inferometer.serve.prometheus import Family, Histogram
 from inferometer.serve.sim.batch import BatchTiming, block_keys
 from inferometer.serve.sim.faults import Fault, Faults, parse_fault
-from inferometer.serve.sim.prompts import Prompts, Words
-from inferometer.serve.sim.response import FAILED, IN_THE_MIDDLE, FaultyResponse, SimResponse
+from inferometer.serve.sim.prompts import Prompts, response_words, text
+from inferometer.serve.sim.response import FaultyResponse, SimResponse, error_body
 from inferometer.serve.sim.settings import Batch, Fixed, Sim
 from inferometer.serve.sim.timing import Clockwork, FixedTiming, Job, Timing
-from inferometer.serve.sim.truth import TruthLog, row_of
+from inferometer.serve.sim.truth import TruthLog
 from inferometer.timing.clock import now
+from inferometer.units import NS
+from inferometer.wire.http1_requests import Request
 
 CHAT_TOKENS = 128
 """Length of a chat response if the request sets none."""
 _HTML = b"<!doctype html><title>Welcome</title><h1>It works!</h1>"
-_TTFT = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+_SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 2.5, 5, 7.5, 10,
+    20, 40, 80, 160, 640, 2560,
 )  # fmt: skip
-_ITL = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
-)  # fmt: skip
-_REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_EARLY_S = 0.002
+"""By how much the loop's timers may be early: they count whole milliseconds from the start of its last turn."""
 KSERVE_CONFIG = 'backend: "simulator"'
 
 
 class Simulator:
     """All state of one simulator."""
 
-    def __init__(
-        self,
-        settings: Sim,
-        loop: asyncio.AbstractEventLoop,
-        number: Callable[[], int] | None = None,
-        freeze_all: Callable[[int], None] | None = None,
-    ) -> None:
-        """With several processes, `number` returns the next request's ordinal and `freeze_all` calls `freeze` in each."""
-        self.name, self.names, self.max_len = settings.model, settings.names, settings.max_len
+    def __init__(self, settings: Sim, loop: asyncio.AbstractEventLoop, is_shared: bool = False) -> None:
+        """If other processes have simulators, too, all of them append to the truth log (`is_shared`)."""
+        self.name, self.names, self.max_len = settings.model, (settings.model, *settings.lora), settings.max_len
         self.settings, self.loop = settings, loop
         spec = settings.timing
         more = {name: getattr(settings, name) for name in ("seed", "tokens_per_chunk", "max_queue")}
         self.timing: Timing = FixedTiming(spec, **more) if isinstance(spec, Fixed) else BatchTiming(spec, **more)
-        self.words, self._prompts = Words(), Prompts()
+        self.words, self._prompts = response_words(), Prompts()
         self._prompt_tokens = self._generation_tokens = 0
         self._ended = {"stop": 0, "length": 0, "abort": 0}
-        self._ttft, self._itl, self._e2e, self._queue = map(Histogram, (_TTFT, _ITL, _REQUEST, _REQUEST))
+        self._ttft, self._itl, self._e2e, self._queue = (Histogram(_SECONDS) for _ in range(4))
         self._faults = Faults(settings.faults, settings.seed)
-        self._truth = TruthLog(settings.truth, append=number is not None) if settings.truth is not None else None
+        self._truth = TruthLog(settings.truth, append=is_shared) if settings.truth is not None else None
         self._active: set[SimResponse] = set()
-        self.number = number or itertools.count(1).__next__
-        self._freeze_all = freeze_all or self.freeze
-        self._clockwork, self.alarms = Clockwork(loop, self.timing), Alarms(loop)
+        self.number = itertools.count(1).__next__
+        self._clockwork = Clockwork(loop, self.timing)
+
+    # --- OpenAI's endpoints ------------------------------------------------------------------------------------------
 
     def respond(self, connection: Connection, request: Request, asked: TextRequest) -> None:
-        """Respond to a request now or later; raises Refusal if it cannot be served."""
+        """Respond to a request now or later; raises Refused if it cannot be served."""
         if asked.api == "tokenize":
-            reply(connection, request, 200, tokenize_body(self._prompts.ids(asked.parts), self.max_len))
+            reply(connection, request, 200, tokens_body(self._prompts.ids(asked.parts), self.max_len))
             return
-        n_out = asked.n_out or CHAT_TOKENS
-        n_in = self._length(asked.parts, n_out)
+        n_in, n_out = self._prompts.count(asked.parts), asked.n_out or CHAT_TOKENS
+        self._check_length(n_in, n_out)
         n = self.number()
         if n == 1:
-            for after, ns in self._faults.freezes():
-                self.alarms.at(request.arrived + after, partial(self._freeze_all, ns))
+            for freeze in [rule for rule in self._faults.rules if rule.after >= 0]:
+                self.loop.call_later(freeze.after / NS + _EARLY_S, time.sleep, freeze.arg / NS)
         fault = self._fault_of(request, n)
         out = (Stream if asked.stream else Whole)(connection, request, asked, self.name, n, n_in)
         if fault is not None and self._fails_at_once(out, fault):
+            self._log_without_response(out, fault)
             return
         timing = self.settings.timing
         keys: tuple[int, ...] = ()
         if isinstance(timing, Batch) and timing.prefix_cache:
             keys = block_keys(self._prompts.ids(asked.parts), timing.block)
-        kind = FaultyResponse if fault is not None and fault.kind in IN_THE_MIDDLE else SimResponse
-        response = kind(self, out, n_out, keys, fault)
+        given = self, out, n_out, keys
+        response = SimResponse(*given) if fault is None else FaultyResponse(fault, *given)
         if not self.timing.add(response, request.arrived):
             self._log_without_response(out, Fault("queue_full"))
-            raise Refusal(503, "the queue is full", "queue_full", "overloaded_error")
+            raise Refused("UNAVAILABLE", "the queue is full", label="queue_full")
         self._active.add(response)
-        response.begin()
+        connection.gone = response.client_gone
+        out.begin()  # a stream's headers are sent at once
         self._clockwork.changed()
-
-    def loaded(self, loading: Loading) -> Loaded:
-        """Return the simulator as a model of the KServe protocol."""
-        declare(loading, INPUTS[:2])
-        return Loaded(begin=self._begin, slots=0)
-
-    def _begin(self, inputs: Tensors, parameters: Parameters, emit: Emit, finish: Finish) -> Callable[[], None]:
-        text, n_out = prompt_text(inputs), int(number(inputs, "max_tokens", DEFAULT_TOKENS))
-        if not text:
-            raise Refused("INVALID_ARGUMENT", "input 'text_input': the text must not be empty")
-        try:
-            n_in = self._length((text,), n_out)
-        except Refusal as refusal:
-            raise Refused("INVALID_ARGUMENT", refusal.message) from None
-        job = _KserveText(self, n_in, n_out, emit, finish)
-        if not self.timing.add(job, job.arrived):
-            raise Refused("RESOURCE_EXHAUSTED", "the simulator's queue is full")
-        self._clockwork.changed()
-
-        def cancel() -> None:
-            self.loop.call_soon(self.drop, job)  # `emit` must not call back into the timing model
-            finish(None)
-
-        return cancel
-
-    def _length(self, parts: Parts, n_out: int) -> int:
-        """Return the prompt's tokens; raises Refusal if prompt and response are too long."""
-        n_in = self._prompts.count(parts)
-        if n_in + n_out > self.max_len:
-            raise too_long(n_in, n_out, f"the model's maximum of {self.max_len} tokens")
-        if self.timing.kv is not None and not self.timing.kv.fits(n_in + n_out):
-            raise too_long(n_in, n_out, "the size of the KV cache")
-        return n_in
-
-    def drop(self, job: Job) -> None:
-        """Remove a request that ended early from the timing model."""
-        if job.made < job.n_out and not job.gone:
-            self.timing.drop(job, now())
-            self._clockwork.changed()
 
     def ended(self, response: SimResponse, aborted: bool) -> None:
         """Count a response that has ended, successfully or not, and log its ground truth."""
@@ -150,12 +108,51 @@ class Simulator:
             if not aborted:
                 self._e2e.observe(stamps[-1] - response.arrived)
             if len(stamps) > 1:
-                self._itl.observe_gaps(stamps)
+                self._itl.observe_all(np.diff(np.frombuffer(stamps, np.int64)))
         if response.started >= 0:
             self._queue.observe(response.started - response.arrived)
         if self._truth is not None:
             done = stamps[-1] if stamps and not aborted else now()
-            self._truth.add(row_of(response.out, done, response.fault, aborted))
+            self._truth.add(response.out, done, response.fault, response.cached, aborted)
+
+    # --- a model of KServe -------------------------------------------------------------------------------------------
+
+    def loaded(self, loading: Loading) -> Loaded:
+        """Return the simulator as a model of the KServe protocol."""
+        declare(loading, INPUTS[:2])
+        return Loaded(begin=self._begin, slots=0)
+
+    def _begin(self, inputs: Tensors, first: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
+        asked = request_of(inputs, DEFAULT_TOKENS)
+        n_in, n_out = self._prompts.count(asked.parts), asked.n_out
+        if not n_in:
+            raise invalid("the text must not be empty")
+        self._check_length(n_in, n_out)
+        job = _KserveText(self, n_in, n_out, emit, finish)
+        if not self.timing.add(job, job.arrived):
+            raise Refused("RESOURCE_EXHAUSTED", "the simulator's queue is full")
+        self._clockwork.changed()
+
+        def cancel() -> None:
+            self.loop.call_soon(self.drop, job)  # `emit` must not call back into the timing model
+            finish(None)
+
+        return cancel
+
+    # --- both --------------------------------------------------------------------------------------------------------
+
+    def _check_length(self, n_in: int, n_out: int) -> None:
+        """Raise Refused if prompt and response are too long."""
+        if n_in + n_out > self.max_len:
+            raise too_long(n_in, n_out, f"the model's maximum of {self.max_len} tokens")
+        if self.timing.kv is not None and not self.timing.kv.fits(n_in + n_out):
+            raise too_long(n_in, n_out, "the size of the KV cache")
+
+    def drop(self, job: Job) -> None:
+        """Remove a request that ended early from the timing model."""
+        if job.made < job.n_out and not job.gone:
+            self.timing.drop(job, now())
+            self._clockwork.changed()
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
@@ -166,40 +163,33 @@ class Simulator:
         try:
             return parse_fault(wanted.decode("latin-1"))
         except UserError as error:
-            raise Refusal(400, str(error), "invalid_fault") from None
+            raise invalid(str(error)) from None
 
     def _fails_at_once(self, out: Stream | Whole, fault: Fault) -> bool:
         """Carry out a fault that comes before any token; return False for other faults."""
         connection, request = out.connection, out.request
-        if fault.kind == "freeze":
-            self._freeze_all(fault.arg)
-            return False
         if fault.kind == "reset":
             connection.reset()
         elif fault.kind == "reject":
-            self._log_without_response(out, fault)
-            raise Refusal(fault.arg, "injected fault: request rejected", "injected", "server_error")
+            why = "injected fault: request rejected"
+            refuse(connection, request, Refused("INTERNAL", why, status=fault.arg, label="injected"))
         elif fault.kind == "error_body":
-            reply(connection, request, 200, refusal_body(request, FAILED))
+            reply(connection, request, 200, error_body(out))
+        elif fault.kind == "html":
+            reply(connection, request, 200, _HTML, content_type=b"text/html; charset=utf-8")
         elif fault.kind == "empty" and out.asked.api != "embedding":
             out.begin()
             out.end("length")
-        elif fault.kind == "html":
-            reply(connection, request, 200, _HTML, content_type=b"text/html; charset=utf-8")
         else:
+            if fault.kind == "freeze":  # no socket is read and no token is written
+                time.sleep(fault.arg / NS)
             return False
-        self._log_without_response(out, fault)
         return True
-
-    def freeze(self, ns: int) -> None:
-        """Freeze this process: no socket is read and no token is written."""
-        time.sleep(ns / 1e9)
-        self.timing.pause(ns)
 
     def _log_without_response(self, out: Stream | Whole, fault: Fault) -> None:
         if self._truth is not None:
             out.stamps = out.stamps[:0]  # an empty body is no content
-            self._truth.add(row_of(out, now(), fault))
+            self._truth.add(out, now(), fault)
 
     def metrics(self) -> bytes:
         """Return the page in Prometheus' text format."""
@@ -231,15 +221,12 @@ class Simulator:
         for response in list(self._active):
             response.client_gone()
         self._clockwork.close()
-        self.alarms.close()
         if self._truth is not None:
             self._truth.close()
 
 
 class _KserveText(Job):
     """A response over KServe in progress."""
-
-    __slots__ = ("_at", "_emit", "_finish", "_words")
 
     def __init__(self, server: Simulator, n_in: int, n_out: int, emit: Emit, finish: Finish) -> None:
         super().__init__(server.number(), n_in, n_out, now())
@@ -248,6 +235,6 @@ class _KserveText(Job):
     def emit(self, count: int, due: int) -> None:
         at = self._at
         self._at = at + count
-        self._emit(piece(self._words.text(at, count)))
+        self._emit(piece(text(self._words, at, count)))
         if self.made == self.n_out:
             self._finish(None)

@@ -8,10 +8,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from inferometer.errors import UserError
-from inferometer.serve.sim.faults import parse_rule
-from inferometer.units import format_seconds
-
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 AtLeastOne = Annotated[int, Meta(ge=1)]
@@ -26,7 +22,7 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
     jitter: Share = 0.0
     """Share by which TTFT and each gap vary, uniformly in both directions."""
     service: Literal["constant", "exponential", "lognormal"] = "constant"
-    """How all times of a request vary together from request to request, with the same mean (see fixed.py)."""
+    """How all times of a request vary together from request to request, with the same mean (see timing.py)."""
     max_batch: AtLeastZero = 0
     """Maximum requests served at a time; others queue, and their TTFT starts when they are admitted. 0: no limit."""
 
@@ -75,38 +71,3 @@ class Sim(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
     """Faults to inject; see faults.py for the syntax."""
     allow_fault_header: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names that a request may have as its model."""
-        return self.model, *self.lora
-
-
-def check(settings: Sim) -> None:
-    """Raise UserError for settings that do not go together."""
-    timing = settings.timing
-    if isinstance(timing, Batch) and timing.kv_tokens < timing.block:
-        what = f"--kv-tokens must be at least one block, {timing.block} (got {timing.kv_tokens})"
-        raise UserError(what, "raise --kv-tokens or lower --block-size")
-    for fault in settings.faults:
-        parse_rule(fault)
-    if len(set(settings.names)) < len(settings.names):
-        raise UserError(f"--lora: {', '.join(settings.names)} has a name twice", "give each adapter a name of its own")
-
-
-def describe(settings: Sim) -> str:
-    """Return one line with the timing, and every other setting that is not the default."""
-    timing = settings.timing
-    if isinstance(timing, Fixed):
-        shown = f"fixed: TTFT {format_seconds(timing.ttft)}, ITL {format_seconds(timing.itl)}"
-    else:
-        step = format_seconds(timing.decode_step)
-        shown = f"batch engine: prefill {timing.prefill_rate:g} tokens/s, decode step {step}"
-    left_out = ("ttft", "itl", "prefill_rate", "decode_step", "timing", "model", "truth", "allow_fault_header")
-    for struct in (timing, settings):
-        for field in msgspec.structs.fields(struct):
-            value = getattr(struct, field.name)
-            if field.name not in left_out and value != field.default:
-                text = " ".join(value) if isinstance(value, tuple) else value
-                shown += f", {field.name.replace('_', ' ')} {text}"
-    return shown

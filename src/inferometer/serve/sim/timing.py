@@ -28,10 +28,6 @@ _NORMAL = NormalDist()
 class Job:
     """One request. Subclasses override `emit` to receive its tokens."""
 
-    __slots__ = (
-        "arrived", "base", "cached", "gone", "holding", "itl", "keys", "left", "made", "n", "n_in", "n_out", "started",
-    )  # fmt: skip
-
     def __init__(self, n: int, n_in: int, n_out: int, arrived: int, keys: tuple[int, ...] = ()) -> None:
         """`n` is the request's ordinal, from 1; `keys` those of the prompt's full KV blocks (batch.block_keys)."""
         self.n, self.n_in, self.n_out, self.arrived, self.keys = n, n_in, n_out, arrived, keys
@@ -75,9 +71,6 @@ class Timing:
     def advance(self, now: int) -> None:
         """Do everything that was due until `now`, in order of due time."""
 
-    def pause(self, ns: int) -> None:
-        """Note that the whole server was frozen for this long. Due times stay: what was due meanwhile is late."""
-
 
 class FixedTiming(Timing):
     """Fixed TTFT and ITL for each request.
@@ -115,7 +108,7 @@ class FixedTiming(Timing):
             self._leave(at)  # its entry in the heap is removed when it is due
 
     def advance(self, now: int) -> None:
-        heap, per_chunk, plain = self._heap, self._per_chunk, not self._jitter
+        heap, per_chunk, jitter = self._heap, self._per_chunk, self._jitter
         while heap and heap[0][0] <= now:
             due, n, job = heap[0]
             if job.gone:
@@ -125,7 +118,9 @@ class FixedTiming(Timing):
             if made < job.n_out:
                 job.made = made
                 following = job.base + made * job.itl
-                heapreplace(heap, (following if plain else self._jittered(job, following, due), n, job))
+                if jitter:
+                    following = max(due, following + round(job.itl * jitter * noise(self._seed, n, made)))
+                heapreplace(heap, (following, n, job))
                 job.emit(per_chunk, due)
             else:
                 count, job.made = job.n_out - job.made, job.n_out
@@ -148,9 +143,6 @@ class FixedTiming(Timing):
         self.n_running -= 1
         if self.waiting:
             self._let_in(self.waiting.popleft(), at)
-
-    def _jittered(self, job: Job, nominal: int, previous: int) -> int:
-        return max(previous, nominal + round(job.itl * self._jitter * noise(self._seed, job.n, job.made)))
 
     def _factor(self, job: Job) -> float:
         """By how much the request's times differ from the mean."""

@@ -42,16 +42,6 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     """Whether it ended early: the client disconnected, a fault cut it off, or the server was stopped."""
 
 
-def row_of(out: Response, done: int, fault: Fault | None, aborted: bool = False) -> Row:
-    """Return the row of a response."""
-    first, last = (out.stamps[0], out.stamps[-1]) if out.stamps else (None, None)
-    return Row(
-        id=out.request.id.decode("latin-1") or None,
-        n=out.n, arrived=out.request.arrived, first=first, last=last, done=done, n_in=out.n_in, n_out=out.written,
-        cached=out.source.cached, chunks=list(out.stamps), fault=fault.kind if fault is not None else None, aborted=aborted,
-    )  # fmt: skip
-
-
 class TruthLog:
     """Appends rows to a file."""
 
@@ -62,14 +52,20 @@ class TruthLog:
         except OSError as error:
             what = f"cannot write the truth log {path}: {error.strerror}"
             raise UserError(what, "choose another --truth FILE") from None
-        self._path, self._encode = path, msgspec.json.Encoder().encode
-        self._lines: deque[bytes] = deque()
+        self._path, self._encode, self._lines = path, msgspec.json.Encoder().encode, deque[bytes]()
         self._failure: OSError | None = None
         self._closing = threading.Event()
         self._writer = threading.Thread(target=self._write, name="truth log", daemon=True)
         self._writer.start()
 
-    def add(self, row: Row) -> None:
+    def add(self, out: Response, done: int, fault: Fault | None, cached: int = 0, aborted: bool = False) -> None:
+        """Add the row of a response."""
+        first, last = (out.stamps[0], out.stamps[-1]) if out.stamps else (None, None)
+        row = Row(
+            id=out.request.id.decode("latin-1") or None,
+            n=out.n, arrived=out.request.arrived, first=first, last=last, done=done, n_in=out.n_in, n_out=out.written,
+            cached=cached, chunks=list(out.stamps), fault=fault.kind if fault is not None else None, aborted=aborted,
+        )  # fmt: skip
         self._lines.append(self._encode(row) + b"\n")
 
     def close(self) -> None:

@@ -1,18 +1,20 @@
-"""The listening socket and all of its connections.
+"""Binding ports, and the listening socket with all of its connections.
 
-When the process has run out of file descriptors, accepting pauses until some are closed. A sweep over all connections
-every few seconds finds clients that are idle or stalled (settings.Limits).
+When the process has run out of file descriptors, accepting pauses for a second. A sweep over all connections every few seconds
+finds clients that are idle or stalled (settings.Limits).
 """
 
 import asyncio
+import contextlib
 import errno
 import socket
 import ssl
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from inferometer.serve.ports import place
-from inferometer.serve.settings import Limits
+from inferometer.errors import UserError
+from inferometer.serve.settings import Limits, Settings
 from inferometer.serve.sockets.tls import TlsTransport
 from inferometer.serve.sockets.transport import Transport
 from inferometer.timing import clock
@@ -20,9 +22,39 @@ from inferometer.timing.clock import now
 
 NEVER = 1 << 62
 _BACKLOG = 4096
-_AT_A_TIME = 256
-"""Connections accepted before the loop does other work."""
 _SWEEP_S = 5.0
+_QUIET_NS, _LOOK_S = 100_000_000, 0.01
+
+
+def bound(
+    settings: Settings, held: contextlib.ExitStack | contextlib.AsyncExitStack, shared: bool = False
+) -> dict[str, socket.socket]:
+    """Return a bound socket for each port of the settings, by the name of its option; `held` closes them. They do not
+    listen yet: until they do, others can bind the same ports. Several `shared` sockets can listen on the same port."""
+    sockets = {}
+    for name, port in (("http", settings.http), ("grpc", settings.grpc), ("metrics", settings.metrics)):
+        if port is not None:
+            with _explained(settings.host, port):
+                found = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+                family, kind, protocol, _, address = found[0]
+                sockets[name] = sock = held.enter_context(socket.socket(family, kind, protocol))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if shared:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                sock.setblocking(False)
+                sock.bind(address)
+    return sockets
+
+
+@contextlib.contextmanager
+def _explained(host: str, port: int) -> Iterator[None]:
+    """Convert socket errors about that address to UserError."""
+    try:
+        yield
+    except OSError as error:
+        what = "is in use" if error.errno == errno.EADDRINUSE else f"is not available: {error.strerror}"
+        remedy = "choose another port with --http, --grpc or --metrics (0: any free port), or check --host"
+        raise UserError(f"{host} port {port} {what}", remedy) from None
 
 
 class Listener:
@@ -40,13 +72,14 @@ class Listener:
         self.loop = loop
         self.transports: set[Transport] = set()
         self._make_protocol, self._tls = make_protocol, tls
-        self._primed = clock.prime()
         self._sock, self._is_accepting = sock, True
         self._idle, self._stalled = (int(limit * 1e9) or NEVER for limit in (limits.idle, limits.stalled))
-        sock.listen(_BACKLOG)
-        loop.add_reader(sock, self._accept)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._follow_wall_clock()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit both options
+        if sys.platform == "linux":
+            clock.enable_stamps(sock)
+        with _explained(*sock.getsockname()[:2]):  # another process may have taken the port since it was bound
+            sock.listen(_BACKLOG)
+        self._each_second()
         self._sweep_again()
 
     @property
@@ -59,85 +92,71 @@ class Listener:
         """Number of connections for which the server's shutdown has to wait."""
         return sum(connection.in_flight for connection in self.connections)
 
-    @property
-    def leaving(self) -> int:
-        """Number of connections whose last response is sent and whose client has not closed yet."""
-        return sum(transport.is_leaving for transport in self.transports)
-
-    def refuse_partial(self, why: str) -> int:
-        """Refuse requests that are still arriving, with the reason. Return how many there were."""
-        return sum(connection.refuse_partial(why) for connection in self.connections)
-
     def stop_accepting(self) -> None:
         """Accept no new connections beyond those already in the backlog; existing ones continue."""
         if self._is_accepting:
-            self._accept(_BACKLOG)
+            self._accept()
             self._is_accepting = False
             self.loop.remove_reader(self._sock)
             self._sock.close()
 
+    async def quiet(self) -> None:
+        """Wait until all responses are sent, also to requests that were still arriving, and no new request has come for a
+        moment: requests may cross our announcement of the end on the wire."""
+        quiet_from = 0
+        while not quiet_from or now() - quiet_from < _QUIET_NS:
+            quiet_from = 0 if self.in_flight else quiet_from or now()
+            await asyncio.sleep(_LOOK_S)
+
     def close(self) -> None:
         self.stop_accepting()
-        for timer in self._timers.values():
-            timer.cancel()
-        if self._primed is not None:
-            self._primed.close()
+        self._second_timer.cancel()
+        self._sweep_timer.cancel()
         for transport in list(self.transports):
             transport.close()
 
     def serve(self, sock: socket.socket, peer: str = "") -> Transport:
         """Serve the requests that arrive over `sock`."""
         sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._primed is not None:
-            clock.enable_stamps(sock)
         transport = Transport(self, sock, peer) if self._tls is None else TlsTransport(self, sock, peer, self._tls)
         transport.protocol = self._make_protocol(transport)
         self.transports.add(transport)
         return transport
 
-    def _accept(self, most: int = _AT_A_TIME) -> None:
-        for _ in range(most):
+    def _accept(self) -> None:
+        for _ in range(_BACKLOG):
             try:
                 sock, address = self._sock.accept()
-            except (BlockingIOError, InterruptedError):
+            except BlockingIOError:
                 return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):  # wait for some to close instead of spinning
-                    self.loop.remove_reader(self._sock)
-                    self.loop.call_later(0.1, self._accept_again)
+            except OSError:  # no more file descriptors: wait for some to close instead of spinning
+                self.loop.remove_reader(self._sock)
                 return
-            self.serve(sock, client_of(address))
+            with contextlib.suppress(OSError):  # the client has closed the connection already
+                self.serve(sock, place(address))
 
-    def _accept_again(self) -> None:
+    def _each_second(self) -> None:
+        """Follow steps of the wall clock, which the kernel's timestamps are based on; accept again if that was paused."""
+        self.wall_offset = clock.wall_offset()
         if self._is_accepting:
             self.loop.add_reader(self._sock, self._accept)
-
-    # --- periodically ------------------------------------------------------------------------------------------------
-
-    def _follow_wall_clock(self) -> None:
-        """Follow steps of the wall clock, which the kernel's timestamps are based on."""
-        self.wall_offset = clock.wall_offset()
-        self._timers["clock"] = self.loop.call_later(1.0, self._follow_wall_clock)
+        self._second_timer = self.loop.call_later(1.0, self._each_second)
 
     def _sweep_again(self) -> None:
         self.sweep(now())
-        wait = min(_SWEEP_S, min(self._idle, self._stalled) / 4e9)
-        self._timers["sweep"] = self.loop.call_later(wait, self._sweep_again)
+        self._sweep_timer = self.loop.call_later(
+            min(_SWEEP_S, self._idle / 4e9, self._stalled / 4e9), self._sweep_again
+        )
 
     def sweep(self, at: int) -> None:
-        """Give up on clients that are late as of `at`: one pass over all connections instead of a timer for each."""
+        """Close connections that are broken or late as of `at`: one pass over all of them instead of a timer for each."""
         for transport in list(self.transports):
-            transport.close_if_broken()
-        late = at - min(self._idle, self._stalled)
-        for transport in [one for one in self.transports if one.moved < late]:
-            transport.give_up_if_late(self._idle, self._stalled, at)
+            transport.close_if_late(self._idle, self._stalled, at)
 
 
-def client_of(address: Any) -> str:
-    """Return HOST:PORT. (IPv4 clients of a dual-stack socket are shown as IPv4.)"""
-    if not isinstance(address, tuple):
-        return ""
+def place(address: tuple[Any, ...]) -> str:
+    """Return HOST:PORT, with brackets around IPv6 addresses. (IPv4 clients of a dual-stack socket are shown as IPv4.)"""
     host, port = address[:2]
-    return place(host.removeprefix("::ffff:") if "." in host else host, port)
+    if "." in host:
+        host = host.removeprefix("::ffff:")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -6,9 +6,8 @@ position. On GPUs the decode step is a CUDA graph per batch size and length, sin
 thousand small kernels take longer than the kernels. Tokens stay on the device between steps.
 """
 
-import inspect
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -29,12 +28,9 @@ _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 """For prompts: all but cuDNN's, which takes 65 ms to prepare for each new length."""
 _ATTENTION = "inferometer_slots"
 _ALL = slice(None)
+_log = logging.getLogger("inferometer.serve")
 Controls = np.ndarray[Any, Any]
 """float32 [rows, 5]: temperature, top_p, top_k, a random number in [0, 1), and whether end-of-text tokens are excluded."""
-
-
-class Unfit(Exception):  # noqa: N818  (not an error: the reason to use SeparateDecoder)
-    """The reason why a model cannot be computed in slots."""
 
 
 class _Decoder:
@@ -70,7 +66,7 @@ def sample(logits: Any, controls: Any, ends: Any) -> Any:
 
 
 class SlotDecoder(_Decoder):
-    """A model with its slots; raises Unfit if the model keeps anything but keys and values of all positions."""
+    """A model with its slots; raises ValueError if it keeps anything but keys and values of all positions."""
 
     def __init__(self, *given: Any, memory: float) -> None:
         """Take at most `memory` bytes for keys and values, if necessary with fewer slots."""
@@ -88,15 +84,13 @@ class SlotDecoder(_Decoder):
         self._tokens, self._positions = self.tensor([0] * self.slots), self.tensor([0] * self.slots)
         self._rows = torch.arange(self.slots, device=self.device)
         self.logits = torch.zeros((self.slots, self.vocabulary), device=self.device)
-        self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         self._cache = _SlotCache(self)
         self._graphs: dict[tuple[int, int], Any] = {}
-        restore = _use_grouped_attention(self)
-        try:
-            self._check()
-        except Exception:
-            restore()
-            raise
+        if self.model.config._attn_implementation == "sdpa":
+            AttentionInterface.register(_ATTENTION, _grouped_attention)
+            AttentionMaskInterface.register(_ATTENTION, AttentionMaskInterface()["sdpa"])
+            self.model.set_attn_implementation(_ATTENTION)
+        self._check()
 
     def _cached(self) -> tuple[int, int, int]:
         """Return the model's number of layers, of key heads, and their size."""
@@ -105,31 +99,31 @@ class SlotDecoder(_Decoder):
         for layer in cache.layers:
             window = getattr(layer, "sliding_window", None) or 0
             if type(layer).__name__ != "DynamicLayer" and window < self.length:
-                raise Unfit(f"it has a {type(layer).__name__}" + (f" of {window} tokens" if window else ""))
+                raise ValueError(f"it has a {type(layer).__name__} of {window} tokens")
         shapes = {tuple(part.shape) for layer in cache.layers for part in (layer.keys, layer.values)}
         if len(shapes) != 1:
-            raise Unfit("its layers differ in the shape of keys and values")
+            raise ValueError("its layers differ in the shape of keys and values")
         _, heads, _, size = shapes.pop()
         return len(cache.layers), heads, size
 
     def _check(self) -> None:
-        """Raise Unfit unless slots give what the model itself computes, for two texts of different length."""
+        """Raise ValueError unless slots give what the model itself computes, for two texts of different length."""
         texts = [[i % self.vocabulary for i in range(1, size)] for size in (6, 4)][: self.slots]
         first = self.prefill(list(range(len(texts))), texts, 0, None).tolist()
         self.decode([len(text) for text in texts], None)
         for text, token, logits in zip(texts, first, self.logits, strict=False):
             expected = self.model(input_ids=self.tensor([[*text, token]])).logits[0, -1].float()
             if not (logits - expected).abs().max() < _TOLERANCE * expected.std():
-                raise Unfit("computed in slots, its results differ")
+                raise ValueError("computed in slots, its results differ")
 
-    def warm_up(self, log: logging.Logger) -> None:
+    def warm_up(self) -> None:
         """Capture the graphs, and compute what requests will compute."""
         if self.device.type == "cuda":
             try:
                 self._capture()
             except Exception as error:
                 self._graphs = {}
-                log.warning("decoding without CUDA graphs, more slowly: %s", " ".join(str(error).split())[:300])
+                _log.warning("decoding without CUDA graphs, more slowly: %s", " ".join(str(error).split())[:300])
         for rows, size in _PROMPTS:
             if rows <= self.slots and size < self.length:
                 self.prefill(list(range(rows)), [[0] * size] * rows, 0, np.zeros((rows, 5), np.float32))
@@ -185,13 +179,9 @@ class SlotDecoder(_Decoder):
         self.kv[:, :, target, :, :size] = self.kv[:, :, source, :, :size]
         self._tokens[target] = self._tokens[source]
 
-    def release(self, slot: int) -> None: ...
-
     def _forward(self, tokens: Any, positions: Any, mask: Any, keep: Any) -> Any:
-        more = {"logits_to_keep": keep} if self._keeps else {}
-        given = {"position_ids": positions, "attention_mask": mask, "past_key_values": self._cache, "use_cache": True}
-        made = self.model(input_ids=tokens, **given, **more).logits
-        return made if self._keeps or isinstance(keep, int) else made[:, keep]
+        cached = {"past_key_values": self._cache, "use_cache": True, "logits_to_keep": keep}
+        return self.model(input_ids=tokens, position_ids=positions, attention_mask=mask, **cached).logits
 
     def _mask(self, positions: Any, length: int) -> Any:
         """Return the additive mask [rows, 1, positions, length]: each position attends to all up to itself."""
@@ -246,63 +236,38 @@ class _SlotCache(Cache):  # type: ignore[misc]
         return query if isinstance(query, int) else len(query), 0  # older versions pass the positions
 
 
-def _use_grouped_attention(decoder: SlotDecoder) -> Callable[[], None]:
+def _grouped_attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **more: Any) -> Any:
     """For single tokens, attend with all query heads of a key head at once: transformers copies keys and values for
-    each query head if there is a mask. Return what gives the model its own attention back."""
+    each query head if there is a mask."""
+    is_plain = all(more.get(name) is None for name in ("softcap", "position_bias", "s_aux"))
+    if query.shape[2] > 1 or attention_mask is None or not is_plain:
+        return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **more)
+    batch, heads, _, size = query.shape
+    grouped = query.reshape(batch, key.shape[1], -1, size)
     attend = torch.nn.functional.scaled_dot_product_attention
-    if getattr(decoder.model.config, "_attn_implementation", "") != "sdpa":
-        return lambda: None
-
-    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **more: Any) -> Any:
-        is_plain = all(more.get(name) is None for name in ("softcap", "position_bias", "s_aux"))
-        if query.shape[2] > 1 or attention_mask is None or not is_plain:
-            return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **more)
-        batch, heads, _, size = query.shape
-        grouped = query.reshape(batch, key.shape[1], -1, size)
-        made = attend(grouped, key, value, attn_mask=attention_mask, scale=more.get("scaling"))
-        return made.reshape(batch, 1, heads, -1), None
-
-    AttentionInterface.register(_ATTENTION, attention)
-    AttentionMaskInterface.register(_ATTENTION, AttentionMaskInterface()["sdpa"])
-    decoder.model.set_attn_implementation(_ATTENTION)
-    return lambda: decoder.model.set_attn_implementation("sdpa")
+    made = attend(grouped, key, value, attn_mask=attention_mask, scale=more.get("scaling"))
+    return made.reshape(batch, 1, heads, -1), None
 
 
 class SeparateDecoder(_Decoder):
-    """Computes one text after the other, each with the model's own cache: for models that cannot use slots."""
+    """Computes one text after the other, with the model's own cache: for models that cannot use slots."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._caches: dict[int, Any] = {}
-        self._tokens: dict[int, int] = {}
-
-    def warm_up(self, log: logging.Logger) -> None:
-        self.prefill([0], [[0] * 8], 0, None)
-        self.decode([8], None)
+    def __init__(self, model: Any, ends: Collection[int], length: int) -> None:
+        super().__init__(model, ends, 1, length)
+        if model.config._attn_implementation == _ATTENTION:
+            model.set_attn_implementation("sdpa")
+        self._cache: Any = None
+        self._token = self.tensor([0])
 
     def prefill(self, slots: list[int], chunks: list[list[int]], start: int, controls: Controls | None) -> Any:
         if not start:
-            self._caches |= {slot: DynamicCache(config=self.model.config) for slot in slots}
-        return self._computed(slots, chunks, controls)
+            self._cache = DynamicCache(config=self.model.config)
+        return self._next(self.tensor(chunks), controls)
 
     def decode(self, positions: list[int], controls: Controls | None) -> Any:
-        made, running = self.tensor([0] * len(positions)), [i for i, one in enumerate(positions) if one >= 0]
-        chosen = None if controls is None else controls[running]
-        made[running] = self._computed(running, [[self._tokens[slot]] for slot in running], chosen)
-        return made
+        return self._next(self._token[None], controls)
 
-    def _computed(self, slots: list[int], chunks: list[list[int]], controls: Controls | None) -> Any:
-        caches = [self._caches[slot] for slot in slots]
-        logits = [
-            self.model(input_ids=self.tensor([chunk]), past_key_values=cache, use_cache=True).logits[:, -1]
-            for chunk, cache in zip(chunks, caches, strict=True)
-        ]
-        made = self.chosen(torch.cat(logits), controls)
-        self._tokens |= dict(zip(slots, made.tolist(), strict=True))
-        return made
-
-    def move(self, source: int, target: int, size: int) -> None:
-        self._caches[target], self._tokens[target] = self._caches.pop(source), self._tokens.pop(source)
-
-    def release(self, slot: int) -> None:
-        self._caches.pop(slot, None)
+    def _next(self, tokens: Any, controls: Controls | None) -> Any:
+        logits = self.model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits[:, -1]
+        self._token = self.chosen(logits, controls)
+        return self._token

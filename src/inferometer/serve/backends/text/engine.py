@@ -6,102 +6,69 @@ GPUs the tokens of one step are turned into text while the next one is computed.
 """
 
 import asyncio
-import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
-from inferometer.serve.models.types import Refused, reason
-from inferometer.serve.openai.model import FinishReason, Generation, StopTexts
+from inferometer.serve.backends.text.generation import Generation
+from inferometer.serve.backends.text.model import check_tokens
+from inferometer.serve.models.types import Refused, TextPart, reason
 from inferometer.timing.clock import now
 
 _BELOW_ONE = 1 - 2**-23
 _PATIENCE = 10.0
+_CONTEXT = 8
+"""Tokens of the prompt that the text of the first tokens may depend on."""
 _SIMILAR = 32
 """Difference in length of prompts that are read together; the shorter ones are padded."""
-_INCOMPLETE = "\ufffd"  # what an incomplete character is decoded to
-_MOST_INCOMPLETE = 8  # tokens; a character has at most 4 bytes, so more are not a character
 
 
-class _Row:
-    """A text in progress."""
-
-    __slots__ = ("filled", "is_over", "left", "limit", "made", "prompt", "random", "request", "slot", "stops", "text")
-
-    def __init__(self, request: Generation, limit: int, text: "Text") -> None:
-        self.request, self.prompt, self.text, self.stops = request, request.prompt, text, StopTexts(request.stop)
-        self.random = random.Random(request.seed) if request.temperature else None
-        self.slot, self.is_over = -1, False
-        self.filled = 0
-        """Positions in the cache."""
-        self.left = self.limit = limit
-        """Tokens that are not computed yet."""
-        self.made = 0
-        """Tokens that were processed."""
-
-    @property
-    def is_running(self) -> bool:
-        return self.filled >= len(self.prompt)
-
-    @property
-    def excludes_end(self) -> bool:
-        return self.limit - self.left < self.request.min_tokens
-
-
-_Rows = list[_Row | None]
-"""By slot."""
-_Made = list[tuple[Sequence[_Row], Any]]
+_Made = list[tuple[Sequence[Generation], Any]]
 """Texts, and a tensor with the next token of each."""
-_Event = tuple[_Row, str, int, FinishReason | None, Refused | None]
+_Events = list[tuple[Generation, TextPart | Refused]]
 
 
 class Engine:
     """The queue, the slots and the thread of a model."""
 
-    def __init__(
-        self, prepare: Callable[[], Any], decode: Callable[..., str], ends: frozenset[int], mode: Callable[[Any], Any]
-    ) -> None:
-        """Start the thread, in PyTorch's `mode`, which calls `prepare` for the decoder; raises what that raises."""
-        self._decode, self._ends = decode, ends
+    def __init__(self, prepare: Callable[[], Any], tokenizer: Tokenizer, ends: frozenset[int]) -> None:
+        """Start the thread, which calls `prepare` for the decoder; raises what that raises."""
+        self._tokenizer, self._ends = tokenizer, ends
         self._changed = threading.Condition()
-        self._waiting: deque[_Row] = deque()
-        self._pending: list[tuple[_Row, int]] = []
+        self._waiting: deque[Generation] = deque()
+        self._rows: list[Generation | None] = []
+        """By slot."""
+        self._pending: list[tuple[Generation, int]] = []
         """Tokens that were computed and not processed yet."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         ready: Future[Any] = Future()
-        self._thread = threading.Thread(target=mode(self._work), args=(prepare, ready), name="text engine", daemon=True)
+        work = torch.inference_mode()(self._work)
+        self._thread = threading.Thread(target=work, args=(prepare, ready), name="text engine", daemon=True)
         self._thread.start()
         self._decoder = ready.result()
         self.length: int = self._decoder.length
 
     # --- in the event loop ---
 
-    def generate(self, request: Generation) -> None:
-        """Accept a request; raises Refused if its prompt is invalid."""
-        prompt, most = request.prompt, self.length
-        if not prompt:
+    def generate(self, row: Generation) -> None:
+        """Accept a text; raises Refused if its prompt is invalid."""
+        if not row.prompt:
             raise Refused("INVALID_ARGUMENT", "the text has no tokens")
-        if len(prompt) >= most:
-            what = f"the text has {len(prompt)} tokens; the maximum, including the response, is {most}"
-            raise Refused("INVALID_ARGUMENT", what)
-        check_tokens(prompt, self._decoder.vocabulary)
+        check_tokens(row.prompt, self._decoder.vocabulary)
         self._loop = self._loop or asyncio.get_running_loop()
-        row = _Row(request, max(1, min(request.max_tokens, most - len(prompt))), Text(self._decode, prompt))
-        request.state = row
+        row.text = DecodeStream(ids=row.prompt[-_CONTEXT:], skip_special_tokens=True)
         with self._changed:
             self._waiting.append(row)
             self._changed.notify()
-
-    def cancel(self, request: Generation) -> None:
-        """Forget a request: it is not called any more, and its slot is free at the next step."""
-        row, request.state = request.state, None
-        if isinstance(row, _Row):
-            row.is_over = True
 
     def close(self) -> None:
         with self._changed:
@@ -109,14 +76,9 @@ class Engine:
             self._changed.notify()
         self._thread.join(_PATIENCE)  # a thread inside PyTorch must not outlive the interpreter
 
-    def _send(self, events: list[_Event]) -> None:
-        for row, text, count, why, refused in events:
-            request = row.request
-            if request.state is row and (count or text):
-                request.tokens(text, count)
-            if request.state is row and why:  # neither was cancelled
-                request.state = None
-                request.ended(why, refused)
+    def _send(self, events: _Events) -> None:
+        for row, part in events:
+            row.received(part)
 
     # --- in the thread ---
 
@@ -126,198 +88,154 @@ class Engine:
         except BaseException as error:
             ready.set_exception(error)
             return
+        self._rows = [None] * self._decoder.slots
         ready.set_result(self._decoder)
-        rows: _Rows = [None] * self._decoder.slots
         while not self._is_closed:
             with self._changed:
-                while not (self._waiting or self._pending or any(rows) or self._is_closed):
+                while not (self._waiting or self._pending or any(self._rows) or self._is_closed):
                     self._changed.wait()
-            self._step(rows)
-        # Unloading does not wait for requests of the OpenAI endpoints: end them, or their clients would wait forever.
-        rest = [*(row for row in rows if row is not None), *self._waiting]
-        self._fail(rows, rest, Refused("UNAVAILABLE", "the model was unloaded before the text was complete"))
+            try:
+                self._step()
+            except Exception as error:  # the thread must go on, and nobody else would end these texts
+                self._pending = []
+                self._fail([row for row in self._rows if row is not None], error)
+        self._process(self._pending)
 
-    def _step(self, rows: _Rows) -> None:
-        for row in rows:
-            if row is not None and row.is_over:
-                self._release(rows, row)
-        self._compact(rows)
+    def _step(self) -> None:
+        self._rows = [None if row is None or row.is_over else row for row in self._rows]
+        self._compact()
         if self._decoder.device.type == "cuda":
-            made: _Made = []
-            self._add_tokens(rows, made)
+            made = self._add_tokens()
             self._process(self._pending)  # while the device computes
-            self._read_prompts(rows, made)
-            self._pending = self._fetched(rows, made)
+            made += self._read_prompts()
+            self._pending = self._fetched(made)
         else:
-            for compute in (self._read_prompts, self._add_tokens):
-                made = []
-                compute(rows, made)
-                self._process(self._fetched(rows, made))
+            self._process(self._fetched(self._read_prompts()))
+            self._process(self._fetched(self._add_tokens()))
 
-    def _compact(self, rows: _Rows) -> None:
+    def _compact(self) -> None:
         """Move running texts to the first slots, since a step computes all up to the last one."""
+        rows = self._rows
         for row in reversed([row for row in rows if row is not None]):
             free = rows.index(None) if None in rows else len(rows)
-            if free > row.slot or not row.is_running:
+            if free > row.slot or not row.computed:
                 return
             self._decoder.move(row.slot, free, row.filled)
             rows[free], rows[row.slot], row.slot = row, None, free
 
-    def _add_tokens(self, rows: _Rows, made: _Made) -> None:
+    def _add_tokens(self) -> _Made:
         """Compute the next token of every running text."""
-        running = [row for row in rows if row is not None and row.is_running]
+        running = [row for row in self._rows if row is not None and row.computed]
         if not running:
-            return
+            return []
         positions = [-1] * (running[-1].slot + 1)
         for row in running:
             positions[row.slot] = row.filled
         try:
-            tokens = self._decoder.decode(positions, _controls(rows[: len(positions)]))
+            tokens = self._decoder.decode(positions, _controls(self._rows[: len(positions)]))
         except Exception as error:
-            self._fail(rows, running, error)
-            return
-        made.append((running, tokens if len(running) == len(positions) else tokens[[row.slot for row in running]]))
+            return self._fail(running, error)
         for row in running:
-            row.filled += 1
-            self._count(rows, row)
+            self._fill(row, 1)
+        return [(running, tokens if len(running) == len(positions) else tokens[[row.slot for row in running]])]
 
-    def _read_prompts(self, rows: _Rows, made: _Made, group: Sequence[_Row] = ()) -> None:
+    def _read_prompts(self) -> _Made:
         """Compute a chunk of one prompt, or several short ones; the last chunk gives the first token."""
-        group = group or [row for row in rows if row is not None and not row.is_running][:1] or self._admitted(rows)
+        group = [row for row in self._rows if row is not None and not row.computed][:1] or self._admitted()
         if not group:
-            return
-        start, end = group[0].filled, group[0].filled + self._decoder.budget
-        is_last, chunks = all(end >= len(row.prompt) for row in group), [row.prompt[start:end] for row in group]
-        slots, controls = [row.slot for row in group], _controls(group) if is_last else None
+            return []
+        start, size = group[0].filled, self._decoder.budget
+        chunks = [row.prompt[start : start + size] for row in group]
+        is_last = all(start + size >= len(row.prompt) for row in group)
         try:
-            tokens = self._decoder.prefill(slots, chunks, start, controls)
+            controls = _controls(group) if is_last else None
+            tokens = self._decoder.prefill([row.slot for row in group], chunks, start, controls)
         except Exception as error:
-            if len(group) == 1:
-                self._fail(rows, group, error)
-            else:
-                for row in group:  # find the one that fails
-                    self._read_prompts(rows, made, [row])
-            return
-        if is_last:
-            made.append((group, tokens))
-        for row in group:
-            row.filled = min(end, len(row.prompt))
-            if is_last:
-                self._count(rows, row)
+            return self._fail(group, error)
+        for row, chunk in zip(group, chunks, strict=True):
+            self._fill(row, len(chunk))
+        return [(group, tokens)] if is_last else []
 
-    def _admitted(self, rows: _Rows) -> list[_Row]:
+    def _admitted(self) -> list[Generation]:
         """Give slots to waiting requests, as long as their prompts are short and of similar length."""
-        group: list[_Row] = []
+        group: list[Generation] = []
         with self._changed:
-            while self._waiting and None in rows:
+            while self._waiting and None in self._rows:
                 row = self._waiting[0]
                 sizes = [len(one.prompt) for one in (*group, row)]
                 if group and (max(sizes) * len(sizes) > self._decoder.budget or max(sizes) - min(sizes) > _SIMILAR):
                     break
                 self._waiting.popleft()
                 if not row.is_over:
-                    row.slot = rows.index(None)
-                    rows[row.slot] = row
-                    row.request.started = now()
+                    row.slot = self._rows.index(None)
+                    self._rows[row.slot] = row
+                    row.started = now()
                     group.append(row)
         return group
 
-    def _count(self, rows: _Rows, row: _Row) -> None:
-        """Count a computed token; the last one frees the slot."""
-        row.left -= 1
-        if not row.left:
-            self._release(rows, row)
+    def _fill(self, row: Generation, size: int) -> None:
+        """Count computed positions; the last token frees the slot."""
+        row.filled += size
+        if row.computed == row.limit:
+            self._rows[row.slot] = None
 
-    def _release(self, rows: _Rows, row: _Row) -> None:
-        if rows[row.slot] is row:
-            rows[row.slot] = None
-            self._decoder.release(row.slot)
-
-    def _fetched(self, rows: _Rows, made: _Made) -> list[tuple[_Row, int]]:
+    def _fetched(self, made: _Made) -> list[tuple[Generation, int]]:
         try:
             return [(row, token) for group, tokens in made for row, token in zip(group, tokens.tolist(), strict=True)]
         except Exception as error:  # GPUs report errors when results are fetched
-            self._fail(rows, [row for group, _ in made for row in group], error)
-            return []
+            return self._fail([row for group, _ in made for row in group], error)
 
-    def _process(self, made: list[tuple[_Row, int]]) -> None:
+    def _process(self, made: Iterable[tuple[Generation, int]]) -> None:
         """Turn tokens into text, end what is complete, and pass it to the event loop."""
-        events: list[_Event] = []
+        events: _Events = []
         for row, token in made:
             if row.is_over:
                 continue
-            is_end = token in self._ends and not row.request.ignore_eos
+            is_end = token in self._ends and not row.ignore_eos
             row.made += not is_end
             is_last = is_end or row.made == row.limit
-            text = ("" if is_end else row.text.add(token)) + (row.text.rest() if is_last else "")
-            if row.made >= row.request.min_tokens:
+            text = "" if is_end else self._text(row, token)
+            if row.made >= row.min_tokens:
                 text = row.stops.feed(text)
-            row.request.stopped = row.stops.stopped
-            is_stopped = is_end or row.stops.stopped is not None
-            text += row.stops.rest() if is_last and row.stops.stopped is None else ""
-            row.is_over = is_last or is_stopped
-            events.append((row, text, int(not is_end), "stop" if is_stopped else "length" if is_last else None, None))
+            stopped = row.stops.stopped
+            is_stopped = is_end or stopped is not None
+            text += row.stops.rest() if is_last and stopped is None else ""
+            if is_last or is_stopped:
+                row.is_over = True
+            why: Any = "stop" if is_stopped else "length" if is_last else None
+            part = TextPart(text, int(not is_end), finish_reason=why, stopped=stopped, started=row.started)
+            events.append((row, part))
         self._pass(events)
 
-    def _pass(self, events: list[_Event]) -> None:
+    def _text(self, row: Generation, token: int) -> str:
         try:
-            if events and self._loop is not None:
+            return row.text.step(self._tokenizer, token) or ""
+        except Exception:  # tokens that are bytes, and not valid UTF-8, change the text before them: start anew
+            row.text = DecodeStream(skip_special_tokens=True)
+            return row.text.step(self._tokenizer, token) or ""
+
+    def _pass(self, events: _Events) -> None:
+        if events and self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._send, events)
-        except RuntimeError:  # the loop is closed
-            self._is_closed = True
 
-    def _fail(self, rows: _Rows, group: Sequence[_Row], error: Exception) -> None:
-        """End texts with the reason; the others are not affected."""
+    def _fail(self, group: Sequence[Generation], error: Exception) -> list[Any]:
+        """End texts with the reason; the others are not affected. Return an empty list, since they get no tokens."""
         refused = reason(error)
-        if type(error).__name__ == "OutOfMemoryError":
-            refused = Refused("RESOURCE_EXHAUSTED", f"out of memory for this text: {refused.message:.200}")
-        self._pass([(row, "", 0, "abort", refused) for row in group if not row.is_over])
+        self._pass([(row, refused) for row in group if not row.is_over])
         for row in group:
-            self._release(rows, row)
             row.is_over = True
+        return []
 
 
-def check_tokens(tokens: list[int], vocabulary: int) -> None:
-    """Raise Refused for tokens that do not exist: on GPUs they would make every later computation fail."""
-    wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
-    if wrong is not None:
-        raise Refused("INVALID_ARGUMENT", f"tokens must be in 0..{vocabulary - 1} (got {wrong})")
-
-
-def _controls(rows: Sequence[_Row | None]) -> Any:
+def _controls(rows: Sequence[Generation | None]) -> Any:
     """Return what `sample` needs to know about each row; None if all are simply greedy."""
-    if not any(row is not None and (row.random is not None or row.excludes_end) for row in rows):
+    excludes_end = [row is not None and row.computed < row.min_tokens for row in rows]
+    if not any(excludes_end) and all(row is None or row.random is None for row in rows):
         return None
     made = np.zeros((len(rows), 5), np.float32)
     for i, row in enumerate(rows):
         if row is not None:
-            request, uniform = row.request, min(row.random.random(), _BELOW_ONE) if row.random is not None else 0
-            made[i] = request.temperature, request.top_p, max(0, request.top_k), uniform, row.excludes_end
+            uniform = min(row.random.random(), _BELOW_ONE) if row.random is not None else 0
+            made[i] = row.temperature, row.top_p, row.top_k, uniform, excludes_end[i]
     return made
-
-
-class Text:
-    """Converts tokens to text incrementally. A token is decoded together with earlier ones, since its text may depend
-    on them."""
-
-    __slots__ = ("_decode", "_known", "_tokens")
-
-    def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int]) -> None:
-        self._decode = decode
-        self._tokens = list(prompt[-8:])
-        """Tokens whose text is not complete yet, after a few for context."""
-        self._known = len(self._tokens)
-
-    def add(self, token: int) -> str:
-        """Return the new text; "" while a character is incomplete."""
-        self._tokens.append(token)
-        before, after = self._decode(self._tokens[: self._known]), self._decode(self._tokens)
-        is_incomplete = after.endswith(_INCOMPLETE) and len(self._tokens) - self._known < _MOST_INCOMPLETE
-        if is_incomplete or len(after) <= len(before):
-            return ""
-        self._tokens, self._known = self._tokens[self._known :], len(self._tokens) - self._known
-        return after[len(before) :]
-
-    def rest(self) -> str:
-        """Return the remaining text at the end, including an incomplete character."""
-        return self._decode(self._tokens)[len(self._decode(self._tokens[: self._known])) :]

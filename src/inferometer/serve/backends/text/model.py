@@ -1,4 +1,4 @@
-"""A language model behind the OpenAI endpoints, and text generation over KServe (`begin`):
+"""A language model: text generation and embeddings for the OpenAI endpoints, and text generation over KServe:
 
 text_input   BYTES [1]    the prompt
 max_tokens   INT32 [1]    maximum number of tokens; default: the parameter `max_tokens` of the configuration (128)
@@ -11,17 +11,18 @@ text_output  BYTES [1]    the text that a token adds; a token that ends inside a
 """
 
 import asyncio
-import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from inferometer.serve.backends import configured
-from inferometer.serve.backends.text.engine import check_tokens
-from inferometer.serve.models.types import Begin, Emit, Finish, Loading, Parameters, Refused, Tensors, reason
-from inferometer.serve.offload import Threads
-from inferometer.serve.openai.model import Generation, Vectors
+from inferometer.serve.backends.text.generation import Generation
+from inferometer.serve.models.types import Emit, Finish, Inference, Loading, Refused, Tensors, TextPart, reason
+from inferometer.serve.offload import Offload
+from inferometer.serve.openai.requests import Fields, TextRequest, invalid, too_long
 from inferometer.tensors import Tensor, TensorSpec, to_numpy
+from inferometer.timing.clock import now
 
 PROMPT, PIECE = "text_input", "text_output"
 INPUTS = (
@@ -32,72 +33,129 @@ INPUTS = (
     TensorSpec("seed", "INT64", (1,), optional=True),
     TensorSpec("stop", "BYTES", (-1,), optional=True),
 )
-_LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "max_tokens": (lambda value: value >= 1, "at least 1"),
-    "temperature": (lambda value: math.isfinite(value) and value >= 0, "at least 0"),
-    "top_p": (lambda value: 0 < value <= 1, "in (0, 1]"),
-}
 _BATCH = 32
 
 
 class LanguageModel:
-    """A model with its tokenizer. Behind the OpenAI endpoints (openai.model.TextModel), it generates texts with `engine` or
-    computes embeddings with `vectors`."""
+    """A model with its tokenizer, which generates texts with `engine` or computes embeddings with `vectors`."""
 
     def __init__(self, name: str, model: Any, tokenizer: Any, longest: int | None, threads: int) -> None:
         """`longest` is the maximum length of a text."""
         self.name, self.model, self.tokenizer, self.longest, self.threads = name, model, tokenizer, longest, threads
-        self.max_len, self.can_generate, self.can_embed = longest or 1 << 30, False, False
+        self.max_len = longest or 1 << 30
+        self.max_tokens = 0
+        """Length of a text over KServe if the request sets none."""
         self.engine: Any = None
         self.vectors: Any = None
-        self._thread: Threads | None = None
-        self._pending: deque[tuple[list[list[int]], Vectors]] = deque()
-
-    def encode(self, texts: Sequence[str | list[int]]) -> list[list[int]]:
-        return [list(self.tokenizer(one)["input_ids"]) if isinstance(one, str) else one for one in texts]
-
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[list[int]]:
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise Refused("INVALID_ARGUMENT", f"model {self.name} has no chat template; use /v1/completions")
-        try:
-            text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # whatever a template raises about messages that it does not accept
-            raise Refused("INVALID_ARGUMENT", f"the chat template: {reason(error).message:.300}") from None
-        return [list(self.tokenizer(text, add_special_tokens=False)["input_ids"])]
-
-    def generate(self, request: Generation) -> None:
-        self.engine.generate(request)
-
-    def cancel(self, request: Generation) -> None:
-        self.engine.cancel(request)
-
-    def embed(self, inputs: list[list[int]], then: Vectors) -> None:
-        """Compute vectors in a thread, together with what other requests added while it was busy."""
-        check_tokens([token for one in inputs for token in one], self.model.config.get_text_config().vocab_size)
-        self._thread = self._thread or Threads(asyncio.get_running_loop(), 1, f"{self.name} embeddings")
-        self._pending.append((inputs, then))
-        self._thread.do(self._embed_pending, self._embedded)
-
-    def _embed_pending(self) -> list[tuple[Vectors, list[Any] | None, Refused | None]]:
-        taken: list[tuple[list[list[int]], Vectors]] = []
-        while self._pending and sum(len(inputs) for inputs, _ in taken) < _BATCH:
-            taken.append(self._pending.popleft())
-        try:
-            every = [one for inputs, _ in taken for one in inputs]
-            rows = [row for at in range(0, len(every), _BATCH) for row in self.vectors(every[at : at + _BATCH])]
-        except Exception as error:
-            return [(then, None, reason(error)) for _, then in taken]
-        return [(then, [rows.pop(0) for _ in inputs], None) for inputs, then in taken]
-
-    def _embedded(self, made: Any, error: BaseException | None) -> None:
-        for then, vectors, refused in made or ():
-            then(vectors, refused)
+        self._offload: Offload | None = None
 
     def close(self) -> None:
-        if self.engine is not None:
-            self.engine.close()
-        if self._thread is not None:
-            self._thread.close()
+        self.engine.close()
+        if self._offload is not None:
+            self._offload.close()
+
+    def encode(self, asked: TextRequest) -> list[list[int]]:
+        """Return the tokens of each text, or of the conversation; may be called in a thread."""
+        if asked.messages:
+            return [self.encode_chat(asked.messages)]
+        return [list(self.tokenizer(one)["input_ids"]) if isinstance(one, str) else one for one in asked.parts]
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Return the tokens of a conversation in the tokenizer's chat template."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise invalid(f"model {self.name} has no chat template; use /v1/completions")
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # whatever a template raises about messages that it does not accept
+            raise invalid(f"the chat template: {reason(error).message:.300}") from None
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def begin(self, inputs: Tensors, first: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
+        """Generate a text for the OpenAI endpoints or over KServe."""
+        is_kserve = first.text is None
+        asked: TextRequest = request_of(inputs, self.max_tokens) if is_kserve else first.text
+        generation: Generation | None = None
+
+        def encoded(prompts: list[list[int]] | None, error: BaseException | None) -> None:
+            nonlocal generation
+            if first.is_over:  # cancelled
+                return
+            try:
+                if prompts is None:
+                    raise error or RuntimeError("there are no tokens")
+                if asked.api == "tokenize":
+                    received(TextPart(data=prompts[0], finish_reason="stop"))
+                    return
+                n_in = len(prompts[0])
+                room = self.max_len - n_in
+                n_out = min(asked.n_out, room) if is_kserve else asked.n_out or room
+                if max(n_out, 1) > room:
+                    raise too_long(n_in, max(n_out, 1), f"the model's maximum of {self.max_len} tokens")
+                generation = Generation(asked, prompts[0], n_out, received)
+                self.engine.generate(generation)
+                received(TextPart(prompt_tokens=n_in))
+            except Exception as why:
+                finish(reason(why))
+
+        def received(part: TextPart | Refused) -> None:
+            if isinstance(part, Refused):
+                finish(part)
+                return
+            if part.started:
+                first.started, first.queue_ns = part.started, part.started - first.queued
+            if not is_kserve:
+                emit(part)
+            elif part.text:
+                emit(piece(part.text.encode("utf-8", "replace")))
+            if part.finish_reason:
+                finish(None)
+
+        def cancel() -> None:
+            if generation is not None:
+                generation.is_over = True
+            finish(None)
+
+        self._offload = self._offload or Offload(asyncio.get_running_loop())
+        self._offload.run(sum(map(len, asked.parts)), lambda: self.encode(asked), encoded)
+        return cancel
+
+    def run_texts(self, requests: Sequence[TextRequest]) -> list[TextPart | Refused]:
+        """Compute the embeddings of all requests together, or tokenize their texts."""
+        started, every = now(), list[list[int]]()
+        made: list[TextPart | Refused] = []
+        for asked in requests:
+            try:
+                texts = self.encode(asked)
+                if asked.api == "embedding":
+                    self._check(texts, asked.fields.dimensions)
+                    every += texts
+                made.append(TextPart(prompt_tokens=sum(map(len, texts)), started=started, data=texts))
+            except Exception as error:
+                made.append(reason(error))
+        rows = (row for at in range(0, len(every), _BATCH) for row in self.vectors(every[at : at + _BATCH]))
+        for asked, part in zip(requests, made, strict=True):
+            if isinstance(part, TextPart):
+                texts = part.data
+                part.data = [next(rows).tobytes() for _ in texts] if asked.api == "embedding" else texts[0]
+        return made
+
+    def _check(self, texts: list[list[int]], dimensions: int | None) -> None:
+        """Raise Refused if there can be no embeddings of the texts."""
+        config, longest = self.model.config.get_text_config(), max(map(len, texts))
+        if longest > self.max_len:
+            why = f"{longest} tokens of an input exceed the model's maximum of {self.max_len} tokens"
+            raise Refused("INVALID_ARGUMENT", why, label="context_length_exceeded")
+        check_tokens([token for one in texts for token in one], config.vocab_size)
+        if dimensions not in (None, config.hidden_size):
+            size = config.hidden_size
+            raise invalid(f"dimensions must be {size}, the length of this model's vectors (got {dimensions})")
+
+
+def check_tokens(tokens: list[int], vocabulary: int) -> None:
+    """Raise Refused for tokens that do not exist: on GPUs they would make every later computation fail."""
+    wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
+    if wrong is not None:
+        raise invalid(f"tokens must be in 0..{vocabulary - 1} (got {wrong})")
 
 
 # --- KServe ----------------------------------------------------------------------------------------------------------
@@ -110,52 +168,16 @@ def declare(loading: Loading, inputs: Sequence[TensorSpec] = INPUTS) -> None:
     configured.declare(loading, loading.config.output, [TensorSpec(PIECE, "BYTES", (1,))])
 
 
-def begin(model: LanguageModel, most: int) -> Begin:
-    """Return what starts the generation of a text; `most` is the default for max_tokens."""
-
-    def start(inputs: Tensors, parameters: Parameters, emit: Emit, finish: Finish) -> Callable[[], None]:
-        request = Generation(
-            model.encode([prompt_text(inputs)])[0],
-            tokens=lambda text, count: emit(piece(text.encode("utf-8", "replace"))) if text else None,
-            ended=lambda why, refused: finish(refused),
-            max_tokens=int(number(inputs, "max_tokens", most)),
-            temperature=float(number(inputs, "temperature", 0.0)),
-            top_p=float(number(inputs, "top_p", 1.0)),
-            seed=int(number(inputs, "seed", 0)) if "seed" in inputs else None,
-            stop=tuple(one for one in configured.texts("stop", inputs["stop"]) if one) if "stop" in inputs else (),
-        )
-        try:
-            model.generate(request)
-        except Refused as refused:
-            raise Refused(refused.code, f"input '{PROMPT}': {refused.message}") from None
-
-        def cancel() -> None:
-            model.cancel(request)
-            finish(None)
-
-        return cancel
-
-    return start
-
-
-def prompt_text(inputs: Tensors) -> str:
-    texts = configured.texts(PROMPT, inputs[PROMPT])
-    if len(texts) != 1:
-        raise Refused("INVALID_ARGUMENT", f"input '{PROMPT}': expected one text (got {len(texts)})")
-    return texts[0]
-
-
-def number(inputs: Tensors, name: str, default: float) -> Any:
-    """Return the value of an input that is one number."""
-    if name not in inputs:
-        return default
-    found = to_numpy(inputs[name]).reshape(-1)
-    if found.size != 1:
-        raise Refused("INVALID_ARGUMENT", f"input '{name}': expected one number (got {found.size})")
-    value = found[0].item()
-    if name in _LIMITS and not _LIMITS[name][0](value):
-        raise Refused("INVALID_ARGUMENT", f"input '{name}': must be {_LIMITS[name][1]} (got {value})")
-    return value
+def request_of(inputs: Tensors, max_tokens: int) -> TextRequest:
+    """Return the request in the inputs; `max_tokens` is the default."""
+    numbers = {name: to_numpy(inputs[name]).item() for name in inputs if name not in (PROMPT, "stop")}
+    stop = configured.texts("stop", inputs["stop"]) if "stop" in inputs else None
+    (prompt,) = configured.texts(PROMPT, inputs[PROMPT])
+    try:
+        fields = msgspec.convert({"max_tokens": max_tokens, "temperature": 0.0, "stop": stop} | numbers, Fields)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the inputs are invalid: {error}") from None
+    return TextRequest("completion", fields, [prompt], n_out=fields.max_tokens or 0)
 
 
 def piece(text: bytes) -> Tensors:

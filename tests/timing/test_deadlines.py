@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from inferometer.engine import deadlines as module
-from inferometer.engine.deadlines import Deadlines
+from inferometer.timing import deadlines as module
+from inferometer.timing.deadlines import Deadlines
 
 
 class FakeTimer:

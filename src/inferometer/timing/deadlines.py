@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 from collections.abc import Callable
+from typing import Any
 
 from inferometer.timing.clock import now
 from inferometer.timing.timer import deadline_timer
@@ -11,22 +12,36 @@ _JUST_DUE = 5_000_000
 """Nanoseconds for which a callback counts as having just come due. It is longer than most interruptions by the host of a virtual machine:
 otherwise, one that happens while a burst of responses is handled would delay all sends to the end of the burst."""
 
+Entry = list[Any]
+"""[deadline, number, callback]."""
+
 
 class Deadlines:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = deadline_timer(loop, self._fired)
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
-        self._pushed = 0
+        self._heap: list[Entry] = []
+        self._pushed = self._cancelled = 0
         self._running = False
         self._armed_for = 0
         self.timer_kind = self._timer.kind
 
-    def at(self, deadline: int, callback: Callable[[], None]) -> None:
-        """Call back at `deadline` (monotonic ns), or as soon as the loop gets there."""
+    def at(self, deadline: int, callback: Callable[[], object]) -> Entry:
+        """Call back at `deadline` (monotonic ns), or as soon as the loop gets there. Return what `cancel` takes."""
         self._pushed += 1  # equal deadlines keep their order
-        heapq.heappush(self._heap, (deadline, self._pushed, callback))
-        if self._heap[0][1] == self._pushed and not self._running:
+        entry = [deadline, self._pushed, callback]
+        heapq.heappush(self._heap, entry)
+        if self._heap[0] is entry and not self._running:
             self._arm()
+        return entry
+
+    def cancel(self, entry: Entry) -> None:
+        """Do not call back, and keep nothing that the callback refers to."""
+        entry[2] = _ignore
+        self._cancelled += 1
+        if self._cancelled > 64 + len(self._heap) // 2:
+            self._heap = [one for one in self._heap if one[2] is not _ignore]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
 
     def catch_up(self) -> bool:
         """Run the callbacks that have just come due, and return whether there were any: long work calls this now and then.
@@ -62,10 +77,14 @@ class Deadlines:
         heap, at = self._heap, now()
         due = []
         while heap and heap[0][0] <= at:
-            due.append(heapq.heappop(heap)[2])
+            due.append(heapq.heappop(heap))
         self._running = True
         try:
-            for callback in due:
-                callback()
+            for entry in due:
+                entry[2]()
         finally:
             self._running = False
+
+
+def _ignore() -> None:
+    """The callback of a cancelled entry."""

@@ -1,4 +1,5 @@
-"""Parses HTTP/1.1 requests, one at a time. Sans-IO: no socket and no clock; the arrival time is passed in with the bytes.
+"""HTTP/1.1, server side: parses requests, one at a time. Sans-IO: no socket and no clock; the arrival time is passed in with the
+bytes.
 
 A request arrived when its last bytes did. A body of known length goes into one buffer of that length: what arrived with
 the headers is copied there, and for the rest `room` is where the socket may write directly (`filled` reports how much
@@ -9,9 +10,7 @@ ignoring it, as the standard allows.
 import re
 
 import msgspec
-
-from inferometer.serve.memory import untouched
-from inferometer.serve.settings import Limits
+import numpy as np
 
 _USED = frozenset(
     (
@@ -20,12 +19,11 @@ _USED = frozenset(
         b"x-request-id", b"x-sim-fault",
     )
 )  # fmt: skip
-_LINE = rb"(?:\r\n)?([A-Z]+) ([!-~\x80-\xff]+) HTTP/1\.([01])"
-_FIRST_LINE = re.compile(_LINE + rb"\r\n")
-_HEAD = re.compile(_LINE + rb"((?:\r\n[!#$%&'*+.^_`|~\w-]+:[\t -~\x80-\xff]*)*)")
+_HEAD = re.compile(
+    rb"([A-Z]+) ([!-~\x80-\xff]+) HTTP/1\.([01])"  # the request line
+    rb"((?:\r\n[!#$%&'*+.^_`|~\w-]+:[\t -~\x80-\xff]*)*)"  # the headers
+)
 _DIGITS, _HEX_DIGITS = re.compile(rb"\d{1,18}"), re.compile(rb"[0-9a-fA-F]{1,15}")
-_HOST = re.compile(rb"https?://[^/]*", re.IGNORECASE)
-_FRAMING = (b"content-length", b"transfer-encoding")
 _CHUNKED = -1
 
 
@@ -34,7 +32,7 @@ class Request(msgspec.Struct, eq=False):
 
     method: bytes = b""
     path: bytes = b""
-    """Without the query, and without scheme and host of an absolute URL."""
+    """Without the query."""
     headers: dict[bytes, bytes] = {}
     """Lower-case names; only headers that the server uses."""
     body: bytes | memoryview = b""
@@ -50,26 +48,21 @@ class Request(msgspec.Struct, eq=False):
 class Problem(Exception):  # noqa: N818  (a response)
     """An error response; after one of the parser's, the connection cannot be parsed further and is closed."""
 
-    def __init__(self, status: int, message: str, headers: bytes = b"") -> None:
+    def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers
-
-
-_Head = tuple[bytes, bytes, dict[bytes, bytes], bool, bool, int]
-"""Method, path, headers, whether the connection is kept, whether it is HTTP/1.0, and the size of the body or _CHUNKED."""
+        self.status, self.message = status, message
 
 
 class RequestParser:
-    """The parser of one connection."""
+    """The parser of one connection, with the maximum sizes of a request's headers and body."""
 
     __slots__ = (
-        "_body", "_expected", "_left", "_length", "_max_body", "_max_head", "_trailers", "kept_at", "request", "rest", "room",
-        "wants_continue",
+        "_body", "_chunk_left", "_length", "_max_body", "_max_head", "kept_at", "request", "rest", "room", "wants_continue",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, max_head: int, max_body: int) -> None:
         self.request: Request | None = None
-        """The request that is incomplete or not valid, as far as it is known."""
+        """The request whose headers are complete and whose body is not."""
         self.room: memoryview | None = None
         """Buffer for the rest of a body."""
         self.wants_continue = False
@@ -78,17 +71,10 @@ class RequestParser:
         """When the last bytes in `rest` arrived."""
         self.rest = b""
         """Bytes that are not parsed yet."""
-        limits = limits or Limits()
-        self._max_head, self._max_body = limits.head, limits.message
+        self._max_head, self._max_body = max_head, max_body
         self._length = 0
         self._body: memoryview | bytearray = memoryview(b"")
-        self._left = self._trailers = 0  # bytes of a chunk that are still to come; bytes of trailers
-        self._expected = "size"  # the next line of a chunked body: size, end (of a chunk) or trailer
-
-    @property
-    def is_in_head(self) -> bool:
-        """Whether a request has begun and its headers are incomplete."""
-        return self.request is None and bool(self.rest)
+        self._chunk_left = 0  # bytes of a chunk that are still to come, with the line break after it
 
     @property
     def is_partial(self) -> bool:
@@ -108,13 +94,9 @@ class RequestParser:
         if self.request is None:
             at = data.find(b"\r\n\r\n") + 4
             if not 4 <= at <= self._max_head:
-                self._check_start(data, at)
+                self._keep_start(data, at)
                 return None
-            try:
-                request, length = _parse(data[: at - 4])
-            except Problem:
-                self.request = _started(data)
-                raise
+            request, length = _parse(data[: at - 4])
             request.began = request.arrived = arrived
             if length == len(data) - at and length <= self._max_body:  # the common case: nothing else
                 request.body = data[at:]
@@ -149,22 +131,21 @@ class RequestParser:
         self.wants_continue = False
         return request
 
-    # --- headers ---
-
-    def _check_start(self, data: bytes, end: int) -> None:
+    def _keep_start(self, data: bytes, end: int) -> None:
         """Keep the start of a request, unless it is too long or not HTTP."""
         if len(data) > self._max_head or end > 4:
-            self.request = _started(data)
             raise Problem(431, f"the request headers are larger than {self._max_head} bytes")
-        if data and not (data[:1].isalpha() or data.startswith(b"\r")):
+        if data and not data[:1].isalpha():
             raise Problem(400, "not a valid HTTP/1.1 request")
         self.rest = data
 
     # --- bodies ---
 
     def _make_room(self, start: memoryview) -> None:
+        """Allocate the body, uninitialised. The system provides large buffers page by page as they are written, so that
+        an announced body alone costs neither memory nor time."""
         try:
-            self._body = body = untouched(self._length)
+            self._body = body = np.empty(self._length, np.uint8).data
         except MemoryError:
             raise Problem(413, f"not enough memory for a request body of {self._length} bytes") from None
         body[: len(start)] = start
@@ -172,43 +153,41 @@ class RequestParser:
 
     def _take_chunks(self, data: bytes, at: int, arrived: int) -> Request | None:
         if not isinstance(self._body, bytearray):
-            self._body, self._expected, self._trailers = bytearray(), "size", 0
+            self._body = bytearray()
         while True:
-            if self._left:
-                piece = data[at : at + self._left]
-                self._body += piece
-                self._left -= len(piece)
-                at += len(piece)
-                if len(self._body) > self._max_body:
-                    raise self._too_large()
+            if self._chunk_left:
+                at = self._take_chunk(self._body, data, at)
             end = data.find(b"\r\n", at)
-            if self._left or end < 0:
-                if len(data) - at > self._max_head:
-                    raise Problem(431, f"a line of the chunked body is larger than {self._max_head} bytes")
-                self.rest = data[at:]
-                return None
-            is_complete = self._take_line(data[at:end])
-            at = end + 2
-            if is_complete:
-                self.rest = data[at:]
+            if self._chunk_left or end < 0:
+                break
+            size = data[at:end].partition(b";")[0].strip()
+            if not _HEX_DIGITS.fullmatch(size):
+                raise Problem(400, "the chunked body is not valid")
+            length = int(size, 16)
+            if not length:  # the last chunk; trailers are ignored
+                end = data.find(b"\r\n\r\n", end)
+                if end < 0:
+                    break
+                self.rest = data[end + 4 :]
                 return self._complete(memoryview(self._body), arrived)
+            if len(self._body) + length > self._max_body:
+                raise self._too_large()
+            at, self._chunk_left = end + 2, length + 2
+        if len(data) - at > self._max_head:
+            raise Problem(431, f"a line of the chunked body is larger than {self._max_head} bytes")
+        self.rest = data[at:]
+        return None
 
-    def _take_line(self, line: bytes) -> bool:
-        """Take the line before, after or behind the chunks; return whether it was the last."""
-        if self._expected == "trailer":
-            self._trailers += len(line)
-            if self._trailers > self._max_head:
-                raise Problem(431, f"the trailers are larger than {self._max_head} bytes")
-            return not line
-        size = line.partition(b";")[0].strip()
-        if line if self._expected == "end" else not _HEX_DIGITS.fullmatch(size):
-            raise Problem(400, "the chunked body is not valid")
-        if self._expected == "end":
-            self._expected = "size"
-        else:
-            self._left = int(size, 16)
-            self._expected = "end" if self._left else "trailer"
-        return False
+    def _take_chunk(self, body: bytearray, data: bytes, at: int) -> int:
+        """Take what has arrived of a chunk and the line break after it; return where it ends."""
+        piece = data[at : at + self._chunk_left]
+        body += piece
+        self._chunk_left -= len(piece)
+        if not self._chunk_left:
+            if not body.endswith(b"\r\n"):
+                raise Problem(400, "the chunked body is not valid")
+            del body[-2:]
+        return at + len(piece)
 
     def _too_large(self) -> Problem:
         return Problem(413, f"the request body is larger than {self._max_body} bytes")
@@ -216,6 +195,8 @@ class RequestParser:
 
 # --- the headers of a request ----------------------------------------------------------------------------------------
 
+_Head = tuple[bytes, bytes, dict[bytes, bytes], bool, bool, int]
+"""Method, path, headers, whether the connection is kept, whether it is HTTP/1.0, and the size of the body or _CHUNKED."""
 _ID = b"\r\nX-Request-Id: "
 _known: dict[bytes, _Head] = {}
 """Headers that were parsed before, without their X-Request-Id: clients send the same again and again."""
@@ -251,37 +232,25 @@ def _parse_all(head: bytes) -> _Head:
     headers: dict[bytes, bytes] = {}
     for line in found[4].split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
-        name = name.lower()
-        if name in _FRAMING and name in headers:
-            raise Problem(400, f"the header {name.decode()} is repeated")
-        if name in _USED:
-            headers[name] = value.strip()
+        name, value = name.lower(), value.strip()
+        if name in _USED:  # a repeated header is a list: no valid size of a body
+            headers[name] = headers[name] + b"," + value if name in headers else value
     http10 = found[3] == b"0"
     options = headers.pop(b"connection", b"").lower().replace(b" ", b"").split(b",")
     keep_alive = not http10 and b"close" not in options
-    return found[1], _path(found[2]), headers, keep_alive, http10, _length(headers)
+    return found[1], found[2].partition(b"?")[0], headers, keep_alive, http10, _length(headers)
 
 
 def _length(headers: dict[bytes, bytes]) -> int:
     """Return the size of the body, or _CHUNKED."""
-    coding, size = headers.pop(b"transfer-encoding", b""), headers.get(b"content-length")
-    if coding and coding.lower() != b"chunked":
-        why = f"unsupported Transfer-Encoding {coding.decode('latin-1')!r:.60}: only 'chunked' is supported"
-        raise Problem(501, why)
-    if (coding and size is not None) or (size is not None and not _DIGITS.fullmatch(size)):
-        raise Problem(400, "the size of the request body is not clear: send one Content-Length, or chunks")
-    return _CHUNKED if coding else int(size or 0)
-
-
-def _started(data: bytes) -> Request:
-    """Return what is known of a request that is incomplete or not valid."""
-    line = _FIRST_LINE.match(data)
-    return Request(line[1], _path(line[2])) if line else Request()
-
-
-def _path(target: bytes) -> bytes:
-    """Return the path of a request target without the query; absolute URLs are accepted (RFC 9112, 3.2.2)."""
-    path = target.partition(b"?")[0]
-    if not path.startswith(b"/") and (host := _HOST.match(path)):
-        return path[host.end() :] or b"/"
-    return path
+    coding, size = headers.pop(b"transfer-encoding", None), headers.get(b"content-length")
+    if coding is None:
+        if size is None:
+            return 0
+        if _DIGITS.fullmatch(size):
+            return int(size)
+    elif coding.lower() == b"chunked" and size is None:
+        return _CHUNKED
+    raise Problem(
+        400, "the size of the request body is not clear: send one Content-Length, or Transfer-Encoding: chunked"
+    )

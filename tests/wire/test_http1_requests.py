@@ -6,11 +6,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_client import request
 
-from inferometer.serve.http import parse
-from inferometer.serve.http.parse import Problem, Request, RequestParser
-from inferometer.serve.settings import Limits
+from inferometer.wire import http1_requests
+from inferometer.wire.http1_requests import Problem, Request, RequestParser
+
+
+def request(path: str, body: bytes | None = None, **headers: str) -> bytes:
+    """Return the bytes of a request: a POST if it has a body."""
+    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", "Host: sim"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + (body or b"")
+
 
 PLAIN = request("/v1/completions?x=1", b'{"prompt":"hi"}', X_Request_Id="abc", Authorization="Bearer k", Other="no")
 CHUNKED = (
@@ -19,9 +27,13 @@ CHUNKED = (
 )
 
 
-def feed(*pieces: bytes, limits: Limits | None = None) -> list[Request | Problem]:
+def new_parser(max_head: int = 65_536, max_body: int = 1 << 30) -> RequestParser:
+    return RequestParser(max_head, max_body)
+
+
+def feed(*pieces: bytes, **limits: int) -> list[Request | Problem]:
     """Return what a connection gets that handles each request at once; nothing is read after a problem."""
-    parser, found = RequestParser(limits), []
+    parser, found = new_parser(**limits), []
     for at, piece in enumerate(pieces):
         try:
             one = take(parser, piece, at)
@@ -29,7 +41,6 @@ def feed(*pieces: bytes, limits: Limits | None = None) -> list[Request | Problem
                 found.append(one)
                 one = take(parser, b"", at)
         except Problem as problem:
-            problem.path = parser.request and parser.request.path
             return [*found, problem]
     return found
 
@@ -95,7 +106,7 @@ def test_an_upgrade_is_declined():
 
 
 def test_continue_is_wanted_until_the_body_arrives():
-    parser = RequestParser()
+    parser = new_parser()
     head, body = request("/v1/completions", b"{}", Expect="100-continue").split(b"\r\n\r\n")
     assert parser.feed(head + b"\r\n\r\n", 0) is None
     assert parser.wants_continue
@@ -133,10 +144,10 @@ def test_headers_too_long_are_431():
 
 def test_headers_over_the_limit_are_431_even_if_complete():
     data = request("/health", X="a" * 1000)
-    (problem,) = feed(data, limits=Limits(head=1000))
+    (problem,) = feed(data, max_head=1000)
     assert isinstance(problem, Problem)
     assert problem.status == 431
-    assert isinstance(feed(data, limits=Limits(head=2000))[0], Request)
+    assert isinstance(feed(data, max_head=2000)[0], Request)
 
 
 def test_a_trailer_that_never_ends_is_431():
@@ -156,14 +167,14 @@ def test_trailers_are_not_headers():
 @pytest.mark.parametrize("limit", [14, 15])
 def test_a_body_over_the_limit_is_413_at_any_split(data: bytes, limit: int):
     for at in range(1, len(data)):
-        (found,) = feed(data[:at], data[at:], limits=Limits(message=limit))
+        (found,) = feed(data[:at], data[at:], max_body=limit)
         assert found.status == 413 if isinstance(found, Problem) else limit == 15
 
 
 def test_a_body_is_in_one_buffer_of_its_length():
     size = 3_000_000
     head = request("/v1/completions", b"").replace(b"Content-Length: 0", b"Content-Length: %d" % size)
-    parser = RequestParser()
+    parser = new_parser()
     assert parser.feed(head + b"a" * 100, 0) is None
     room = parser.room
     assert room is not None
@@ -186,41 +197,10 @@ def test_an_announced_body_takes_no_memory():
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    before, parser = resident(), RequestParser()
+    before, parser = resident(), new_parser()
     assert parser.feed(b"POST / HTTP/1.1\r\nContent-Length: 500000000\r\n\r\n", 0) is None
     assert parser.room is not None and len(parser.room) == 500_000_000
     assert resident() - before < 50_000_000
-
-
-@pytest.mark.parametrize(
-    ("target", "path"),
-    [
-        ("http://host/v2/models/m?a=http://b/c", b"/v2/models/m"),
-        ("HTTPS://user@[::1]:8000/v2", b"/v2"),
-        ("http://host", b"/"),
-        ("http://host?a=/b", b"/"),
-        ("http://host//v2", b"//v2"),
-        ("/a://b/c", b"/a://b/c"),
-    ],
-)
-def test_the_target_may_be_an_absolute_url(target: str, path: bytes):
-    (found,) = feed(f"GET {target} HTTP/1.1\r\nHost: other\r\n\r\n".encode())
-    assert isinstance(found, Request)
-    assert found.path == path
-
-
-@pytest.mark.parametrize(
-    "lines",
-    ["gzip, chunked", "gzip", "identity", "chunked, gzip", "chunked, chunked"],
-)
-@pytest.mark.parametrize("size", [1, 1000])
-def test_an_unsupported_transfer_encoding_is_named(lines: str, size: int):
-    data = f"POST / HTTP/1.1\r\nTransfer-Encoding: {lines}\r\n\r\n3\r\nabc\r\n0\r\n\r\n".encode()
-    found = feed(*(data[at : at + size] for at in range(0, len(data), size)))
-    (problem,) = found
-    assert isinstance(problem, Problem)
-    assert problem.status == 501
-    assert lines.partition(",")[0].partition("\r")[0] in problem.message
 
 
 @pytest.mark.parametrize(
@@ -235,12 +215,17 @@ def test_an_unsupported_transfer_encoding_is_named(lines: str, size: int):
         "Content-Length : 3",
         "Content-Length:\r\n 3",
         "X: a\nContent-Length: 3",
+        "Transfer-Encoding: gzip",
+        "Transfer-Encoding: gzip, chunked",
+        "Transfer-Encoding: chunked, gzip",
+        "Transfer-Encoding: chunked, chunked",
+        "Transfer-Encoding:",
     ],
 )
 def test_a_body_whose_size_is_not_clear_is_refused(lines: str):
     (problem,) = feed(f"POST /a HTTP/1.1\r\n{lines}\r\n\r\nabc".encode())
     assert isinstance(problem, Problem)
-    assert (problem.status, problem.path) == (400, b"/a")
+    assert problem.status == 400
 
 
 @pytest.mark.parametrize("chunks", [b"x\r\n", b"-1\r\n", b"\r\n", b"1\r\nab\r\n", b"3 3\r\nabc"])
@@ -258,8 +243,8 @@ def test_chunked_is_accepted_in_any_spelling(coding: str):
 
 
 REFUSED_UPGRADES = {
-    "an unknown Transfer-Encoding": (501, "Transfer-Encoding: gzip\r\n\r\n"),
-    "an unknown Transfer-Encoding in chunks": (501, "Transfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
+    "an unknown Transfer-Encoding": (400, "Transfer-Encoding: gzip\r\n\r\n"),
+    "an unknown Transfer-Encoding in chunks": (400, "Transfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
     "a head over the limit": (431, f"X: {'a' * 200}\r\n\r\n"),
     "a body over the limit": (413, f"Content-Length: 200\r\n\r\n{'a' * 200}"),
     "chunks over the limit": (413, f"Transfer-Encoding: chunked\r\n\r\nc8\r\n{'a' * 200}\r\n0\r\n\r\n"),
@@ -272,10 +257,10 @@ def test_a_problem_is_reported_once_at_any_split(before: bytes, case: str):
     status, rest = REFUSED_UPGRADES[case]
     data = before + f"POST /second HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n{rest}".encode()
     for at in range(len(data)):
-        *first, problem = feed(data[:at], data[at:] + PLAIN, limits=Limits(head=200, message=150))
+        *first, problem = feed(data[:at], data[at:] + PLAIN, max_head=200, max_body=150)
         assert [getattr(one, "path", None) for one in first] == ([b"/first"] if before else [])
         assert isinstance(problem, Problem)
-        assert (problem.status, problem.path) == (status, b"/second")
+        assert problem.status == status
 
 
 BODIES = {
@@ -329,5 +314,5 @@ def test_headers_that_were_parsed_before_give_the_same_result(pieces: list[tuple
     for head, name in pieces:
         data = head % name
         found = shape(feed(data))
-        parse._known.clear()
+        http1_requests._known.clear()
         assert found == shape(feed(data))
