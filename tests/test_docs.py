@@ -246,7 +246,7 @@ def test_model_configurations_are_valid_and_name_backends_that_exist(page: Path)
     assert examples
     for config in examples:
         assert backends.backend_of(config)
-        assert configs.facts(config)
+        assert configs.specs(config)
         assert configs.policy(config)
 
 

@@ -113,7 +113,7 @@ async def _drain(
 ) -> None:
     if grpc is not None:
         grpc.health.set_serving(False)
-    models.say_not_ready()
+    models.ready = False  # requests are still accepted, from clients that have not noticed
     if seconds:
         await done_before(at_once, asyncio.sleep(min(seconds, _ANNOUNCED_S)))
     models.refuse_new()

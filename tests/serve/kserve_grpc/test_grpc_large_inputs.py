@@ -3,6 +3,7 @@
 import threading
 import uuid
 from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from grpc_peer import PATIENCE_S, Served, Stub, a_request, failure
 from waiting import until
 
 from inferometer.serve.kserve import messages
-from inferometer.serve.models import checks
 from inferometer.serve.models.shared_memory import RegionSlice
+from inferometer.serve.models.signature import ModelSignature
 from inferometer.serve.offload import LARGE
 from inferometer.tensors import from_numpy
 
@@ -37,8 +38,8 @@ class Held:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     """Replaces the function that reads large inputs by one that blocks until released."""
-    made = Held(checks.read)
-    monkeypatch.setattr(checks, "read", made)
+    made = Held(ModelSignature.read)
+    monkeypatch.setattr(ModelSignature, "read", partialmethod(made))
     yield made
     made.may_go.set()
 

@@ -328,7 +328,6 @@ def test_draining_refuses_new_requests_and_finishes_others(tmp_path: Path):
         with RawClient(server.url) as busy, RawClient(server.url) as web:
             busy.send(SLOW)
             server.until(lambda: server.listener.in_flight == 1)
-            server.call(server.models.say_not_ready)
             server.call(server.models.refuse_new)
             for path in ("/v2/health/ready", "/v2/models/identity/ready"):
                 with RawClient(server.url) as probe:

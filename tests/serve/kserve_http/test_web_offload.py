@@ -7,6 +7,7 @@ import json
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from waiting import until
 from inferometer.serve import compression
 from inferometer.serve.kserve import http_codec, routes
 from inferometer.serve.kserve.responders import Responder
-from inferometer.serve.models import checks
+from inferometer.serve.models.signature import ModelSignature
 from inferometer.serve.models.types import Inference
 from inferometer.serve.offload import LARGE, STRING
 from inferometer.serve.settings import Limits, Settings
@@ -254,8 +255,8 @@ def many_strings(count: int, declared: int) -> bytes:
 def test_other_requests_are_served_while_many_strings_are_checked(
     server: Served, monkeypatch: pytest.MonkeyPatch, declared: int, status: int
 ):
-    held = Held(checks.read)
-    monkeypatch.setattr(checks, "read", held)
+    held = Held(ModelSignature.read)
+    monkeypatch.setattr(ModelSignature, "read", partialmethod(held))
     with RawClient(server.url) as large, RawClient(server.url) as other:
         large.send(many_strings(MANY + 1, declared))
         assert held.is_there.wait(30)
@@ -271,8 +272,8 @@ def test_other_requests_are_served_while_many_strings_are_checked(
 def test_a_client_that_disconnects_during_the_check_leaves_nothing_behind(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ):
-    held = Held(checks.read)
-    monkeypatch.setattr(checks, "read", held)
+    held = Held(ModelSignature.read)
+    monkeypatch.setattr(ModelSignature, "read", partialmethod(held))
     with RawClient(server.url) as large:
         large.send(many_strings(MANY + 1, MANY + 1))
         assert held.is_there.wait(30)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensor_maker import random
 
-from inferometer.serve.models.execution import join, split
+from inferometer.serve.models.signature import join, split
 from inferometer.serve.models.types import Inference, Refused
 from inferometer.tensors import DATATYPES, Tensor
 

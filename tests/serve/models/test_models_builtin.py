@@ -27,10 +27,9 @@ async def test_identity_needs_no_files() -> None:
     models.add("identity")
     await models.start()
     model = models.find("identity")
-    assert (model.version, model.versions, model.config.max_batch_size, model.platform) == (
-        "1", ("1",), 64, "identity",
-    )  # fmt: skip
-    assert [(spec.name, spec.datatype, spec.shape) for spec in (*model.facts.inputs, *model.facts.outputs)] == [
+    assert (model.version, model.config.max_batch_size, model.platform) == ("1", 64, "identity")
+    specs = *model.signature.inputs.values(), *model.signature.outputs.values()
+    assert [(spec.name, spec.datatype, spec.shape) for spec in specs] == [
         ("INPUT0", "FP32", (-1, -1)),
         ("OUTPUT0", "FP32", (-1, -1)),
     ]

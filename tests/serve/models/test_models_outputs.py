@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from models_fakes import Call, asynchronous, fakes, fp32, serving, wants
 
-from inferometer.serve.models.execution import classify
 from inferometer.serve.models.shared_memory import Regions
+from inferometer.serve.models.signature import classify
 from inferometer.serve.models.types import Refused
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 

@@ -30,8 +30,9 @@ from models_fakes import (
 )
 
 from inferometer.errors import UserError
-from inferometer.serve.models import checks, model, repository
+from inferometer.serve.models import model, repository
 from inferometer.serve.models.registry import Models
+from inferometer.serve.models.signature import ModelSignature
 from inferometer.tensors import Tensor
 from inferometer.timing.clock import now
 
@@ -496,7 +497,7 @@ def test_a_check_that_raises_leaves_no_request_in_progress(
 
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE}) as models:
-            monkeypatch.setattr(checks, "check", broken)
+            monkeypatch.setattr(ModelSignature, "check", broken)
             assert why_not(models, Call("m", fp32([1]))).code == "INTERNAL"
             assert models.in_flight == 0
 

@@ -7,7 +7,7 @@ import pytest
 from inferometer.errors import UserError
 from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.models import configs, repository
-from inferometer.serve.models.configs import check_overrides, override
+from inferometer.serve.models.configs import override
 from inferometer.serve.models.repository import ModelSource, define, sources
 from inferometer.serve.models.types import Loading
 
@@ -221,7 +221,7 @@ def test_an_empty_value_enables_a_message() -> None:
 )
 def test_invalid_overrides_are_explained(text: str, message: str) -> None:
     with pytest.raises(UserError) as raised:
-        check_overrides((text,))
+        override(ModelConfig(), text)
     assert message in str(raised.value)
 
 

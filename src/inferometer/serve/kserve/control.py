@@ -83,10 +83,10 @@ def _method(name: str, respond: Callable[[Message], Any]) -> Method:
 
 def _metadata(model: Model) -> dict[str, Any]:
     inputs, outputs = (
-        [{"name": spec.name, "datatype": spec.datatype, "shape": spec.shape} for spec in specs]
-        for specs in (model.facts.inputs, model.facts.outputs)
+        [{"name": spec.name, "datatype": spec.datatype, "shape": spec.shape} for spec in specs.values()]
+        for specs in (model.signature.inputs, model.signature.outputs)
     )
-    made = {"name": model.name, "versions": model.versions, "platform": model.platform}
+    made = {"name": model.name, "versions": [model.version], "platform": model.platform}
     return made | {"inputs": inputs, "outputs": outputs}
 
 

@@ -208,8 +208,7 @@ class GenerateStream(Generate):
 
 def generate_request(body: Data, model: Model, version: str) -> Inference:
     tree = http_codec.parse_json(body, http_codec.OBJECT)
-    specs = {spec.name: spec for spec in model.facts.inputs}
-    has_batch = model.config.max_batch_size > 0
+    specs, has_batch = model.signature.inputs, model.config.max_batch_size > 0
     id_ = str(tree.pop("id", "")) if "id" not in specs else ""
     nested = tree.pop("parameters", {}) if "parameters" not in specs else {}
     if not isinstance(nested, dict):

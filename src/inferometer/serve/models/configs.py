@@ -14,14 +14,11 @@ from google.protobuf import json_format, text_format
 from inferometer.errors import UserError
 from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.models.queue import Policy
-from inferometer.serve.models.types import ModelSignature
 from inferometer.tensors import DATATYPES, TensorSpec
 from inferometer.wire.protobuf.schema import suggestion
 
 FILES = ("config.pbtxt", "config.yaml")
 _EXAMPLE = "use KEY=VALUE, such as max_batch_size=8 or dynamic_batching.max_queue_delay_microseconds=500"
-
-# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> Any:
@@ -44,15 +41,11 @@ def from_tree(tree: Any, is_strict: bool = False) -> Any:
     """Build a configuration from a mapping with the .proto's field names, in which parameters may be plain values."""
     given = dict(tree or {})
     if isinstance(parameters := given.get("parameters"), dict):
-        given["parameters"] = {
-            name: one if isinstance(one, dict) else {"string_value": _text(one)} for name, one in parameters.items()
-        }
+        given["parameters"] = texts = dict(parameters)
+        for name, value in parameters.items():
+            if not isinstance(value, dict):  # YAML also has dates, and JSON's true is not Python's
+                texts[name] = {"string_value": str(value).lower() if isinstance(value, bool) else str(value)}
     return json_format.ParseDict(given, ModelConfig(), ignore_unknown_fields=not is_strict)
-
-
-def _text(value: Any) -> str:
-    """Return a plain value as text: YAML also has dates, and JSON's true is not Python's."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @contextlib.contextmanager
@@ -63,43 +56,33 @@ def explained(where: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as why:  # of three parsers
-        raise UserError(
-            f"{where}: {' '.join(str(why).split())}", "fix it; the format is Triton's ModelConfig"
-        ) from None
+        words = " ".join(str(why).split())
+        raise UserError(f"{where}: {words}", "fix it; the format is Triton's ModelConfig") from None
 
 
-# --- overrides -------------------------------------------------------------------------------------------------------
-
-
-def override(config: Any, text: str) -> None:
-    """Set one KEY=VALUE in `config`, where a key is a path of field names: max_batch_size=8, instance_group.count=2 (in
+def override(config: Any, *texts: str) -> None:
+    """Set each KEY=VALUE in `config`, where a key is a path of field names: max_batch_size=8, instance_group.count=2 (in
     each group), parameters.delay=5ms. Raises UserError if there is no such field or the value does not fit."""
-    key, is_given, value = (part.strip() for part in text.partition("="))
-    if not is_given or not key:
-        raise UserError(f"--config {text!r} has no value", _EXAMPLE)
-    *path, name = key.split(".")
-    if path[:1] == ["parameters"]:
-        config.parameters[key.partition(".")[2]].string_value = value
-        return
-    with explained(f"--config {key}"):
-        messages = [config]
-        for step in path:
-            messages = [inner for message in messages for inner in _inner(message, step)]
-        for message in messages:
-            field = _field(message, name)
-            message.ClearField(name)
-            if field.cpp_type == field.CPPTYPE_STRING and not field.is_repeated:
-                setattr(message, name, value)
-            else:
-                text_format.Merge(
-                    f"{name}: [{value.strip('[]')}]" if field.is_repeated else f"{name}: {value}", message
-                )
-
-
-def check_overrides(overrides: tuple[str, ...]) -> None:
-    """Raise UserError if the overrides do not fit any configuration."""
-    for text in overrides:
-        override(ModelConfig(), text)
+    for text in texts:
+        key, is_given, value = (part.strip() for part in text.partition("="))
+        if not is_given or not key:
+            raise UserError(f"--config {text!r} has no value", _EXAMPLE)
+        *path, name = key.split(".")
+        if path[:1] == ["parameters"]:
+            config.parameters[key.partition(".")[2]].string_value = value
+            continue
+        with explained(f"--config {key}"):
+            messages = [config]
+            for step in path:
+                messages = [inner for message in messages for inner in _inner(message, step)]
+            for message in messages:
+                field = _field(message, name)
+                message.ClearField(name)
+                if field.cpp_type == field.CPPTYPE_STRING and not field.is_repeated:
+                    setattr(message, name, value)
+                else:
+                    written = f"[{value.strip('[]')}]" if field.is_repeated else value
+                    text_format.Merge(f"{name}: {written}", message)
 
 
 def _inner(message: Any, name: str) -> list[Any]:
@@ -120,28 +103,24 @@ def _field(message: Any, name: str) -> Any:
     return known[name]
 
 
-# --- what follows from it --------------------------------------------------------------------------------------------
-
-
-def facts(config: Any) -> ModelSignature:
-    """Return the tensors, with the batch dimension if there is one."""
-    for kind, fields in (("inputs", config.input), ("outputs", config.output)):
-        if not fields:
+def specs(config: Any) -> list[dict[str, TensorSpec]]:
+    """Return the inputs and the outputs by name, with -1 for the batch dimension if the model has one."""
+    found: list[dict[str, TensorSpec]] = [{}, {}]
+    batch = (-1,) if config.max_batch_size > 0 else ()
+    for kind, tensors, made in zip(("inputs", "outputs"), (config.input, config.output), found, strict=True):
+        if not tensors:
             what = f"model {config.name}: the configuration does not list any {kind}"
             raise UserError(what, f"list the {kind} in config.pbtxt")
-    inputs = tuple(_spec(config, each, each.optional) for each in config.input)
-    return ModelSignature(inputs, tuple(_spec(config, each, False) for each in config.output))
-
-
-def _spec(config: Any, tensor: Any, optional: bool) -> TensorSpec:
-    kind, which = datatype(tensor), f"model {config.name}: tensor {tensor.name!r}"
-    if not tensor.name or kind not in DATATYPES or any(size < -1 for size in tensor.dims):
-        remedy = "give each tensor a name, a data_type such as TYPE_FP32, and dims, with -1 for any size"
-        raise UserError(f"{which} has no name, no data_type or invalid dims", remedy)
-    if tensor.HasField("reshape"):
-        raise UserError(f"{which}: reshape is not supported")
-    batch = (-1,) if config.max_batch_size > 0 else ()
-    return TensorSpec(tensor.name, kind, (*batch, *tensor.dims), optional)
+        for each in tensors:
+            which = f"model {config.name}: tensor {each.name!r}"
+            if not each.name or datatype(each) not in DATATYPES or any(size < -1 for size in each.dims):
+                remedy = "give each tensor a name, a data_type such as TYPE_FP32, and dims, with -1 for any size"
+                raise UserError(f"{which} has no name, no data_type or invalid dims", remedy)
+            if each.HasField("reshape"):
+                raise UserError(f"{which}: reshape is not supported")
+            shape, is_optional = (*batch, *each.dims), kind == "inputs" and each.optional
+            made[each.name] = TensorSpec(each.name, datatype(each), shape, is_optional)
+    return found
 
 
 def datatype(tensor: Any) -> str:

@@ -2,23 +2,22 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from inferometer.serve.models import checks, configs
-from inferometer.serve.models.checks import named
-from inferometer.serve.models.execution import Execution, Responses
+from inferometer.serve.models import configs
+from inferometer.serve.models.execution import Execution
 from inferometer.serve.models.queue import UNLIMITED, Policy, Queue
+from inferometer.serve.models.signature import ModelSignature, named, work
 from inferometer.serve.models.statistics import Statistics
-from inferometer.serve.models.types import Code, Compute, Inference, Loaded, Refused, Tensors, reason
-from inferometer.serve.offload import LARGE, Threads
+from inferometer.serve.models.types import Compute, Inference, Loaded, Refused, reason
+from inferometer.serve.offload import Threads
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
     from inferometer.serve.models.registry import Models
 
-_EXPIRED = "Request timeout expired"
 _LOOK_S = 0.01
 
 
@@ -26,19 +25,13 @@ class Model:
     """A loaded version of a model."""
 
     def __init__(self, models: "Models", config: Any, version: str, platform: str, loaded: Sequence[Loaded]) -> None:
-        self.is_remote = loaded[0].is_remote
-        policy = Policy() if self.is_remote else configs.policy(config)
         self.name, self.version, self.config, self.platform = config.name, version, config, platform
-        self.facts, self.labels = configs.facts(config), loaded[0].labels
-        self.versions = (version,)
-        self.decoupled: bool = config.model_transaction_policy.decoupled
-        self.max_len = loaded[0].max_len
-        self._counted = Statistics()
-        self.responses = Responses(self.facts, self.labels, config.max_batch_size > 0, self.decoupled)
         self._models, self.loop, self.deadlines = models, models.loop, models.deadlines
-        self._timeout_ns = policy.timeout_ns
-        self._taken = checks.Taken(self.name, config.max_batch_size, self.facts, policy.batching)
-        self._instant = loaded[0].instant
+        self.is_remote, self.labels, self.max_len = loaded[0].is_remote, loaded[0].labels, loaded[0].max_len
+        self.decoupled: bool = config.model_transaction_policy.decoupled
+        policy = Policy() if self.is_remote else configs.policy(config)
+        self.signature = ModelSignature(config, policy.batching, self.labels)
+        self.counted, self._timeout_ns, self._instant = Statistics(), policy.timeout_ns, loaded[0].instant
         slots = loaded[0].slots
         for i, each in enumerate(loaded):
             each.threads = Threads(models.loop, slots or 1, f"{self.name} {i}")
@@ -54,66 +47,51 @@ class Model:
         """Number of queued requests."""
         return len(self._queue.waiting)
 
-    @property
-    def counted(self) -> Statistics:
-        """Everything that was counted so far."""
-        self._counted.fold()
-        return self._counted
-
     def statistics(self) -> Any:
         return self.counted.message(self.name, self.version)
 
-    # --- requests ---
-
     def submit(self, inference: Inference) -> None:
-        if inference.text is None and not checks.check(inference, self._taken):
-            read, size = partial(checks.read, inference, self._taken), checks.work(inference)
-            if size > LARGE:
-                self._hold(inference)
-                self._models.offload.do(read, partial(self._was_read, inference))
-                return
-            read()
-        self._accept(inference)
+        if inference.text is not None or self.signature.check(inference):
+            self._accept(inference)
+            return
+        read, then = partial(self.signature.read, inference), partial(self._was_read, inference)
+        self._models.offload.run(work(inference), read, then)
+        if not inference.is_over:
+            self._hold(inference)
 
     def _was_read(self, inference: Inference, _: None, error: BaseException | None) -> None:
         """Accept the request now that its inputs are read and checked, or refuse it."""
         if inference.is_over:
             return
-        try:
-            if error is not None:
-                raise error
+        if error is None:
             self._accept(inference)
-        except Exception as why:  # not counted, like a request that is refused at once
+        else:  # not counted, like a request that is refused at once
             self._release(inference)
-            inference.end(reason(why))
+            inference.end(reason(error))
 
     def _accept(self, inference: Inference) -> None:
+        """Queue the request, or compute it and respond at once."""
         inference.queued = t = now()
         if inference.deadline <= t:
-            raise self._rejected(inference, "DEADLINE_EXCEEDED", _EXPIRED)
-        if self._instant is None and self._queue.is_full:
-            raise self._rejected(inference, "RESOURCE_EXHAUSTED", "Exceeds maximum queue size")
+            self._expired(inference)
+            return
         own: Any = inference.parameters.get("timeout", 0) if inference.parameters else 0
         timeout = own * 1000 or self._timeout_ns
         if timeout and t + timeout < inference.deadline:
             inference.deadline = t + timeout
         if self._instant is None:
+            if self._queue.is_full:
+                self.end(inference, Refused("RESOURCE_EXHAUSTED", named(inference, "Exceeds maximum queue size")))
+                return
             self._hold(inference)
             self._queue.put(inference)
-        else:
-            self._compute(inference, self._instant, t)
-
-    def _rejected(self, inference: Inference, code: Code, message: str) -> Refused:
-        self._counted.failed(inference.queued - inference.arrived, code)
-        return Refused(code, named(inference, message))
-
-    def _compute(self, inference: Inference, instant: Callable[..., Tensors], t: int) -> None:
-        """Compute and respond at once, without the queue."""
+            return
         inference.started = t
         try:
-            outputs = instant(inference.inputs, inference.parameters)
+            outputs = self._instant(inference.inputs, inference.parameters)
             computed = now()
-            made = self.responses.one(outputs, inference)
+            self.signature.check_outputs(outputs, inference.rows)
+            made = self.signature.chosen(outputs, inference)
         except Exception as error:
             self.end(inference, reason(error))
             return
@@ -122,7 +100,7 @@ class Model:
         self.responded(inference, made)
         if not inference.is_over:  # its connection may be lost
             compute = 0, computed - t, split - computed
-            self._counted.executed(inference.rows, compute, split)
+            self.counted.executed(inference.rows, compute, split)
             self.end(inference, None, compute, split)
 
     def cancel(self, inference: Inference, why: Refused | None = None) -> None:
@@ -141,8 +119,6 @@ class Model:
             self._requests[inference] = None
             self._models.in_flight += 1
 
-    # --- called by the queue and by executions ---
-
     def _start(self, batch: list[Inference]) -> None:
         instance = self._idle.popleft()
         if self._is_unlimited:
@@ -153,7 +129,7 @@ class Model:
         execution.start()
 
     def _expired(self, inference: Inference) -> None:
-        self.end(inference, Refused("DEADLINE_EXCEEDED", named(inference, _EXPIRED)))
+        self.end(inference, Refused("DEADLINE_EXCEEDED", named(inference, "Request timeout expired")))
 
     def responded(self, inference: Inference, outputs: Any) -> None:
         if inference.responded is None:
@@ -168,9 +144,9 @@ class Model:
         """End a request: count it, and report its success or why it failed."""
         self._release(inference, finished)
         if why is None:
-            self._counted.succeeded(inference, compute)
+            self.counted.succeeded(inference, compute)
         else:
-            self._counted.failed(inference.finished - inference.arrived, why.code)
+            self.counted.failed(inference.finished - inference.arrived, why.code)
         try:
             inference.end(why)
         except Exception as error:
@@ -178,7 +154,7 @@ class Model:
 
     def executed(self, execution: Execution, compute: Compute | None) -> None:
         if compute is not None:
-            self._counted.executed(sum([inference.rows for inference in execution.batch]), compute, now())
+            self.counted.executed(sum([inference.rows for inference in execution.batch]), compute, now())
         if not self._is_unlimited:
             self._idle.append(execution.instance)
         self._queue.release()
@@ -193,8 +169,6 @@ class Model:
 
     def _report(self, error: Exception) -> None:
         self.loop.call_exception_handler({"message": "the callback of a request failed", "exception": error})
-
-    # --- its end ---
 
     async def drained(self) -> None:
         """Wait until all of its requests are done and no thread computes any longer."""

@@ -43,7 +43,7 @@ class Queue:
         now: Callable[[], int],
         start: Callable[[list[Inference]], None],
         expired: Callable[[Inference], None],
-        slots: int = 0,
+        slots: int,
     ) -> None:
         self.policy = policy
         self.free = slots
@@ -83,30 +83,24 @@ class Queue:
             return
         self._is_dispatching = True
         try:
-            while self.free and self.waiting and (batch := self._gather()) is not None:
-                if batch:
+            while self.free and self.waiting:
+                t, (batch, is_complete) = self._now(), self._compatible()
+                due = batch[0].queued + self.policy.delay_ns
+                if late := [one for one in batch if one.deadline <= t]:  # their deadlines are due, too
+                    for one in late:
+                        self._drop(one)
+                elif is_complete or due <= t:
+                    for one in batch:
+                        self.remove(one)
                     self.free -= 1
                     self._start(batch)
+                else:
+                    if due < self._wakes_at:
+                        self._wakes_at = due
+                        self._deadlines.at(due, self._woken)
+                    break
         finally:
             self._is_dispatching = False
-
-    def _gather(self) -> list[Inference] | None:
-        """Return the batch that starts now; None if it should wait, an empty one if requests were dropped instead."""
-        t = self._now()
-        batch, is_complete = self._compatible()
-        if late := [one for one in batch if one.deadline <= t]:  # their deadlines are due, too
-            for one in late:
-                self._drop(one)
-            return []
-        due = batch[0].queued + self.policy.delay_ns
-        if not is_complete and due > t:
-            if due < self._wakes_at:
-                self._wakes_at = due
-                self._deadlines.at(due, self._woken)
-            return None
-        for one in batch:
-            self.remove(one)
-        return batch
 
     def _compatible(self) -> tuple[list[Inference], bool]:
         """Return the requests at the head that may go together, up to the largest preferred size, and whether there is

@@ -1,11 +1,12 @@
 """All models of the server: loads, finds and unloads them, and submits requests. Used in the event loop's thread only."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferometer.errors import UserError
+from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.models import configs, repository
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import ModelSource
@@ -20,12 +21,11 @@ if TYPE_CHECKING:
 
 
 class IndexEntry(NamedTuple):
-    """One line of the repository index."""
+    """One line of the repository index. The state is READY, UNAVAILABLE, LOADING or UNLOADING."""
 
     name: str
     version: str
     state: str
-    """READY, UNAVAILABLE, LOADING or UNLOADING."""
     reason: str
 
 
@@ -33,37 +33,25 @@ class Models:
     """All models of the server, by name."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        device: str = "auto",
-        overrides: tuple[str, ...] = (),
-        limit: int = 10**5,
+        self, loop: asyncio.AbstractEventLoop, device: str = "auto", overrides: Sequence[str] = (), limit: int = 10**5
     ) -> None:
+        configs.override(ModelConfig(), *overrides)  # raises UserError if they do not fit any configuration
         self.loop, self.device, self.overrides, self._limit = loop, device, overrides, limit
-        configs.check_overrides(overrides)
-        self.regions, self.deadlines = Regions(), Deadlines(loop)
-        self.offload = Offload(loop)
-        """For all front ends and models."""
+        self.regions, self.deadlines, self.offload = Regions(), Deadlines(loop), Offload(loop)
         self.group: Group | None = None
         """The other processes of the server, if there are any."""
-        self.operations: dict[str, Callable[..., Any]] = {
-            "load": self.load,
-            "unload": self.unload,
-            "register": self.regions.register,
-            "unregister": self.regions.unregister,
-        }
+        self.operations: dict[str, Callable[..., Any]] = {"load": self.load, "unload": self.unload}
+        self.operations |= {"register": self.regions.register, "unregister": self.regions.unregister}
         """What each process of the server does if it is to be done in all of them."""
         self.in_flight = 0
         self._entries: dict[str, _Entry] = {}
         self._repositories: list[Path] = []
         self._open: set[Model] = set()
         """Models that are not closed: including replaced and unloaded ones with requests in progress."""
-        self.ready = self._is_closed = False
-        self.refuses = False
-        """Whether the server accepts no new requests, because it is shutting down."""
+        self.ready = self.refuses = self._is_closed = False
         self.refused_from = NEVER
-        """HTTP requests whose headers arrived before this time are still accepted."""
+        """If the server `refuses` new requests because it is shutting down, HTTP requests whose headers arrived before
+        this time are still accepted."""
 
     def add(self, source: str) -> None:
         """Add a built-in model's name, a model file, a model folder or a repository."""
@@ -88,8 +76,6 @@ class Models:
                 if len(self._entries) == 1:
                     raise
         self.ready = True
-
-    # --- what there is ---
 
     def names(self) -> list[str]:
         """Names of the models that are ready."""
@@ -132,8 +118,6 @@ class Models:
             entries.setdefault(name, IndexEntry(name, "", "UNAVAILABLE", "not loaded"))
         return sorted(entries.values())
 
-    # --- requests ---
-
     def submit(self, inference: Inference, was_let_in: bool = False, model: Model | None = None) -> None:
         """Check and queue the inference. `ended` is called in any case; before this returns if the inference is refused,
         or if the model is quick enough. One that `was_let_in` arrived before new ones were refused. `model` is the
@@ -144,7 +128,8 @@ class Models:
             if model is None:
                 model = self.find(inference.model, inference.version)
             if self.in_flight >= self._limit:
-                self.check_room()
+                full = f"Exceeds maximum queue size: the server has {self._limit} requests in progress"
+                raise Refused("RESOURCE_EXHAUSTED", full)
             inference.version = model.version
             model.submit(inference)
         except Exception as error:
@@ -155,18 +140,10 @@ class Models:
         if self._is_closed or (self.refuses and not was_let_in):
             raise Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
 
-    def check_room(self) -> None:
-        """Raise Refused if the server has its maximum of requests."""
-        if self.in_flight >= self._limit:
-            full = f"Exceeds maximum queue size: the server has {self._limit} requests in progress"
-            raise Refused("RESOURCE_EXHAUSTED", full)
-
     def cancel(self, inference: Inference, why: Refused | None = None) -> None:
         """End the inference unless it is over: with CANCELLED, or for another reason."""
         if inference.owner is not None:
             inference.owner.cancel(inference, why)
-
-    # --- loading and unloading ---
 
     def everywhere(self, operation: str, *arguments: object) -> Any:
         """Do one of `operations` in all processes of the server; the result is None, or to be awaited."""
@@ -241,12 +218,6 @@ class Models:
             self._open.discard(model)
             model.close()
 
-    # --- the end ---
-
-    def say_not_ready(self) -> None:
-        """Report not ready from now on; requests are still accepted from clients that have not noticed."""
-        self.ready = False
-
     def refuse_new(self) -> None:
         self.ready, self.refuses = False, True
         self.refused_from = min(self.refused_from, now())
@@ -255,7 +226,8 @@ class Models:
         """Refuse everything that is in progress."""
         if self._is_closed:
             return
-        self.ready, self.refuses, self._is_closed = False, True, True
+        self.refuse_new()
+        self._is_closed = True
         why = Refused("UNAVAILABLE", "the server stopped before the request was complete")
         while self._open:
             model = self._open.pop()

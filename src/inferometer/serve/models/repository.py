@@ -8,9 +8,9 @@ A folder without numbered versions is itself a version. Clients reach nothing el
 Loading runs in a thread, so that other models continue. A model that fails to load raises UserError with the reason.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -43,16 +43,18 @@ class ModelSource(msgspec.Struct, frozen=True):
     loader: Loader | None = None
 
 
-# --- sources ---------------------------------------------------------------------------------------------------------
-
-
 def sources(given: str) -> tuple[list[ModelSource], Path | None]:
     """Return the models that `given` names, and the repository if it is one."""
     if given in backends.BUILTIN:
         return [ModelSource(given)], None
     path = Path(given)
     if path.is_file():
-        return [_file_source(path)], None
+        if path.suffix not in _SUFFIXES:
+            remedy = f"the file name must end with one of {', '.join(_SUFFIXES)}"
+            raise UserError(f"unknown kind of model file: {path}", remedy)
+        folder = path.resolve().parent
+        beside = folder.parent.name if folder.name.isdecimal() else folder.name
+        return [ModelSource(beside or "model" if path.stem == "model" else path.stem, path)], None
     if not path.is_dir():
         known = ", ".join(sorted([*backends.BUILTIN, backends.SIMULATOR]))
         raise UserError(f"no such model: {given}", f"use a model file, a model folder, a repository, or one of {known}")
@@ -76,58 +78,40 @@ def is_name(name: str) -> bool:
     return name.isprintable() and name[:1] not in ("", ".") and "/" not in name and "\\" not in name
 
 
-def _file_source(path: Path) -> ModelSource:
-    if path.suffix not in _SUFFIXES:
-        remedy = f"the file name must end with one of {', '.join(_SUFFIXES)}"
-        raise UserError(f"unknown kind of model file: {path}", remedy)
-    folder = path.resolve().parent
-    beside = folder.parent.name if folder.name.isdecimal() else folder.name
-    return ModelSource(beside or "model" if path.stem == "model" else path.stem, path)
-
-
 def _is_model(folder: Path) -> bool:
     names = {path.name for path in folder.glob("*")}
     known = {*configs.FILES, _TRANSFORMERS, *(f"model{suffix}" for suffix in _SUFFIXES)}
     return bool(names & known) or any(name.isdecimal() for name in names)
 
 
-# --- definitions -----------------------------------------------------------------------------------------------------
-
-
 def define(source: ModelSource, config_json: str = "", overrides: Sequence[str] = ()) -> Loading:
     """Return the model's current definition, with `config_json` instead of the configuration file if given."""
     name, path = source.name, source.path
-    config = configs.from_json(config_json) if config_json else _written(source)
+    if config_json:
+        config = configs.from_json(config_json)
+    elif path is None:
+        config = configs.from_pbtxt(source.config or backends.BUILTIN[name])
+    else:
+        files = [path / each for each in configs.FILES if (path / each).is_file()]
+        config = configs.read(files[0]) if files else ModelConfig()
     config.name = name
     if source.loader is not None:
         return Loading(name, config, backend=config.backend, loader=source.loader)
-    for text in overrides:
-        configs.override(config, text)
+    configs.override(config, *overrides)
     backend = backends.backend_of(config)
     if path is None:
         return Loading(name, config, backend=backend)
     if path.is_file():
         path = path.resolve()
         return Loading(name, config, path.parent, path, backend=backend or _SUFFIXES[path.suffix])
-    version, folder = _newest(path, config)
+    versions = {int(each.name): each for each in path.iterdir() if each.name.isdecimal() and each.is_dir()}
+    wanted = config.version_policy.specific.versions or versions
+    newest = max((version for version in versions if version in wanted), default=1)
+    folder = versions.get(newest, path)
     backend, file = _backend(folder, backend, config.default_model_filename)
-    labels = _labels(path, config)
-    return Loading(name, config, folder, file, version=version, backend=backend, labels=labels)
-
-
-def _written(source: ModelSource) -> Any:
-    """Return the configuration that is part of the server or in a file; an empty one if there is none."""
-    if source.path is None:
-        return configs.from_pbtxt(source.config or backends.BUILTIN[source.name])
-    files = [source.path / each for each in configs.FILES if (source.path / each).is_file()]
-    return configs.read(files[0]) if files else ModelConfig()
-
-
-def _newest(folder: Path, config: Any) -> tuple[str, Path]:
-    numbered = {int(each.name): each for each in folder.iterdir() if each.name.isdecimal() and each.is_dir()}
-    wanted = config.version_policy.specific.versions or numbered
-    newest = max((version for version in numbered if version in wanted), default=1)
-    return str(newest), numbered.get(newest, folder)
+    named = {each.name: _named(path, each.label_filename) for each in config.output if each.label_filename}
+    labels = {output: tuple(map(str.strip, text.read_text("utf-8").splitlines())) for output, text in named.items()}
+    return Loading(name, config, folder, file, version=str(newest), backend=backend, labels=labels)
 
 
 def _backend(folder: Path, backend: str, name: str) -> tuple[str, Path | None]:
@@ -147,19 +131,11 @@ def _backend(folder: Path, backend: str, name: str) -> tuple[str, Path | None]:
     return backend, file
 
 
-def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
-    files = {each.name: _named(folder, each.label_filename) for each in config.output if each.label_filename}
-    return {name: tuple(map(str.strip, file.read_text(encoding="utf-8").splitlines())) for name, file in files.items()}
-
-
 def _named(folder: Path, name: str) -> Path:
     """Return a file that a configuration names. A client may send the configuration, so it must not reach other files."""
     if not is_name(name) or not (folder / name).is_file():
         raise UserError(f"{name!r:.200} is not a file in {folder}", "correct the name in the configuration")
     return folder / name
-
-
-# --- loading ---------------------------------------------------------------------------------------------------------
 
 
 def wants_process(definition: Loading, is_shared: bool) -> bool:
@@ -192,7 +168,7 @@ def _load(definition: Loading) -> Loaded:
     name, config = definition.name, definition.config
     try:
         loaded = (definition.loader or backends.loader(definition.backend))(definition)
-        inputs = configs.facts(config).inputs
+        inputs, _ = configs.specs(config)
     except ImportError as error:
         raise backends.missing(definition.backend, error) from None
     except UserError:
@@ -201,7 +177,7 @@ def _load(definition: Loading) -> Loaded:
         raise UserError(f"model {name} failed to load: {reason(error).message}") from None
     try:
         if definition.parameter("warmup", "1") != "0":
-            _warm_up(loaded, inputs)
+            _warm_up(loaded, inputs.values())
     except (Exception, SystemExit) as error:
         loaded.close()
         what = f"model {name} failed its warm-up: {reason(error).message}"
@@ -209,7 +185,7 @@ def _load(definition: Loading) -> Loaded:
     return loaded
 
 
-def _warm_up(loaded: Loaded, specs: Sequence[TensorSpec]) -> None:
+def _warm_up(loaded: Loaded, specs: Iterable[TensorSpec]) -> None:
     """Run one row of zeros; the first response of a stream is enough. Skipped for models that need a text, because
     valid text is unknown, and for models that run in the loop, which have nothing to warm up."""
     needed = [spec for spec in specs if spec.datatype != "BYTES" or not spec.optional]

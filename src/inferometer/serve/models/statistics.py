@@ -83,6 +83,8 @@ class Statistics:
         self.failures[_REASONS.get(code, "OTHER")] += 1
 
     def message(self, name: str, version: str) -> Any:
+        self.fold()
+
         def compute(count: int, ns: list[int]) -> dict[str, Any]:
             return {f"compute_{part}": {"count": count, "ns": each} for part, each in zip(_PARTS, ns, strict=True)}
 
@@ -120,6 +122,8 @@ _MODEL: dict[str, tuple[str, str, Callable[[Statistics], Any]]] = {
 def page(models: "Models", started: float) -> bytes:
     """Return the page. `started` is when the server was started, in seconds since 1970."""
     served = [model for name in models.names() if not (model := models.find(name)).is_remote]
+    for model in served:
+        model.counted.fold()
     labels = {model: {"model": model.name, "version": model.version} for model in served}
     reasons = [({**labels[one], "reason": why}, count) for one in served for why, count in one.counted.failures.items()]
     memory, pending = psutil.virtual_memory(), [(labels[one], one.pending) for one in served]

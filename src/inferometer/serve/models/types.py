@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.tensors import Tensor, TensorSpec
+from inferometer.tensors import Tensor
 
 NEVER = 1 << 62
 
@@ -21,8 +21,6 @@ Parameters = Mapping[str, Parameter]
 Tensors = dict[str, Tensor]
 Compute = tuple[int, int, int]
 """Nanoseconds of joining the inputs, inferring, and splitting the outputs."""
-
-# --- refusals --------------------------------------------------------------------------------------------------------
 
 Code = Literal[
     "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
@@ -43,35 +41,23 @@ class Refused(Exception):  # noqa: N818  (not an error of ours: a response)
 
     def __init__(self, code: Code, message: str, label: str = "", *, status: int = 0, headers: bytes = b"") -> None:
         super().__init__(message)
-        self.code, self.message = code, sendable(str(message))
-        known: Code = code if code in tuple(HTTP_STATUS) else "INTERNAL"  # models may raise it with any code
-        self.status, self.label, self.headers = status or HTTP_STATUS[known], label or known.lower(), headers
-
-
-def sendable(text: str) -> str:
-    """Escape what UTF-8 cannot encode: lone surrogates, as in file names that are not valid UTF-8."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-_LENGTH = 1000
-"""Maximum length of the message of a foreign error."""
+        self.code: Code = code if code in tuple(HTTP_STATUS) else "INTERNAL"  # models may raise it with any code
+        # UTF-8 cannot encode lone surrogates, as in file names that are not valid UTF-8.
+        self.message = str(message).encode("utf-8", "backslashreplace").decode()
+        self.status, self.label, self.headers = status or HTTP_STATUS[self.code], label or self.code.lower(), headers
 
 
 def reason(error: BaseException) -> Refused:
     """Convert an exception to an error of one line, without its frames and the tensors that they hold."""
     if isinstance(error, Refused):
-        code: Code = error.code if error.code in tuple(HTTP_STATUS) else "INTERNAL"
-        return Refused(code, error.message, status=error.status, label=error.label, headers=error.headers)
+        return Refused(error.code, error.message, error.label, status=error.status, headers=error.headers)
     try:
         text = " ".join((str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}").split())
     except Exception:  # str() of a model's own exception may raise; the client must get a response
         text = type(error).__name__
-    if len(text) > _LENGTH:  # libraries put the cause at the end of long messages
-        text = f"{text[: _LENGTH // 2]} ... {text[-_LENGTH // 2 :]}"
+    if len(text) > 1000:  # libraries put the cause at the end of long messages
+        text = f"{text[:500]} ... {text[-500:]}"
     return Refused("INTERNAL", text)
-
-
-# --- one request -----------------------------------------------------------------------------------------------------
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -91,20 +77,18 @@ def ignore(*_: object) -> None:
 
 
 class TextPart(msgspec.Struct, array_like=True):
-    """A part of the response to a request of the OpenAI endpoints. The first one shows that the request is accepted."""
+    """A part of the response to a request of the OpenAI endpoints. The first one shows that the request is accepted, and
+    has `prompt_tokens`; the last one of a text has `finish_reason` and `started`."""
 
     text: str = ""
     """May be "" while a character or a stop text is incomplete."""
     tokens: int = 0
-    """Tokens of the text."""
     prompt_tokens: int = 0
-    """Set in the first part."""
     finish_reason: Literal["stop", "length"] | None = None
-    """Set in the last part of a text: "stop" is an end of sequence, or a stop text."""
     stopped: str | None = None
-    """The stop text that ended the text."""
+    """The stop text, if it was not an end of sequence that ended the text."""
     started: int = 0
-    """When the model began to compute, in monotonic ns; set in the last part."""
+    """When the model began to compute, in monotonic ns."""
     data: list[Any] = []
     """The embeddings as bytes of float32, or the tokens of /tokenize."""
 
@@ -146,7 +130,6 @@ class Inference(msgspec.Struct, eq=False):
     """The `Model` that holds it until it is over; None if it is computed at once."""
     is_over: bool = False
     queued: int = -1
-    """When it was accepted."""
     started: int = -1
     """When an instance took it; -1 while it is queued."""
     finished: int = -1
@@ -164,9 +147,6 @@ class Inference(msgspec.Struct, eq=False):
         ended(why)
 
 
-# --- backends --------------------------------------------------------------------------------------------------------
-
-
 class Loading(msgspec.Struct, frozen=True):
     """What a loader is called with."""
 
@@ -176,7 +156,6 @@ class Loading(msgspec.Struct, frozen=True):
     folder: Path | None = None
     """The version folder (REPOSITORY/MODEL/1), or the folder of a single model; None for built-in models."""
     file: Path | None = None
-    """The model's own file, if there is one."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, ..."""
     instance: int = 0
@@ -185,15 +164,13 @@ class Loading(msgspec.Struct, frozen=True):
     labels: Mapping[str, tuple[str, ...]] = {}
     """Labels of the outputs whose configuration names a file."""
     loader: "Loader | None" = None
-    """None for the backend's loader."""
+    """Instead of the backend's."""
 
     def parameter(self, name: str, default: str = "") -> str:
-        """Return one of the configuration's `parameters`."""
         found = self.config.parameters
         return str(found[name].string_value) if name in found else default
 
     def error(self, what: str, remedy: str = "") -> UserError:
-        """Return the error about this model."""
         return UserError(f"model {self.name}: {what}", remedy)
 
 
@@ -232,10 +209,3 @@ class Loaded(msgspec.Struct):
 
 Loader = Callable[[Loading], Loaded]
 """Raises UserError if the model cannot be loaded: what is wrong, and what to do (install an extra, fix the file)."""
-
-
-class ModelSignature(msgspec.Struct, frozen=True):
-    """A model's inputs and outputs as in its metadata, with -1 for the batch dimension if it has one."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
