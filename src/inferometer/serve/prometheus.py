@@ -55,7 +55,5 @@ def page(families: Iterable[Family]) -> bytes:
 
 
 def _written(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
     escaped = {k: v.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') for k, v in labels.items()}
-    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}"
+    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}" if labels else ""

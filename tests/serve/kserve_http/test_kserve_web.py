@@ -358,7 +358,7 @@ def test_a_stream_that_the_client_does_not_read_stops_its_model(tmp_path: Path, 
     monkeypatch.setitem(CONFIGS, "words", config + 'parameters { key: "delay" value { string_value: "1ms" } }')
     with serving(repository=make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:
         web.send(request("/v2/models/words/generate_stream", {"text_input": "x" * 500_000}))
-        server.until(lambda: server.models.find("words").statistics().inference_stats.fail.count == 1)
+        server.until(lambda: server.models.find("words").counted.message().inference_stats.fail.count == 1)
         assert server.call(lambda: server.models.in_flight) == 0
         response = web.response()
         assert response.complete

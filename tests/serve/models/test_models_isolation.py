@@ -73,7 +73,7 @@ async def test_what_a_model_raises_is_the_response_to_its_batch(tmp_path: Path) 
             assert [(why.code, why.message) for why in whys] == [expected] * 4
             good = Call("m", fp32([1], [2], [3], [4]), parameters={"kind": kind}).on(models)
             assert (await good.outputs())["OUTPUT0"].tolist() == [[2], [4], [6], [8]]
-        stats = models.find("m").statistics()
+        stats = models.find("m").counted.message()
         assert (stats.inference_stats.fail.count, stats.execution_count) == (4 * len(ERRORS), len(ERRORS))
         assert models.in_flight == 0
 

@@ -53,7 +53,7 @@ def test_a_model_that_computes_at_once_responds_before_submit_returns() -> None:
         for wanted in ((), wants("OUTPUT0"), wants("OUTPUT0", classes=1)):
             call = Call("m", flat(7), wanted=wanted).on(models)
             assert (call.ends, len(call.responses), models.in_flight) == ([None], 1, 0)
-        stats = models.find("m").statistics()
+        stats = models.find("m").counted.message()
         assert (stats.execution_count, stats.inference_stats.success.count) == (3, 3)
         assert stats.last_inference > 1_600_000_000_000
 
@@ -66,7 +66,7 @@ def test_errors_of_a_model_that_computes_at_once_are_responses() -> None:
         assert (why.code, why.message) == ("INTERNAL", "ValueError: negative")
         why = await Call("m", flat(1), parameters={"nothing": True}, wanted=wants("OUTPUT0")).on(models).refused()
         assert why.message == "the model did not return output 'OUTPUT0', which was requested"
-        stats = models.find("m").statistics()
+        stats = models.find("m").counted.message()
         assert (stats.execution_count, stats.inference_stats.fail.count) == (0, 2)
 
     serving(test, picky)

@@ -57,7 +57,7 @@ def strings(*values: bytes, count: int | None = None) -> Tensor:
 
 
 def failures(model: object) -> int:
-    return int(model.statistics().inference_stats.fail.count)  # type: ignore[attr-defined]
+    return int(model.counted.message().inference_stats.fail.count)  # type: ignore[attr-defined]
 
 
 @asynchronous
@@ -215,7 +215,7 @@ async def test_the_strings_of_a_batch_are_split(tmp_path: Path) -> None:
         words = [[f"{i}-{j}".encode() for j in range(MANY)] for i in range(2)]
         calls = [Call("text", Tensor("B", "BYTES", (1, MANY), strings(*some).data)).on(models) for some in words]
         assert [(await call.outputs())["OUT"].tolist() for call in calls] == [[some] for some in words]
-        assert models.find("text").statistics().execution_count == 1
+        assert models.find("text").counted.message().execution_count == 1
 
 
 # --- regions ---------------------------------------------------------------------------------------------------------

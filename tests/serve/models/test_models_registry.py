@@ -59,7 +59,7 @@ async def test_queued_requests_are_batched_and_split_again(tmp_path: Path, fakes
             assert (await call.outputs())["OUTPUT0"].tolist() == [[i, i]]
         await other.outputs()
         assert fakes("m").batches == [[0], [1, 2, 3, 4], [9]]
-        stats = model.statistics()
+        stats = model.counted.message()
         assert (stats.inference_count, stats.execution_count, stats.inference_stats.success.count) == (6, 3, 6)
         assert [(batch.batch_size, batch.compute_infer.count) for batch in stats.batch_stats] == [(1, 2), (4, 1)]
         assert stats.last_inference > 0
@@ -128,7 +128,7 @@ async def test_a_model_that_raises_is_an_internal_error_in_one_line(tmp_path: Pa
             call = Call("m", flat(1)).on(models)
             why = await call.refused()
             assert (why.code, why.message) == ("INTERNAL", "ValueError: the weights are gone")
-        stats = models.find("m").statistics()
+        stats = models.find("m").counted.message()
         assert (stats.inference_stats.fail.count, stats.execution_count) == (2, 0)
         assert models.find("m").counted.failures["BACKEND"] == 2
 
@@ -372,7 +372,7 @@ async def test_a_warm_up_runs_each_instance_once_before_it_is_ready(tmp_path: Pa
     fakes("m").open(2)
     async with serving(tmp_path, {"m": SINGLE.replace('"0"', '"1"')}, overrides=("instance_group.count=2",)) as models:
         assert fakes("m").batches == [[0], [0]]
-        assert models.find("m").statistics().execution_count == 0
+        assert models.find("m").counted.message().execution_count == 0
 
 
 @asynchronous

@@ -105,7 +105,7 @@ def _statistics(models: Models, name: str, version: str) -> Message | Awaitable[
 def own_statistics(models: Models, name: str = "", version: str = "") -> Message:
     """Return what this process has counted, of one model or of all."""
     ready = [models.find(one) for one in ([name] if name else models.names()) if models.is_known(one)]
-    return ModelStatisticsResponse(model_stats=[model.statistics() for model in ready if not model.is_remote])
+    return ModelStatisticsResponse(model_stats=[model.counted.message() for model in ready if not model.is_remote])
 
 
 def _config(request: Message) -> str:

@@ -3,7 +3,6 @@ what follows from it.
 """
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,6 @@ def read(path: Path) -> Any:
 
 def from_pbtxt(text: str) -> Any:
     return text_format.Parse(text, ModelConfig(), allow_unknown_field=True)
-
-
-def from_json(text: str) -> Any:
-    with explained("the configuration"):
-        return from_tree(json.loads(text))
 
 
 def from_tree(tree: Any, is_strict: bool = False) -> Any:

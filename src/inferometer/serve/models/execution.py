@@ -5,12 +5,12 @@ the next batch.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from inferometer.serve.models.signature import Share, join
-from inferometer.serve.models.types import Compute, Inference, Loaded, Refused, Tensors, reason
+from inferometer.serve.models.types import Compute, Inference, Loaded, Refused, reason
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
@@ -23,13 +23,12 @@ _AHEAD = 256
 class Execution:
     """One batch on one instance, from its start to the end of its last request."""
 
-    __slots__ = ("_cancel", "_compute", "_computed", "_is_over", "_joined", "batch", "instance", "owner")
+    __slots__ = ("_cancel", "_computed", "_is_over", "_joined", "batch", "instance", "owner")
 
     def __init__(self, owner: "Model", instance: Loaded, batch: list[Inference]) -> None:
         self.owner, self.instance, self.batch = owner, instance, batch
         self._cancel: Callable[[], None] | None = None
         self._is_over, self._joined, self._computed = False, 0, 0
-        self._compute: Compute = (0, 0, 0)
 
     def start(self) -> None:
         t, loaded = now(), self.instance
@@ -72,22 +71,20 @@ class Execution:
             return
         t, began = now(), self.batch[0].started
         if self.owner.decoupled:
-            self._compute = 0, t - began, 0
-        else:
-            self._compute = self._joined - began, self._computed - self._joined, t - self._computed
-            if why is None and not self._computed:
-                why = Refused("INTERNAL", "the model returned no response")
-        self._end(why)
+            self._end(why, (0, t - began, 0))
+            return
+        if why is None and not self._computed:
+            why = Refused("INTERNAL", "the model returned no response")
+        self._end(why, (self._joined - began, self._computed - self._joined, t - self._computed))
 
     # --- run in a thread ---
 
-    def _run(self) -> list[Share] | None:
+    def _run(self) -> tuple[list[Share], Compute]:
         """Return the responses that are not sent yet."""
         began, first, run_texts = now(), self.batch[0], self.instance.run_texts
         if run_texts is not None and first.text is not None:
-            made: list[Share] = [*run_texts([inference.text for inference in self.batch])]
-            self._compute = 0, now() - began, 0
-            return made
+            texts = run_texts([inference.text for inference in self.batch])
+            return [*texts], (0, now() - began, 0)
         assert self.instance.run is not None
         inputs = join(self.batch)
         joined = now()
@@ -95,27 +92,22 @@ class Execution:
         if isinstance(outputs, dict):
             computed = now()
             made = self.owner.signature.share(outputs, self.batch)
-            self._compute = joined - began, computed - joined, now() - computed
-            return made
-        self._iterate(outputs)
-        self._compute = joined - began, now() - joined, 0
-        return None
-
-    def _iterate(self, responses: Iterator[Tensors]) -> None:
-        """Send the responses of a decoupled model as they come, up to the first one that no request wants."""
+            return made, (joined - began, computed - joined, now() - computed)
         room = threading.Semaphore(_AHEAD)
-        for outputs in responses:
+        for response in outputs:  # sent as they come, up to the first one that no request wants
             if self._is_unwanted():
                 break
             room.acquire()
-            made = self.owner.signature.share(outputs, self.batch)
+            made = self.owner.signature.share(response, self.batch)
             with suppress(RuntimeError):  # the loop is closed
                 self.owner.loop.call_soon_threadsafe(self._responded, made, room)
+        return [], (joined - began, now() - joined, 0)
 
-    def _ran(self, made: list[Share] | None, error: BaseException | None) -> None:
+    def _ran(self, result: tuple[list[Share], Compute] | None, error: BaseException | None) -> None:
+        made, compute = result or ([], (0, 0, 0))
         if made:
             self._responded(made)
-        self._end(None if error is None else reason(error))
+        self._end(None if error is None else reason(error), compute)
 
     # --- both ---
 
@@ -134,9 +126,9 @@ class Execution:
                 inference.compute_ns = t - inference.started
             self.owner.responded(inference, share)
 
-    def _end(self, why: Refused | None) -> None:
+    def _end(self, why: Refused | None, compute: Compute) -> None:
         self._is_over, self._cancel = True, None
         for inference in self.batch:
             if not inference.is_over:
-                self.owner.end(inference, why, self._compute)
-        self.owner.executed(self, self._compute if why is None else None)
+                self.owner.end(inference, why, compute)
+        self.owner.executed(self, compute if why is None else None)

@@ -18,8 +18,6 @@ from inferometer.timing.clock import now
 if TYPE_CHECKING:
     from inferometer.serve.models.registry import Models
 
-_LOOK_S = 0.01
-
 
 class Model:
     """A loaded version of a model."""
@@ -31,8 +29,8 @@ class Model:
         self.decoupled: bool = config.model_transaction_policy.decoupled
         policy = Policy() if self.is_remote else configs.policy(config)
         self.signature = ModelSignature(config, policy.batching, self.labels)
-        self.counted, self._timeout_ns, self._instant = Statistics(), policy.timeout_ns, loaded[0].instant
-        slots = loaded[0].slots
+        self.counted, self._timeout_ns = Statistics(self.name, version), policy.timeout_ns
+        self._instant, slots = loaded[0].instant, loaded[0].slots
         for i, each in enumerate(loaded):
             each.threads = Threads(models.loop, slots or 1, f"{self.name} {i}")
         self._instances, self._is_unlimited = loaded, not slots
@@ -46,9 +44,6 @@ class Model:
     def pending(self) -> int:
         """Number of queued requests."""
         return len(self._queue.waiting)
-
-    def statistics(self) -> Any:
-        return self.counted.message(self.name, self.version)
 
     def submit(self, inference: Inference) -> None:
         if inference.text is not None or self.signature.check(inference):
@@ -173,7 +168,7 @@ class Model:
     async def drained(self) -> None:
         """Wait until all of its requests are done and no thread computes any longer."""
         while self._requests or self._queue.free < self._slots:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(0.01)
 
     def refuse_all(self, why: Refused) -> None:
         """End all requests with an error; the last ones first, so that none is started meanwhile."""

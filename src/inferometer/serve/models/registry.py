@@ -108,15 +108,11 @@ class Models:
 
     def index(self, only_ready: bool = False) -> list[IndexEntry]:
         """List all models, including those in a repository that were never loaded."""
-        entries = {
-            name: IndexEntry(name, one.model.version if one.model else "", one.state, one.reason)
-            for name, one in self._entries.items()
-        }
-        if only_ready:
-            return sorted(entry for entry in entries.values() if entry.state == "READY")
-        for name in [name for root in self._repositories for name in repository.listed(root)]:
-            entries.setdefault(name, IndexEntry(name, "", "UNAVAILABLE", "not loaded"))
-        return sorted(entries.values())
+        names = [] if only_ready else [name for root in self._repositories for name in repository.listed(root)]
+        lines = {name: IndexEntry(name, "", "UNAVAILABLE", "not loaded") for name in names}
+        for name, entry in self._entries.items():
+            lines[name] = IndexEntry(name, entry.model.version if entry.model else "", entry.state, entry.reason)
+        return sorted(line for line in lines.values() if line.state == "READY" or not only_ready)
 
     def submit(self, inference: Inference, was_let_in: bool = False, model: Model | None = None) -> None:
         """Check and queue the inference. `ended` is called in any case; before this returns if the inference is refused,

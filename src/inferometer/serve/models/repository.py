@@ -8,6 +8,7 @@ A folder without numbered versions is itself a version. Clients reach nothing el
 Loading runs in a thread, so that other models continue. A model that fails to load raises UserError with the reason.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +89,8 @@ def define(source: ModelSource, config_json: str = "", overrides: Sequence[str] 
     """Return the model's current definition, with `config_json` instead of the configuration file if given."""
     name, path = source.name, source.path
     if config_json:
-        config = configs.from_json(config_json)
+        with configs.explained("the configuration"):
+            config = configs.from_tree(json.loads(config_json))
     elif path is None:
         config = configs.from_pbtxt(source.config or backends.BUILTIN[name])
     else:

@@ -55,8 +55,8 @@ class RegionSlice(msgspec.Struct, frozen=True):
             raise self._smaller()
 
     def _smaller(self) -> Refused:
-        what = f"shared memory region '{self.region.name}' was truncated after it was registered"
-        return Refused("INVALID_ARGUMENT", what)
+        words = "was truncated after it was registered"
+        return Refused("INVALID_ARGUMENT", f"shared memory region '{self.region.name}' {words}")
 
 
 class Regions:
@@ -71,19 +71,17 @@ class Regions:
             raise Refused("ALREADY_EXISTS", f"shared memory region '{name}' already in manager")
         if byte_size < 1:
             raise Refused("INVALID_ARGUMENT", f"the size of shared memory region '{name}' must be at least 1 byte")
-        file = self._open(key)
+        file, leaf = -1, key.removeprefix("/")
+        if leaf and "/" not in leaf and leaf not in (".", ".."):
+            with suppress(OSError, ValueError):
+                # Do not follow links, and do not block on the other end of a FIFO.
+                file = os.open(self._folder / leaf, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if file < 0:
+            raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
         region, found = Region(name, key, offset, byte_size, file), os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or offset < 0 or offset + byte_size > found.st_size:
             raise Refused("INTERNAL", f"Invalid shared memory region: '{key}'")
         self._regions[name] = region
-
-    def _open(self, key: str) -> int:
-        name = key.removeprefix("/")
-        if name and "/" not in name and name not in (".", ".."):
-            with suppress(OSError, ValueError):
-                # Do not follow links, and do not block on the other end of a FIFO.
-                return os.open(self._folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
 
     def unregister(self, name: str = "") -> None:
         """Unregister a region, or all if no name is given. The object stays open until requests in progress are done

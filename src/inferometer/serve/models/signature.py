@@ -32,13 +32,8 @@ class ModelSignature:
 
     def __init__(self, config: Any, is_keyed: bool, labels: Mapping[str, Sequence[str]]) -> None:
         self.inputs, self.outputs = configs.specs(config)
-        self._model, self._max_batch, self._is_keyed, self._labels = (
-            config.name,
-            config.max_batch_size,
-            is_keyed,
-            labels,
-        )
-        self._is_decoupled = config.model_transaction_policy.decoupled
+        self._model, self._max_batch = config.name, config.max_batch_size
+        self._is_keyed, self._labels, self._is_decoupled = is_keyed, labels, config.model_transaction_policy.decoupled
         self._required = frozenset(name for name, spec in self.inputs.items() if not spec.optional)
         self._has_strings = any(spec.datatype == "BYTES" for spec in self.inputs.values())
         """Whether an input is BYTES, whose size does not follow from its shape."""

@@ -25,7 +25,6 @@ _REASONS: dict[Code, str] = {
     "CANCELLED": "CANCELED", "DEADLINE_EXCEEDED": "REJECTED", "RESOURCE_EXHAUSTED": "REJECTED", "INTERNAL": "BACKEND",
 }  # fmt: skip
 """Triton's names for why requests failed; "OTHER" for the rest."""
-_PARTS = ("input", "infer", "output")
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 )  # fmt: skip
@@ -35,7 +34,8 @@ _FOLDED = 6 * 1024
 class Statistics:
     """Counters and latency histograms of one model."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str, version: str) -> None:
+        self.labels = {"model": model, "version": version}
         self.success = self.success_ns = self.failure_ns = self.queue_ns = self.rows = self.executions = 0
         self.failures = {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
         self.compute_ns = [0, 0, 0]
@@ -82,21 +82,21 @@ class Statistics:
         self.failure_ns += ns
         self.failures[_REASONS.get(code, "OTHER")] += 1
 
-    def message(self, name: str, version: str) -> Any:
-        self.fold()
-
+    def message(self) -> Any:
         def compute(count: int, ns: list[int]) -> dict[str, Any]:
-            return {f"compute_{part}": {"count": count, "ns": each} for part, each in zip(_PARTS, ns, strict=True)}
+            parts = zip(("input", "infer", "output"), ns, strict=True)
+            return {f"compute_{part}": {"count": count, "ns": each} for part, each in parts}
 
+        self.fold()
         failures, last_ms = sum(self.failures.values()), (self.last + wall_offset()) // 1_000_000
         pairs = {"success": (self.success, self.success_ns), "fail": (failures, self.failure_ns)}
         pairs |= {"queue": (self.success, self.queue_ns), "cache_hit": (0, 0), "cache_miss": (0, 0)}
         stats = {field: {"count": count, "ns": ns} for field, (count, ns) in pairs.items()}
         batches = [{"batch_size": rows, **compute(count, ns)} for rows, (count, *ns) in sorted(self.batches.items())]
         return ModelStatistics(
-            name=name, version=version, last_inference=last_ms if self.executions else 0, inference_count=self.rows,
-            execution_count=self.executions, inference_stats=stats | compute(self.success, self.compute_ns),
-            batch_stats=batches,
+            name=self.labels["model"], version=self.labels["version"], last_inference=last_ms if self.executions else 0,
+            inference_count=self.rows, execution_count=self.executions, batch_stats=batches,
+            inference_stats=stats | compute(self.success, self.compute_ns),
         )  # fmt: skip
 
 
@@ -122,14 +122,14 @@ _MODEL: dict[str, tuple[str, str, Callable[[Statistics], Any]]] = {
 def page(models: "Models", started: float) -> bytes:
     """Return the page. `started` is when the server was started, in seconds since 1970."""
     served = [model for name in models.names() if not (model := models.find(name)).is_remote]
-    for model in served:
-        model.counted.fold()
-    labels = {model: {"model": model.name, "version": model.version} for model in served}
-    reasons = [({**labels[one], "reason": why}, count) for one in served for why, count in one.counted.failures.items()]
-    memory, pending = psutil.virtual_memory(), [(labels[one], one.pending) for one in served]
+    counted = [model.counted for model in served]
+    for one in counted:
+        one.fold()
+    reasons = [({**one.labels, "reason": why}, count) for one in counted for why, count in one.failures.items()]
+    memory, pending = psutil.virtual_memory(), [(model.counted.labels, model.pending) for model in served]
     families: list[prometheus.Family] = [
         *(
-            (f"nv_inference_{name}", kind, text, [(labels[one], value(one.counted)) for one in served])
+            (f"nv_inference_{name}", kind, text, [(one.labels, value(one)) for one in counted])
             for name, (kind, text, value) in _MODEL.items()
         ),
         ("nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes", reasons),
