@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models_fakes import TENSORS, Call, asynchronous, fakes, flat, fp32, serving, wants, why_not
+from models_fakes import TENSORS, Call, asynchronous, fakes, flat, fp32, run, serving, wants, why_not
 
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Refused
@@ -58,6 +58,21 @@ def strings(*values: bytes, count: int | None = None) -> Tensor:
 
 def failures(model: object) -> int:
     return int(model.counted.message().inference_stats.fail.count)  # type: ignore[attr-defined]
+
+
+def test_a_request_whose_inputs_cannot_be_read_in_a_thread_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+            assert why_not(models, unread(Slow(BIG))).message == "RuntimeError: can't start new thread"
+            assert models.in_flight == 0
+
+    run(test())
 
 
 @asynchronous
