@@ -70,7 +70,7 @@ class ModelSignature:
         return is_whole
 
     def read(self, inference: Inference) -> None:
-        """Read the inputs that are in shared memory, and walk lists of strings one by one; raises Refused."""
+        """Read inputs that are in shared memory, and walk lists of strings; in any thread. Raises Refused."""
         for name, unread in inference.unread.items():
             if inference.is_over:  # it was cancelled meanwhile
                 return

@@ -86,7 +86,7 @@ class TextPart(msgspec.Struct, array_like=True):
     prompt_tokens: int = 0
     finish_reason: Literal["stop", "length"] | None = None
     stopped: str | None = None
-    """The stop text, if it was not an end of sequence that ended the text."""
+    """The stop text that ended the text, if one did."""
     started: int = 0
     """When the model began to compute, in monotonic ns."""
     data: list[Any] = []
