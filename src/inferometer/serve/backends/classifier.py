@@ -45,8 +45,7 @@ def load(loading: Loading) -> Loaded:
     threads = configured.whole(loading, "threads", 1)
     names = tuple(resources.files(__package__).joinpath("data/labels.txt").read_text(encoding="utf-8").splitlines())
     image, pixels = TensorSpec(IMAGE, "BYTES", (1,), True), TensorSpec(PIXELS, "FP32", (3, SIZE, SIZE), True)
-    configured.declare(loading, loading.config.input, [image, pixels])
-    configured.declare(loading, loading.config.output, [TensorSpec(SCORES, "FP32", (len(names),))])
+    configured.declare(loading, [image, pixels], [TensorSpec(SCORES, "FP32", (len(names),))])
     for one in loading.config.output:
         one.label_filename = one.label_filename or "labels.txt"
     Image.preinit()  # imports its codecs, which should not delay the first request

@@ -50,12 +50,17 @@ def complete(loading: Loading, inputs: Sequence[TensorSpec], outputs: Sequence[T
         remedy = "set max_batch_size to 0, or export the model with a dynamic first dimension"
         raise loading.error(f"max_batch_size is {config.max_batch_size}, but {first}", remedy)
     begin = 1 if config.max_batch_size else 0
-    for fields, found in ((config.input, inputs), (config.output, outputs)):
-        declare(loading, fields, [TensorSpec(one.name, one.datatype, one.shape[begin:], one.optional) for one in found])
+    without_batch = [TensorSpec(one.name, one.datatype, one.shape[begin:]) for one in everything]
+    declare(loading, without_batch[: len(inputs)], without_batch[len(inputs) :])
 
 
-def declare(loading: Loading, fields: Any, tensors: Sequence[TensorSpec]) -> None:
-    """Add the model's `tensors` to config.input or config.output if that is empty; otherwise, check that they agree."""
+def declare(loading: Loading, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Add the model's tensors to config.input and config.output if these are empty; otherwise, check that they agree."""
+    for fields, tensors in ((loading.config.input, inputs), (loading.config.output, outputs)):
+        _declare(loading, fields, tensors)
+
+
+def _declare(loading: Loading, fields: Any, tensors: Sequence[TensorSpec]) -> None:
     if not fields:
         for spec in tensors:
             kind, more = spec.datatype.replace("BYTES", "STRING"), {"optional": True} if spec.optional else {}
