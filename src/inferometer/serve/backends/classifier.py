@@ -13,6 +13,7 @@ are idle, and many times slower if not.
 
 import hashlib
 import io
+import math
 import warnings
 from importlib import resources
 from typing import Any
@@ -64,14 +65,12 @@ def load(loading: Loading) -> Loaded:
 
 def seeded() -> dict[str, NDArray[np.float32]]:
     """Return uniformly distributed weights of variance 2 / fan-in, from a byte stream that no library version changes."""
-    sizes = {name: int(np.prod(shape)) for name, shape in _LAYERS.items()}
-    stream = np.frombuffer(hashlib.shake_256(_SEED).digest(2 * sum(sizes.values())), "<u2")
-    found, place = {}, 0
-    for name, shape in _LAYERS.items():
-        values = stream[place : place + sizes[name]].astype(np.float32) / np.float32(32768) - np.float32(1)
-        fan_in = float(np.prod(shape[1:]))
-        found[name] = (values * np.float32((6 / fan_in) ** 0.5)).reshape(shape)
-        place += sizes[name]
+    ends = np.cumsum([math.prod(shape) for shape in _LAYERS.values()])
+    stream = np.frombuffer(hashlib.shake_256(_SEED).digest(2 * int(ends[-1])), "<u2")
+    found = {}
+    for (name, shape), part in zip(_LAYERS.items(), np.split(stream, ends[:-1]), strict=True):
+        values = part.astype(np.float32) / np.float32(32768) - np.float32(1)
+        found[name] = (values * np.float32((6 / math.prod(shape[1:])) ** 0.5)).reshape(shape)
     # Scale pixels from 0 .. 1 to -2 .. 2, (x - 0.5) * 4, as part of the first layer.
     found["stem"] *= np.float32(4)
     found["last"] *= np.float32(2)  # so that scores differ

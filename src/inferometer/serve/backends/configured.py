@@ -9,7 +9,7 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from inferometer.errors import UserError
 from inferometer.serve.models.configs import datatype
@@ -18,8 +18,6 @@ from inferometer.tensors import Tensor, TensorSpec, shown, to_numpy
 
 BATCH = 4
 """Default max_batch_size for files with a dynamic first dimension; the same as Triton's."""
-
-T = TypeVar("T")
 
 
 def specs(fields: Any) -> list[TensorSpec]:
@@ -57,26 +55,22 @@ def complete(loading: Loading, inputs: Sequence[TensorSpec], outputs: Sequence[T
 def declare(loading: Loading, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
     """Add the model's tensors to config.input and config.output if these are empty; otherwise, check that they agree."""
     for fields, tensors in ((loading.config.input, inputs), (loading.config.output, outputs)):
-        _declare(loading, fields, tensors)
-
-
-def _declare(loading: Loading, fields: Any, tensors: Sequence[TensorSpec]) -> None:
-    if not fields:
-        for spec in tensors:
-            kind, more = spec.datatype.replace("BYTES", "STRING"), {"optional": True} if spec.optional else {}
-            fields.add(name=spec.name, dims=spec.shape, data_type=f"TYPE_{kind}", **more)
-    by_name = {spec.name: spec for spec in tensors}
-    for one in specs(fields):
-        found = by_name.get(one.name)
-        if found is None:
-            what = f"the configuration has {one.name}, the model only {', '.join(by_name)}"
-            raise loading.error(what, "use the names of the model")
-        pairs = zip(one.shape, found.shape, strict=False)
-        is_same_shape = len(one.shape) == len(found.shape) and all(a == b or -1 in (a, b) for a, b in pairs)
-        if one.datatype != found.datatype or not is_same_shape:
-            differs = f"{one.datatype} {shown(one.shape)}, the model {found.datatype} {shown(found.shape)}"
-            remedy = "correct data_type and dims (without the batch dimension if max_batch_size is not 0)"
-            raise loading.error(f"the configuration says that {one.name} is {differs}", remedy)
+        if not fields:
+            for spec in tensors:
+                kind, more = spec.datatype.replace("BYTES", "STRING"), {"optional": True} if spec.optional else {}
+                fields.add(name=spec.name, dims=spec.shape, data_type=f"TYPE_{kind}", **more)
+        by_name = {spec.name: spec for spec in tensors}
+        for one in specs(fields):
+            if one.name not in by_name:
+                what = f"the configuration has {one.name}, the model only {', '.join(by_name)}"
+                raise loading.error(what, "use the names of the model")
+            found = by_name[one.name]
+            pairs = zip(one.shape, found.shape, strict=False)
+            is_same_shape = len(one.shape) == len(found.shape) and all(a == b or -1 in (a, b) for a, b in pairs)
+            if one.datatype != found.datatype or not is_same_shape:
+                differs = f"{one.datatype} {shown(one.shape)}, the model {found.datatype} {shown(found.shape)}"
+                remedy = "correct data_type and dims (without the batch dimension if max_batch_size is not 0)"
+                raise loading.error(f"the configuration says that {one.name} is {differs}", remedy)
 
 
 def whole(loading: Loading, name: str, default: int) -> int:
@@ -101,7 +95,7 @@ def model_file(loading: Loading, name: str) -> Path:
     return loading.file
 
 
-def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], T]) -> T:
+def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], Any]) -> Any:
     """Call `load`; whatever a library raises about a file that fails to load becomes a UserError of one line."""
     try:
         return load()

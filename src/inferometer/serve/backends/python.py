@@ -6,11 +6,10 @@ The `infer` of a decoupled model is a generator of such dicts. To prepare someth
 
     def load(folder, device): ...        # returns the function; called once per instance; auto, cpu, cuda or cuda:N
 
-Without a configuration file, CONFIG = {...} has its fields: max_batch_size, input, output, ... (all except
-instance_group and the parameter process, which are needed before the file is run). Arrays have the batch dimension if
-the model has one, and input arrays are read-only. BF16 is represented as float32, and BYTES as objects that are bytes,
-for both inputs and outputs. The function runs in the instance's own thread. Anything it raises is an INTERNAL error of
-its batch; to report a bad request, raise inferometer.serve.models.types.Refused("INVALID_ARGUMENT", "...").
+CONFIG = {...} supplies what the configuration leaves open: max_batch_size, input, output, ... (all except instance_group
+and the parameter process, which are needed before the file is run). Arrays have the batch dimension if the model has
+one, and input arrays are read-only. BF16 is represented as float32, and BYTES as objects that are bytes. The function
+runs in the instance's own thread. Anything it raises is an INTERNAL error of its batch, except for Refused.
 """
 
 import itertools
@@ -39,7 +38,13 @@ def load(loading: Loading) -> Loaded:
     module = sys.modules[name] = ModuleType(name)  # dataclasses and pickle look it up there
     module.__file__ = str(path)
     configured.attempt(loading, path, "fix the file", partial(SourceFileLoader(name, str(path)).exec_module, module))
-    _add_config(loading, module, path)
+    with explained(f"model {loading.name}: CONFIG in {path.name}"):
+        config = from_tree(getattr(module, "CONFIG", {}), is_strict=True)
+    for field, _ in loading.config.ListFields():
+        if field.name != "parameters":
+            config.ClearField(field.name)
+    config.MergeFrom(loading.config)
+    loading.config.CopyFrom(config)
     infer = _function(loading, module, path)
     outputs = {spec.name: spec for spec in configured.specs(loading.config.output)}
     is_decoupled = loading.config.model_transaction_policy.decoupled
@@ -54,18 +59,6 @@ def load(loading: Loading) -> Loaded:
         del sys.modules[name]
 
     return Loaded(run=run, close=close)
-
-
-def _add_config(loading: Loading, module: ModuleType, path: Path) -> None:
-    """Fill in what the file's CONFIG states and the configuration leaves open."""
-    where = f"model {loading.name}: CONFIG in {path.name}"
-    with explained(where):
-        made = from_tree(getattr(module, "CONFIG", {}), is_strict=True)
-    for field, _ in loading.config.ListFields():
-        if field.name != "parameters":
-            made.ClearField(field.name)
-    made.MergeFrom(loading.config)
-    loading.config.CopyFrom(made)
 
 
 def _function(loading: Loading, module: ModuleType, path: Path) -> Any:
