@@ -452,18 +452,21 @@ def test_other_architectures_match_generate(tmp_path: Path) -> None:
 
 
 def test_chats_use_the_tokenizers_template(writer: Loaded, writer_folder: Path) -> None:
-    messages = [{"role": "user", "content": "w1 w2"}]
+    def encoded(role: str) -> list[list[int]]:
+        messages = [{"role": role, "content": "w1 w2"}]
+        return language(writer).encode(TextRequest("chat", Fields(), ["w1 w2"], messages))  # type: ignore[no-any-return]
+
     with pytest.raises(Refused, match="model m has no chat template"):
-        language(writer).encode_chat(messages)
+        encoded("user")
     tokenizer = language(writer).tokenizer
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('only users') }}{% endif %}"
         "w9 {{ m.content }} {% endfor %}{% if add_generation_prompt %}w8{% endif %}"
     )
     try:
-        assert language(writer).encode_chat(messages) == word_tokenizer()("w9 w1 w2 w8")["input_ids"]
+        assert encoded("user") == [word_tokenizer()("w9 w1 w2 w8")["input_ids"]]
         with pytest.raises(Refused, match="the chat template: TemplateError: only users"):
-            language(writer).encode_chat([{"role": "system", "content": "w1"}])
+            encoded("system")
     finally:
         tokenizer.chat_template = None
 

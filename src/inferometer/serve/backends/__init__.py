@@ -33,11 +33,7 @@ BUILTIN = {
         input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
         output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
     """,
-    "classifier": """
-        backend: "classifier"
-        max_batch_size: 32
-        dynamic_batching { }
-    """,
+    "classifier": 'backend: "classifier" max_batch_size: 32 dynamic_batching { }',
 }
 
 SIMULATOR = "sim"

@@ -42,8 +42,7 @@ _LAYERS = {
 
 
 def load(loading: Loading) -> Loaded:
-    device = device_of(loading)
-    threads = configured.whole(loading, "threads", 1)
+    device, threads = device_of(loading), configured.whole(loading, "threads", 1)
     names = tuple(resources.files(__package__).joinpath("data/labels.txt").read_text(encoding="utf-8").splitlines())
     image, pixels = TensorSpec(IMAGE, "BYTES", (1,), True), TensorSpec(PIXELS, "FP32", (3, SIZE, SIZE), True)
     configured.declare(loading, [image, pixels], [TensorSpec(SCORES, "FP32", (len(names),))])
@@ -57,8 +56,7 @@ def load(loading: Loading) -> Loaded:
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:
         use_threads(threads)
         with torch.inference_mode():
-            scores = forward(weights, _pixels(inputs, device))
-            return {SCORES: from_torch(SCORES, scores)}
+            return {SCORES: from_torch(SCORES, forward(weights, _pixels(inputs, device)))}
 
     return Loaded(run=run, labels={SCORES: names})
 

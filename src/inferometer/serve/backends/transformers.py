@@ -21,10 +21,9 @@ import torch
 import transformers as hugging
 
 from inferometer.serve.backends import configured
-from inferometer.serve.backends.text import model as text_model
 from inferometer.serve.backends.text.decoder import Decoder, SlotDecoder
 from inferometer.serve.backends.text.engine import Engine
-from inferometer.serve.backends.text.model import LanguageModel
+from inferometer.serve.backends.text.model import LanguageModel, declare
 from inferometer.serve.backends.torch import device_of, use_threads
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Tensors, reason
 from inferometer.tensors import TensorSpec, from_numpy
@@ -32,8 +31,6 @@ from inferometer.tensors import TensorSpec, from_numpy
 TEXT = "text"
 _BATCH = 32
 _TOKENS = 128
-_LENGTH = {"generate": 4096}
-"""Maximum length of texts, by task, if neither the model nor the configuration sets one; 2^30 for other tasks."""
 _UNBOUNDED = 1_000_000  # tokenizers without a maximum length report 10^30
 _log = logging.getLogger("inferometer.serve")
 
@@ -62,7 +59,8 @@ def load(loading: Loading) -> Loaded:
         raise loading.error(what, "check that parameter task names the right task")
     tokenizer, configured_length = read(hugging.AutoTokenizer), configured.whole(loading, "max_length", 0)
     limits = configured_length, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length
-    length = min((limit for limit in limits if limit and limit < _UNBOUNDED), default=_LENGTH.get(task, 1 << 30))
+    default = 4096 if task == "generate" else 1 << 30  # generation reserves memory for this length
+    length = min((limit for limit in limits if limit and limit < _UNBOUNDED), default=default)
     return loaded(loading, LanguageModel(loading.name, model.eval().to(device), tokenizer, length))
 
 
@@ -81,7 +79,7 @@ def _generation(loading: Loading, language: LanguageModel) -> Loaded:
         remedy = "set it to 0; the parameter max_batch sets how many texts are generated at the same time"
         what = f"max_batch_size is {loading.config.max_batch_size}, but requests for text are not joined"
         raise loading.error(what, remedy)
-    text_model.declare(loading)
+    declare(loading)
     language.max_tokens = configured.whole(loading, "max_tokens", _TOKENS)
     language.engine = Engine(functools.partial(_decoder, loading, language), language.tokenizer.backend_tokenizer)
     return Loaded(begin=language.begin, slots=0, max_len=language.max_len, close=language.close)
@@ -123,8 +121,7 @@ def _embedding(loading: Loading, language: LanguageModel) -> Loaded:
         mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
         return torch.nn.functional.normalize(mean, dim=-1) if is_scaled else mean
 
-    size = int(language.model.config.hidden_size)
-    output = TensorSpec("embedding", "FP32", (size,))
+    output = TensorSpec("embedding", "FP32", (int(language.model.config.hidden_size),))
     return _batched(loading, language, output, compute, max_len=language.max_len, run_texts=language.run_texts)
 
 

@@ -95,10 +95,8 @@ class SlotDecoder(Decoder):
         # Zeros: what is masked is multiplied by 0, which would not remove a NaN of uninitialised memory.
         shape = (layers, 2, self.slots, heads, self.length, size)
         self.kv = torch.zeros(shape, dtype=dtype, device=self.device)
-        self.index: Any = None
-        """Where the new keys and values of a step are written."""
-        self.view: Any = None
-        """What they attend to; None: to themselves."""
+        self.index: Any = None  # where the new keys and values of a step are written
+        self.view: Any = None  # what they attend to; None: to themselves
         self._tokens, self._positions = self.tensor([0] * self.slots), self.tensor([0] * self.slots)
         self._rows = torch.arange(self.slots, device=self.device)
         self.logits = torch.zeros((self.slots, self.vocabulary), device=self.device)

@@ -1,14 +1,4 @@
-"""A language model: text generation and embeddings for the OpenAI endpoints, and text generation over KServe:
-
-text_input   BYTES [1]    the prompt
-max_tokens   INT32 [1]    maximum number of tokens; default: the parameter `max_tokens` of the configuration (128)
-temperature  FP32 [1]     0 or omitted: always the most likely token
-top_p        FP32 [1]     sample from the most likely tokens that together have this probability
-seed         INT64 [1]    seed of the sampling; omitted: every request samples differently
-stop         BYTES [-1]   texts at which generation stops; they are not sent
-
-text_output  BYTES [1]    the text that a token adds; a token that ends inside a character waits for the rest
-"""
+"""A language model: text generation and embeddings for the OpenAI endpoints, and text generation over KServe."""
 
 import asyncio
 import random
@@ -24,15 +14,17 @@ from inferometer.serve.openai.requests import Fields, TextRequest, invalid, too_
 from inferometer.tensors import Tensor, TensorSpec, to_numpy
 from inferometer.timing.clock import now
 
-PROMPT, PIECE = "text_input", "text_output"
+PROMPT = "text_input"
 INPUTS = (
     TensorSpec(PROMPT, "BYTES", (1,)),
-    TensorSpec("max_tokens", "INT32", (1,), optional=True),
-    TensorSpec("temperature", "FP32", (1,), optional=True),
-    TensorSpec("top_p", "FP32", (1,), optional=True),
-    TensorSpec("seed", "INT64", (1,), optional=True),
-    TensorSpec("stop", "BYTES", (-1,), optional=True),
+    TensorSpec("max_tokens", "INT32", (1,), optional=True),  # omitted: the parameter `max_tokens`
+    TensorSpec("temperature", "FP32", (1,), optional=True),  # 0 or omitted: always the most likely token
+    TensorSpec("top_p", "FP32", (1,), optional=True),  # sample from the likeliest tokens that have this probability
+    TensorSpec("seed", "INT64", (1,), optional=True),  # omitted: every request samples differently
+    TensorSpec("stop", "BYTES", (-1,), optional=True),  # texts at which generation stops; they are not sent
 )
+PIECE = "text_output"
+"""BYTES [1]: the text that a token adds. A token that ends inside a character waits for the rest."""
 _BATCH = 32
 
 
@@ -42,9 +34,7 @@ class LanguageModel:
     def __init__(self, name: str, model: Any, tokenizer: Any, max_len: int) -> None:
         """`max_len` is the maximum number of tokens of a text, including what is generated."""
         self.name, self.model, self.tokenizer, self.max_len = name, model, tokenizer, max_len
-        self.config = model.config.get_text_config()
-        self.max_tokens = 0
-        """Length of a text over KServe if the request sets none."""
+        self.max_tokens = 0  # over KServe, if the request sets none
         self.engine: Any = None
         self.vectors: Any = None
         self._offload: Offload | None = None
@@ -55,20 +45,16 @@ class LanguageModel:
             self._offload.close()
 
     def encode(self, asked: TextRequest) -> list[list[int]]:
-        """Return the tokens of each text, or of the conversation; may be called in a thread."""
-        if asked.messages:
-            return [self.encode_chat(asked.messages)]
-        return [list(self.tokenizer(one)["input_ids"]) if isinstance(one, str) else one for one in asked.parts]
-
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Return the tokens of a conversation in the tokenizer's chat template."""
+        """Return the tokens of each text, or of the conversation in the tokenizer's chat template; in any thread."""
+        if not asked.messages:
+            return [list(self.tokenizer(one)["input_ids"]) if isinstance(one, str) else one for one in asked.parts]
         if not getattr(self.tokenizer, "chat_template", None):
             raise invalid(f"model {self.name} has no chat template; use /v1/completions")
         try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(asked.messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # whatever a template raises about messages that it does not accept
             raise invalid(f"the chat template: {reason(error).message:.300}") from None
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return [list(self.tokenizer(text, add_special_tokens=False)["input_ids"])]
 
     def begin(self, inputs: Tensors, first: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
         """Generate a text for the OpenAI endpoints or over KServe."""
@@ -140,18 +126,17 @@ class LanguageModel:
 
     def _check(self, texts: list[list[int]], dimensions: int | None) -> None:
         """Raise Refused if there can be no embeddings of the texts."""
-        longest, size = max(map(len, texts)), self.config.hidden_size
+        longest, size = max(map(len, texts)), self.model.config.get_text_config().hidden_size
         if longest > self.max_len:
             why = f"{longest} tokens of an input exceed the model's maximum of {self.max_len} tokens"
             raise Refused("INVALID_ARGUMENT", why, label="context_length_exceeded")
-        for tokens in texts:
-            self._check_tokens(tokens)
+        self._check_tokens([token for one in texts for token in one])
         if dimensions not in (None, size):
             raise invalid(f"dimensions must be {size}, the length of this model's vectors (got {dimensions})")
 
     def _check_tokens(self, tokens: list[int]) -> None:
         """Raise Refused for tokens that do not exist: on GPUs they would make every later computation fail."""
-        vocabulary = self.config.vocab_size
+        vocabulary = self.model.config.get_text_config().vocab_size
         wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
         if wrong is not None:
             raise invalid(f"tokens must be in 0..{vocabulary - 1} (got {wrong})")
@@ -175,13 +160,10 @@ class Generation:
         """Set at its end, or to cancel it: its slot is free at the next step."""
 
         # Set by the engine:
-        self.text: Any = None
-        """Turns tokens into text."""
+        self.text: Any = None  # turns tokens into text
         self.slot = self.started = -1
-        self.filled = 0
-        """Positions in the cache."""
-        self.made = 0
-        """Tokens that were processed."""
+        self.filled = 0  # positions in the cache
+        self.made = 0  # tokens that were processed
 
     @property
     def computed(self) -> int:
@@ -208,9 +190,6 @@ class StopTexts:
         at = len(text) if is_last else max(len(text) - self._kept, 0)
         self._held = text[at:]
         return text[:at]
-
-
-# --- KServe ----------------------------------------------------------------------------------------------------------
 
 
 def declare(loading: Loading, inputs: Sequence[TensorSpec] = INPUTS) -> None:
