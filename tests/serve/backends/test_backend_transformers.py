@@ -200,13 +200,15 @@ def test_concurrent_texts_of_different_length_match_generate(causal: Any, writer
 
 
 def test_long_prompts_are_read_in_chunks(tmp_path: Path) -> None:
+    """Some texts end while the prompt of another one is read."""
+    sizes = [(300, 12), (4, 2), (128, 3), (257, 12), (129, 12)]
     model = seeded(transformers.LlamaForCausalLM, llama(max_position_embeddings=600))
     with torch.no_grad():
         model.lm_head.weight[:3] = 0
     with opened(saved(tmp_path, model)) as loaded:
-        made = written(loaded, *({"prompt": ids(size, size)} for size in (300, 4, 128, 257, 129)))
-    for one, size in zip(made, (300, 4, 128, 257, 129), strict=True):
-        assert one.words == expected_tokens(model, ids(size, size), 12)
+        made = written(loaded, *({"prompt": ids(size, size), "max_tokens": count} for size, count in sizes))
+    for one, (size, count) in zip(made, sizes, strict=True):
+        assert one.words == expected_tokens(model, ids(size, size), count)
 
 
 def test_kserve_sends_one_piece_per_token(causal: Any, writer: Loaded) -> None:

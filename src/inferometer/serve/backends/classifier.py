@@ -1,14 +1,9 @@
 """The built-in image classifier: a small convolutional network in PyTorch with weights generated from a seed.
 
 It runs on a fresh machine and computes the same everywhere. It is not trained, so its labels mean nothing. It takes
-exactly one of
-
-    image    BYTES [1]             a JPEG or PNG file, decoded here, turned upright, resized to 224×224
-    pixels   FP32 [3, 224, 224]    red, green, blue planes, each value 0 .. 1
-
-and returns `scores` FP32 [100], which add up to 1; labels.txt has their names. An image takes one to two milliseconds
-on one core, not counting decoding. Parameter: `threads` (1; 0: PyTorch's default). Two threads are faster if two cores
-are idle, and many times slower if not.
+either `image`, a JPEG or PNG file that is decoded here, turned upright and resized to 224×224, or `pixels`, the red, green
+and blue planes with values 0 .. 1, and returns `scores`, which add up to 1. An image takes one to two milliseconds on one
+core, not counting decoding. Two `threads` are faster if two cores are idle, and many times slower if not.
 """
 
 import hashlib
@@ -33,7 +28,6 @@ SIZE = 224
 _MOST_PIXELS = 64_000_000
 """Maximum size of an image: a PNG of a few kB can claim to be gigabytes."""
 _FORMATS = ("JPEG", "PNG")
-_SEED = b"inferometer classifier 1"
 _POOLED = 4
 _LAYERS = {
     "stem": (32, 3, 8, 8), "conv": (64, 32, 3, 3), "dense1": (1024, 64 * _POOLED * _POOLED), "dense2": (1024, 1024),
@@ -64,7 +58,7 @@ def load(loading: Loading) -> Loaded:
 def seeded() -> dict[str, NDArray[np.float32]]:
     """Return uniformly distributed weights of variance 2 / fan-in, from a byte stream that no library version changes."""
     ends = np.cumsum([math.prod(shape) for shape in _LAYERS.values()])
-    stream = np.frombuffer(hashlib.shake_256(_SEED).digest(2 * int(ends[-1])), "<u2")
+    stream = np.frombuffer(hashlib.shake_256(b"inferometer classifier 1").digest(2 * int(ends[-1])), "<u2")
     found = {}
     for (name, shape), part in zip(_LAYERS.items(), np.split(stream, ends[:-1]), strict=True):
         values = part.astype(np.float32) / np.float32(32768) - np.float32(1)

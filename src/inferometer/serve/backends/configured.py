@@ -16,9 +16,6 @@ from inferometer.serve.models.configs import datatype
 from inferometer.serve.models.types import Loading, Refused, reason
 from inferometer.tensors import Tensor, TensorSpec, shown, to_numpy
 
-BATCH = 4
-"""Default max_batch_size for files with a dynamic first dimension; the same as Triton's."""
-
 
 def specs(fields: Any) -> list[TensorSpec]:
     """Return what config.input or config.output lists."""
@@ -34,15 +31,12 @@ def batch_by_default(loading: Loading, rows: int) -> None:
 
 
 def complete(loading: Loading, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Complete the configuration from a model file, whose shapes include the batch dimension.
-
-    If nothing is configured and the first dimension of all tensors is dynamic, it is the batch dimension:
-    max_batch_size becomes the parameter `default_max_batch_size` (4; 0: no batching), with dynamic batching.
-    """
+    """Complete the configuration from a model file, whose shapes include the batch dimension. If nothing is configured,
+    the first dimension of all tensors is the batch dimension if it is dynamic."""
     config, everything = loading.config, (*inputs, *outputs)
     fixed = next((spec for spec in everything if spec.shape[:1] != (-1,)), None)
     if everything and fixed is None and not (config.max_batch_size or config.input or config.output):
-        batch_by_default(loading, BATCH)
+        batch_by_default(loading, 4)  # like Triton
     if config.max_batch_size and fixed is not None:
         first = f"the first dimension of {fixed.name} {shown(fixed.shape)} is fixed"
         remedy = "set max_batch_size to 0, or export the model with a dynamic first dimension"

@@ -1,12 +1,7 @@
 """The identity backend: output i is input i. The bytes are passed through, so that only the server is measured.
 
-Also identity with a delay, the simulated tensor model (backend "sim"). Parameters of its configuration:
-
-    delay      duration of each execution (0)
-    per_row    additional time per row of the batch
-    jitter     additional random time, uniform up to this value; seeded, so it is the same after every start
-    slots      concurrent executions; 0: no limit (1)
-    answers    number of responses of a decoupled model, one every `delay` (1)
+Also identity with a delay, the simulated tensor model (backend "sim"). docs/how-to/serve-your-model.md describes its
+parameters.
 """
 
 import random

@@ -40,8 +40,7 @@ _PLAIN = re.compile(
 
 
 def load(loading: Loading) -> Loaded:
-    device = device_of(loading)
-    threads = configured.whole(loading, "threads", 0)
+    device, threads = device_of(loading), configured.whole(loading, "threads", 0)
     call, positional, keywords = _read(loading, configured.model_file(loading, "model.pt or model.pt2"), device)
     arguments, outputs = _arguments(loading, (*positional, *keywords)), configured.specs(loading.config.output)
     is_copied = device.type == "cpu"  # because the model may write to its inputs

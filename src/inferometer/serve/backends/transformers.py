@@ -29,9 +29,6 @@ from inferometer.serve.models.types import Loaded, Loading, Parameters, Tensors,
 from inferometer.tensors import TensorSpec, from_numpy
 
 TEXT = "text"
-_BATCH = 32
-_TOKENS = 128
-_UNBOUNDED = 1_000_000  # tokenizers without a maximum length report 10^30
 _log = logging.getLogger("inferometer.serve")
 
 
@@ -48,8 +45,7 @@ def load(loading: Loading) -> Loaded:
         return configured.attempt(loading, folder, remedy, lambda: kind.from_pretrained(folder.resolve(), **options))
 
     config = read(hugging.AutoConfig)
-    task = _task(loading, config)
-    device = device_of(loading)
+    task, device = _task(loading, config), device_of(loading)
     dtype = loading.parameter("dtype", "auto" if device.type == "cuda" else "float32")
     kind, _, loaded = _TASKS[task]
     model, report = read(kind, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True)
@@ -59,8 +55,8 @@ def load(loading: Loading) -> Loaded:
         raise loading.error(what, "check that parameter task names the right task")
     tokenizer, configured_length = read(hugging.AutoTokenizer), configured.whole(loading, "max_length", 0)
     limits = configured_length, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length
-    default = 4096 if task == "generate" else 1 << 30  # generation reserves memory for this length
-    length = min((limit for limit in limits if limit and limit < _UNBOUNDED), default=default)
+    known = [limit for limit in limits if limit and limit < 1_000_000]  # tokenizers without a limit report 10^30
+    length = min(known, default=4096 if task == "generate" else 1 << 30)  # generation reserves memory for it
     return loaded(loading, LanguageModel(loading.name, model.eval().to(device), tokenizer, length))
 
 
@@ -80,7 +76,7 @@ def _generation(loading: Loading, language: LanguageModel) -> Loaded:
         what = f"max_batch_size is {loading.config.max_batch_size}, but requests for text are not joined"
         raise loading.error(what, remedy)
     declare(loading)
-    language.max_tokens = configured.whole(loading, "max_tokens", _TOKENS)
+    language.max_tokens = configured.whole(loading, "max_tokens", 128)
     language.engine = Engine(functools.partial(_decoder, loading, language), language.tokenizer.backend_tokenizer)
     return Loaded(begin=language.begin, slots=0, max_len=language.max_len, close=language.close)
 
@@ -126,8 +122,7 @@ def _embedding(loading: Loading, language: LanguageModel) -> Loaded:
 
 
 def _classification(loading: Loading, language: LanguageModel) -> Loaded:
-    config = language.model.config
-    count = int(config.num_labels)
+    config, count = language.model.config, int(language.model.config.num_labels)
 
     def compute(tokens: Any) -> Any:
         logits = language.model(**tokens).logits.to(torch.float32)
@@ -148,7 +143,7 @@ def _batched(
     """Return a model that takes texts in batches; `compute` makes a row of numbers from each text's tokens."""
     threads = configured.whole(loading, "threads", 0)
     if not loading.config.max_batch_size and not loading.config.input:
-        configured.batch_by_default(loading, _BATCH)
+        configured.batch_by_default(loading, 32)
     configured.declare(loading, [TensorSpec(TEXT, "BYTES", (1,))], [output])
     tokenizer, config = language.tokenizer, language.model.config
     if tokenizer.pad_token is None:  # any token will do: the attention mask hides it

@@ -1,2 +1,1 @@
-"""Text generation with continuous batching: decoder.py computes, engine.py schedules and makes text of tokens, model.py
-has the front ends and the state of one text."""
+"""Text generation with continuous batching: decoder.py computes, engine.py schedules, model.py has the front ends."""

@@ -84,10 +84,10 @@ def sample(logits: Any, controls: Any, ends: Any) -> Any:
 
 
 class SlotDecoder(Decoder):
-    """A model with its slots; raises ValueError if it keeps anything but keys and values of all positions."""
+    """Computes many texts at once, in slots that take at most `memory` bytes, if necessary with fewer of them. Raises
+    ValueError if the model keeps anything but keys and values of all positions."""
 
     def __init__(self, *given: Any, memory: float) -> None:
-        """Take at most `memory` bytes for keys and values, if necessary with fewer slots."""
         super().__init__(*given)
         layers, heads, size = self._cached()
         dtype = self.model.dtype

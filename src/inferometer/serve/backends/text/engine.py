@@ -8,7 +8,7 @@ GPUs the tokens of one step are turned into text while the next one is computed.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -23,7 +23,6 @@ from inferometer.serve.models.types import Refused, TextPart, reason
 from inferometer.timing.clock import now
 
 _BELOW_ONE = 1 - 2**-23
-_PATIENCE = 10.0
 _CONTEXT = 8
 """Tokens of the prompt that the text of the first tokens may depend on."""
 _SIMILAR = 32
@@ -31,11 +30,10 @@ _SIMILAR = 32
 
 _Made = list[tuple[list[Generation], Any]]
 """Texts, and a tensor with the next token of each."""
-_Events = list[tuple[Generation, TextPart | Refused]]
 
 
 class Engine:
-    """The queue, the slots and the thread of a model."""
+    """The queue, the slots and the thread of a model, in which all private methods run."""
 
     def __init__(self, prepare: Callable[[], Any], tokenizer: Tokenizer) -> None:
         """Start the thread, which calls `prepare` for the decoder; raises what that raises."""
@@ -43,10 +41,8 @@ class Engine:
         self._waiting: deque[Generation] = deque()
         self._reading: list[Generation] = []
         """Texts whose prompts are being read, in slots behind those that run."""
-        self._running: list[Generation] = []
-        """By slot."""
-        self._pending: list[tuple[Generation, int]] = []
-        """Tokens that were computed and not processed yet."""
+        self._running: list[Generation] = []  # by slot
+        self._pending: list[tuple[Generation, int]] = []  # tokens that were computed and not processed yet
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed, self._is_closed = threading.Event(), False
         ready: Future[Any] = Future()
@@ -65,9 +61,7 @@ class Engine:
     def close(self) -> None:
         self._is_closed = True
         self._changed.set()
-        self._thread.join(_PATIENCE)  # a thread inside PyTorch must not outlive the interpreter
-
-    # --- in the thread ---
+        self._thread.join(10)  # seconds: a thread inside PyTorch must not outlive the interpreter
 
     def _work(self, prepare: Callable[[], Any], ready: "Future[Any]") -> None:
         try:
@@ -167,7 +161,7 @@ class Engine:
 
     def _process(self, made: Iterable[tuple[Generation, int]]) -> None:
         """Turn tokens into text, end what is complete, and pass it to the event loop."""
-        events: _Events = []
+        events = []
         for row, token in made:
             if row.is_over:
                 continue
@@ -193,7 +187,7 @@ class Engine:
             row.text = DecodeStream(skip_special_tokens=True)
             return row.text.step(self._tokenizer, token) or ""
 
-    def _pass(self, events: _Events) -> None:
+    def _pass(self, events: Sequence[tuple[Generation, TextPart | Refused]]) -> None:
         def send() -> None:
             for row, part in events:
                 row.received(part)
