@@ -200,13 +200,15 @@ def test_concurrent_texts_of_different_length_match_generate(causal: Any, writer
 
 
 def test_long_prompts_are_read_in_chunks(tmp_path: Path) -> None:
+    """Some texts end while the prompt of another one is read."""
+    sizes = [(300, 12), (4, 2), (128, 3), (257, 12), (129, 12)]
     model = seeded(transformers.LlamaForCausalLM, llama(max_position_embeddings=600))
     with torch.no_grad():
         model.lm_head.weight[:3] = 0
     with opened(saved(tmp_path, model)) as loaded:
-        made = written(loaded, *({"prompt": ids(size, size)} for size in (300, 4, 128, 257, 129)))
-    for one, size in zip(made, (300, 4, 128, 257, 129), strict=True):
-        assert one.words == expected_tokens(model, ids(size, size), 12)
+        made = written(loaded, *({"prompt": ids(size, size), "max_tokens": count} for size, count in sizes))
+    for one, (size, count) in zip(made, sizes, strict=True):
+        assert one.words == expected_tokens(model, ids(size, size), count)
 
 
 def test_kserve_sends_one_piece_per_token(causal: Any, writer: Loaded) -> None:
@@ -452,18 +454,21 @@ def test_other_architectures_match_generate(tmp_path: Path) -> None:
 
 
 def test_chats_use_the_tokenizers_template(writer: Loaded, writer_folder: Path) -> None:
-    messages = [{"role": "user", "content": "w1 w2"}]
+    def encoded(role: str) -> list[list[int]]:
+        messages = [{"role": role, "content": "w1 w2"}]
+        return language(writer).encode(TextRequest("chat", Fields(), ["w1 w2"], messages))  # type: ignore[no-any-return]
+
     with pytest.raises(Refused, match="model m has no chat template"):
-        language(writer).encode_chat(messages)
+        encoded("user")
     tokenizer = language(writer).tokenizer
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('only users') }}{% endif %}"
         "w9 {{ m.content }} {% endfor %}{% if add_generation_prompt %}w8{% endif %}"
     )
     try:
-        assert language(writer).encode_chat(messages) == word_tokenizer()("w9 w1 w2 w8")["input_ids"]
+        assert encoded("user") == [word_tokenizer()("w9 w1 w2 w8")["input_ids"]]
         with pytest.raises(Refused, match="the chat template: TemplateError: only users"):
-            language(writer).encode_chat([{"role": "system", "content": "w1"}])
+            encoded("system")
     finally:
         tokenizer.chat_template = None
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from raw_client import RawClient, Response, request
 
 from inferometer.serve import app, backends
-from inferometer.serve.backends.text.generation import StopTexts
+from inferometer.serve.backends.text.model import StopTexts
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.settings import Fixed, Sim
 from inferometer.timing.loop import new_loop
@@ -318,7 +318,7 @@ def test_a_text_is_cut_before_its_first_stop_text_however_it_is_split(text: str,
         made += cut.feed(text[at : at + size])
         if cut.stopped:
             break
-    made += cut.rest()
+    made += cut.feed("", is_last=True)
     first = min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))
     assert (cut.stopped is not None) == any(stop in text for stop in stops)
     assert made == text[:first] or (cut.stopped and text.startswith(made) and len(made) >= first)

@@ -13,8 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from inferometer.serve.backends.text.generation import Generation
-from inferometer.serve.backends.text.model import LanguageModel
+from inferometer.serve.backends.text.model import Generation, LanguageModel
 from inferometer.serve.models.types import Loaded, Loading, Refused, TextPart
 from inferometer.serve.openai.requests import TextRequest
 from inferometer.timing.clock import now
@@ -48,7 +47,7 @@ class Echo(LanguageModel):
 
     def __init__(self, name: str) -> None:
         facts = SimpleNamespace(vocab_size=10_000, hidden_size=2)
-        super().__init__(name, SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: facts)), None, 100, 0)
+        super().__init__(name, SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: facts)), None, 100)
         self.engine, self.vectors = self, self._vectors
         self.seen: list[Generation] = []
         self.running: set[Generation] = set()
@@ -99,13 +98,13 @@ class Echo(LanguageModel):
         if piece == "<fail>":
             self._end(request, Refused("INTERNAL", "the model failed"))
         elif piece == "<eos>":
-            self._end(request, TextPart(stops.rest(), finish_reason="stop", started=started))
+            self._end(request, TextPart(stops.feed("", True), finish_reason="stop", started=started))
         else:
-            text = stops.feed("" if piece == "<empty>" else piece)
+            text = stops.feed("" if piece == "<empty>" else piece, left == 1)
             if stops.stopped is not None:
                 self._end(request, TextPart(text, 1, 0, "stop", stops.stopped, started))
             elif left == 1:
-                self._end(request, TextPart(text + stops.rest(), 1, 0, "length", started=started))
+                self._end(request, TextPart(text, 1, 0, "length", started=started))
             else:
                 request.received(TextPart(text, 1, started=started))
                 self._later(request, pieces, left - 1, started)

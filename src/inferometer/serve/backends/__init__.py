@@ -1,6 +1,6 @@
 """Backends that run models: one loader per backend, imported when a model needs it, and the built-in models."""
 
-import importlib
+import pkgutil
 from typing import Any
 
 from inferometer.errors import UserError
@@ -33,11 +33,7 @@ BUILTIN = {
         input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
         output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
     """,
-    "classifier": """
-        backend: "classifier"
-        max_batch_size: 32
-        dynamic_batching { }
-    """,
+    "classifier": 'backend: "classifier" max_batch_size: 32 dynamic_batching { }',
 }
 
 SIMULATOR = "sim"
@@ -55,8 +51,7 @@ def backend_of(config: Any) -> str:
 
 def loader(backend: str) -> Loader:
     """Import the backend's loader; raises ImportError if a package is missing."""
-    module, _, function = LOADERS[backend].partition(":")
-    found: Loader = getattr(importlib.import_module(module), function)
+    found: Loader = pkgutil.resolve_name(LOADERS[backend])
     return found
 
 

@@ -1,18 +1,14 @@
 """The built-in image classifier: a small convolutional network in PyTorch with weights generated from a seed.
 
 It runs on a fresh machine and computes the same everywhere. It is not trained, so its labels mean nothing. It takes
-exactly one of
-
-    image    BYTES [1]             a JPEG or PNG file, decoded here, turned upright, resized to 224×224
-    pixels   FP32 [3, 224, 224]    red, green, blue planes, each value 0 .. 1
-
-and returns `scores` FP32 [100], which add up to 1; labels.txt has their names. An image takes one to two milliseconds
-on one core, not counting decoding. Parameter: `threads` (1; 0: PyTorch's default). Two threads are faster if two cores
-are idle, and many times slower if not.
+either `image`, a JPEG or PNG file that is decoded here, turned upright and resized to 224×224, or `pixels`, the red, green
+and blue planes with values 0 .. 1, and returns `scores`, which add up to 1. An image takes one to two milliseconds on one
+core, not counting decoding. Two `threads` are faster if two cores are idle, and many times slower if not.
 """
 
 import hashlib
 import io
+import math
 import warnings
 from importlib import resources
 from typing import Any
@@ -32,7 +28,6 @@ SIZE = 224
 _MOST_PIXELS = 64_000_000
 """Maximum size of an image: a PNG of a few kB can claim to be gigabytes."""
 _FORMATS = ("JPEG", "PNG")
-_SEED = b"inferometer classifier 1"
 _POOLED = 4
 _LAYERS = {
     "stem": (32, 3, 8, 8), "conv": (64, 32, 3, 3), "dense1": (1024, 64 * _POOLED * _POOLED), "dense2": (1024, 1024),
@@ -41,12 +36,10 @@ _LAYERS = {
 
 
 def load(loading: Loading) -> Loaded:
-    device = device_of(loading)
-    threads = configured.whole(loading, "threads", 1)
+    device, threads = device_of(loading), configured.whole(loading, "threads", 1)
     names = tuple(resources.files(__package__).joinpath("data/labels.txt").read_text(encoding="utf-8").splitlines())
     image, pixels = TensorSpec(IMAGE, "BYTES", (1,), True), TensorSpec(PIXELS, "FP32", (3, SIZE, SIZE), True)
-    configured.declare(loading, loading.config.input, [image, pixels])
-    configured.declare(loading, loading.config.output, [TensorSpec(SCORES, "FP32", (len(names),))])
+    configured.declare(loading, [image, pixels], [TensorSpec(SCORES, "FP32", (len(names),))])
     for one in loading.config.output:
         one.label_filename = one.label_filename or "labels.txt"
     Image.preinit()  # imports its codecs, which should not delay the first request
@@ -57,22 +50,19 @@ def load(loading: Loading) -> Loaded:
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:
         use_threads(threads)
         with torch.inference_mode():
-            scores = forward(weights, _pixels(inputs, device))
-            return {SCORES: from_torch(SCORES, scores)}
+            return {SCORES: from_torch(SCORES, forward(weights, _pixels(inputs, device)))}
 
     return Loaded(run=run, labels={SCORES: names})
 
 
 def seeded() -> dict[str, NDArray[np.float32]]:
     """Return uniformly distributed weights of variance 2 / fan-in, from a byte stream that no library version changes."""
-    sizes = {name: int(np.prod(shape)) for name, shape in _LAYERS.items()}
-    stream = np.frombuffer(hashlib.shake_256(_SEED).digest(2 * sum(sizes.values())), "<u2")
-    found, place = {}, 0
-    for name, shape in _LAYERS.items():
-        values = stream[place : place + sizes[name]].astype(np.float32) / np.float32(32768) - np.float32(1)
-        fan_in = float(np.prod(shape[1:]))
-        found[name] = (values * np.float32((6 / fan_in) ** 0.5)).reshape(shape)
-        place += sizes[name]
+    ends = np.cumsum([math.prod(shape) for shape in _LAYERS.values()])
+    stream = np.frombuffer(hashlib.shake_256(b"inferometer classifier 1").digest(2 * int(ends[-1])), "<u2")
+    found = {}
+    for (name, shape), part in zip(_LAYERS.items(), np.split(stream, ends[:-1]), strict=True):
+        values = part.astype(np.float32) / np.float32(32768) - np.float32(1)
+        found[name] = (values * np.float32((6 / math.prod(shape[1:])) ** 0.5)).reshape(shape)
     # Scale pixels from 0 .. 1 to -2 .. 2, (x - 0.5) * 4, as part of the first layer.
     found["stem"] *= np.float32(4)
     found["last"] *= np.float32(2)  # so that scores differ

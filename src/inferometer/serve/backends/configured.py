@@ -9,17 +9,12 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from inferometer.errors import UserError
 from inferometer.serve.models.configs import datatype
 from inferometer.serve.models.types import Loading, Refused, reason
 from inferometer.tensors import Tensor, TensorSpec, shown, to_numpy
-
-BATCH = 4
-"""Default max_batch_size for files with a dynamic first dimension; the same as Triton's."""
-
-T = TypeVar("T")
 
 
 def specs(fields: Any) -> list[TensorSpec]:
@@ -36,42 +31,40 @@ def batch_by_default(loading: Loading, rows: int) -> None:
 
 
 def complete(loading: Loading, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Complete the configuration from a model file, whose shapes include the batch dimension.
-
-    If nothing is configured and the first dimension of all tensors is dynamic, it is the batch dimension:
-    max_batch_size becomes the parameter `default_max_batch_size` (4; 0: no batching), with dynamic batching.
-    """
+    """Complete the configuration from a model file, whose shapes include the batch dimension. If nothing is configured,
+    the first dimension of all tensors is the batch dimension if it is dynamic."""
     config, everything = loading.config, (*inputs, *outputs)
     fixed = next((spec for spec in everything if spec.shape[:1] != (-1,)), None)
     if everything and fixed is None and not (config.max_batch_size or config.input or config.output):
-        batch_by_default(loading, BATCH)
+        batch_by_default(loading, 4)  # like Triton
     if config.max_batch_size and fixed is not None:
         first = f"the first dimension of {fixed.name} {shown(fixed.shape)} is fixed"
         remedy = "set max_batch_size to 0, or export the model with a dynamic first dimension"
         raise loading.error(f"max_batch_size is {config.max_batch_size}, but {first}", remedy)
     begin = 1 if config.max_batch_size else 0
-    for fields, found in ((config.input, inputs), (config.output, outputs)):
-        declare(loading, fields, [TensorSpec(one.name, one.datatype, one.shape[begin:], one.optional) for one in found])
+    without_batch = [TensorSpec(one.name, one.datatype, one.shape[begin:]) for one in everything]
+    declare(loading, without_batch[: len(inputs)], without_batch[len(inputs) :])
 
 
-def declare(loading: Loading, fields: Any, tensors: Sequence[TensorSpec]) -> None:
-    """Add the model's `tensors` to config.input or config.output if that is empty; otherwise, check that they agree."""
-    if not fields:
-        for spec in tensors:
-            kind, more = spec.datatype.replace("BYTES", "STRING"), {"optional": True} if spec.optional else {}
-            fields.add(name=spec.name, dims=spec.shape, data_type=f"TYPE_{kind}", **more)
-    by_name = {spec.name: spec for spec in tensors}
-    for one in specs(fields):
-        found = by_name.get(one.name)
-        if found is None:
-            what = f"the configuration has {one.name}, the model only {', '.join(by_name)}"
-            raise loading.error(what, "use the names of the model")
-        pairs = zip(one.shape, found.shape, strict=False)
-        is_same_shape = len(one.shape) == len(found.shape) and all(a == b or -1 in (a, b) for a, b in pairs)
-        if one.datatype != found.datatype or not is_same_shape:
-            differs = f"{one.datatype} {shown(one.shape)}, the model {found.datatype} {shown(found.shape)}"
-            remedy = "correct data_type and dims (without the batch dimension if max_batch_size is not 0)"
-            raise loading.error(f"the configuration says that {one.name} is {differs}", remedy)
+def declare(loading: Loading, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Add the model's tensors to config.input and config.output if these are empty; otherwise, check that they agree."""
+    for fields, tensors in ((loading.config.input, inputs), (loading.config.output, outputs)):
+        if not fields:
+            for spec in tensors:
+                kind, more = spec.datatype.replace("BYTES", "STRING"), {"optional": True} if spec.optional else {}
+                fields.add(name=spec.name, dims=spec.shape, data_type=f"TYPE_{kind}", **more)
+        by_name = {spec.name: spec for spec in tensors}
+        for one in specs(fields):
+            if one.name not in by_name:
+                what = f"the configuration has {one.name}, the model only {', '.join(by_name)}"
+                raise loading.error(what, "use the names of the model")
+            found = by_name[one.name]
+            pairs = zip(one.shape, found.shape, strict=False)
+            is_same_shape = len(one.shape) == len(found.shape) and all(a == b or -1 in (a, b) for a, b in pairs)
+            if one.datatype != found.datatype or not is_same_shape:
+                differs = f"{one.datatype} {shown(one.shape)}, the model {found.datatype} {shown(found.shape)}"
+                remedy = "correct data_type and dims (without the batch dimension if max_batch_size is not 0)"
+                raise loading.error(f"the configuration says that {one.name} is {differs}", remedy)
 
 
 def whole(loading: Loading, name: str, default: int) -> int:
@@ -96,7 +89,7 @@ def model_file(loading: Loading, name: str) -> Path:
     return loading.file
 
 
-def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], T]) -> T:
+def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], Any]) -> Any:
     """Call `load`; whatever a library raises about a file that fails to load becomes a UserError of one line."""
     try:
         return load()

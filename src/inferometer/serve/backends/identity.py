@@ -1,12 +1,7 @@
 """The identity backend: output i is input i. The bytes are passed through, so that only the server is measured.
 
-Also identity with a delay, the simulated tensor model (backend "sim"). Parameters of its configuration:
-
-    delay      duration of each execution (0)
-    per_row    additional time per row of the batch
-    jitter     additional random time, uniform up to this value; seeded, so it is the same after every start
-    slots      concurrent executions; 0: no limit (1)
-    answers    number of responses of a decoupled model, one every `delay` (1)
+Also identity with a delay, the simulated tensor model (backend "sim"). docs/how-to/serve-your-model.md describes its
+parameters.
 """
 
 import random
@@ -16,7 +11,7 @@ from inferometer.serve.backends import configured
 from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Loading, Tensors
 from inferometer.tensors import Tensor
 from inferometer.timing.clock import now
-from inferometer.timing.deadlines import Deadlines, Entry
+from inferometer.timing.deadlines import Entry
 from inferometer.units import NS, parse_seconds
 
 
@@ -51,7 +46,7 @@ def load_delay(loading: Loading) -> Loaded:
     def begin(inputs: Tensors, first: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
         rows = next((tensor.shape[0] for tensor in inputs.values()), 1) if is_batched else 1
         outputs, step = passed_on(inputs, renamed), delay + rows * per_row + int(chance.random() * jitter)
-        return _Responding(first.owner.deadlines, emit, finish, outputs, step, answers).cancel
+        return _Responding(first, emit, finish, outputs, step, answers).cancel
 
     return Loaded(begin=begin, slots=configured.whole(loading, "slots", 1))
 
@@ -59,14 +54,10 @@ def load_delay(loading: Loading) -> Loaded:
 class _Responding:
     """One execution: a response every `step`, then the end. (No self-referencing closures: they would be garbage cycles.)"""
 
-    __slots__ = ("_deadlines", "_due", "_emit", "_entry", "_finish", "_left", "_outputs", "_step")
-
-    def __init__(
-        self, deadlines: Deadlines, emit: Emit, finish: Finish, outputs: Tensors, step: int, answers: int
-    ) -> None:
-        self._deadlines, self._emit, self._finish, self._outputs = deadlines, emit, finish, outputs
+    def __init__(self, first: Inference, emit: Emit, finish: Finish, outputs: Tensors, step: int, answers: int) -> None:
+        self._deadlines, self._emit, self._finish, self._outputs = first.owner.deadlines, emit, finish, outputs
         self._due, self._step, self._left = now() + step, step, answers
-        self._entry: Entry | None = deadlines.at(self._due, self._next)
+        self._entry: Entry | None = self._deadlines.at(self._due, self._next)
 
     def _next(self) -> None:
         self._left -= 1

@@ -7,6 +7,7 @@ CUDA provider computes what it supports and the CPU the rest.
 
 import contextlib
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +43,19 @@ def load(loading: Loading) -> Loaded:
 
 
 def _session(loading: Loading, path: Path) -> Any:
-    """Return the session, on a GPU if it is requested, or if there is one. By itself, ONNX Runtime would silently fall
-    back to the CPU."""
+    """Return the session, on a GPU if requested or if there is one. ONNX Runtime itself would silently fall back to CPUs."""
     kind, _, number = loading.device.partition(":")
     options = runtime.SessionOptions()
     options.log_severity_level = _SILENT
     options.intra_op_num_threads = configured.whole(loading, "threads", 0)
-
-    def opened(*providers: Any) -> Any:
-        return runtime.InferenceSession(str(path), options, providers=list(providers), enable_fallback=0)
-
+    opened = partial(runtime.InferenceSession, str(path), options, enable_fallback=0)
     why = f"this ONNX Runtime supports only {', '.join(runtime.get_available_providers())}"
     if kind != "cpu" and _CUDA in runtime.get_available_providers():
         runtime.set_default_logger_severity(_SILENT)
         with contextlib.redirect_stdout(io.StringIO()):
             runtime.preload_dlls()  # CUDA's libraries installed by pip
         try:
-            session = opened((_CUDA, {"device_id": int(number or 0)}), _CPU)
+            session = opened(providers=[(_CUDA, {"device_id": int(number or 0)}), _CPU])
             if _CUDA in session.get_providers():
                 return session
             why = "the CUDA libraries failed to load"
@@ -68,7 +65,7 @@ def _session(loading: Loading, path: Path) -> Any:
         remedy = "install onnxruntime-gpu with the CUDA and cuDNN that it needs, or use --device cpu"
         raise loading.error(f"ONNX Runtime cannot use the device {loading.device}: {why}", remedy)
     remedy = "export it again; onnx.checker.check_model shows details"
-    return configured.attempt(loading, path, remedy, lambda: opened(_CPU))
+    return configured.attempt(loading, path, remedy, partial(opened, providers=[_CPU]))
 
 
 def _spec(loading: Loading, one: Any) -> TensorSpec:

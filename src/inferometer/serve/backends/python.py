@@ -6,11 +6,10 @@ The `infer` of a decoupled model is a generator of such dicts. To prepare someth
 
     def load(folder, device): ...        # returns the function; called once per instance; auto, cpu, cuda or cuda:N
 
-Without a configuration file, CONFIG = {...} has its fields: max_batch_size, input, output, ... (all except
-instance_group and the parameter process, which are needed before the file is run). Arrays have the batch dimension if
-the model has one, and input arrays are read-only. BF16 is represented as float32, and BYTES as objects that are bytes,
-for both inputs and outputs. The function runs in the instance's own thread. Anything it raises is an INTERNAL error of
-its batch; to report a bad request, raise inferometer.serve.models.types.Refused("INVALID_ARGUMENT", "...").
+CONFIG = {...} supplies what the configuration leaves open: max_batch_size, input, output, ... (all except instance_group
+and the parameter process, which are needed before the file is run). Arrays have the batch dimension if the model has
+one, and input arrays are read-only. BF16 is represented as float32, and BYTES as objects that are bytes. The function
+runs in the instance's own thread. Anything it raises is an INTERNAL error of its batch, except for Refused.
 """
 
 import itertools
@@ -28,7 +27,7 @@ from inferometer.errors import UserError
 from inferometer.serve.backends import configured
 from inferometer.serve.models.configs import explained, from_tree
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
-from inferometer.tensors import TensorSpec, from_numpy, to_numpy
+from inferometer.tensors import from_numpy, to_numpy
 
 _numbers = itertools.count()
 
@@ -39,54 +38,45 @@ def load(loading: Loading) -> Loaded:
     module = sys.modules[name] = ModuleType(name)  # dataclasses and pickle look it up there
     module.__file__ = str(path)
     configured.attempt(loading, path, "fix the file", partial(SourceFileLoader(name, str(path)).exec_module, module))
-    _add_config(loading, module, path)
+    with explained(f"model {loading.name}: CONFIG in {path.name}"):
+        config = from_tree(getattr(module, "CONFIG", {}), is_strict=True)
+    for field, _ in loading.config.ListFields():
+        if field.name != "parameters":
+            config.ClearField(field.name)
+    config.MergeFrom(loading.config)
+    loading.config.CopyFrom(config)
     infer = _function(loading, module, path)
-    outputs = {spec.name: spec for spec in configured.specs(loading.config.output)}
+    datatypes = {spec.name: spec.datatype for spec in configured.specs(loading.config.output)}
     is_decoupled = loading.config.model_transaction_policy.decoupled
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors | Iterator[Tensors]:
         result = infer({name: to_numpy(tensor) for name, tensor in inputs.items()}, parameters)
         if is_decoupled:
-            return (_tensors(loading.name, one, outputs) for one in result)
-        return _tensors(loading.name, result, outputs)
+            return (_tensors(loading.name, one, datatypes) for one in result)
+        return _tensors(loading.name, result, datatypes)
 
-    def close() -> None:
-        del sys.modules[name]
-
-    return Loaded(run=run, close=close)
-
-
-def _add_config(loading: Loading, module: ModuleType, path: Path) -> None:
-    """Fill in what the file's CONFIG states and the configuration leaves open."""
-    where = f"model {loading.name}: CONFIG in {path.name}"
-    with explained(where):
-        made = from_tree(getattr(module, "CONFIG", {}), is_strict=True)
-    for field, _ in loading.config.ListFields():
-        if field.name != "parameters":
-            made.ClearField(field.name)
-    made.MergeFrom(loading.config)
-    loading.config.CopyFrom(made)
+    return Loaded(run=run, close=partial(sys.modules.__delitem__, name))
 
 
 def _function(loading: Loading, module: ModuleType, path: Path) -> Any:
     """Return `infer`, or what `load` returns."""
     infer: Any = getattr(module, "infer", None)
     if callable(prepare := getattr(module, "load", None)):
-        folder = loading.folder if loading.folder is not None else path.parent
-        infer = configured.attempt(loading, path, "fix load()", lambda: prepare(folder, loading.device))
+        call = partial(prepare, loading.folder or path.parent, loading.device)
+        infer = configured.attempt(loading, path, "fix load()", call)
     if not callable(infer):
         remedy = "define infer(inputs, parameters) that returns a dict of arrays, or load() that returns this function"
         raise loading.error(f"{path.name} has no function infer (TritonPythonModel is not supported)", remedy)
     return infer
 
 
-def _tensors(model: str, result: Any, outputs: Mapping[str, TensorSpec]) -> Tensors:
+def _tensors(model: str, result: Any, datatypes: Mapping[str, str]) -> Tensors:
     if not isinstance(result, dict):
         what = "infer must return a dict of arrays or, if the model is decoupled, be a generator of such dicts"
         raise Refused("INTERNAL", f"model '{model}': {what} (got {type(result).__name__})")
     found: Tensors = {}
     for name, value in result.items():
-        array, datatype = np.asarray(value), outputs[name].datatype if name in outputs else None
+        array, datatype = np.asarray(value), datatypes.get(name)
         try:
             found[name] = from_numpy(name, array, datatype)
         except UserError as error:

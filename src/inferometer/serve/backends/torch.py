@@ -3,11 +3,9 @@
     model.pt    torch.jit.save(...)     the configuration must declare inputs and outputs
     model.pt2   torch.export.save(...)  declares them itself
 
-Inputs are passed as arguments: by name if all are named like the arguments of `forward`, in numeric order if all are
-named like Triton's INPUT__0, otherwise in the configuration's order. The result is a tensor, a tuple or list of tensors
-in the configuration's order, or a dict by output name. Pickles are not loaded, because they can run anything.
-Parameters: `threads` (per operation, on CPUs), `default_max_batch_size` (for an exported program with a dynamic first
-dimension).
+The result of a model is a tensor, a tuple or list of tensors in the configuration's order, or a dict by output name.
+Pickles are not loaded, because they can run anything. Parameters: `threads` (per operation, on CPUs),
+`default_max_batch_size` (for an exported program with a dynamic first dimension).
 """
 
 import io
@@ -26,14 +24,10 @@ from torch.export.passes import move_to_device_pass
 
 from inferometer.serve.backends import configured
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
-from inferometer.tensors import Tensor, TensorSpec, shown, to_numpy
+from inferometer.tensors import DATATYPES, Tensor, TensorSpec, shown, to_numpy
 
-DTYPES = {
-    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
-    "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
-    "FP16": "float16", "BF16": "bfloat16", "FP32": "float32", "FP64": "float64",
-}  # fmt: skip
-"""PyTorch's type names; it has no type for BYTES."""
+DTYPES = {name: name.lower().replace("fp", "float").replace("bf", "bfloat") for name in DATATYPES if name != "BYTES"}
+"""PyTorch's type names: int8, float16, bfloat16, ..."""
 _DATATYPES = {f"torch.{dtype}": datatype for datatype, dtype in DTYPES.items()}
 OWN_THREADS = torch.get_num_threads()
 """The number of threads that PyTorch chose by default."""
@@ -43,13 +37,10 @@ _PLAIN = re.compile(
     r"|data/weights/(weight_\d+|model_weights_config\.json)|data/constants/(tensor_\d+|model_constants_config\.json)"
 )
 """What the archive of an exported program contains, unless it has pickled objects or compiled code."""
-_Module = tuple[Any, tuple[str, ...], tuple[str, ...]]
-"""A loaded module, its arguments, and further arguments that are passed by name."""
 
 
 def load(loading: Loading) -> Loaded:
-    device = device_of(loading)
-    threads = configured.whole(loading, "threads", 0)
+    device, threads = device_of(loading), configured.whole(loading, "threads", 0)
     call, positional, keywords = _read(loading, configured.model_file(loading, "model.pt or model.pt2"), device)
     arguments, outputs = _arguments(loading, (*positional, *keywords)), configured.specs(loading.config.output)
     is_copied = device.type == "cpu"  # because the model may write to its inputs
@@ -64,10 +55,8 @@ def load(loading: Loading) -> Loaded:
     return Loaded(run=run)
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-def _read(loading: Loading, path: Path, device: Any) -> _Module:
+def _read(loading: Loading, path: Path, device: Any) -> Any:
+    """Return the module, its arguments, and further arguments that are passed by name."""
     read, remedy = _script, "save it with torch.jit.save; pickles are not loaded"
     if path.suffix == ".pt2":
         read, remedy = _exported, "save it with torch.export.save, with plain tensors as weights, inputs and outputs"
@@ -77,7 +66,7 @@ def _read(loading: Loading, path: Path, device: Any) -> _Module:
         return configured.attempt(loading, path, remedy, lambda: read(loading, path, device))
 
 
-def _script(loading: Loading, path: Path, device: Any) -> _Module:
+def _script(loading: Loading, path: Path, device: Any) -> tuple[Any, Sequence[str], Sequence[str]]:
     module = torch.jit.load(str(path), map_location=device).eval()
     names = tuple(one.name for one in module.forward.schema.arguments[1:])
     if not loading.config.input:
@@ -86,7 +75,7 @@ def _script(loading: Loading, path: Path, device: Any) -> _Module:
     return module, (), names
 
 
-def _exported(loading: Loading, path: Path, device: Any) -> _Module:
+def _exported(loading: Loading, path: Path, device: Any) -> tuple[Any, Sequence[str], Sequence[str]]:
     _check_archive(path)
     program = torch.export.load(str(path))
     if device.type != "cpu":
@@ -103,20 +92,14 @@ def _exported(loading: Loading, path: Path, device: Any) -> _Module:
 def _specs(program: Any, names: Sequence[str], nodes: Sequence[str]) -> list[TensorSpec]:
     """Return what an exported program knows about some of its tensors."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    found = []
-    for name, node in zip(names, nodes, strict=True):
-        shape = tuple(size if isinstance(size, int) else -1 for size in values[node].shape)
-        found.append(TensorSpec(name, datatype_of(values[node]), shape))
-    return found
+    shapes = [tuple(size if isinstance(size, int) else -1 for size in values[node].shape) for node in nodes]
+    kinds = [datatype_of(values[node]) for node in nodes]
+    return [TensorSpec(*spec) for spec in zip(names, kinds, shapes, strict=True)]
 
 
 def _check_archive(path: Path) -> None:
-    """Raise an error if the archive of an exported program contains anything that could run code.
-
-    PyTorch loads compiled code and unpickles any pickles that it finds in a .pt2; both can run anything. Plain exported
-    programs contain neither: weights and constants are raw bytes, and the sample inputs are tensors, which can be read
-    without running code.
-    """
+    """Raise an error if an exported program contains compiled code or pickles, which PyTorch would load and which can
+    run anything. Plain ones contain neither: weights and constants are raw bytes, and the sample inputs are tensors."""
     with zipfile.ZipFile(path) as archive:
         names = {name.partition("/")[2]: name for name in archive.namelist()}  # all are in one folder
         unknown = [name for inner, name in names.items() if not _PLAIN.fullmatch(inner)]
@@ -128,11 +111,9 @@ def _check_archive(path: Path) -> None:
         torch.load(io.BytesIO(samples), weights_only=True)  # raises unless they are tensors
 
 
-# --- arguments and results -------------------------------------------------------------------------------------------
-
-
 def _arguments(loading: Loading, arguments: Sequence[str]) -> dict[str, str]:
-    """Return the argument for each configured input."""
+    """Return the argument for each configured input: the one of the same name if all are named like arguments, the one
+    with its number if all are named like Triton's INPUT__0, otherwise the one at its place in the configuration."""
     names = [one.name for one in loading.config.input]
     if len(names) > len(arguments):
         what = f"the configuration lists {len(names)} inputs, but forward takes only {', '.join(arguments)}"
@@ -149,16 +130,12 @@ def _outputs(model: str, result: Any, outputs: Sequence[TensorSpec]) -> Tensors:
     if not isinstance(result, dict):
         values = result if isinstance(result, list | tuple) else [result]
         result = {spec.name: value for spec, value in zip(outputs, values, strict=False)}
-    found = {spec.name: from_torch(spec.name, result[spec.name]) for spec in outputs if spec.name in result}
+    made = {spec.name: from_torch(spec.name, result[spec.name]) for spec in outputs if spec.name in result}
     for spec in outputs:
-        made = found.get(spec.name)
-        if made is not None and made.datatype != spec.datatype:
-            what = f"model '{model}': output '{spec.name}' is {made.datatype} {shown(made.shape)}"
+        if spec.name in made and (found := made[spec.name]).datatype != spec.datatype:
+            what = f"model '{model}': output '{spec.name}' is {found.datatype} {shown(found.shape)}"
             raise Refused("INTERNAL", f"{what}, the configuration says {spec.datatype}")
-    return found
-
-
-# --- what every model on PyTorch needs -------------------------------------------------------------------------------
+    return made
 
 
 def device_of(loading: Loading) -> Any:
@@ -172,8 +149,8 @@ def device_of(loading: Loading) -> Any:
 
 
 def use_threads(count: int) -> None:
-    """Set the number of threads per operation; 0: PyTorch's own default at startup. PyTorch stores the number per calling
-    thread, and a new thread inherits the number that was set last in any thread."""
+    """Set the number of threads per operation; 0: PyTorch's own default. PyTorch stores the number per calling thread, and
+    a new thread inherits the number that was set last in any thread."""
     if torch.get_num_threads() != (count or OWN_THREADS):
         torch.set_num_threads(count or OWN_THREADS)
 

@@ -12,7 +12,6 @@ model is never run, weights are read from safetensors only, and nothing is downl
 """
 
 import functools
-import itertools
 import logging
 import os
 from collections.abc import Callable
@@ -22,22 +21,15 @@ import torch
 import transformers as hugging
 
 from inferometer.serve.backends import configured
-from inferometer.serve.backends.text import model as text_model
-from inferometer.serve.backends.text.decoder import SeparateDecoder, SlotDecoder
+from inferometer.serve.backends.text.decoder import Decoder, SlotDecoder
 from inferometer.serve.backends.text.engine import Engine
-from inferometer.serve.backends.text.model import LanguageModel
+from inferometer.serve.backends.text.model import LanguageModel, declare
 from inferometer.serve.backends.torch import device_of, use_threads
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Tensors, reason
 from inferometer.tensors import TensorSpec, from_numpy
 
 TEXT = "text"
-_BATCH = 32
-_TOKENS = 128
-_LENGTH = 4096
-"""Maximum length of texts if neither the model nor the configuration sets one."""
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _log = logging.getLogger("inferometer.serve")
-_UNBOUNDED = 1_000_000  # tokenizers without a maximum length report 10^30
 
 
 def load(loading: Loading) -> Loaded:
@@ -53,40 +45,29 @@ def load(loading: Loading) -> Loaded:
         return configured.attempt(loading, folder, remedy, lambda: kind.from_pretrained(folder.resolve(), **options))
 
     config = read(hugging.AutoConfig)
-    task = _task(loading, config)
-    device = device_of(loading)
+    task, device = _task(loading, config), device_of(loading)
     dtype = loading.parameter("dtype", "auto" if device.type == "cuda" else "float32")
-    more = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     kind, _, loaded = _TASKS[task]
-    model, report = read(kind, config=config, **more)
+    model, report = read(kind, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True)
     # transformers would invent the missing weights. (An embedding needs no pooler.)
     if missing := sorted(name for name in report["missing_keys"] if "pooler." not in name):
         what = f"the weights lack {missing[0]} and {len(missing) - 1} more"
         raise loading.error(what, "check that parameter task names the right task")
-    tokenizer = read(hugging.AutoTokenizer)
-    threads, longest = configured.whole(loading, "threads", 0), _longest(loading, config, tokenizer)
-    language = LanguageModel(loading.name, model.eval().to(device), tokenizer, longest, threads)
-    return loaded(loading, language)
+    tokenizer, configured_length = read(hugging.AutoTokenizer), configured.whole(loading, "max_length", 0)
+    limits = configured_length, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length
+    known = [limit for limit in limits if limit and limit < 1_000_000]  # tokenizers without a limit report 10^30
+    length = min(known, default=4096 if task == "generate" else 1 << 30)  # generation reserves memory for it
+    return loaded(loading, LanguageModel(loading.name, model.eval().to(device), tokenizer, length))
 
 
 def _task(loading: Loading, config: Any) -> str:
-    named, architectures = loading.parameter("task"), tuple(config.architectures or ())
-    if named in _TASKS:
-        return named
-    for name, (task, (_, ends, _)) in itertools.product(architectures, _TASKS.items()):
-        if name.endswith(ends) and not named:
-            return str(task)
+    named, architectures = loading.parameter("task"), config.architectures or ()
+    fitting = (task for name in architectures for task, (_, ends, _) in _TASKS.items() if name.endswith(ends))
+    task = named or next(fitting, "")
+    if task in _TASKS:
+        return task
     what = f"unknown task {named!r:.60}" if named else f"its architecture ({', '.join(architectures)}) is not supported"
     raise loading.error(what, f"set parameter task to one of {', '.join(_TASKS)}, if the model can do that")
-
-
-def _longest(loading: Loading, config: Any, tokenizer: Any) -> int | None:
-    configured_length = configured.whole(loading, "max_length", 0)
-    limits = [configured_length or None, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
-    return min((limit for limit in limits if limit and limit < _UNBOUNDED), default=None)
-
-
-# --- generation ------------------------------------------------------------------------------------------------------
 
 
 def _generation(loading: Loading, language: LanguageModel) -> Loaded:
@@ -94,46 +75,37 @@ def _generation(loading: Loading, language: LanguageModel) -> Loaded:
         remedy = "set it to 0; the parameter max_batch sets how many texts are generated at the same time"
         what = f"max_batch_size is {loading.config.max_batch_size}, but requests for text are not joined"
         raise loading.error(what, remedy)
-    text_model.declare(loading)
-    language.max_tokens, ends = configured.whole(loading, "max_tokens", _TOKENS), _ends(language)
-    prepare = functools.partial(_decoder, loading, language, ends)
-    language.engine = Engine(prepare, language.tokenizer.backend_tokenizer, ends)
-    language.max_len = language.engine.length
+    declare(loading)
+    language.max_tokens = configured.whole(loading, "max_tokens", 128)
+    language.engine = Engine(functools.partial(_decoder, loading, language), language.tokenizer.backend_tokenizer)
     return Loaded(begin=language.begin, slots=0, max_len=language.max_len, close=language.close)
 
 
-def _ends(language: LanguageModel) -> frozenset[int]:
-    """Return the tokens that end a text."""
-    sources = getattr(language.model, "generation_config", None), language.model.config, language.tokenizer
-    ends = (getattr(source, "eos_token_id", None) for source in sources)
-    found = next((end for end in ends if end is not None), ())
-    return frozenset(found if isinstance(found, list | tuple) else (found,))
-
-
-def _decoder(loading: Loading, language: LanguageModel, ends: frozenset[int]) -> Any:
+def _decoder(loading: Loading, language: LanguageModel) -> Decoder:
     """Return the decoder, warmed up; called in the engine's thread."""
-    device, length = language.model.device, language.longest or _LENGTH
-    use_threads(language.threads)
+    model, length, device = language.model, language.max_len, language.model.device
+    sources = getattr(model, "generation_config", None), model.config, language.tokenizer
+    end = next((one for source in sources if (one := getattr(source, "eos_token_id", None)) is not None), ())
+    ends = frozenset(end if isinstance(end, list | tuple) else (end,))
+    use_threads(configured.whole(loading, "threads", 0))
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device.index or 0)  # graphs are captured on the thread's current device
     slots = configured.whole(loading, "max_batch", 128 if is_gpu else 64)
-    free = torch.cuda.mem_get_info(device.index or 0)[0] if is_gpu else _PAGE * os.sysconf("SC_AVPHYS_PAGES")
+    pages = os.sysconf("SC_AVPHYS_PAGES")
+    free = torch.cuda.mem_get_info(device.index or 0)[0] if is_gpu else pages * os.sysconf("SC_PAGE_SIZE")
     memory = free * float(loading.parameter("kv_memory", "0.5"))
     try:
-        decoder = SlotDecoder(language.model, ends, slots or 1, length, memory=memory)
+        decoder = SlotDecoder(model, ends, slots or 1, length, memory=memory)
     except torch.OutOfMemoryError as error:
         what = f"out of memory for texts of {length} tokens: {reason(error).message}"
         raise loading.error(what, "lower the parameters max_batch, max_length or kv_memory") from None
     except Exception as error:
         _log.warning("model %s: texts are computed one after the other: %s", loading.name, reason(error).message)
-        return SeparateDecoder(language.model, ends, length)
+        return Decoder(model, ends, 1, length)
     if loading.parameter("warmup") != "0":
         decoder.warm_up()
     return decoder
-
-
-# --- texts in batches ------------------------------------------------------------------------------------------------
 
 
 def _embedding(loading: Loading, language: LanguageModel) -> Loaded:
@@ -145,15 +117,12 @@ def _embedding(loading: Loading, language: LanguageModel) -> Loaded:
         mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
         return torch.nn.functional.normalize(mean, dim=-1) if is_scaled else mean
 
-    size = int(language.model.config.hidden_size)
-    loaded = _batched(loading, language, TensorSpec("embedding", "FP32", (size,)), compute)
-    loaded.max_len, loaded.run_texts = language.max_len, language.run_texts
-    return loaded
+    output = TensorSpec("embedding", "FP32", (int(language.model.config.hidden_size),))
+    return _batched(loading, language, output, compute, max_len=language.max_len, run_texts=language.run_texts)
 
 
 def _classification(loading: Loading, language: LanguageModel) -> Loaded:
-    config = language.model.config
-    count = int(config.num_labels)
+    config, count = language.model.config, int(language.model.config.num_labels)
 
     def compute(tokens: Any) -> Any:
         logits = language.model(**tokens).logits.to(torch.float32)
@@ -161,40 +130,41 @@ def _classification(loading: Loading, language: LanguageModel) -> Loaded:
             return logits.sigmoid()
         return logits.softmax(-1) if count > 1 and config.problem_type != "regression" else logits
 
-    loaded = _batched(loading, language, TensorSpec("scores", "FP32", (count,)), compute)
-    loaded.labels = {"scores": tuple(str(config.id2label.get(i, i)) for i in range(count))}
+    labels = {"scores": tuple(str(config.id2label.get(i, i)) for i in range(count))}
+    loaded = _batched(loading, language, TensorSpec("scores", "FP32", (count,)), compute, labels=labels)
     for one in loading.config.output:
         one.label_filename = one.label_filename or "config.json"  # id2label: shows clients that there are labels
     return loaded
 
 
-def _batched(loading: Loading, language: LanguageModel, output: TensorSpec, compute: Callable[[Any], Any]) -> Loaded:
+def _batched(
+    loading: Loading, language: LanguageModel, output: TensorSpec, compute: Callable[[Any], Any], **more: Any
+) -> Loaded:
     """Return a model that takes texts in batches; `compute` makes a row of numbers from each text's tokens."""
+    threads = configured.whole(loading, "threads", 0)
     if not loading.config.max_batch_size and not loading.config.input:
-        configured.batch_by_default(loading, _BATCH)
-    configured.declare(loading, loading.config.input, [TensorSpec(TEXT, "BYTES", (1,))])
-    configured.declare(loading, loading.config.output, [output])
+        configured.batch_by_default(loading, 32)
+    configured.declare(loading, [TensorSpec(TEXT, "BYTES", (1,))], [output])
     tokenizer, config = language.tokenizer, language.model.config
     if tokenizer.pad_token is None:  # any token will do: the attention mask hides it
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = tokenizer.pad_token_id
-    longest = {"truncation": language.longest is not None, "max_length": language.longest}
 
     def vectors(inputs: list[list[int]]) -> Any:
-        use_threads(language.threads)
+        use_threads(threads)
         with torch.inference_mode():
             tokens = tokenizer.pad({"input_ids": inputs}, return_tensors="pt").to(language.model.device)
             return compute(tokens).cpu().numpy()
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:
         texts = configured.texts(TEXT, inputs[TEXT])
-        rows = vectors(tokenizer(texts, **longest)["input_ids"])
+        rows = vectors(tokenizer(texts, truncation=True, max_length=language.max_len)["input_ids"])
         shape = (*inputs[TEXT].shape[:-1], *output.shape)
         return {output.name: from_numpy(output.name, rows.reshape(shape), "FP32")}
 
     language.vectors = vectors
-    return Loaded(run=run)
+    return Loaded(run=run, **more)
 
 
 _TASKS: dict[str, tuple[Any, tuple[str, ...], Callable[[Loading, LanguageModel], Loaded]]] = {

@@ -1,2 +1,1 @@
-"""Text generation with continuous batching: decoder.py computes, engine.py schedules and makes text of tokens,
-generation.py is one text, model.py has the front ends."""
+"""Text generation with continuous batching: decoder.py computes, engine.py schedules, model.py has the front ends."""

@@ -7,7 +7,6 @@ thousand small kernels take longer than the kernels. Tokens stay on the device b
 """
 
 import logging
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -33,14 +32,33 @@ Controls = np.ndarray[Any, Any]
 """float32 [rows, 5]: temperature, top_p, top_k, a random number in [0, 1), and whether end-of-text tokens are excluded."""
 
 
-class _Decoder:
-    """What both decoders need to choose tokens."""
+class Decoder:
+    """Computes one text after the other, with the model's own cache: for models that cannot use slots."""
 
-    def __init__(self, model: Any, ends: Collection[int], slots: int, length: int) -> None:
-        self.model, self.device = model, model.device
+    def __init__(self, model: Any, ends: frozenset[int], slots: int, length: int) -> None:
+        self.model, self.device, self.ends = model, model.device, ends
         self.slots, self.length, self.budget = slots, length, _READ.get(model.device.type, 128)
         self.vocabulary: int = model.config.get_text_config().vocab_size
-        self._ends = self.tensor(sorted(ends))
+        self._end_tokens = self.tensor(sorted(ends))
+        self._cache: Any = None
+        self._tokens = self.tensor([0])
+        if model.config._attn_implementation == _ATTENTION:
+            model.set_attn_implementation("sdpa")
+
+    def prefill(self, slots: list[int], chunks: list[list[int]], start: int, controls: Controls | None) -> Any:
+        """Write chunks of prompts, several from the beginning or one from `start`. Return the next tokens."""
+        if not start:
+            self._cache = DynamicCache(config=self.model.config)
+        return self._continue(self.tensor(chunks), controls)
+
+    def decode(self, positions: list[int], controls: Controls | None) -> Any:
+        """Add a token to the first slots, at these positions. Return the next tokens."""
+        return self._continue(self._tokens[None], controls)
+
+    def _continue(self, tokens: Any, controls: Controls | None) -> Any:
+        logits = self.model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits[:, -1]
+        self._tokens = self.chosen(logits, controls)
+        return self._tokens
 
     def tensor(self, values: Any) -> Any:
         return torch.tensor(values, dtype=torch.long, device=self.device)
@@ -50,7 +68,7 @@ class _Decoder:
         if controls is None:
             return logits.argmax(-1)
         given = torch.from_numpy(controls).to(self.device, non_blocking=True)
-        return sample(logits.float(), given, self._ends)
+        return sample(logits.float(), given, self._end_tokens)
 
 
 def sample(logits: Any, controls: Any, ends: Any) -> Any:
@@ -65,11 +83,11 @@ def sample(logits: Any, controls: Any, ends: Any) -> Any:
     return torch.where(temperature > 0, order.gather(-1, index), logits.argmax(-1, keepdim=True))[:, 0]
 
 
-class SlotDecoder(_Decoder):
-    """A model with its slots; raises ValueError if it keeps anything but keys and values of all positions."""
+class SlotDecoder(Decoder):
+    """Computes many texts at once, in slots that take at most `memory` bytes, if necessary with fewer of them. Raises
+    ValueError if the model keeps anything but keys and values of all positions."""
 
     def __init__(self, *given: Any, memory: float) -> None:
-        """Take at most `memory` bytes for keys and values, if necessary with fewer slots."""
         super().__init__(*given)
         layers, heads, size = self._cached()
         dtype = self.model.dtype
@@ -77,10 +95,8 @@ class SlotDecoder(_Decoder):
         # Zeros: what is masked is multiplied by 0, which would not remove a NaN of uninitialised memory.
         shape = (layers, 2, self.slots, heads, self.length, size)
         self.kv = torch.zeros(shape, dtype=dtype, device=self.device)
-        self.index: Any = None
-        """Where the new keys and values of a step are written."""
-        self.view: Any = None
-        """What they attend to; None: to themselves."""
+        self.index: Any = None  # where the new keys and values of a step are written
+        self.view: Any = None  # what they attend to; None: to themselves
         self._tokens, self._positions = self.tensor([0] * self.slots), self.tensor([0] * self.slots)
         self._rows = torch.arange(self.slots, device=self.device)
         self.logits = torch.zeros((self.slots, self.vocabulary), device=self.device)
@@ -130,7 +146,6 @@ class SlotDecoder(_Decoder):
                 self.decode([size] * rows, np.ones((rows, 5), np.float32)).tolist()
 
     def prefill(self, slots: list[int], chunks: list[list[int]], start: int, controls: Controls | None) -> Any:
-        """Write chunks of prompts, several from the beginning or one from `start`. Return the next tokens."""
         size = max(map(len, chunks))
         rows, positions = self.tensor(slots), torch.arange(start, start + size, device=self.device)
         if start:
@@ -149,14 +164,12 @@ class SlotDecoder(_Decoder):
         return chosen
 
     def decode(self, positions: list[int], controls: Controls | None) -> Any:
-        """Add a token to the first slots, at these positions (-1: not to this slot). Return the next tokens."""
         rows, length = len(positions), max(positions) + 1
         count = rows
         if self._graphs:
             count, length = _next(_SIZES, rows, self.slots), _next(_LENGTHS, length, self.length)
         # Unused rows write to the last position, which a text reads only after writing it.
-        given = [self.length - 1 if one < 0 else one for one in positions] + [self.length - 1] * (count - rows)
-        padded = torch.tensor(given)
+        padded = torch.tensor(positions + [self.length - 1] * (count - rows))
         padded = padded.pin_memory() if self.device.type == "cuda" else padded
         self._positions[:count].copy_(padded, non_blocking=True)
         if (count, length) in self._graphs:
@@ -247,27 +260,3 @@ def _grouped_attention(module: Any, query: Any, key: Any, value: Any, attention_
     attend = torch.nn.functional.scaled_dot_product_attention
     made = attend(grouped, key, value, attn_mask=attention_mask, scale=more.get("scaling"))
     return made.reshape(batch, 1, heads, -1), None
-
-
-class SeparateDecoder(_Decoder):
-    """Computes one text after the other, with the model's own cache: for models that cannot use slots."""
-
-    def __init__(self, model: Any, ends: Collection[int], length: int) -> None:
-        super().__init__(model, ends, 1, length)
-        if model.config._attn_implementation == _ATTENTION:
-            model.set_attn_implementation("sdpa")
-        self._cache: Any = None
-        self._token = self.tensor([0])
-
-    def prefill(self, slots: list[int], chunks: list[list[int]], start: int, controls: Controls | None) -> Any:
-        if not start:
-            self._cache = DynamicCache(config=self.model.config)
-        return self._next(self.tensor(chunks), controls)
-
-    def decode(self, positions: list[int], controls: Controls | None) -> Any:
-        return self._next(self._token[None], controls)
-
-    def _next(self, tokens: Any, controls: Controls | None) -> Any:
-        logits = self.model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits[:, -1]
-        self._token = self.chosen(logits, controls)
-        return self._token

@@ -18,92 +18,69 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from inferometer.serve.backends.text.generation import Generation
-from inferometer.serve.backends.text.model import check_tokens
+from inferometer.serve.backends.text.model import Generation
 from inferometer.serve.models.types import Refused, TextPart, reason
 from inferometer.timing.clock import now
 
 _BELOW_ONE = 1 - 2**-23
-_PATIENCE = 10.0
 _CONTEXT = 8
 """Tokens of the prompt that the text of the first tokens may depend on."""
 _SIMILAR = 32
 """Difference in length of prompts that are read together; the shorter ones are padded."""
 
-
-_Made = list[tuple[Sequence[Generation], Any]]
+_Made = list[tuple[list[Generation], Any]]
 """Texts, and a tensor with the next token of each."""
-_Events = list[tuple[Generation, TextPart | Refused]]
 
 
 class Engine:
-    """The queue, the slots and the thread of a model."""
+    """The queue, the slots and the thread of a model, in which all private methods run."""
 
-    def __init__(self, prepare: Callable[[], Any], tokenizer: Tokenizer, ends: frozenset[int]) -> None:
+    def __init__(self, prepare: Callable[[], Any], tokenizer: Tokenizer) -> None:
         """Start the thread, which calls `prepare` for the decoder; raises what that raises."""
-        self._tokenizer, self._ends = tokenizer, ends
-        self._changed = threading.Condition()
+        self._tokenizer = tokenizer
         self._waiting: deque[Generation] = deque()
-        self._rows: list[Generation | None] = []
-        """By slot."""
-        self._pending: list[tuple[Generation, int]] = []
-        """Tokens that were computed and not processed yet."""
+        self._reading: list[Generation] = []
+        """Texts whose prompts are being read, in slots behind those that run."""
+        self._running: list[Generation] = []  # by slot
+        self._pending: list[tuple[Generation, int]] = []  # tokens that were computed and not processed yet
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_closed = False
+        self._changed, self._is_closed = threading.Event(), False
         ready: Future[Any] = Future()
         work = torch.inference_mode()(self._work)
         self._thread = threading.Thread(target=work, args=(prepare, ready), name="text engine", daemon=True)
         self._thread.start()
         self._decoder = ready.result()
-        self.length: int = self._decoder.length
-
-    # --- in the event loop ---
 
     def generate(self, row: Generation) -> None:
-        """Accept a text; raises Refused if its prompt is invalid."""
-        if not row.prompt:
-            raise Refused("INVALID_ARGUMENT", "the text has no tokens")
-        check_tokens(row.prompt, self._decoder.vocabulary)
+        """Accept a text, in the event loop."""
         self._loop = self._loop or asyncio.get_running_loop()
         row.text = DecodeStream(ids=row.prompt[-_CONTEXT:], skip_special_tokens=True)
-        with self._changed:
-            self._waiting.append(row)
-            self._changed.notify()
+        self._waiting.append(row)
+        self._changed.set()
 
     def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-        self._thread.join(_PATIENCE)  # a thread inside PyTorch must not outlive the interpreter
-
-    def _send(self, events: _Events) -> None:
-        for row, part in events:
-            row.received(part)
-
-    # --- in the thread ---
+        self._is_closed = True
+        self._changed.set()
+        self._thread.join(10)  # seconds: a thread inside PyTorch must not outlive the interpreter
 
     def _work(self, prepare: Callable[[], Any], ready: "Future[Any]") -> None:
         try:
-            self._decoder = prepare()
+            ready.set_result(prepare())
         except BaseException as error:
             ready.set_exception(error)
             return
-        self._rows = [None] * self._decoder.slots
-        ready.set_result(self._decoder)
         while not self._is_closed:
-            with self._changed:
-                while not (self._waiting or self._pending or any(self._rows) or self._is_closed):
-                    self._changed.wait()
+            if not (self._waiting or self._reading or self._running or self._pending):
+                self._changed.wait()
+                self._changed.clear()
             try:
                 self._step()
             except Exception as error:  # the thread must go on, and nobody else would end these texts
                 self._pending = []
-                self._fail([row for row in self._rows if row is not None], error)
+                self._fail(self._reading + self._running, error)
         self._process(self._pending)
 
     def _step(self) -> None:
-        self._rows = [None if row is None or row.is_over else row for row in self._rows]
-        self._compact()
         if self._decoder.device.type == "cuda":
             made = self._add_tokens()
             self._process(self._pending)  # while the device computes
@@ -114,70 +91,67 @@ class Engine:
             self._process(self._fetched(self._add_tokens()))
 
     def _compact(self) -> None:
-        """Move running texts to the first slots, since a step computes all up to the last one."""
-        rows = self._rows
-        for row in reversed([row for row in rows if row is not None]):
-            free = rows.index(None) if None in rows else len(rows)
-            if free > row.slot or not row.computed:
-                return
-            self._decoder.move(row.slot, free, row.filled)
-            rows[free], rows[row.slot], row.slot = row, None, free
+        """Move the last texts to the slots of those that are over, since a step computes all up to the last one."""
+        rows = self._running
+        for slot in reversed(range(len(rows))):
+            if rows[slot].is_over or rows[slot].computed == rows[slot].limit:
+                last = rows.pop()
+                if slot < len(rows):
+                    self._decoder.move(len(rows), slot, last.filled)
+                    rows[slot] = last
 
     def _add_tokens(self) -> _Made:
         """Compute the next token of every running text."""
-        running = [row for row in self._rows if row is not None and row.computed]
-        if not running:
+        self._compact()
+        if not self._running:
             return []
-        positions = [-1] * (running[-1].slot + 1)
-        for row in running:
-            positions[row.slot] = row.filled
+        rows = self._running.copy()
         try:
-            tokens = self._decoder.decode(positions, _controls(self._rows[: len(positions)]))
+            tokens = self._decoder.decode([row.filled for row in rows], _controls(rows))
         except Exception as error:
-            return self._fail(running, error)
-        for row in running:
-            self._fill(row, 1)
-        return [(running, tokens if len(running) == len(positions) else tokens[[row.slot for row in running]])]
+            return self._fail(rows, error)
+        for row in rows:
+            row.filled += 1
+        return [(rows, tokens)]
 
     def _read_prompts(self) -> _Made:
         """Compute a chunk of one prompt, or several short ones; the last chunk gives the first token."""
-        group = [row for row in self._rows if row is not None and not row.computed][:1] or self._admitted()
-        if not group:
+        self._compact()
+        rows = self._reading = [row for row in self._reading if not row.is_over] or self._admitted()
+        if not rows:
             return []
-        start, size = group[0].filled, self._decoder.budget
-        chunks = [row.prompt[start : start + size] for row in group]
-        is_last = all(start + size >= len(row.prompt) for row in group)
+        start, size = rows[0].filled, self._decoder.budget
+        chunks = [row.prompt[start : start + size] for row in rows]
+        is_last = all(start + size >= len(row.prompt) for row in rows)
         try:
-            controls = _controls(group) if is_last else None
-            tokens = self._decoder.prefill([row.slot for row in group], chunks, start, controls)
+            controls = _controls(rows) if is_last else None
+            tokens = self._decoder.prefill([row.slot for row in rows], chunks, start, controls)
         except Exception as error:
-            return self._fail(group, error)
-        for row, chunk in zip(group, chunks, strict=True):
-            self._fill(row, len(chunk))
-        return [(group, tokens)] if is_last else []
+            return self._fail(rows, error)
+        for row, chunk in zip(rows, chunks, strict=True):
+            row.filled += len(chunk)
+        if not is_last:
+            return []
+        for row in rows:
+            if row.slot > len(self._running):  # others have ended since its first chunk
+                self._decoder.move(row.slot, len(self._running), row.filled)
+            self._running.append(row)
+        self._reading = []
+        return [(rows, tokens)]
 
     def _admitted(self) -> list[Generation]:
         """Give slots to waiting requests, as long as their prompts are short and of similar length."""
         group: list[Generation] = []
-        with self._changed:
-            while self._waiting and None in self._rows:
-                row = self._waiting[0]
-                sizes = [len(one.prompt) for one in (*group, row)]
-                if group and (max(sizes) * len(sizes) > self._decoder.budget or max(sizes) - min(sizes) > _SIMILAR):
-                    break
-                self._waiting.popleft()
-                if not row.is_over:
-                    row.slot = self._rows.index(None)
-                    self._rows[row.slot] = row
-                    row.started = now()
-                    group.append(row)
+        while self._waiting and len(self._running) + len(group) < self._decoder.slots:
+            row = self._waiting[0]
+            sizes = [len(one.prompt) for one in (*group, row)]
+            if group and (max(sizes) * len(sizes) > self._decoder.budget or max(sizes) - min(sizes) > _SIMILAR):
+                break
+            self._waiting.popleft()
+            if not row.is_over:
+                row.slot, row.started = len(self._running) + len(group), now()
+                group.append(row)
         return group
-
-    def _fill(self, row: Generation, size: int) -> None:
-        """Count computed positions; the last token frees the slot."""
-        row.filled += size
-        if row.computed == row.limit:
-            self._rows[row.slot] = None
 
     def _fetched(self, made: _Made) -> list[tuple[Generation, int]]:
         try:
@@ -187,19 +161,18 @@ class Engine:
 
     def _process(self, made: Iterable[tuple[Generation, int]]) -> None:
         """Turn tokens into text, end what is complete, and pass it to the event loop."""
-        events: _Events = []
+        events = []
         for row, token in made:
             if row.is_over:
                 continue
-            is_end = token in self._ends and not row.ignore_eos
+            is_end = token in self._decoder.ends and not row.ignore_eos
             row.made += not is_end
             is_last = is_end or row.made == row.limit
             text = "" if is_end else self._text(row, token)
             if row.made >= row.min_tokens:
-                text = row.stops.feed(text)
+                text = row.stops.feed(text, is_last)
             stopped = row.stops.stopped
             is_stopped = is_end or stopped is not None
-            text += row.stops.rest() if is_last and stopped is None else ""
             if is_last or is_stopped:
                 row.is_over = True
             why: Any = "stop" if is_stopped else "length" if is_last else None
@@ -214,12 +187,16 @@ class Engine:
             row.text = DecodeStream(skip_special_tokens=True)
             return row.text.step(self._tokenizer, token) or ""
 
-    def _pass(self, events: _Events) -> None:
+    def _pass(self, events: Sequence[tuple[Generation, TextPart | Refused]]) -> None:
+        def send() -> None:
+            for row, part in events:
+                row.received(part)
+
         if events and self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._send, events)
+                self._loop.call_soon_threadsafe(send)
 
-    def _fail(self, group: Sequence[Generation], error: Exception) -> list[Any]:
+    def _fail(self, group: list[Generation], error: Exception) -> list[Any]:
         """End texts with the reason; the others are not affected. Return an empty list, since they get no tokens."""
         refused = reason(error)
         self._pass([(row, refused) for row in group if not row.is_over])
@@ -228,14 +205,13 @@ class Engine:
         return []
 
 
-def _controls(rows: Sequence[Generation | None]) -> Any:
+def _controls(rows: list[Generation]) -> Any:
     """Return what `sample` needs to know about each row; None if all are simply greedy."""
-    excludes_end = [row is not None and row.computed < row.min_tokens for row in rows]
-    if not any(excludes_end) and all(row is None or row.random is None for row in rows):
+    excludes_end = [row.computed < row.min_tokens for row in rows]
+    if not any(excludes_end) and all(row.random is None for row in rows):
         return None
     made = np.zeros((len(rows), 5), np.float32)
     for i, row in enumerate(rows):
-        if row is not None:
-            uniform = min(row.random.random(), _BELOW_ONE) if row.random is not None else 0
-            made[i] = row.temperature, row.top_p, row.top_k, uniform, excludes_end[i]
+        uniform = min(row.random.random(), _BELOW_ONE) if row.random is not None else 0
+        made[i] = row.temperature, row.top_p, row.top_k, uniform, excludes_end[i]
     return made
