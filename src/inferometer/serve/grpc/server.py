@@ -34,6 +34,7 @@ _TAKE = 1 << 20
 """Bytes that wait in the transport for the kernel; the rest stays in the codec."""
 _MAX_UNSENT = 64 << 20
 """Unsent bytes of responses from which on the client cannot send more of its requests."""
+_EXPIRED = Refused("DEADLINE_EXCEEDED", "Deadline Exceeded")
 _TOO_LARGE = CallHead("", refusing(Refused("RESOURCE_EXHAUSTED", "the metadata is larger than the server accepts")))
 
 
@@ -103,8 +104,6 @@ class Connection:
         self._is_awake = False  # what is queued will be sent in this turn of the loop
         self._owed: dict[int, int] = {}  # bytes by stream that the client may send again later
 
-    # --- in ----------------------------------------------------------------------------------------------------------
-
     def received(self, data: bytes, arrived: int) -> None:
         self._transport.moved = now()
         self._arrived = arrived
@@ -117,7 +116,7 @@ class Connection:
             self.leave()  # with the GOAWAY that the codec has queued
             return
         if not was_awake:
-            self._flush()
+            self.drained()
 
     def _handle(self, events: list[Any]) -> None:
         calls = self.calls
@@ -132,18 +131,17 @@ class Connection:
             elif kind is RequestData:
                 call.received(event.data, event.end, self._arrived)
             elif kind is Reset:
-                call.cancel()
+                call.end("CANCELLED")
             else:  # trailers
                 call.received(b"", True, self._arrived)
 
     def _begin(self, stream: int, head: CallHead, data: Data, end: bool) -> None:
         call = Call(self, stream, head, self._arrived)
-        self.calls[stream] = call
-        call.begin()
         if (data or end) and not call.is_over:
             call.received(data, end, self._arrived)
         if head.timeout < NEVER and not call.is_over:
-            call.timer = self._transport.loop.call_later(max(call.deadline - now(), 0) / 1e9, call.expire)
+            left = max(call.deadline - now(), 0) / 1e9
+            call.timer = self._transport.loop.call_later(left, call.refuse, _EXPIRED)
 
     def consumed(self, stream: int, count: int) -> None:
         """Let the client send as many bytes again, unless it does not read its responses."""
@@ -152,15 +150,14 @@ class Connection:
         else:
             self.http2.consumed(stream, count)
 
-    # --- out ---------------------------------------------------------------------------------------------------------
-
     def wake(self) -> None:
         """Send what is queued, together with everything else of this turn of the loop."""
         if not self._is_awake:
             self._is_awake = True
-            self._transport.loop.call_soon(self._flush)
+            self._transport.loop.call_soon(self.drained)
 
-    def _flush(self) -> None:
+    def drained(self) -> None:
+        """Send what the kernel and the client's windows accept."""
         self._is_awake = True
         http2, transport = self.http2, self._transport
         while (http2.has_more or self._owed) and transport.unsent < _TAKE and not transport.closed:
@@ -174,11 +171,6 @@ class Connection:
             transport.write(*parts)
         self._is_awake = False
 
-    def drained(self) -> None:
-        self._flush()
-
-    # --- the end -----------------------------------------------------------------------------------------------------
-
     def over(self, call: Call, code: str) -> None:
         """Forget a call."""
         del self.calls[call.stream]
@@ -186,8 +178,7 @@ class Connection:
             call.timer.cancel()
         if self._server.is_logged:
             access.log(self.peer, "GRPC", call.head.path, code, call.began)
-        if not self._is_awake:
-            self.wake()
+        self.wake()
 
     def drain(self) -> None:
         """Announce the end: calls that are on their way are still accepted."""
@@ -198,15 +189,13 @@ class Connection:
 
     def leave(self) -> None:
         """Close when everything is sent; all calls are over."""
-        self._flush()
+        self.drained()
         if not self._transport.closed:
             self._transport.linger()
 
     def lost(self) -> None:
         for call in list(self.calls.values()):
-            call.cancel()
-
-    # --- patience ----------------------------------------------------------------------------------------------------
+            call.end("CANCELLED")
 
     @property
     def in_flight(self) -> bool:
