@@ -16,7 +16,7 @@ from inferometer.serve.grpc.server import Connection
 from inferometer.serve.kserve.grpc import Stream
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import NEVER
-from inferometer.serve.offload import Offload
+from inferometer.serve.offload import Threads
 from inferometer.serve.settings import Limits
 from inferometer.timing.loop import run
 from inferometer.wire.grpc_framing import framed
@@ -34,7 +34,7 @@ def test_a_call_that_is_over_keeps_no_messages() -> None:
 
 
 def test_any_number_of_small_compressed_messages_may_arrive_at_once() -> None:
-    connection: Any = SimpleNamespace(max_message=100, calls={}, offload=Offload(asyncio.new_event_loop()))
+    connection: Any = SimpleNamespace(max_message=100, calls={}, offload=Threads(asyncio.new_event_loop()))
     connection.consumed = connection.wake = lambda *_: None
     messages: list[Any] = []
 

@@ -17,7 +17,7 @@ from typing import Any
 from inferometer.serve import access
 from inferometer.serve.grpc.call import Call, CallHead, CallHeads, Data, Method, refusing
 from inferometer.serve.models.types import NEVER, Refused
-from inferometer.serve.offload import Offload
+from inferometer.serve.offload import Threads
 from inferometer.serve.settings import GRPC_MOST, Limits, Settings
 from inferometer.serve.sockets import tls
 from inferometer.serve.sockets.listener import Listener
@@ -47,7 +47,7 @@ class GrpcServer:
         sock: socket.socket,
         methods: Mapping[str, Method],
         settings: Settings,
-        offload: Offload,
+        offload: Threads,
     ) -> None:
         self.limits: Limits = settings.limits
         self.offload = offload

@@ -11,7 +11,7 @@ from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import NEVER, Inference, Refused, reason
-from inferometer.serve.offload import Offload, in_thread, run_to_end
+from inferometer.serve.offload import Threads, in_thread, run_to_end
 from inferometer.timing.clock import now
 from inferometer.timing.deadlines import Deadlines
 
@@ -43,7 +43,7 @@ class Models:
         self.loop, self.device, self.overrides, self._limit = loop, device, overrides, limit
         configs.check_overrides(overrides)
         self.regions, self.deadlines = Regions(), Deadlines(loop)
-        self.offload = Offload(loop)
+        self.offload = Threads(loop)
         """For all front ends and models."""
         self.group: Group | None = None
         """The other processes of the server, if there are any."""

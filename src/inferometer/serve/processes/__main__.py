@@ -2,8 +2,7 @@
 
     python -m inferometer.serve.processes SOCKET PARENT
 
-It does what the hub calls on that socket. When the connection ends, it ends; and it ends when its parent has died,
-whatever it is doing.
+It does what the hub calls on that socket. It ends with the connection, and when its parent has died.
 """
 
 import socket

@@ -46,15 +46,12 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
     def __init__(self) -> None:
         self.handlers: Handlers = {}
         """What this process itself does for the group if it is a front end."""
-        self._calls: Handlers = {"all": self._all, "model": self._model}
-        """What front ends call the hub for."""
+        self._calls: Handlers = {"all": self._all, "model": self._model}  # by front ends
         self._front_ends: list[Link] = []
-        self._models: dict[str, Link] = {}
-        """The current process of each model."""
+        self._models: dict[str, Link] = {}  # the newest process of each
         self._started: dict[str, asyncio.Future[Any]] = {}
         """The address and description of models, by the number of the load request and the name."""
-        self._processes: dict[Process, tuple[Link, asyncio.Task[None]]] = {}
-        """Running processes, each with a task that waits for its end."""
+        self._processes: dict[Process, tuple[Link, asyncio.Task[None]]] = {}  # running, with what waits for their end
         self._serial = 0
 
     async def call(self, name: str, *arguments: Any) -> Any:
@@ -77,8 +74,6 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
                 raise result
         return [result for result in results if not isinstance(result, BaseException)]
 
-    # --- processes ---
-
     async def _model(self, key: str, *arguments: Any) -> Any:
         """Return a model's address and description. The first call with this key starts its process, and the others
         wait."""
@@ -94,7 +89,6 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
             link.close()
             raise
         self._models[name] = link
-        link.lost.add_done_callback(lambda _: self._models.pop(name) if self._models.get(name) is link else None)
         return started
 
     async def _spawn(self, name: str) -> tuple[Link, Process]:
@@ -128,8 +122,6 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
                 process.kill()
             await asyncio.wait(ended)
 
-    # --- several front ends ---
-
     async def supervise(
         self, settings: Settings, ready: Callable[[Any], None], stop: asyncio.Event, at_once: asyncio.Event
     ) -> None:
@@ -157,8 +149,12 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
         self._calls["ready"] = listening
         if settings.sim is not None and settings.sim.truth is not None:
             TruthLog(settings.sim.truth).close()  # the front ends append to it
-        with contextlib.ExitStack() as held:
-            shared = _with_ports(settings, held)
+        with contextlib.ExitStack() as held:  # the ports, reserved, but not listening
+            with contextlib.ExitStack() as tried:  # a shared socket would not notice that another server listens
+                bound(settings, tried)
+            sockets = bound(settings, held, shared=True)
+            ports: dict[str, Any] = {name: sock.getsockname()[1] for name, sock in sockets.items()}
+            shared = msgspec.structs.replace(settings, **ports)
             names = [f"front end {i} of {settings.processes}" for i in range(1, settings.processes + 1)]
             spawned = await asyncio.gather(*map(self._spawn, names))
             self._front_ends = [link for link, _ in spawned]
@@ -171,18 +167,6 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
                 await done_before(signalled, asyncio.shield(runs), patience)
         if failures:
             raise failures[0]
-
-
-def _with_ports(settings: Settings, held: contextlib.ExitStack) -> Settings:
-    """Choose the ports that are 0. All of them stay reserved, but not listening, until `held` ends."""
-    with contextlib.ExitStack() as tried:  # a shared socket would not notice that another server listens
-        bound(settings, tried)
-    sockets = bound(settings, held, shared=True)
-    numbers: dict[str, Any] = {name: sock.getsockname()[1] for name, sock in sockets.items()}
-    return msgspec.structs.replace(settings, **numbers)
-
-
-# --- a front end's view ----------------------------------------------------------------------------------------------
 
 
 class Group:
@@ -200,7 +184,7 @@ class Group:
             hub.handlers["metrics"] = lambda: page() + sim_page()
 
     async def everywhere(self, operation: str, *arguments: Any) -> None:
-        """Carry out load, unload, register or unregister in all front ends."""
+        """Carry out one of Models.operations in all front ends."""
         await self._call("all", operation, *arguments)
 
     async def metrics(self) -> bytes:
@@ -220,15 +204,15 @@ def _metrics(pages: Sequence[bytes]) -> bytes:
     """Return one page in Prometheus' text format, with the sums of all samples."""
     if len(pages) == 1:
         return pages[0]
-    families: dict[tuple[str, str], dict[str, list[float]]] = {}
+    families: dict[str, dict[str, list[float]]] = {}
     for family in b"".join(pages).decode().split("# HELP ")[1:]:
         text, kind, *lines = family.splitlines()
-        samples = families.setdefault((text, kind), {})
+        samples = families.setdefault(f"# HELP {text}\n{kind}\n", {})
         for sample, _, value in (line.rpartition(" ") for line in lines):
             samples.setdefault(sample, []).append(msgspec.json.decode(value))
     together = ""
-    for (text, kind), samples in families.items():
-        together += f"# HELP {text}\n{kind}\n"
+    for head, samples in families.items():
+        together += head
         for sample, values in samples.items():
             total = values[0] if sample.startswith(_OF_THE_SERVER) else sum(values)
             together += f"{sample} {total / len(values) if sample.startswith(_MEANS) else total}\n"

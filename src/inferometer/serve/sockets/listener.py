@@ -65,14 +65,11 @@ class Listener:
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         make_protocol: Callable[[Transport], Any],
-        limits: Limits | None = None,
+        limits: Limits,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        limits = limits or Limits()
-        self.loop = loop
-        self.transports: set[Transport] = set()
-        self._make_protocol, self._tls = make_protocol, tls
-        self._sock, self._is_accepting = sock, True
+        self.loop, self.transports = loop, set[Transport]()
+        self._make_protocol, self._tls, self._sock, self._is_accepting = make_protocol, tls, sock, True
         self._idle, self._stalled = (int(limit * 1e9) or NEVER for limit in (limits.idle, limits.stalled))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit both options
         if sys.platform == "linux":
@@ -144,9 +141,8 @@ class Listener:
 
     def _sweep_again(self) -> None:
         self.sweep(now())
-        self._sweep_timer = self.loop.call_later(
-            min(_SWEEP_S, self._idle / 4e9, self._stalled / 4e9), self._sweep_again
-        )
+        interval = min(_SWEEP_S, self._idle / 4e9, self._stalled / 4e9)
+        self._sweep_timer = self.loop.call_later(interval, self._sweep_again)
 
     def sweep(self, at: int) -> None:
         """Close connections that are broken or late as of `at`: one pass over all of them instead of a timer for each."""

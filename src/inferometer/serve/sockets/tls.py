@@ -70,14 +70,11 @@ class TlsTransport(Transport):
         self._is_ready = False
 
     def _readable(self) -> None:
-        if not (self._is_ready or self._is_leaving):
-            self._shake_hands()
-            return
-        super()._readable()
-        while not self.closed and self._sock.pending():  # decrypted: the socket does not become readable again
+        if self._is_ready or self._is_leaving:
             super()._readable()
-
-    def _shake_hands(self) -> None:
+            while not self.closed and self._sock.pending():  # decrypted: the socket does not become readable again
+                super()._readable()
+            return
         try:
             self._sock.do_handshake()
             self._is_ready = True

@@ -59,8 +59,7 @@ class Transport:
         self.moved = now()
         """When the client last made progress: it read what was sent, or something expected has arrived. (Not the
         kernel's timestamp, which follows steps of the wall clock.)"""
-        self.peer = peer
-        """The client's address, for the access log."""
+        self.peer = peer  # for the access log
         self.unsent = 0
         """Bytes that the kernel has not accepted yet."""
         self._sock, self._send = sock, sock.send
@@ -68,8 +67,6 @@ class Transport:
         self._out: deque[bytearray | memoryview] = deque()
         self._is_leaving = False  # the last response is written; further input is ignored
         self.loop.add_reader(sock, self._readable)
-
-    # --- in ----------------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
         protocol = self.protocol
@@ -112,8 +109,6 @@ class Transport:
             self.is_reading = True
             self.loop.add_reader(self._sock, self._readable)
 
-    # --- out ---------------------------------------------------------------------------------------------------------
-
     def write(self, data: Data, *more: Data) -> None:
         """Send the parts in order. Large ones are kept without a copy: do not modify them afterwards."""
         if more or self._out:
@@ -143,23 +138,22 @@ class Transport:
                 out.append(bytearray(part))
         if is_first:
             self.moved = now()
-            try:
-                self._send_some()
-            except OSError:
-                self.loop.call_soon(self.close)
-            else:
-                if out:
-                    self.loop.add_writer(self._sock, self._writable)
+            self._send_some()
+            if out:
+                self.loop.add_writer(self._sock, self._writable)
 
     def _send_some(self) -> None:
-        """Send what the kernel accepts; raises OSError if the connection is broken."""
+        """Send what the kernel accepts."""
+        out = self._out
         try:
-            sent = self._sock.sendmsg(list(islice(self._out, _AT_ONCE)))
+            sent = self._sock.sendmsg(list(islice(out, _AT_ONCE)))
         except NOT_NOW:
+            return
+        except OSError:
+            self.loop.call_soon(self.close)
             return
         self.unsent -= sent
         self.moved = now()
-        out = self._out
         while sent:
             first = out[0]
             if len(first) > sent:
@@ -169,19 +163,13 @@ class Transport:
             out.popleft()
 
     def _writable(self) -> None:
-        try:
-            self._send_some()
-        except OSError:
-            self.close()
-            return
+        self._send_some()
         if not self._out:
             self.loop.remove_writer(self._sock)
             if self._is_leaving:
                 self._shut_down()
             else:
                 self.protocol.drained()
-
-    # --- the end -----------------------------------------------------------------------------------------------------
 
     def close_if_late(self, idle: int, stalled: int, at: int) -> None:
         """Close if it is the client's turn and it made no progress for this many ns as of `at`, or if it has reset the

@@ -19,7 +19,7 @@ import msgspec
 from inferometer.serve.backends import configured
 from inferometer.serve.backends.text.generation import Generation
 from inferometer.serve.models.types import Emit, Finish, Inference, Loading, Refused, Tensors, TextPart, reason
-from inferometer.serve.offload import Offload
+from inferometer.serve.offload import Threads
 from inferometer.serve.openai.requests import Fields, TextRequest, invalid, too_long
 from inferometer.tensors import Tensor, TensorSpec, to_numpy
 from inferometer.timing.clock import now
@@ -47,7 +47,7 @@ class LanguageModel:
         """Length of a text over KServe if the request sets none."""
         self.engine: Any = None
         self.vectors: Any = None
-        self._offload: Offload | None = None
+        self._offload: Threads | None = None
 
     def close(self) -> None:
         self.engine.close()
@@ -115,7 +115,7 @@ class LanguageModel:
                 generation.is_over = True
             finish(None)
 
-        self._offload = self._offload or Offload(asyncio.get_running_loop())
+        self._offload = self._offload or Threads(asyncio.get_running_loop())
         self._offload.run(sum(map(len, asked.parts)), lambda: self.encode(asked), encoded)
         return cancel
 
