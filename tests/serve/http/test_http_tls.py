@@ -35,7 +35,7 @@ def listening(tls: Tls) -> Iterator[tuple[Listener, int, Echo]]:
     sock.setblocking(False)
 
     async def start() -> Listener:
-        return Listener(loop, sock, lambda transport: Connection(transport, echo, Limits()), Limits(), context(tls))
+        return Listener(sock, lambda transport: Connection(transport, echo, Limits()), Limits(), context(tls))
 
     async def end() -> None:
         listener.close()

@@ -79,7 +79,7 @@ class Served:
         tls = context(self.settings.tls) if self.settings.tls is not None else None
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
-        self.listener = Listener(self.loop, sock, self.web.connect, self.settings.limits, tls)
+        self.listener = Listener(sock, self.web.connect, self.settings.limits, tls)
         self.port = sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 

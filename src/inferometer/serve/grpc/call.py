@@ -141,11 +141,11 @@ class Call:
         self._messages = _NONE  # those that are not taken yet, with their flags
         self._pauses = self._unconsumed = 0
         connection.calls[stream] = self
-        method = head.method
-        self.on_message: Callable[[Call, Data], object] = ignore if method.is_stream else method.start
-        self.on_ended: Callable[[Call], object] = ignore if method.is_stream else _no_message
-        if method.is_stream:
-            self._call(method.start, self)
+        self.on_message: Callable[[Call, Data], object] = head.method.start
+        self.on_ended: Callable[[Call], object] = _no_message
+        if head.method.is_stream:
+            self.on_message = self.on_ended = ignore
+            self._call(head.method.start, self)
 
     def received(self, data: Data, end: bool, arrived: int) -> None:
         """Take a piece of the request, and call back with the messages that are complete."""

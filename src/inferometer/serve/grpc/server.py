@@ -28,8 +28,7 @@ from inferometer.wire.http2.server import Http2Server
 
 _LAST_S = 0.01
 """Time to send the last errors."""
-_STREAM_WINDOW, _CONNECTION_WINDOW = 4 << 20, 64 << 20
-_MAX_FRAME = 1 << 20
+_WINDOWS = {"stream_window": 4 << 20, "connection_window": 64 << 20, "max_frame": 1 << 20}
 _TAKE = 1 << 20
 """Bytes that wait in the transport for the kernel; the rest stays in the codec."""
 _MAX_UNSENT = 64 << 20
@@ -42,12 +41,7 @@ class GrpcServer:
     """A gRPC server on a bound socket; it listens from the start. `methods` are those of all services, by path."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        sock: socket.socket,
-        methods: Mapping[str, Method],
-        settings: Settings,
-        offload: Threads,
+        self, sock: socket.socket, methods: Mapping[str, Method], settings: Settings, offload: Threads
     ) -> None:
         self.limits: Limits = settings.limits
         self.offload = offload
@@ -55,7 +49,7 @@ class GrpcServer:
         self.heads = CallHeads(methods, settings.token)
         context = tls.context(settings.tls, "h2") if settings.tls else None
         self.port: int = sock.getsockname()[1]
-        self._listener = Listener(loop, sock, lambda transport: Connection(self, transport), self.limits, context)
+        self._listener = Listener(sock, lambda transport: Connection(self, transport), self.limits, context)
 
     async def stop(self, grace: float) -> None:
         """Accept no new calls, let those in progress end for `grace` seconds, then refuse them."""
@@ -66,13 +60,9 @@ class GrpcServer:
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await listener.quiet()
-        left = [call for connection in listener.connections for call in connection.calls.values()]
-        for call in left:
-            call.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
         for connection in listener.connections:
             connection.leave()
-        if left:
-            await asyncio.sleep(_LAST_S)
+        await asyncio.sleep(_LAST_S)
         listener.close()
 
 
@@ -80,8 +70,7 @@ class Connection:
     """The calls of one connection: the protocol of a Transport."""
 
     __slots__ = (
-        "_arrived", "_is_awake", "_owed", "_server", "_transport", "calls", "http2", "max_message",
-        "offload", "peer",
+        "_arrived", "_is_awake", "_owed", "_server", "_transport", "calls", "http2", "max_message", "offload", "peer",
     )  # fmt: skip
 
     room = None
@@ -90,12 +79,7 @@ class Connection:
     def __init__(self, server: GrpcServer, transport: Transport) -> None:
         limits = server.limits
         self.http2 = Http2Server(
-            max_streams=limits.streams,
-            max_header_list=limits.head,
-            stream_window=_STREAM_WINDOW,
-            connection_window=_CONNECTION_WINDOW,
-            max_frame=_MAX_FRAME,
-            clock=time.monotonic,
+            max_streams=limits.streams, max_header_list=limits.head, clock=time.monotonic, **_WINDOWS
         )
         self.calls: dict[int, Call] = {}
         self.offload, self.max_message = server.offload, min(limits.message, GRPC_MOST)
@@ -178,7 +162,8 @@ class Connection:
             call.timer.cancel()
         if self._server.is_logged:
             access.log(self.peer, "GRPC", call.head.path, code, call.began)
-        self.wake()
+        if not self._is_awake:
+            self.wake()
 
     def drain(self) -> None:
         """Announce the end: calls that are on their way are still accepted."""
@@ -188,7 +173,9 @@ class Connection:
             call.on_drained()
 
     def leave(self) -> None:
-        """Close when everything is sent; all calls are over."""
+        """Refuse the calls that are left, and close when everything is sent."""
+        for call in list(self.calls.values()):
+            call.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
         self.drained()
         if not self._transport.closed:
             self._transport.linger()

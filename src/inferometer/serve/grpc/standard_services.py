@@ -1,7 +1,7 @@
 """The services that gRPC servers usually offer beside their own: health and reflection."""
 
+import asyncio
 import contextlib
-from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +23,11 @@ class Health:
     """Check and Watch for the server, its `service`, and everything that `is_known`: each model by name. `set_serving`
     notifies watchers at once."""
 
-    def __init__(
-        self, loop: AbstractEventLoop, service: str, is_ready: Callable[[str], bool], is_known: Callable[[str], bool]
-    ) -> None:
-        self._loop, self._services, self._is_ready, self._is_known = loop, ("", service), is_ready, is_known
+    def __init__(self, service: str, is_ready: Callable[[str], bool], is_known: Callable[[str], bool]) -> None:
+        self._services, self._is_ready, self._is_known = ("", service), is_ready, is_known
         self._serving = True
         self._watches: dict[Call, tuple[str, int]] = {}  # the service, and the status that was sent last
-        self._timer: TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def methods(self) -> dict[str, Method]:
         methods = {"Check": self._check, "Watch": self._watch}
@@ -50,7 +48,7 @@ class Health:
         status = self.status(service)
         if status == SERVICE_UNKNOWN:
             raise Refused("NOT_FOUND", f"unknown service or model '{service}'")
-        call.reply((_message(status),))
+        call.reply((_HealthResponse(status=status).SerializeToString(),))
 
     def _watch(self, call: Call, data: Data) -> None:
         def drained() -> None:
@@ -66,14 +64,10 @@ class Health:
         for call, (service, sent) in list(self._watches.items()):
             if (status := self.status(service)) != sent:
                 self._watches[call] = service, status
-                call.send(_message(status))
+                call.send(_HealthResponse(status=status).SerializeToString())
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(_LOOK_S, self._look) if self._watches else None
-
-
-def _message(status: int) -> bytes:
-    return bytes(_HealthResponse(status=status).SerializeToString())
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look) if self._watches else None
 
 
 _SETS = ("kserve", "health", "reflection", "reflection_v1alpha")

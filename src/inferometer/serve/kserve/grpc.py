@@ -6,7 +6,6 @@ bounded: the server stops reading from a stream with too many requests in progre
 their turn.
 """
 
-import asyncio
 import socket
 from collections import deque
 from functools import partial
@@ -40,9 +39,8 @@ class KserveGrpc(GrpcServer):
     """The running server. `health` holds the state that health checks report."""
 
     def __init__(self, models: Models, settings: Settings, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         self.models = models
-        self.health = Health(loop, KSERVE_SERVICE, models.is_ready, models.is_known)
+        self.health = Health(KSERVE_SERVICE, models.is_ready, models.is_known)
         methods = {
             "ModelInfer": Method(self._infer),
             "ModelStreamInfer": Method(partial(Stream, models), is_stream=True),
@@ -51,7 +49,7 @@ class KserveGrpc(GrpcServer):
             methods[name] = Method(_unary(method), is_open=name in _OPEN)
         paths = {f"/{KSERVE_SERVICE}/{name}": method for name, method in methods.items()}
         paths |= self.health.methods() | Reflection().methods()
-        super().__init__(loop, sock, paths, settings, models.offload)
+        super().__init__(sock, paths, settings, models.offload)
 
     def _infer(self, call: Call, data: Data) -> None:
         """ModelInfer: one request, one response."""

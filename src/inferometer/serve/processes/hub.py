@@ -13,12 +13,13 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve.kserve.messages import ModelStatistics, ModelStatisticsResponse
+from inferometer.serve.kserve.messages import ModelStatisticsResponse
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
@@ -38,6 +39,8 @@ _COUNTED = ("metrics", "statistics")
 _OF_THE_SERVER = ("nv_cpu_", "process_start_time_seconds", "inferometer_serve_info")
 """Metrics that are the same for all processes: those of the first one count."""
 _MEANS = ("vllm:kv_cache_usage_perc",)
+_KEYS = {"model_stats": attrgetter("name", "version"), "batch_stats": attrgetter("batch_size")}
+"""What identifies the elements of lists in statistics: those with the same are added up."""
 
 
 class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
@@ -221,21 +224,21 @@ def _metrics(pages: Sequence[bytes]) -> bytes:
 
 def _statistics(parts: Sequence[bytes]) -> Any:
     """Return one ModelStatisticsResponse with the sums per model, in the order of their names."""
-    models: dict[tuple[str, str], Any] = {}
+    total = ModelStatisticsResponse()
     for part in parts:
-        for model in ModelStatisticsResponse.FromString(part).model_stats:
-            _add(models.setdefault((model.name, model.version), ModelStatistics()), model)
-    return ModelStatisticsResponse(model_stats=[models[key] for key in sorted(models)])
+        _add(total, ModelStatisticsResponse.FromString(part))
+    total.model_stats.sort(key=_KEYS["model_stats"])
+    return total
 
 
 def _add(total: Any, more: Any) -> None:
     total.SetInParent()
     for field, value in more.ListFields():
         before = getattr(total, field.name)
-        if field.name == "batch_stats":
-            known = {batch.batch_size: batch for batch in before}
-            for batch in value:
-                _add(known.get(batch.batch_size) or before.add(), batch)
+        if key := _KEYS.get(field.name):
+            known = {key(one): one for one in before}
+            for one in value:
+                _add(known.get(key(one)) or before.add(), one)
         elif field.message_type is not None:
             _add(before, value)
         elif field.name in ("name", "version", "batch_size", "last_inference"):
