@@ -86,20 +86,19 @@ async def _front_end(
         group = Group(hub, models, simulator)
         if not await done_before(stop, models.start()):
             return
-        web = Web(settings, models, simulator, group.metrics)
         grpc = None
         if "grpc" in sockets:
             grpc = KserveGrpc(models, settings, sockets["grpc"])
             held.push_async_callback(grpc.stop, 0)
+        listeners = []
+        for name in ("http", "metrics"):
+            if name in sockets:
+                web = Web(settings, models, simulator, group.metrics, has_models=name == "http")
+                listeners.append(Listener(sockets[name], web.connect, settings.limits, context))
+                held.callback(listeners[-1].close)
         gc.collect()
         gc.freeze()
         gc.set_threshold(_YOUNG if settings.models else _YOUNG_FOR_TIMING, 10, 10)
-        listeners = []
-        only_metrics = Web(settings, models, None, group.metrics, has_models=False)
-        for name, handler in (("http", web), ("metrics", only_metrics)):
-            if name in sockets:
-                listeners.append(Listener(sockets[name], handler.connect, settings.limits, context))
-                held.callback(listeners[-1].close)
         s = "s" if settings.tls else ""
         at = {name: _URLS[name] % (s, place(sock.getsockname())) for name, sock in sockets.items()}
         failed = tuple((one.name, one.reason) for one in models.index() if one.state != "READY")

@@ -47,10 +47,9 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
     """The other processes of the server."""
 
     def __init__(self) -> None:
-        self.handlers: Handlers = {}
-        """What this process itself does for the group if it is a front end."""
-        self._calls: Handlers = {"all": self._all, "model": self._model}  # by front ends
-        self._front_ends: list[Link] = []
+        self.handlers: Handlers = {"all": self._all, "model": self._model}
+        """What front ends call the hub for, and what this process does for all if it is a front end itself."""
+        self._front_ends: Sequence[Link] = ()
         self._models: dict[str, Link] = {}  # the newest process of each
         self._started: dict[str, asyncio.Future[Any]] = {}
         """The address and description of models, by the number of the load request and the name."""
@@ -59,7 +58,7 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
 
     async def call(self, name: str, *arguments: Any) -> Any:
         """Do what front ends call the hub for, as their links do."""
-        return await self._calls[name](*arguments)
+        return await self.handlers[name](*arguments)
 
     async def _all(self, operation: str, *arguments: Any) -> list[Any]:
         """Call all processes. Return their results, or raise the first error."""
@@ -78,8 +77,7 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
         return [result for result in results if not isinstance(result, BaseException)]
 
     async def _model(self, key: str, *arguments: Any) -> Any:
-        """Return a model's address and description. The first call with this key starts its process, and the others
-        wait."""
+        """Return a model's address and description. The first call with this key starts its process; others wait."""
         if key not in self._started:
             self._started[key] = asyncio.ensure_future(self._start_model(*arguments))
         return await asyncio.shield(self._started[key])
@@ -103,7 +101,7 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
                 sys.executable, "-m", "inferometer.serve.processes", str(theirs.fileno()), str(os.getpid()),
                 stdin=DEVNULL, stdout=2, start_new_session=True, pass_fds=[theirs.fileno()],
             )  # fmt: skip
-        link = await attach(ours, self._calls, name)
+        link = await attach(ours, self.handlers, name)
         self._processes[process] = link, asyncio.create_task(self._watch(process, name))
         return link, process
 
@@ -137,7 +135,7 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
             if len(addresses) == settings.processes:
                 ready(at)
 
-        async def run(name: str, link: Link) -> None:
+        async def run(link: Link) -> None:
             try:
                 await link.call("front_end", shared)
             except UserError as error:
@@ -145,11 +143,11 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
             except Refused:  # it died, which `_watch` reports
                 pass
             if not stop.is_set():
-                what = f"{name} ended unexpectedly, so the server stopped"
+                what = f"{link.other} ended unexpectedly, so the server stopped"
                 failures.append(UserError(what, "see above, and start it again"))
                 stop.set()
 
-        self._calls["ready"] = listening
+        self.handlers["ready"] = listening
         if settings.sim is not None and settings.sim.truth is not None:
             TruthLog(settings.sim.truth).close()  # the front ends append to it
         with contextlib.ExitStack() as held:  # the ports, reserved, but not listening
@@ -159,13 +157,12 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
             ports: dict[str, Any] = {name: sock.getsockname()[1] for name, sock in sockets.items()}
             shared = msgspec.structs.replace(settings, **ports)
             names = [f"front end {i} of {settings.processes}" for i in range(1, settings.processes + 1)]
-            spawned = await asyncio.gather(*map(self._spawn, names))
-            self._front_ends = [link for link, _ in spawned]
-            runs = asyncio.gather(*map(run, names, self._front_ends))
+            self._front_ends, processes = zip(*await asyncio.gather(*map(self._spawn, names)), strict=True)
+            runs = asyncio.gather(*map(run, self._front_ends))
             await stop.wait()
             # The second signal stops at once.
             for signalled, patience in ((at_once, settings.drain + _GRACE_S), (asyncio.Event(), _GRACE_S)):
-                for process in [process for _, process in spawned if process.returncode is None]:
+                for process in [process for process in processes if process.returncode is None]:
                     process.terminate()
                 await done_before(signalled, asyncio.shield(runs), patience)
         if failures:
