@@ -23,8 +23,8 @@ from inferometer.serve.processes.hub import Group, Hub
 from inferometer.serve.processes.link import Link
 from inferometer.serve.settings import Settings, check
 from inferometer.serve.sim.server import KSERVE_CONFIG, Simulator
-from inferometer.serve.sockets import tls
 from inferometer.serve.sockets.listener import Listener, bound, place
+from inferometer.serve.sockets.transport import tls_context
 from inferometer.serve.web import Web
 
 _SIGNALS = signal.SIGINT, signal.SIGTERM
@@ -72,7 +72,7 @@ async def _front_end(
 ) -> None:
     loop, is_shared = asyncio.get_running_loop(), isinstance(hub, Link)
     async with contextlib.AsyncExitStack() as held:
-        context = tls.context(settings.tls) if settings.tls else None
+        context = tls_context(settings.tls) if settings.tls else None
         sockets = bound(settings, held, is_shared)
         models = Models(loop, device=settings.device, overrides=settings.config, limit=settings.limits.requests)
         held.push_async_callback(models.close)

@@ -19,9 +19,8 @@ from inferometer.serve.grpc.call import Call, CallHead, CallHeads, Data, Method,
 from inferometer.serve.models.types import NEVER, Refused
 from inferometer.serve.offload import Threads
 from inferometer.serve.settings import GRPC_MOST, Limits, Settings
-from inferometer.serve.sockets import tls
 from inferometer.serve.sockets.listener import Listener
-from inferometer.serve.sockets.transport import Transport
+from inferometer.serve.sockets.transport import Transport, tls_context
 from inferometer.timing.clock import now
 from inferometer.wire.http2.events import HeadersTooLarge, Http2Error, RequestData, RequestHeaders, Reset
 from inferometer.wire.http2.server import Http2Server
@@ -47,7 +46,7 @@ class GrpcServer:
         self.offload = offload
         self.is_logged = settings.access_log
         self.heads = CallHeads(methods, settings.token)
-        context = tls.context(settings.tls, "h2") if settings.tls else None
+        context = tls_context(settings.tls, "h2") if settings.tls else None
         self.port: int = sock.getsockname()[1]
         self._listener = Listener(sock, lambda transport: Connection(self, transport), self.limits, context)
 

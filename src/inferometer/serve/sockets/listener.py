@@ -15,8 +15,7 @@ from typing import Any
 
 from inferometer.errors import UserError
 from inferometer.serve.settings import Limits, Settings
-from inferometer.serve.sockets.tls import TlsTransport
-from inferometer.serve.sockets.transport import Transport
+from inferometer.serve.sockets.transport import TlsTransport, Transport
 from inferometer.timing import clock
 from inferometer.timing.clock import now
 
