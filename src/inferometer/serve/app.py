@@ -11,7 +11,6 @@ import contextlib
 import gc
 import itertools
 import signal
-import socket
 from collections.abc import Callable
 
 import msgspec
@@ -24,14 +23,15 @@ from inferometer.serve.processes.hub import Group, Hub
 from inferometer.serve.processes.link import Link
 from inferometer.serve.settings import Settings, check
 from inferometer.serve.sim.server import KSERVE_CONFIG, Simulator
-from inferometer.serve.sockets import tls
 from inferometer.serve.sockets.listener import Listener, bound, place
+from inferometer.serve.sockets.transport import tls_context
 from inferometer.serve.web import Web
 
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 _ANNOUNCED_S = 0.1
 """Time between reporting not ready and refusing the first request, so that load balancers notice first."""
 _LOOK_S = 0.01
+_URLS = {"http": "http%s://%s", "grpc": "grpc%s://%s", "metrics": "http%s://%s/metrics"}
 _YOUNG, _YOUNG_FOR_TIMING = 5_000, 100_000
 """New objects between two garbage collections. Collecting more at once takes milliseconds, which would delay simulated
 tokens; but garbage from requests should not pile up."""
@@ -72,7 +72,7 @@ async def _front_end(
 ) -> None:
     loop, is_shared = asyncio.get_running_loop(), isinstance(hub, Link)
     async with contextlib.AsyncExitStack() as held:
-        context = tls.context(settings.tls) if settings.tls else None
+        context = tls_context(settings.tls) if settings.tls else None
         sockets = bound(settings, held, is_shared)
         models = Models(loop, device=settings.device, overrides=settings.config, limit=settings.limits.requests)
         held.push_async_callback(models.close)
@@ -86,26 +86,25 @@ async def _front_end(
         group = Group(hub, models, simulator)
         if not await done_before(stop, models.start()):
             return
-        web = Web(settings, models, simulator, group.metrics)
         grpc = None
         if "grpc" in sockets:
             grpc = KserveGrpc(models, settings, sockets["grpc"])
             held.push_async_callback(grpc.stop, 0)
+        listeners = []
+        for name in ("http", "metrics"):
+            if name in sockets:
+                web = Web(settings, models, simulator, group.metrics, has_models=name == "http")
+                listeners.append(Listener(sockets[name], web.connect, settings.limits, context))
+                held.callback(listeners[-1].close)
         gc.collect()
         gc.freeze()
         gc.set_threshold(_YOUNG if settings.models else _YOUNG_FOR_TIMING, 10, 10)
-        listeners = []
-        only_metrics = Web(settings, models, None, group.metrics, has_models=False)
-        for name, handler in (("http", web), ("metrics", only_metrics)):
-            if name in sockets:
-                listeners.append(Listener(loop, sockets[name], handler.connect, settings.limits, context))
-                held.callback(listeners[-1].close)
-        ready(_listening(settings, sockets, models))
+        s = "s" if settings.tls else ""
+        at = {name: _URLS[name] % (s, place(sock.getsockname())) for name, sock in sockets.items()}
+        failed = tuple((one.name, one.reason) for one in models.index() if one.state != "READY")
+        ready(Listening(**at, models=tuple(models.names()), failed=failed))
         await stop.wait()
         await _drain(settings.drain, at_once, models, listeners, grpc)
-
-
-# --- the end ---------------------------------------------------------------------------------------------------------
 
 
 async def _drain(
@@ -125,15 +124,3 @@ async def _drain(
     if models.in_flight:
         await models.close()
         await asyncio.sleep(_LOOK_S)
-
-
-def _listening(settings: Settings, sockets: dict[str, socket.socket], models: Models) -> Listening:
-    scheme, channel = ("https", "grpcs") if settings.tls else ("http", "grpc")
-    at = {name: place(sock.getsockname()) for name, sock in sockets.items()}
-    return Listening(
-        http=f"{scheme}://{at['http']}",
-        grpc=f"{channel}://{at['grpc']}" if "grpc" in at else "",
-        metrics=f"{scheme}://{at['metrics']}/metrics" if "metrics" in at else "",
-        models=tuple(models.names()),
-        failed=tuple((one.name, one.reason) for one in models.index() if one.state != "READY"),
-    )

@@ -4,9 +4,9 @@ Work on more than `LARGE` bytes goes to a thread, everything else is done at onc
 itself does to a request's bytes: parsing and writing JSON, compression, decoding images, walking long lists of strings,
 copying from and to shared memory. (Models compute in threads of their own.)
 
-asyncio's own executor is joined at exit: a model that takes minutes to load would delay the server's exit for as long.
-These threads are daemons. If one is still working when everything else is done, the interpreter must not be torn down
-around it (it may be running code of a foreign library): `leave` ends the process immediately.
+Unlike those of asyncio's executor, the threads are daemons: the exit does not wait for a model that takes minutes to
+load. The interpreter must not be torn down around one that is still working (perhaps in code of a foreign library):
+`leave` ends the process immediately.
 """
 
 import asyncio
@@ -36,17 +36,24 @@ UNREAD = 1 << 30
 """Bytes that a decoupled model may be ahead of its client; beyond that, the inference is stopped."""
 
 _at_work: set[threading.Thread] = set()
-_tasks: set[asyncio.Task[None]] = set()
-"""The loop itself keeps no references to its tasks."""
+_tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no references to them
 
 
 class Threads:
     """Up to `most` threads, started when needed, for any number of jobs, which are started in order."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, most: int, name: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int = _THREADS, name: str = "offload") -> None:
         self._loop, self._most, self._name = loop, most, name
         self._jobs: SimpleQueue[tuple[Callable[[], Any], OnDone] | None] = SimpleQueue()
         self._threads = self._unfinished = 0
+
+    def run(self, size: int, work: Callable[[], Any], then: OnDone) -> None:
+        """Call `then` in the loop with the result of `work` or with its exception: before this returns if at most
+        `LARGE` bytes are concerned, later otherwise. `then` must check whether its request is still wanted."""
+        if size > LARGE:
+            self.do(work, then)
+        else:
+            then(*_result(work))
 
     def do(self, work: Callable[[], Any], on_done: OnDone) -> None:
         """Start a job from the loop; raises RuntimeError if the system cannot create a thread."""
@@ -82,21 +89,6 @@ def _result(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return work(), None
     except BaseException as error:  # even SystemExit: it is reported to the caller
         return None, error
-
-
-class Offload(Threads):
-    """Runs work in the loop or in a thread, depending on its size."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop, _THREADS, "offload")
-
-    def run(self, size: int, work: Callable[[], Any], then: OnDone) -> None:
-        """Call `then` in the loop with the result of `work` or with its exception: before this returns if at most
-        `LARGE` bytes are concerned, later otherwise. `then` must check whether its request is still wanted."""
-        if size > LARGE:
-            self.do(work, then)
-        else:
-            then(*_result(work))
 
 
 def not_read() -> Refused:

@@ -83,8 +83,7 @@ async def listening(limits: Limits | None = None) -> AsyncIterator[tuple[Listene
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     limits = limits or Limits()
-    loop = asyncio.get_running_loop()
-    listener = Listener(loop, sock, lambda transport: Connection(transport, echo, limits), limits)
+    listener = Listener(sock, lambda transport: Connection(transport, echo, limits), limits, None)
     try:
         yield listener, echo
     finally:

@@ -19,7 +19,7 @@ from inferometer.errors import UserError
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.settings import Limits, Tls
 from inferometer.serve.sockets.listener import Listener
-from inferometer.serve.sockets.tls import context
+from inferometer.serve.sockets.transport import tls_context
 from inferometer.timing.clock import now
 from inferometer.timing.loop import new_loop
 
@@ -35,7 +35,7 @@ def listening(tls: Tls) -> Iterator[tuple[Listener, int, Echo]]:
     sock.setblocking(False)
 
     async def start() -> Listener:
-        return Listener(loop, sock, lambda transport: Connection(transport, echo, Limits()), tls=context(tls))
+        return Listener(sock, lambda transport: Connection(transport, echo, Limits()), Limits(), tls_context(tls))
 
     async def end() -> None:
         listener.close()
@@ -170,7 +170,7 @@ def test_a_reset_at_the_end_of_a_handshake_is_noticed(authority: trustme.CA, fil
 )
 def test_invalid_files_are_named(files: dict[str, str], cert: str, key: str, ca: str, named: str):
     with pytest.raises(UserError) as caught:
-        context(Tls(files[cert], files[key], files[ca] if ca else ""))
+        tls_context(Tls(files[cert], files[key], files[ca] if ca else ""))
     assert f"{named}.pem" in caught.value.what
     assert caught.value.remedy
 
@@ -186,4 +186,4 @@ def test_an_encrypted_key_is_named(authority: trustme.CA, files: dict[str, str],
         )
     )
     with pytest.raises(UserError, match=r"locked\.pem"):
-        context(Tls(files["cert"], str(locked)))
+        tls_context(Tls(files["cert"], str(locked)))

@@ -16,6 +16,7 @@ from inferometer.serve.grpc.server import Connection
 from inferometer.serve.kserve.grpc import Stream
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import NEVER
+from inferometer.serve.offload import Threads
 from inferometer.serve.settings import Limits
 from inferometer.timing.loop import run
 from inferometer.wire.grpc_framing import framed
@@ -23,14 +24,26 @@ from inferometer.wire.http2 import frames, hpack
 
 
 def test_a_call_that_is_over_keeps_no_messages() -> None:
-    connection: Any = SimpleNamespace(max_message=100, over=lambda call, code: None)
+    connection: Any = SimpleNamespace(max_message=100, over=lambda call, code: None, calls={})
     call = call_module.Call(connection, 1, CallHead("/x", Method(lambda call: None, is_stream=True)), 0)
-    call.begin()
     call.pause()
     call.received(3 * framed(b"message"), False, 0)
     assert len(call._messages) == 3
-    call.cancel()
+    call.end("CANCELLED")
     assert not call._messages  # what waits for a model's thread may refer to the call for long
+
+
+def test_any_number_of_small_compressed_messages_may_arrive_at_once() -> None:
+    connection: Any = SimpleNamespace(max_message=100, calls={}, offload=Threads(asyncio.new_event_loop()))
+    connection.consumed = connection.wake = lambda *_: None
+    messages: list[Any] = []
+
+    def begin(call: call_module.Call) -> None:
+        call.on_message = lambda _, message: messages.append(message)
+
+    call = call_module.Call(connection, 1, CallHead("/x", Method(begin, is_stream=True), encoding="gzip"), 0)
+    call.received(2000 * framed(b"message", "gzip"), False, 0)
+    assert messages == 2000 * [b"message"]
 
 
 def test_a_response_that_is_not_read_is_in_flight() -> None:

@@ -14,7 +14,7 @@ from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.server import Simulator
 from inferometer.serve.sockets.listener import Listener
-from inferometer.serve.sockets.tls import context
+from inferometer.serve.sockets.transport import tls_context
 from inferometer.serve.web import Web
 from inferometer.tensors import DATATYPES
 from inferometer.timing.loop import new_loop
@@ -76,10 +76,10 @@ class Served:
         await self.models.start()
         self.sim = Simulator(self.settings.sim, self.loop) if self.settings.sim is not None else None
         self.web = Web(self.settings, self.models, self.sim, self._page)
-        tls = context(self.settings.tls) if self.settings.tls is not None else None
+        tls = tls_context(self.settings.tls) if self.settings.tls is not None else None
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
-        self.listener = Listener(self.loop, sock, self.web.connect, self.settings.limits, tls)
+        self.listener = Listener(sock, self.web.connect, self.settings.limits, tls)
         self.port = sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 

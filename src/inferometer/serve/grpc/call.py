@@ -1,9 +1,9 @@
 """One call: its headers, its messages in both directions, its deadline, and its status.
 
 A method gets the call when its headers have arrived and sets what is to be called: `on_message` for each message,
-`on_ended` when the client has sent everything, `on_cancelled` when the client or its time is gone, `on_drained` when the
-server stops, if the call would not end by itself. None is called after the call is over. A method that raises ends its
-call with that error.
+`on_ended` when the client has sent everything, `on_drained` when the server stops, if the call would not end by itself,
+and last `on_over` when the call is over, whatever its end: what is still in progress is then cancelled. A method that
+raises ends its call with that error.
 
 Memory is bounded in both directions: while a call is paused, the client cannot send more than its window. A call whose
 client is too far behind in reading is refused.
@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from inferometer.serve import access, compression
 from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.models.types import NEVER, Refused, ignore, reason
-from inferometer.serve.offload import UNREAD, not_read
+from inferometer.serve.offload import LARGE, UNREAD, not_read
 from inferometer.wire import grpc_framing, server_timing
 from inferometer.wire.failures import bounded
 from inferometer.wire.grpc_framing import PREFIX, MessageSplitter
@@ -34,20 +34,22 @@ if TYPE_CHECKING:
 
 Data = bytes | memoryview
 Unary = Callable[["Call", Data], None]
-"""Responds to the one message of a call, now or later."""
-Streaming = Callable[["Call"], object]
-"""Sets the callbacks of a call with any number of messages, which has begun."""
 
 _MAX_BEFORE_ERROR = 1 << 20
 """Unread bytes that are still sent before an error; a call with more is reset instead."""
 _SMALL = 4096
-
+_END = -1
+"""Stands among the messages for the end of the request."""
+_NONE: deque[tuple[int, Data]] = deque()
 _pack, _unpack, _size = PREFIX.pack, PREFIX.unpack_from, PREFIX.size
-
-# --- trailers --------------------------------------------------------------------------------------------------------
 
 OK = hpack.encode([(b"grpc-status", b"0")])
 _TIMING = OK + b"\x00\x0dserver-timing%c%b"  # a literal field without indexing; its value is shorter than 127 bytes
+_ACCEPTED = ",".join(("identity", *compression.FORMATS)).encode()
+RESPONSE = hpack.encode(
+    [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", _ACCEPTED)]
+)
+"""The headers of all responses."""
 
 
 def timed(queue_ns: int, compute_ns: int, total_ns: int) -> bytes:
@@ -60,19 +62,11 @@ def trailers(refused: Refused) -> bytes:
     return grpc_framing.trailers(refused.code, refused.message)
 
 
-# --- headers ---------------------------------------------------------------------------------------------------------
-
-_ACCEPTED = ",".join(("identity", *compression.FORMATS)).encode()
-RESPONSE = hpack.encode(
-    [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", _ACCEPTED)]
-)
-"""The headers of all responses."""
-
-
 class Method(msgspec.Struct, frozen=True):
-    """A method of a service; an open one requires no token."""
+    """A method of a service: `start(call, message)` responds to the only message, now or later. That of a stream is
+    `start(call)`, which sets the callbacks of a call that has begun. An open method requires no token."""
 
-    start: Unary | Streaming
+    start: Callable[..., object]
     is_stream: bool = False
     is_open: bool = False
 
@@ -87,8 +81,7 @@ class CallHead(msgspec.Struct, frozen=True):
 
     path: str
     method: Method
-    timeout: int = NEVER
-    """In ns."""
+    timeout: int = NEVER  # ns
     encoding: str = ""
     """Compression of the request's messages, if they are compressed."""
 
@@ -125,18 +118,12 @@ class CallHeads:
             return CallHead(path, refusing(Refused(code, str(error))))
 
 
-# --- the call --------------------------------------------------------------------------------------------------------
-
-
 class Call:
-    """A call from its headers to its status."""
-
-    _messages: deque[tuple[int, Data]]
+    """A call from its headers, which start its method, to its status."""
 
     __slots__ = (
-        "_has_headers", "_is_ended", "_messages", "_pauses", "_splitter", "_unconsumed", "arrived", "began",
-        "connection", "deadline", "head", "is_over", "on_cancelled", "on_drained", "on_ended", "on_message", "stream",
-        "timer",
+        "_has_headers", "_messages", "_pauses", "_splitter", "_unconsumed", "arrived", "began", "connection", "deadline",
+        "head", "is_over", "on_drained", "on_ended", "on_message", "on_over", "stream", "timer",
     )  # fmt: skip
 
     def __init__(self, connection: "Connection", stream: int, head: CallHead, arrived: int) -> None:
@@ -147,25 +134,18 @@ class Call:
         self.deadline = arrived + head.timeout if head.timeout < NEVER else NEVER
         self.timer: TimerHandle | None = None
         """For the deadline, unless the call ends at once."""
-        self.is_over = False
-        self.on_message: Callable[[Call, Data], None] = ignore
-        self.on_ended: Callable[[Call], None] = ignore
-        self.on_cancelled: Callable[[], object] = ignore
+        self.is_over = self._has_headers = False
         self.on_drained: Callable[[], object] = ignore
+        self.on_over: Callable[[], object] = ignore
         self._splitter: MessageSplitter | None = None  # not needed for a message that arrives in one piece
-        self._is_ended = False  # the client has sent everything, but not everything is taken
+        self._messages = _NONE  # those that are not taken yet, with their flags
         self._pauses = self._unconsumed = 0
-        self._has_headers = False
-
-    def begin(self) -> None:
-        """Start the method."""
-        method = self.head.method
-        if method.is_stream:
-            self._call(method.start, self)  # type: ignore[arg-type]
-        else:
-            self.on_message, self.on_ended = method.start, _no_message  # type: ignore[assignment]
-
-    # --- requests ----------------------------------------------------------------------------------------------------
+        connection.calls[stream] = self
+        self.on_message: Callable[[Call, Data], object] = head.method.start
+        self.on_ended: Callable[[Call], object] = _no_message
+        if head.method.is_stream:
+            self.on_message = self.on_ended = ignore
+            self._call(head.method.start, self)
 
     def received(self, data: Data, end: bool, arrived: int) -> None:
         """Take a piece of the request, and call back with the messages that are complete."""
@@ -175,25 +155,22 @@ class Call:
             self._unconsumed += size
         elif size > _SMALL or not end:  # the codec counts the rest when the call is over
             self.connection.consumed(self.stream, size)
+        limit = self.connection.max_message
         if self._splitter is None:
-            if size >= _size and _unpack(data) == (0, size - _size) and size - _size <= self.connection.max_message:
+            if size >= _size and _unpack(data) == (0, size - _size) and size - _size <= limit and not self._pauses:
                 self._deliver(bytes(data[_size:]))
                 if end and not self.is_over:
                     self._call(self.on_ended, self)
                 return
-            self._split()
+            self._splitter, self._messages = MessageSplitter(limit=limit), deque()
         try:
-            self._messages += self._splitter.feed(data)  # type: ignore[union-attr]
+            self._messages += self._splitter.feed(data)
         except ValueError as error:
             self.refuse(Refused("RESOURCE_EXHAUSTED", str(error)))
             return
-        self._is_ended = end
+        if end:
+            self._messages.append((_END, b""))
         self._advance()
-
-    def _split(self) -> None:
-        """Keep messages, and parts of them, from now on."""
-        if self._splitter is None:
-            self._splitter, self._messages = MessageSplitter(limit=self.connection.max_message), deque()
 
     @property
     def is_incomplete(self) -> bool:
@@ -203,7 +180,6 @@ class Call:
     def pause(self) -> None:
         """Take no more messages until `resume` was called as often."""
         self._pauses += 1
-        self._split()
 
     def resume(self) -> None:
         self._pauses -= 1
@@ -214,29 +190,28 @@ class Call:
 
     def _advance(self) -> None:
         """Take the messages that are complete."""
-        while not self._pauses and not self.is_over and self._messages:
-            self._take(*self._messages.popleft())
-        if self._is_ended and not self._pauses and not self.is_over:
-            self._is_ended = False
-            if self.is_incomplete:
+        while self._messages and not self._pauses:
+            flag, message = self._messages.popleft()
+            if not flag:
+                self._deliver(message)
+            elif flag == _END and self.is_incomplete:
                 self.refuse(Refused("INTERNAL", "the call ended in the middle of a message"))
-            else:
+            elif flag == _END:
                 self._call(self.on_ended, self)
+            elif not (encoding := self.head.encoding):
+                why = "a message is flagged as compressed, but the call has no grpc-encoding"
+                self.refuse(Refused("INTERNAL", why))
+            else:
+                size, limit = compression.EXPANSION * len(message), self.connection.max_message
+                work = partial(compression.decompress, encoding, message, limit, "message", "INTERNAL")
+                if is_large := size > LARGE:
+                    self.pause()
+                self.offload(size, work, partial(self._decompressed, is_large))
 
-    def _take(self, flag: int, message: Data) -> None:
-        name, limit = self.head.encoding, self.connection.max_message
-        if not flag:
-            self._deliver(message)
-        elif not name:
-            self.refuse(Refused("INTERNAL", "a message is flagged as compressed, but the call has no grpc-encoding"))
-        else:
-            self.pause()
-            work = partial(compression.decompress, name, message, limit, "message", "INTERNAL")
-            self.offload(compression.EXPANSION * len(message), work, self._decompressed)
-
-    def _decompressed(self, message: Data) -> None:
+    def _decompressed(self, is_large: bool, message: Data) -> None:
         self._deliver(message)
-        self.resume()
+        if is_large:
+            self.resume()
 
     def offload(self, size: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Continue with the result of work on `size` bytes unless the call is over by then."""
@@ -265,8 +240,6 @@ class Call:
         except Exception as error:
             self.refuse(reason(error))
 
-    # --- responses ---------------------------------------------------------------------------------------------------
-
     def reply(self, parts: tuple[Data, ...], trailers: bytes = OK) -> None:
         """Send the only message of the response, and end the call."""
         if self.is_over:
@@ -275,7 +248,7 @@ class Call:
         for part in parts:
             size += len(part)
         self.connection.http2.respond(self.stream, RESPONSE, (_pack(0, size), *parts), trailers)
-        self._over("OK")
+        self.end("OK")
 
     def send(self, *parts: Data) -> None:
         """Send one message."""
@@ -290,42 +263,28 @@ class Call:
             self.refuse(not_read())
         self.connection.wake()
 
-    # --- the end -----------------------------------------------------------------------------------------------------
-
     def finish(self, trailers: bytes = OK, code: str = "OK") -> None:
         """End the call after all of its messages, with these trailers, which say `code`."""
         if not self.is_over:
             block = trailers if self._has_headers else RESPONSE + trailers
             self.connection.http2.headers(self.stream, block, True)
-            self._over(code)
+            self.end(code)
 
     def refuse(self, refused: Refused) -> None:
-        """End the call with an error, and cancel its work. If much is unread, the call is reset: the error would come too
-        late."""
-        cancelled = self.on_cancelled
+        """End the call with an error. If much is unread, the call is reset: the error would come too late."""
         if not self.is_over and self.connection.http2.unsent(self.stream) > _MAX_BEFORE_ERROR:
             self.connection.http2.reset(self.stream, ENHANCE_YOUR_CALM)
-            self._over(refused.code)
+            self.end(refused.code)
         else:
             self.finish(trailers(refused), refused.code)
-        cancelled()
 
-    def cancel(self) -> None:
-        """End the call because the client is gone."""
-        cancelled = self.on_cancelled
-        self._over("CANCELLED")
-        cancelled()
-
-    def expire(self) -> None:
-        self.refuse(Refused("DEADLINE_EXCEEDED", "Deadline Exceeded"))
-
-    def _over(self, code: str) -> None:
-        self.is_over = True
-        self.on_message = self.on_ended = self.on_cancelled = self.on_drained = ignore  # break reference cycles
-        if self._splitter is not None:
-            self._messages.clear()
-        self._splitter = None
+    def end(self, code: str) -> None:
+        """Forget the call, and cancel what is in progress. `code` is for the access log: the client gets nothing."""
+        self.is_over, on_over = True, self.on_over
+        self.on_message = self.on_ended = self.on_drained = self.on_over = ignore  # break reference cycles
+        self._splitter, self._messages = None, _NONE
         self.connection.over(self, code)
+        on_over()
 
 
 def parse(kind: Any, data: Data) -> Any:

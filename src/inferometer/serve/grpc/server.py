@@ -17,23 +17,22 @@ from typing import Any
 from inferometer.serve import access
 from inferometer.serve.grpc.call import Call, CallHead, CallHeads, Data, Method, refusing
 from inferometer.serve.models.types import NEVER, Refused
-from inferometer.serve.offload import Offload
+from inferometer.serve.offload import Threads
 from inferometer.serve.settings import GRPC_MOST, Limits, Settings
-from inferometer.serve.sockets import tls
 from inferometer.serve.sockets.listener import Listener
-from inferometer.serve.sockets.transport import Transport
+from inferometer.serve.sockets.transport import Transport, tls_context
 from inferometer.timing.clock import now
 from inferometer.wire.http2.events import HeadersTooLarge, Http2Error, RequestData, RequestHeaders, Reset
 from inferometer.wire.http2.server import Http2Server
 
 _LAST_S = 0.01
 """Time to send the last errors."""
-_STREAM_WINDOW, _CONNECTION_WINDOW = 4 << 20, 64 << 20
-_MAX_FRAME = 1 << 20
+_WINDOWS = {"stream_window": 4 << 20, "connection_window": 64 << 20, "max_frame": 1 << 20}
 _TAKE = 1 << 20
 """Bytes that wait in the transport for the kernel; the rest stays in the codec."""
 _MAX_UNSENT = 64 << 20
 """Unsent bytes of responses from which on the client cannot send more of its requests."""
+_EXPIRED = Refused("DEADLINE_EXCEEDED", "Deadline Exceeded")
 _TOO_LARGE = CallHead("", refusing(Refused("RESOURCE_EXHAUSTED", "the metadata is larger than the server accepts")))
 
 
@@ -41,20 +40,15 @@ class GrpcServer:
     """A gRPC server on a bound socket; it listens from the start. `methods` are those of all services, by path."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        sock: socket.socket,
-        methods: Mapping[str, Method],
-        settings: Settings,
-        offload: Offload,
+        self, sock: socket.socket, methods: Mapping[str, Method], settings: Settings, offload: Threads
     ) -> None:
         self.limits: Limits = settings.limits
         self.offload = offload
         self.is_logged = settings.access_log
         self.heads = CallHeads(methods, settings.token)
-        context = tls.context(settings.tls, "h2") if settings.tls else None
+        context = tls_context(settings.tls, "h2") if settings.tls else None
         self.port: int = sock.getsockname()[1]
-        self._listener = Listener(loop, sock, lambda transport: Connection(self, transport), self.limits, context)
+        self._listener = Listener(sock, lambda transport: Connection(self, transport), self.limits, context)
 
     async def stop(self, grace: float) -> None:
         """Accept no new calls, let those in progress end for `grace` seconds, then refuse them."""
@@ -65,13 +59,9 @@ class GrpcServer:
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await listener.quiet()
-        left = [call for connection in listener.connections for call in connection.calls.values()]
-        for call in left:
-            call.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
         for connection in listener.connections:
             connection.leave()
-        if left:
-            await asyncio.sleep(_LAST_S)
+        await asyncio.sleep(_LAST_S)
         listener.close()
 
 
@@ -79,8 +69,7 @@ class Connection:
     """The calls of one connection: the protocol of a Transport."""
 
     __slots__ = (
-        "_arrived", "_is_awake", "_owed", "_server", "_transport", "calls", "http2", "max_message",
-        "offload", "peer",
+        "_arrived", "_is_awake", "_owed", "_server", "_transport", "calls", "http2", "max_message", "offload", "peer",
     )  # fmt: skip
 
     room = None
@@ -89,12 +78,7 @@ class Connection:
     def __init__(self, server: GrpcServer, transport: Transport) -> None:
         limits = server.limits
         self.http2 = Http2Server(
-            max_streams=limits.streams,
-            max_header_list=limits.head,
-            stream_window=_STREAM_WINDOW,
-            connection_window=_CONNECTION_WINDOW,
-            max_frame=_MAX_FRAME,
-            clock=time.monotonic,
+            max_streams=limits.streams, max_header_list=limits.head, clock=time.monotonic, **_WINDOWS
         )
         self.calls: dict[int, Call] = {}
         self.offload, self.max_message = server.offload, min(limits.message, GRPC_MOST)
@@ -102,8 +86,6 @@ class Connection:
         self._arrived = 0
         self._is_awake = False  # what is queued will be sent in this turn of the loop
         self._owed: dict[int, int] = {}  # bytes by stream that the client may send again later
-
-    # --- in ----------------------------------------------------------------------------------------------------------
 
     def received(self, data: bytes, arrived: int) -> None:
         self._transport.moved = now()
@@ -117,7 +99,7 @@ class Connection:
             self.leave()  # with the GOAWAY that the codec has queued
             return
         if not was_awake:
-            self._flush()
+            self.drained()
 
     def _handle(self, events: list[Any]) -> None:
         calls = self.calls
@@ -132,18 +114,17 @@ class Connection:
             elif kind is RequestData:
                 call.received(event.data, event.end, self._arrived)
             elif kind is Reset:
-                call.cancel()
+                call.end("CANCELLED")
             else:  # trailers
                 call.received(b"", True, self._arrived)
 
     def _begin(self, stream: int, head: CallHead, data: Data, end: bool) -> None:
         call = Call(self, stream, head, self._arrived)
-        self.calls[stream] = call
-        call.begin()
         if (data or end) and not call.is_over:
             call.received(data, end, self._arrived)
         if head.timeout < NEVER and not call.is_over:
-            call.timer = self._transport.loop.call_later(max(call.deadline - now(), 0) / 1e9, call.expire)
+            left = max(call.deadline - now(), 0) / 1e9
+            call.timer = self._transport.loop.call_later(left, call.refuse, _EXPIRED)
 
     def consumed(self, stream: int, count: int) -> None:
         """Let the client send as many bytes again, unless it does not read its responses."""
@@ -152,15 +133,14 @@ class Connection:
         else:
             self.http2.consumed(stream, count)
 
-    # --- out ---------------------------------------------------------------------------------------------------------
-
     def wake(self) -> None:
         """Send what is queued, together with everything else of this turn of the loop."""
         if not self._is_awake:
             self._is_awake = True
-            self._transport.loop.call_soon(self._flush)
+            self._transport.loop.call_soon(self.drained)
 
-    def _flush(self) -> None:
+    def drained(self) -> None:
+        """Send what the kernel and the client's windows accept."""
         self._is_awake = True
         http2, transport = self.http2, self._transport
         while (http2.has_more or self._owed) and transport.unsent < _TAKE and not transport.closed:
@@ -173,11 +153,6 @@ class Connection:
                 break
             transport.write(*parts)
         self._is_awake = False
-
-    def drained(self) -> None:
-        self._flush()
-
-    # --- the end -----------------------------------------------------------------------------------------------------
 
     def over(self, call: Call, code: str) -> None:
         """Forget a call."""
@@ -197,16 +172,16 @@ class Connection:
             call.on_drained()
 
     def leave(self) -> None:
-        """Close when everything is sent; all calls are over."""
-        self._flush()
+        """Refuse the calls that are left, and close when everything is sent."""
+        for call in list(self.calls.values()):
+            call.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
+        self.drained()
         if not self._transport.closed:
             self._transport.linger()
 
     def lost(self) -> None:
         for call in list(self.calls.values()):
-            call.cancel()
-
-    # --- patience ----------------------------------------------------------------------------------------------------
+            call.end("CANCELLED")
 
     @property
     def in_flight(self) -> bool:

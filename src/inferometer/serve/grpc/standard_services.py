@@ -2,17 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-from google.protobuf import descriptor_pb2, descriptor_pool
 
 from inferometer.serve.grpc.call import Call, Data, Method, parse
 from inferometer.serve.models.types import Refused
 from inferometer.wire import protobuf
 from inferometer.wire.grpc_framing import status_number
-
-# --- health ----------------------------------------------------------------------------------------------------------
+from inferometer.wire.reflection import PATHS
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
@@ -26,23 +23,15 @@ class Health:
     """Check and Watch for the server, its `service`, and everything that `is_known`: each model by name. `set_serving`
     notifies watchers at once."""
 
-    NAME = "grpc.health.v1.Health"
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        service: str,
-        is_ready: Callable[[str], bool],
-        is_known: Callable[[str], bool],
-    ) -> None:
-        self._loop, self._services, self._is_ready, self._is_known = loop, ("", service), is_ready, is_known
+    def __init__(self, service: str, is_ready: Callable[[str], bool], is_known: Callable[[str], bool]) -> None:
+        self._services, self._is_ready, self._is_known = ("", service), is_ready, is_known
         self._serving = True
         self._watches: dict[Call, tuple[str, int]] = {}  # the service, and the status that was sent last
         self._timer: asyncio.TimerHandle | None = None
 
     def methods(self) -> dict[str, Method]:
         methods = {"Check": self._check, "Watch": self._watch}
-        return {f"/{self.NAME}/{name}": Method(start, is_open=True) for name, start in methods.items()}
+        return {f"/grpc.health.v1.Health/{name}": Method(start, is_open=True) for name, start in methods.items()}
 
     def set_serving(self, serving: bool) -> None:
         self._serving = serving
@@ -59,16 +48,15 @@ class Health:
         status = self.status(service)
         if status == SERVICE_UNKNOWN:
             raise Refused("NOT_FOUND", f"unknown service or model '{service}'")
-        call.reply((_message(status),))
+        call.reply((_HealthResponse(status=status).SerializeToString(),))
 
     def _watch(self, call: Call, data: Data) -> None:
         def drained() -> None:
             self.set_serving(False)
-            del self._watches[call]
             call.finish()
 
         self._watches[call] = parse(_HealthRequest, data).service, -1
-        call.on_cancelled, call.on_drained = lambda: self._watches.pop(call, None), drained
+        call.on_over, call.on_drained = lambda: self._watches.pop(call, None), drained
         self._look()
 
     def _look(self) -> None:
@@ -76,19 +64,12 @@ class Health:
         for call, (service, sent) in list(self._watches.items()):
             if (status := self.status(service)) != sent:
                 self._watches[call] = service, status
-                call.send(_message(status))
+                call.send(_HealthResponse(status=status).SerializeToString())
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(_LOOK_S, self._look) if self._watches else None
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look) if self._watches else None
 
 
-def _message(status: int) -> bytes:
-    return bytes(_HealthResponse(status=status).SerializeToString())
-
-
-# --- reflection ------------------------------------------------------------------------------------------------------
-
-_REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 _SETS = ("kserve", "health", "reflection", "reflection_v1alpha")
 _Request = protobuf.bundled("reflection").message("grpc.reflection.v1.ServerReflectionRequest")
 _Response = protobuf.bundled("reflection").message("grpc.reflection.v1.ServerReflectionResponse")
@@ -97,39 +78,33 @@ _Response = protobuf.bundled("reflection").message("grpc.reflection.v1.ServerRef
 class Reflection:
     """Server reflection, v1 and v1alpha (with identical messages): the server describes its own services."""
 
-    def __init__(self, services: Sequence[str]) -> None:
-        self._services = sorted({*services, *_REFLECTION})
-        self._pool = descriptor_pool.DescriptorPool()
-        for name in _SETS:
-            data = (protobuf.BUNDLED / f"{name}.binpb").read_bytes()
-            for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
-                self._pool.AddSerializedFile(file.SerializeToString())
+    def __init__(self) -> None:
+        schema = protobuf.load(*(protobuf.BUNDLED / f"{name}.binpb" for name in _SETS))
+        self._pool, self._services = schema.pool, sorted({name.partition("/")[0] for name in schema.methods})
 
     def methods(self) -> dict[str, Method]:
-        return {f"/{name}/ServerReflectionInfo": Method(self._begin, is_stream=True) for name in _REFLECTION}
+        return {path: Method(self._begin, is_stream=True) for path in PATHS}
 
     def _begin(self, call: Call) -> None:
         call.on_message, call.on_ended = self._message, Call.finish
 
     def _message(self, call: Call, data: Data) -> None:
-        call.send(self.respond(parse(_Request, data)).SerializeToString())
-
-    def respond(self, request: Any) -> Any:
+        request = parse(_Request, data)
         made = _Response(valid_host=request.host, original_request=request)
         if request.HasField("list_services"):
             for name in self._services:
                 made.list_services_response.service.add(name=name)
-            return made
-        try:
-            files = [self._file(request.file_by_filename, request.file_containing_symbol)]
-        except KeyError:
-            made.error_response.error_code = status_number("NOT_FOUND")
-            made.error_response.error_message = "unknown file or symbol"
-            return made
-        for file in files:  # and what it imports
-            files += [one for one in file.dependencies if one not in files]
-            made.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)
-        return made
+        else:
+            try:
+                files = [self._file(request.file_by_filename, request.file_containing_symbol)]
+            except KeyError:
+                made.error_response.error_code = status_number("NOT_FOUND")
+                made.error_response.error_message = "unknown file or symbol"
+                files = []
+            for file in files:  # and what it imports
+                files += [one for one in file.dependencies if one not in files]
+                made.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)
+        call.send(made.SerializeToString())
 
     def _file(self, name: str, symbol: str) -> Any:
         """Return the file of this name, or the one that defines a symbol; raises KeyError."""

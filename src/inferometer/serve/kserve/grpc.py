@@ -6,7 +6,6 @@ bounded: the server stops reading from a stream with too many requests in progre
 their turn.
 """
 
-import asyncio
 import socket
 from collections import deque
 from functools import partial
@@ -40,9 +39,8 @@ class KserveGrpc(GrpcServer):
     """The running server. `health` holds the state that health checks report."""
 
     def __init__(self, models: Models, settings: Settings, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         self.models = models
-        self.health = Health(loop, KSERVE_SERVICE, models.is_ready, models.is_known)
+        self.health = Health(KSERVE_SERVICE, models.is_ready, models.is_known)
         methods = {
             "ModelInfer": Method(self._infer),
             "ModelStreamInfer": Method(partial(Stream, models), is_stream=True),
@@ -50,8 +48,8 @@ class KserveGrpc(GrpcServer):
         for name, method in control.methods(models, settings).items():
             methods[name] = Method(_unary(method), is_open=name in _OPEN)
         paths = {f"/{KSERVE_SERVICE}/{name}": method for name, method in methods.items()}
-        paths |= self.health.methods() | Reflection((KSERVE_SERVICE, Health.NAME)).methods()
-        super().__init__(loop, sock, paths, settings, models.offload)
+        paths |= self.health.methods() | Reflection().methods()
+        super().__init__(sock, paths, settings, models.offload)
 
     def _infer(self, call: Call, data: Data) -> None:
         """ModelInfer: one request, one response."""
@@ -69,7 +67,7 @@ class KserveGrpc(GrpcServer):
         one.ended, one.arrived, one.deadline = partial(_ended, call, one), call.arrived, call.deadline
         self.models.submit(one, False, model)
         if not one.is_over:
-            call.on_cancelled = partial(self.models.cancel, one)
+            call.on_over = partial(self.models.cancel, one)
 
 
 def _ended(call: Call, one: Inference, refused: Refused | None) -> None:
@@ -109,7 +107,7 @@ class Stream:
         self._times = [0, 0, 0]
         """Queue, compute and total time of all requests together."""
         call.on_message, call.on_ended = self._message, self._all_read
-        call.on_cancelled, call.on_drained = self._cancel, self._drain
+        call.on_over, call.on_drained = self._cancel, self._drain
 
     # --- requests ---
 

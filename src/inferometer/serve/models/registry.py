@@ -12,7 +12,7 @@ from inferometer.serve.models.model import Model
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import NEVER, Inference, Refused, reason
-from inferometer.serve.offload import Offload, in_thread, run_to_end
+from inferometer.serve.offload import Threads, in_thread, run_to_end
 from inferometer.timing.clock import now
 from inferometer.timing.deadlines import Deadlines
 
@@ -37,7 +37,7 @@ class Models:
     ) -> None:
         configs.override(ModelConfig(), *overrides)  # raises UserError if they do not fit any configuration
         self.loop, self.device, self.overrides, self._limit = loop, device, overrides, limit
-        self.regions, self.deadlines, self.offload = Regions(), Deadlines(loop), Offload(loop)
+        self.regions, self.deadlines, self.offload = Regions(), Deadlines(loop), Threads(loop)
         self.group: Group | None = None
         """The other processes of the server, if there are any."""
         self.operations: dict[str, Callable[..., Any]] = {"load": self.load, "unload": self.unload}

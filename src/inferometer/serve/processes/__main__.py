@@ -2,31 +2,28 @@
 
     python -m inferometer.serve.processes SOCKET PARENT
 
-It does what the hub calls on that socket. When the connection ends, it ends; and it ends when its parent has died,
-whatever it is doing.
+It does what the hub calls on that socket. It ends with the connection, and when its parent has died.
 """
 
 import socket
 import sys
-from typing import Any
+from functools import partial
 
 import msgspec
 
 from inferometer.serve.app import serve
 from inferometer.serve.background import run_process
 from inferometer.serve.processes import model_process
-from inferometer.serve.processes.link import attach
+from inferometer.serve.processes.link import Handlers, attach
 from inferometer.serve.settings import Settings
 
 
 async def _work(number: int) -> None:
-    async def front_end(settings: dict[str, Any]) -> None:
-        await serve(msgspec.convert(settings, Settings), lambda at: link.tell("ready", at), link=link)
-
-    async def model(*arguments: Any) -> tuple[bytes, model_process.Description]:
-        return await model_process.load(link, *arguments)
-
-    link = await attach(socket.socket(fileno=number), {"front_end": front_end, "model": model})
+    handlers: Handlers = {
+        "front_end": lambda given: serve(msgspec.convert(given, Settings), partial(link.tell, "ready"), link=link),
+        "model": lambda *given: model_process.load(link, *given),
+    }
+    link = await attach(socket.socket(fileno=number), handlers)
     await link.lost
     if close := link.handlers.get("close"):
         await close()

@@ -13,12 +13,13 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve.kserve.messages import ModelStatistics, ModelStatisticsResponse
+from inferometer.serve.kserve.messages import ModelStatisticsResponse
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
@@ -38,28 +39,26 @@ _COUNTED = ("metrics", "statistics")
 _OF_THE_SERVER = ("nv_cpu_", "process_start_time_seconds", "inferometer_serve_info")
 """Metrics that are the same for all processes: those of the first one count."""
 _MEANS = ("vllm:kv_cache_usage_perc",)
+_KEYS = {"model_stats": attrgetter("name", "version"), "batch_stats": attrgetter("batch_size")}
+"""What identifies the elements of lists in statistics: those with the same are added up."""
 
 
 class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
     """The other processes of the server."""
 
     def __init__(self) -> None:
-        self.handlers: Handlers = {}
-        """What this process itself does for the group if it is a front end."""
-        self._calls: Handlers = {"all": self._all, "model": self._model}
-        """What front ends call the hub for."""
-        self._front_ends: list[Link] = []
-        self._models: dict[str, Link] = {}
-        """The current process of each model."""
+        self.handlers: Handlers = {"all": self._all, "model": self._model}
+        """What front ends call the hub for, and what this process does for all if it is a front end itself."""
+        self._front_ends: Sequence[Link] = ()
+        self._models: dict[str, Link] = {}  # the newest process of each
         self._started: dict[str, asyncio.Future[Any]] = {}
         """The address and description of models, by the number of the load request and the name."""
-        self._processes: dict[Process, tuple[Link, asyncio.Task[None]]] = {}
-        """Running processes, each with a task that waits for its end."""
+        self._processes: dict[Process, tuple[Link, asyncio.Task[None]]] = {}  # running, with what waits for their end
         self._serial = 0
 
     async def call(self, name: str, *arguments: Any) -> Any:
         """Do what front ends call the hub for, as their links do."""
-        return await self._calls[name](*arguments)
+        return await self.handlers[name](*arguments)
 
     async def _all(self, operation: str, *arguments: Any) -> list[Any]:
         """Call all processes. Return their results, or raise the first error."""
@@ -77,11 +76,8 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
                 raise result
         return [result for result in results if not isinstance(result, BaseException)]
 
-    # --- processes ---
-
     async def _model(self, key: str, *arguments: Any) -> Any:
-        """Return a model's address and description. The first call with this key starts its process, and the others
-        wait."""
+        """Return a model's address and description. The first call with this key starts its process; others wait."""
         if key not in self._started:
             self._started[key] = asyncio.ensure_future(self._start_model(*arguments))
         return await asyncio.shield(self._started[key])
@@ -94,7 +90,6 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
             link.close()
             raise
         self._models[name] = link
-        link.lost.add_done_callback(lambda _: self._models.pop(name) if self._models.get(name) is link else None)
         return started
 
     async def _spawn(self, name: str) -> tuple[Link, Process]:
@@ -106,7 +101,7 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
                 sys.executable, "-m", "inferometer.serve.processes", str(theirs.fileno()), str(os.getpid()),
                 stdin=DEVNULL, stdout=2, start_new_session=True, pass_fds=[theirs.fileno()],
             )  # fmt: skip
-        link = await attach(ours, self._calls, name)
+        link = await attach(ours, self.handlers, name)
         self._processes[process] = link, asyncio.create_task(self._watch(process, name))
         return link, process
 
@@ -128,8 +123,6 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
                 process.kill()
             await asyncio.wait(ended)
 
-    # --- several front ends ---
-
     async def supervise(
         self, settings: Settings, ready: Callable[[Any], None], stop: asyncio.Event, at_once: asyncio.Event
     ) -> None:
@@ -142,7 +135,7 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
             if len(addresses) == settings.processes:
                 ready(at)
 
-        async def run(name: str, link: Link) -> None:
+        async def run(link: Link) -> None:
             try:
                 await link.call("front_end", shared)
             except UserError as error:
@@ -150,39 +143,30 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
             except Refused:  # it died, which `_watch` reports
                 pass
             if not stop.is_set():
-                what = f"{name} ended unexpectedly, so the server stopped"
+                what = f"{link.other} ended unexpectedly, so the server stopped"
                 failures.append(UserError(what, "see above, and start it again"))
                 stop.set()
 
-        self._calls["ready"] = listening
+        self.handlers["ready"] = listening
         if settings.sim is not None and settings.sim.truth is not None:
             TruthLog(settings.sim.truth).close()  # the front ends append to it
-        with contextlib.ExitStack() as held:
-            shared = _with_ports(settings, held)
+        with contextlib.ExitStack() as held:  # the ports, reserved, but not listening
+            with contextlib.ExitStack() as tried:  # a shared socket would not notice that another server listens
+                bound(settings, tried)
+            sockets = bound(settings, held, shared=True)
+            ports: dict[str, Any] = {name: sock.getsockname()[1] for name, sock in sockets.items()}
+            shared = msgspec.structs.replace(settings, **ports)
             names = [f"front end {i} of {settings.processes}" for i in range(1, settings.processes + 1)]
-            spawned = await asyncio.gather(*map(self._spawn, names))
-            self._front_ends = [link for link, _ in spawned]
-            runs = asyncio.gather(*map(run, names, self._front_ends))
+            self._front_ends, processes = zip(*await asyncio.gather(*map(self._spawn, names)), strict=True)
+            runs = asyncio.gather(*map(run, self._front_ends))
             await stop.wait()
             # The second signal stops at once.
             for signalled, patience in ((at_once, settings.drain + _GRACE_S), (asyncio.Event(), _GRACE_S)):
-                for process in [process for _, process in spawned if process.returncode is None]:
+                for process in [process for process in processes if process.returncode is None]:
                     process.terminate()
                 await done_before(signalled, asyncio.shield(runs), patience)
         if failures:
             raise failures[0]
-
-
-def _with_ports(settings: Settings, held: contextlib.ExitStack) -> Settings:
-    """Choose the ports that are 0. All of them stay reserved, but not listening, until `held` ends."""
-    with contextlib.ExitStack() as tried:  # a shared socket would not notice that another server listens
-        bound(settings, tried)
-    sockets = bound(settings, held, shared=True)
-    numbers: dict[str, Any] = {name: sock.getsockname()[1] for name, sock in sockets.items()}
-    return msgspec.structs.replace(settings, **numbers)
-
-
-# --- a front end's view ----------------------------------------------------------------------------------------------
 
 
 class Group:
@@ -200,7 +184,7 @@ class Group:
             hub.handlers["metrics"] = lambda: page() + sim_page()
 
     async def everywhere(self, operation: str, *arguments: Any) -> None:
-        """Carry out load, unload, register or unregister in all front ends."""
+        """Carry out one of Models.operations in all front ends."""
         await self._call("all", operation, *arguments)
 
     async def metrics(self) -> bytes:
@@ -220,15 +204,15 @@ def _metrics(pages: Sequence[bytes]) -> bytes:
     """Return one page in Prometheus' text format, with the sums of all samples."""
     if len(pages) == 1:
         return pages[0]
-    families: dict[tuple[str, str], dict[str, list[float]]] = {}
+    families: dict[str, dict[str, list[float]]] = {}
     for family in b"".join(pages).decode().split("# HELP ")[1:]:
         text, kind, *lines = family.splitlines()
-        samples = families.setdefault((text, kind), {})
+        samples = families.setdefault(f"# HELP {text}\n{kind}\n", {})
         for sample, _, value in (line.rpartition(" ") for line in lines):
             samples.setdefault(sample, []).append(msgspec.json.decode(value))
     together = ""
-    for (text, kind), samples in families.items():
-        together += f"# HELP {text}\n{kind}\n"
+    for head, samples in families.items():
+        together += head
         for sample, values in samples.items():
             total = values[0] if sample.startswith(_OF_THE_SERVER) else sum(values)
             together += f"{sample} {total / len(values) if sample.startswith(_MEANS) else total}\n"
@@ -237,21 +221,21 @@ def _metrics(pages: Sequence[bytes]) -> bytes:
 
 def _statistics(parts: Sequence[bytes]) -> Any:
     """Return one ModelStatisticsResponse with the sums per model, in the order of their names."""
-    models: dict[tuple[str, str], Any] = {}
+    total = ModelStatisticsResponse()
     for part in parts:
-        for model in ModelStatisticsResponse.FromString(part).model_stats:
-            _add(models.setdefault((model.name, model.version), ModelStatistics()), model)
-    return ModelStatisticsResponse(model_stats=[models[key] for key in sorted(models)])
+        _add(total, ModelStatisticsResponse.FromString(part))
+    total.model_stats.sort(key=_KEYS["model_stats"])
+    return total
 
 
 def _add(total: Any, more: Any) -> None:
     total.SetInParent()
     for field, value in more.ListFields():
         before = getattr(total, field.name)
-        if field.name == "batch_stats":
-            known = {batch.batch_size: batch for batch in before}
-            for batch in value:
-                _add(known.get(batch.batch_size) or before.add(), batch)
+        if key := _KEYS.get(field.name):
+            known = {key(one): one for one in before}
+            for one in value:
+                _add(known.get(key(one)) or before.add(), one)
         elif field.message_type is not None:
             _add(before, value)
         elif field.name in ("name", "version", "batch_size", "last_inference"):

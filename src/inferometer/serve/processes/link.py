@@ -29,14 +29,12 @@ import msgspec
 import numpy as np
 
 from inferometer.errors import UserError
-from inferometer.serve.models.types import Refused, reason
+from inferometer.serve.models.types import Refused, ignore, reason
 from inferometer.serve.offload import result_of
 from inferometer.tensors import Tensor
 
 Handlers = dict[str, Callable[..., Any]]
-Part = Callable[..., None]
-Done = Callable[[Any, Any], None]
-"""done(result, error): called once at the end of a call."""
+Callback = Callable[..., None]
 _LENGTH = struct.Struct("<I")
 _PART = "part"
 _ERRORS: dict[str, Callable[..., Exception]] = {"Refused": Refused, "UserError": UserError}
@@ -60,13 +58,12 @@ class Link(asyncio.Protocol):
         self.streams: Handlers = {}
         self.loop = asyncio.get_running_loop()
         self.lost = self.loop.create_future()
-        """Done when the connection has ended."""
+        """Callback when the connection has ended."""
         self._transport: asyncio.Transport | None = None
         self._rest = b""
         self._numbers = itertools.count(1)
-        self._calls: dict[int, tuple[Part, Done]] = {}
-        self._running: dict[int, asyncio.Task[Any]] = {}
-        """What the other process has called."""
+        self._calls: dict[int, tuple[Callback, Callback]] = {}
+        self._running: dict[int, asyncio.Task[Any]] = {}  # what the other process has called
         self._encode = msgspec.msgpack.Encoder().encode
 
     def tell(self, name: str, *arguments: Any, number: int = 0) -> None:
@@ -75,7 +72,7 @@ class Link(asyncio.Protocol):
             data = self._encode((number, name, arguments))
             self._transport.write(_LENGTH.pack(len(data)) + data)
 
-    def start(self, name: str, *arguments: Any, done: Done, part: Part = lambda *_: None) -> int:
+    def start(self, name: str, *arguments: Any, done: Callback, part: Callback = ignore) -> int:
         """Start a stream, or a call. Return its number for `tell("cancel", number)`; it ends with `done` all the same.
         It fails with Refused if the connection ends."""
         number = next(self._numbers)
@@ -93,8 +90,6 @@ class Link(asyncio.Protocol):
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
-
-    # --- asyncio's callbacks ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -122,12 +117,9 @@ class Link(asyncio.Protocol):
         while self._calls:
             self._calls.popitem()[1][1](None, Refused("UNAVAILABLE", f"{self.other} ended"))
 
-    # --- messages ---
-
     def _take(self, number: int, name: str, arguments: list[Any]) -> None:
         if number > 0:
-            self._running[number] = task = self.loop.create_task(self._result(number, name, arguments))
-            task.add_done_callback(partial(self._ended, number))
+            self._running[number] = self.loop.create_task(self._run(number, name, arguments))
         elif number < 0 and name == _PART:
             self._calls[-number][0](*arguments)
         elif number < 0:
@@ -138,24 +130,24 @@ class Link(asyncio.Protocol):
         elif arguments[0] in self._running:  # cancel it once it has begun, so that it has taken its arguments
             self.loop.call_soon(self._running[arguments[0]].cancel)
 
-    async def _result(self, number: int, name: str, arguments: list[Any]) -> Any:
-        if name in self.streams:
-            return await self.streams[name](partial(self.tell, _PART, number=-number), *arguments)
-        if name not in self.handlers:
-            raise Refused("UNAVAILABLE", "the server is starting")
-        return await called(self.handlers[name], arguments)
-
-    def _ended(self, number: int, task: "asyncio.Task[Any]") -> None:
-        del self._running[number]
+    async def _run(self, number: int, name: str, arguments: list[Any]) -> None:
+        reply = partial(self.tell, number=-number)
         try:
-            self.tell("", task.result(), number=-number)
+            if name in self.streams:
+                reply("", await self.streams[name](partial(reply, _PART), *arguments))
+            elif name in self.handlers:
+                reply("", await called(self.handlers[name], arguments))
+            else:
+                reply("Refused", "UNAVAILABLE", "the server is starting")
         except asyncio.CancelledError:
-            self.tell("Refused", "CANCELLED", "the request was cancelled", number=-number)
+            reply("Refused", "CANCELLED", "the request was cancelled")
         except UserError as error:
-            self.tell("UserError", error.what, error.remedy, number=-number)
+            reply("UserError", error.what, error.remedy)
         except Exception as error:
             why = reason(error)
-            self.tell("Refused", why.code, why.message, why.label, number=-number)
+            reply("Refused", why.code, why.message, why.label)
+        finally:
+            del self._running[number]
 
 
 async def called(handler: Callable[..., Any], arguments: Iterable[Any]) -> Any:
@@ -169,20 +161,14 @@ async def attach(sock: socket.socket, handlers: Handlers, other: str = "the serv
     return (await asyncio.get_running_loop().create_unix_connection(lambda: Link(handlers, other), sock=sock))[1]
 
 
-# --- tensors ---------------------------------------------------------------------------------------------------------
-
-
 class Segments:
     """The segments of one end of a link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._own: dict[int, mmap.mmap] = {}
-        """Our segments, by the number of their file."""
-        self._idle: dict[int, int] = {}
-        """The sizes of those that are unused, longest unused first."""
-        self._mapped: dict[int, mmap.mmap] = {}
-        """The other process' segments."""
+        self._own: dict[int, mmap.mmap] = {}  # by the number of their file
+        self._idle: dict[int, int] = {}  # the sizes of those that are unused, longest unused first
+        self._mapped: dict[int, mmap.mmap] = {}  # the other process' segments
         link.handlers |= {"unused": self.unused, "dropped": lambda number: self._mapped.pop(number, None)}
         link.lost.add_done_callback(lambda _: self._close())
 

@@ -21,17 +21,14 @@ from inferometer.serve.models.queue import UNLIMITED
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
 from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Refused, Tensors, TextPart, Wanted
-from inferometer.serve.offload import COPIED, Offload, OnDone, result_of
+from inferometer.serve.offload import COPIED, OnDone, Threads, result_of
 from inferometer.serve.openai.requests import TextRequest
-from inferometer.serve.processes.link import Handlers, Link, Packed, Part, Segments, attach
+from inferometer.serve.processes.link import Callback, Handlers, Link, Packed, Segments, attach
 
 _INFERENCE = ("model", "id", "arrived", "deadline", "parameters", "text")
 """What is sent of an inference, besides its inputs."""
 Description = tuple[bytes, str, str, Mapping[str, tuple[str, ...]], int]
 """A model: its configuration, version, platform, labels, and maximum length if it is a text model."""
-
-
-# --- in a front end --------------------------------------------------------------------------------------------------
 
 
 async def bring_up(models: Models, name: str, address: bytes, description: Description) -> Model:
@@ -49,7 +46,7 @@ async def bring_up(models: Models, name: str, address: bytes, description: Descr
 
 
 def _forward(
-    link: Link, offload: Offload, segments: Segments, inputs: Tensors, inference: Inference, emit: Emit, finish: Finish
+    link: Link, offload: Threads, segments: Segments, inputs: Tensors, inference: Inference, emit: Emit, finish: Finish
 ) -> Callable[[], None]:
     """Send a request to the model's process. Return what cancels it."""
     number = 0
@@ -120,7 +117,7 @@ def counted(models: Models) -> Handlers:
 
 
 async def _infer(
-    models: Models, segments: Segments, part: Part, packed: Packed, wanted: list[str], fields: dict[str, Any]
+    models: Models, segments: Segments, part: Callback, packed: Packed, wanted: list[str], fields: dict[str, Any]
 ) -> None:
     def responded(made: Any) -> None:
         if inference.text is None:

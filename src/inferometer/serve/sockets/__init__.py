@@ -1,2 +1,2 @@
-"""Connections without a protocol: the listening socket (listener), a client's socket on the event loop (transport), and
-TLS (tls)."""
+"""Connections without a protocol: the listening socket (listener), and a client's socket on the event loop, with or
+without TLS (transport)."""

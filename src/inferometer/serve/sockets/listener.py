@@ -5,18 +5,17 @@ finds clients that are idle or stalled (settings.Limits).
 """
 
 import asyncio
-import contextlib
 import errno
 import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from typing import Any
 
 from inferometer.errors import UserError
 from inferometer.serve.settings import Limits, Settings
-from inferometer.serve.sockets.tls import TlsTransport
-from inferometer.serve.sockets.transport import Transport
+from inferometer.serve.sockets.transport import TlsTransport, Transport
 from inferometer.timing import clock
 from inferometer.timing.clock import now
 
@@ -26,9 +25,7 @@ _SWEEP_S = 5.0
 _QUIET_NS, _LOOK_S = 100_000_000, 0.01
 
 
-def bound(
-    settings: Settings, held: contextlib.ExitStack | contextlib.AsyncExitStack, shared: bool = False
-) -> dict[str, socket.socket]:
+def bound(settings: Settings, held: ExitStack | AsyncExitStack, shared: bool = False) -> dict[str, socket.socket]:
     """Return a bound socket for each port of the settings, by the name of its option; `held` closes them. They do not
     listen yet: until they do, others can bind the same ports. Several `shared` sockets can listen on the same port."""
     sockets = {}
@@ -46,7 +43,7 @@ def bound(
     return sockets
 
 
-@contextlib.contextmanager
+@contextmanager
 def _explained(host: str, port: int) -> Iterator[None]:
     """Convert socket errors about that address to UserError."""
     try:
@@ -61,18 +58,10 @@ class Listener:
     """The listening socket and all its connections; `make_protocol` is called for each of them."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        sock: socket.socket,
-        make_protocol: Callable[[Transport], Any],
-        limits: Limits | None = None,
-        tls: ssl.SSLContext | None = None,
+        self, sock: socket.socket, make_protocol: Callable[[Transport], Any], limits: Limits, tls: ssl.SSLContext | None
     ) -> None:
-        limits = limits or Limits()
-        self.loop = loop
-        self.transports: set[Transport] = set()
-        self._make_protocol, self._tls = make_protocol, tls
-        self._sock, self._is_accepting = sock, True
+        self.loop, self.transports = asyncio.get_running_loop(), set[Transport]()
+        self._make_protocol, self._tls, self._sock, self._is_accepting = make_protocol, tls, sock, True
         self._idle, self._stalled = (int(limit * 1e9) or NEVER for limit in (limits.idle, limits.stalled))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit both options
         if sys.platform == "linux":
@@ -132,7 +121,7 @@ class Listener:
             except OSError:  # no more file descriptors: wait for some to close instead of spinning
                 self.loop.remove_reader(self._sock)
                 return
-            with contextlib.suppress(OSError):  # the client has closed the connection already
+            with suppress(OSError):  # the client has closed the connection already
                 self.serve(sock, place(address))
 
     def _each_second(self) -> None:
@@ -144,9 +133,8 @@ class Listener:
 
     def _sweep_again(self) -> None:
         self.sweep(now())
-        self._sweep_timer = self.loop.call_later(
-            min(_SWEEP_S, self._idle / 4e9, self._stalled / 4e9), self._sweep_again
-        )
+        interval = min(_SWEEP_S, self._idle / 4e9, self._stalled / 4e9)
+        self._sweep_timer = self.loop.call_later(interval, self._sweep_again)
 
     def sweep(self, at: int) -> None:
         """Close connections that are broken or late as of `at`: one pass over all of them instead of a timer for each."""

@@ -1,8 +1,9 @@
-"""A client's socket on the event loop, with kernel receive timestamps and one send() per write; no protocol.
+"""A client's socket on the event loop, with or without TLS, with kernel receive timestamps and one send() per write.
 
 Large parts are received directly into a buffer of the protocol, and sent without a copy. What the kernel does not
 accept at once is sent when the socket is writable. `write` never calls back into the protocol: a connection that turns
-out to be broken is closed in the next iteration of the loop.
+out to be broken is closed in the next iteration of the loop. With TLS, OpenSSL reads and writes the socket, a record
+(16 KiB) at a time, so that large bodies are never in memory twice.
 
 The protocol is an object per connection, made by the listener's `make_protocol(transport)`, with these members:
 
@@ -24,6 +25,8 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from inferometer.errors import UserError
+from inferometer.serve.settings import Tls
 from inferometer.timing.clock import CMSG_SPACE, now, unpack_stamp
 
 if TYPE_CHECKING:
@@ -59,8 +62,7 @@ class Transport:
         self.moved = now()
         """When the client last made progress: it read what was sent, or something expected has arrived. (Not the
         kernel's timestamp, which follows steps of the wall clock.)"""
-        self.peer = peer
-        """The client's address, for the access log."""
+        self.peer = peer  # for the access log
         self.unsent = 0
         """Bytes that the kernel has not accepted yet."""
         self._sock, self._send = sock, sock.send
@@ -68,8 +70,6 @@ class Transport:
         self._out: deque[bytearray | memoryview] = deque()
         self._is_leaving = False  # the last response is written; further input is ignored
         self.loop.add_reader(sock, self._readable)
-
-    # --- in ----------------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
         protocol = self.protocol
@@ -112,8 +112,6 @@ class Transport:
             self.is_reading = True
             self.loop.add_reader(self._sock, self._readable)
 
-    # --- out ---------------------------------------------------------------------------------------------------------
-
     def write(self, data: Data, *more: Data) -> None:
         """Send the parts in order. Large ones are kept without a copy: do not modify them afterwards."""
         if more or self._out:
@@ -143,23 +141,22 @@ class Transport:
                 out.append(bytearray(part))
         if is_first:
             self.moved = now()
-            try:
-                self._send_some()
-            except OSError:
-                self.loop.call_soon(self.close)
-            else:
-                if out:
-                    self.loop.add_writer(self._sock, self._writable)
+            self._send_some()
+            if out:
+                self.loop.add_writer(self._sock, self._writable)
 
     def _send_some(self) -> None:
-        """Send what the kernel accepts; raises OSError if the connection is broken."""
+        """Send what the kernel accepts."""
+        out = self._out
         try:
-            sent = self._sock.sendmsg(list(islice(self._out, _AT_ONCE)))
+            sent = self._sock.sendmsg(list(islice(out, _AT_ONCE)))
         except NOT_NOW:
+            return
+        except OSError:
+            self.loop.call_soon(self.close)
             return
         self.unsent -= sent
         self.moved = now()
-        out = self._out
         while sent:
             first = out[0]
             if len(first) > sent:
@@ -169,19 +166,13 @@ class Transport:
             out.popleft()
 
     def _writable(self) -> None:
-        try:
-            self._send_some()
-        except OSError:
-            self.close()
-            return
+        self._send_some()
         if not self._out:
             self.loop.remove_writer(self._sock)
             if self._is_leaving:
                 self._shut_down()
             else:
                 self.protocol.drained()
-
-    # --- the end -----------------------------------------------------------------------------------------------------
 
     def close_if_late(self, idle: int, stalled: int, at: int) -> None:
         """Close if it is the client's turn and it made no progress for this many ns as of `at`, or if it has reset the
@@ -230,3 +221,79 @@ class Transport:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.close()
+
+
+class TlsSocket(ssl.SSLSocket):
+    """A TLS connection with the methods of a plain socket that Transport uses."""
+
+    _ancillary: Any
+
+    def recvmsg(self, size: int, space: int) -> Any:  # type: ignore[override]
+        self._peek(space)
+        return self.recv(size), self._ancillary, 0, None
+
+    def recvmsg_into(self, buffers: list[memoryview], space: int) -> Any:  # type: ignore[override]
+        self._peek(space)
+        return self.recv_into(buffers[0]), self._ancillary, 0, None
+
+    def _peek(self, space: int) -> None:
+        """Take the timestamp of what OpenSSL reads next. What is decrypted already has that of its record."""
+        if not self.pending():
+            self._ancillary = socket.socket.recvmsg(self, 1, space, socket.MSG_PEEK)[1]
+
+    def sendmsg(self, parts: list[memoryview]) -> int:  # type: ignore[override]
+        return self.send(parts[0])
+
+
+class TlsTransport(Transport):
+    """A client's socket with TLS."""
+
+    __slots__ = ("_is_ready",)
+
+    _sock: TlsSocket
+
+    def __init__(self, listener: "Listener", sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
+        super().__init__(listener, context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False), peer)
+        self._is_ready = False
+
+    def _readable(self) -> None:
+        if self._is_ready or self._is_leaving:
+            super()._readable()
+            while not self.closed and self._sock.pending():  # decrypted: the socket does not become readable again
+                super()._readable()
+            return
+        try:
+            self._sock.do_handshake()
+            self._is_ready = True
+        except NOT_NOW:
+            return
+        except OSError:
+            self.linger()  # OpenSSL has sent a TLS alert with the reason
+
+    def write(self, data: Data, *more: Data) -> None:
+        if self._is_ready:
+            super().write(data, *more)
+
+    def _shut_down(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it also expects the client's close_notify
+            self._sock.unwrap()
+        super()._shut_down()
+
+
+def tls_context(tls: Tls, alpn: str = "http/1.1") -> ssl.SSLContext:
+    """Create the SSL context from PEM files; raises UserError naming the invalid file. `alpn` is the protocol that is
+    negotiated: "http/1.1", or "h2" for gRPC."""
+    made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    made.sslsocket_class = TlsSocket
+    made.set_alpn_protocols([alpn])
+    files = f"{tls.cert} and {tls.key} as certificate and private key"
+    try:
+        made.load_cert_chain(tls.cert, tls.key, password="")
+        if tls.client_ca:
+            files = f"{tls.client_ca} as CA certificate"
+            made.load_verify_locations(tls.client_ca)
+            made.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:  # also ssl.SSLError
+        remedy = "use readable PEM files, and a certificate with its own private key, which must have no password"
+        raise UserError(f"cannot use {files}: {error}", remedy) from None
+    return made

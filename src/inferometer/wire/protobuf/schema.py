@@ -34,7 +34,7 @@ class Schema:
     """The messages and services of a list of files, in which each file follows those that it imports."""
 
     def __init__(self, files: Sequence[descriptor_pb2.FileDescriptorProto]) -> None:
-        self._pool = descriptor_pool.DescriptorPool()
+        self.pool = descriptor_pool.DescriptorPool()
         self._messages: dict[str, Descriptor] = {}
         self._methods: dict[str, Any] = {}
         for file in files:
@@ -42,8 +42,8 @@ class Schema:
 
     def _add(self, file: descriptor_pb2.FileDescriptorProto) -> None:
         try:
-            self._pool.AddSerializedFile(file.SerializeToString())
-            added = self._pool.FindFileByName(file.name)
+            self.pool.AddSerializedFile(file.SerializeToString())
+            added = self.pool.FindFileByName(file.name)
         except (TypeError, KeyError) as error:
             raise UserError(f"{file.name}: the descriptor set is inconsistent: {bounded(str(error))}") from None
         for descriptor in added.message_types_by_name.values():

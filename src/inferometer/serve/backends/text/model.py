@@ -9,7 +9,7 @@ import msgspec
 
 from inferometer.serve.backends import configured
 from inferometer.serve.models.types import Emit, Finish, Inference, Loading, Refused, Tensors, TextPart, reason
-from inferometer.serve.offload import Offload
+from inferometer.serve.offload import Threads
 from inferometer.serve.openai.requests import Fields, TextRequest, invalid, too_long
 from inferometer.tensors import Tensor, TensorSpec, to_numpy
 from inferometer.timing.clock import now
@@ -37,7 +37,7 @@ class LanguageModel:
         self.max_tokens = 0  # over KServe, if the request sets none
         self.engine: Any = None
         self.vectors: Any = None
-        self._offload: Offload | None = None
+        self._offload: Threads | None = None
 
     def close(self) -> None:
         self.engine.close()
@@ -100,7 +100,7 @@ class LanguageModel:
             finish(None)
 
         generation = Generation(asked, received)
-        self._offload = self._offload or Offload(asyncio.get_running_loop())
+        self._offload = self._offload or Threads(asyncio.get_running_loop())
         self._offload.run(sum(map(len, asked.parts)), lambda: self.encode(asked), encoded)
         return cancel
 
