@@ -8,134 +8,100 @@ closed before the thread is done, the result is dropped.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from inferometer.serve import compression
 from inferometer.serve.http import responses
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.responses import JOINED, reply
-from inferometer.serve.kserve import http_codec, parameters
-from inferometer.serve.kserve.http_codec import InferReply
-from inferometer.serve.kserve.parameters import Data, invalid
+from inferometer.serve.kserve import http_codec
+from inferometer.serve.kserve.requests import Data, check_parameters, invalid
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Refused, Tensors, reason
-from inferometer.serve.offload import UNREAD, not_read
+from inferometer.serve.offload import LARGE, UNREAD, not_read
 from inferometer.tensors import Tensor, TensorSpec
 from inferometer.timing.clock import now
 from inferometer.wire.http1_requests import Request
 
-T = TypeVar("T")
-
+_JSON_LENGTH = b"inference-header-content-length"
 _NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number of "
     "responses"
 )
 
 
-def refuse(models: Models, connection: Connection, request: Request, error: BaseException) -> None:
-    """Respond with the error that describes an exception."""
-    responses.refuse(connection, request, reason(error), close=models.refuses)
+class Infer:
+    """A request to /infer, from its arrival to its response: the tensors of one response."""
 
+    __slots__ = ("connection", "model", "models", "request", "version")
 
-class Responder:
-    """A request with its connection."""
-
-    __slots__ = ("connection", "models", "request")
-
-    def __init__(self, models: Models, connection: Connection, request: Request) -> None:
+    def __init__(
+        self, models: Models, limit: int, name: str, version: str, connection: Connection, request: Request
+    ) -> None:
+        if models.refuses:
+            models.check_open(request.began < models.refused_from)
         self.models, self.connection, self.request = models, connection, request
-
-    def read(self, parse: Callable[[Data], Inference], limit: int) -> None:
-        """Submit the inference in the body, which may be compressed."""
-
-        def parse_plain(plain: Data) -> None:
-            self.offload(len(plain), partial(parse, plain), self.submit)
-
-        body = self.request.body
-        if how := compression.named(self.request.headers.get(b"content-encoding", b"")):
+        self.model, self.version = models.find(name, version), version
+        body, encoding = request.body, request.headers.get(b"content-encoding")
+        if encoding and (how := compression.named(encoding)):
             work = partial(compression.decompress, how, body, limit, "body", "INVALID_ARGUMENT")
-            self.offload(compression.EXPANSION * len(body), work, parse_plain)
+            self.offload(compression.EXPANSION * len(body), work, self.read)
         else:
-            parse_plain(body)
+            self.read(body)
+
+    def read(self, body: Data) -> None:
+        """Submit the inference in the body. After a thread has parsed it, the model may be another one."""
+        model, find = self.model, self.models.regions.find
+        if model.decoupled:
+            raise Refused("UNIMPLEMENTED", "HTTP end point doesn't support models with decoupled transaction policy")
+        end = http_codec.json_length(self.request.headers.get(_JSON_LENGTH, b""), len(body))
+        if end > LARGE:
+            self.offload(end, partial(http_codec.request, body, end, model.name, self.version, find), self.submit)
+        else:
+            self.submit(http_codec.request(body, end, model.name, self.version, find), model)
 
     def submit(self, inference: Inference, model: Model | None = None) -> None:
-        """Submit the inference; `model` is its model, if it has just been found."""
-        inference.ended, inference.arrived = partial(self.ended, inference), self.request.arrived
+        inference.ended, inference.arrived = partial(self.done, self.respond, inference), self.request.arrived
         self.models.submit(inference, True, model)
         if not inference.is_over:
             self.connection.gone = partial(self.models.cancel, inference)
 
-    def ended(self, inference: Inference, refused: Refused | None) -> None:
+    def respond(self, inference: Inference) -> None:
+        """Send the response of an inference that succeeded."""
+        accepted = self.request.headers.get(b"accept-encoding")
+        how = compression.choose(accepted) if accepted else ""
+        made = http_codec.response(inference, how, LARGE)
+        if made is None:
+            self.offload(LARGE + 1, partial(http_codec.response, inference, how), partial(self.send, inference))
+        else:
+            self.send(inference, made)
+
+    def send(self, inference: Inference, made: Any) -> None:
+        start, body, size = made
+        keep = self.request.keep_alive and not self.models.refuses
+        timing = responses.timing(inference.queue_ns, inference.compute_ns, now() - inference.arrived)
+        responses.send(self.connection, (start, timing, responses.END[keep], *body), size, keep)
+
+    def offload(self, size: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Continue with the result of work on `size` bytes."""
+        self.models.offload.run(size, work, partial(self.done, then))
+
+    def done(self, then: Callable[[Any], None], result: Any, error: BaseException | None) -> None:
+        """Continue with a result, or refuse the request, unless the client is gone by now."""
         if self.connection.transport.closed:
             return
         try:
-            if refused is None:
-                self.respond(inference)
+            if error is None:
+                then(result)
             else:
-                self.refuse(refused)
-        except Exception as error:
-            self.refuse(error)
-
-    def respond(self, inference: Inference) -> None:
-        """Send the response of an inference that succeeded."""
-        raise NotImplementedError
+                self.refuse(error)
+        except Exception as why:
+            self.refuse(why)
 
     def refuse(self, error: BaseException) -> None:
-        refuse(self.models, self.connection, self.request, error)
-
-    def send(self, inference: Inference, size: int, work: Callable[[], InferReply]) -> None:
-        """Send the body that `work` makes of `size` bytes."""
-
-        def send(body: InferReply) -> None:
-            timing = responses.timing(inference.queue_ns, inference.compute_ns, now() - inference.arrived)
-            kind, extra, close = body.content_type, body.headers + timing, self.models.refuses
-            reply(self.connection, self.request, 200, *body.parts, content_type=kind, extra=extra, close=close)
-
-        self.offload(size, work, send)
-
-    def offload(self, size: int, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Continue with the result of work on `size` bytes, unless the client is gone by then."""
-
-        def done(result: T, error: BaseException | None) -> None:
-            if self.connection.transport.closed:
-                return
-            if error is not None:
-                self.refuse(error)
-                return
-            try:
-                then(result)
-            except Exception as why:
-                self.refuse(why)
-
-        self.models.offload.run(size, work, done)
-
-
-class Infer(Responder):
-    """/infer: the tensors of one response."""
-
-    __slots__ = ()
-
-    def respond(self, inference: Inference) -> None:
-        request, connection = self.request, self.connection
-        accepted = request.headers.get(b"accept-encoding")
-        how = compression.choose(accepted) if accepted else ""
-        known = None
-        if not how and request.keep_alive and not self.models.refuses:
-            known = http_codec.binary_response(inference)
-        if known is None:
-            work = partial(http_codec.response_body, inference, how)
-            self.send(inference, http_codec.work(inference, bool(how)), work)
-            return
-        head, json, data, size = known  # the short path of `reply`
-        timing = responses.timing(inference.queue_ns, inference.compute_ns, now() - inference.arrived)
-        if size <= JOINED:
-            connection.write(b"".join((head, timing, b"\r\n", json, *data)))
-        else:
-            connection.write(b"".join((head, timing, b"\r\n", json)), *data)
-        connection.finish()
+        responses.refuse(self.connection, self.request, reason(error), close=self.models.refuses)
 
 
 # --- generate --------------------------------------------------------------------------------------------------------
@@ -145,8 +111,11 @@ class Infer(Responder):
 # output with one element is a scalar, otherwise a list.
 
 
-class Generate(Responder):
+class Generate(Infer):
     """/generate: one response as JSON. A second one is an error, reported at once: the model may never end."""
+
+    def read(self, body: Data) -> None:
+        self.offload(len(body), partial(generate_request, body, self.model, self.version), self.submit)
 
     def submit(self, inference: Inference, model: Model | None = None) -> None:
         inference.responded = partial(self.responded, inference)
@@ -160,14 +129,23 @@ class Generate(Responder):
     def respond(self, inference: Inference) -> None:
         if not inference.outputs:
             raise invalid(_NOT_ONE)
-        work = partial(_generate_response, inference, inference.outputs)
-        self.send(inference, http_codec.work(inference), lambda: InferReply([work()]))
+        size = http_codec.GROWTH * sum(len(tensor.data) for tensor in inference.outputs)
+        self.offload(size, partial(self._whole, inference), partial(self.send, inference))
+
+    def _whole(self, inference: Inference) -> tuple[bytes, list[Data], int]:
+        body = _generate_response(inference, inference.outputs)
+        return responses.start(200, len(body)), [body], len(body)
 
 
 class GenerateStream(Generate):
     """/generate_stream: an event per response, and for an error after the first one."""
 
     _has_begun = False
+
+    def read(self, body: Data) -> None:
+        if self.request.http10:
+            raise invalid("streaming requires HTTP/1.1")
+        super().read(body)
 
     def responded(self, inference: Inference, outputs: tuple[Tensor, ...]) -> None:
         try:
@@ -223,7 +201,7 @@ def generate_request(body: Data, model: Model, version: str) -> Inference:
             inputs[name] = http_codec.from_values(name, specs[name].datatype, shape, values)
         else:
             others[name] = value
-    return Inference(model.name, inputs, version=version, id=id_, parameters=parameters.of_request(others))
+    return Inference(model.name, inputs, version=version, id=id_, parameters=check_parameters(others))
 
 
 def _shape(spec: TensorSpec, count: int, has_batch: bool) -> tuple[int, ...]:

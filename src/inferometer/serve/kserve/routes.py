@@ -13,21 +13,17 @@ import msgspec
 
 from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.responses import reply
+from inferometer.serve.http.responses import check_method, refuse, reply
 from inferometer.serve.kserve import control, http_codec
 from inferometer.serve.kserve.messages import Message
-from inferometer.serve.kserve.parameters import Data, invalid
-from inferometer.serve.kserve.responders import Generate, GenerateStream, Infer, Responder, generate_request, refuse
+from inferometer.serve.kserve.requests import invalid
+from inferometer.serve.kserve.responders import Generate, GenerateStream, Infer
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import Inference, Refused
-from inferometer.serve.offload import LARGE
+from inferometer.serve.models.types import Refused, reason
 from inferometer.serve.settings import Settings
 from inferometer.wire.http1_requests import Request
 
-_JSON_LENGTH = b"inference-header-content-length"
-_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
-
-Handle = Callable[[Connection, Request], None]
+Handle = Callable[[Connection, Request], object]
 Shape = Callable[[Message], Any]
 """Returns the JSON types of a response message; None for an empty body."""
 
@@ -36,7 +32,7 @@ class Kserve:
     """Handles all requests under /v2."""
 
     def __init__(self, models: Models, settings: Settings) -> None:
-        self.models = models
+        self._models = models
         self._limit = settings.limits.message
         self._methods = control.methods(models, settings)
         self._known: BoundedCache[bytes, tuple[tuple[bytes, ...], Handle]] = BoundedCache(1000)
@@ -44,8 +40,7 @@ class Kserve:
     def handle(self, connection: Connection, request: Request) -> None:
         methods, handle = self._known.get(request.path) or self._find_route(request.path)
         if request.method not in methods:
-            allow = b"Allow: %b\r\n" % b", ".join(methods)
-            raise Refused("UNIMPLEMENTED", "Method Not Allowed", status=405, headers=allow)
+            check_method(request, *methods)
         handle(connection, request)
 
     def _find_route(self, path: bytes) -> tuple[tuple[bytes, ...], Handle]:
@@ -55,55 +50,30 @@ class Kserve:
         if words[:1] == [b"models"] and len(words) > 3 and words[2] == b"versions" and words[3].isdigit():
             version = words[3].decode()
             del words[2:4]
-        for methods, pattern, handle, shape in _ROUTES:
+        for methods, pattern, target, shape in _ROUTES:
             parts = pattern.encode().split(b"/") if pattern else []
             if len(parts) == len(words) and all(part in (b"*", word) for part, word in zip(parts, words, strict=True)):
                 name = unquote_to_bytes(words[parts.index(b"*")]).decode("utf-8", "replace") if b"*" in parts else ""
-                call = partial(Kserve.control, method=handle, shape=shape) if isinstance(handle, str) else handle
-                return self._known.keep(path, (methods, partial(call, self, name, version)))
+                if isinstance(target, str):
+                    return self._known.keep(path, (methods, partial(self._control, target, shape, name, version)))
+                return self._known.keep(path, (methods, partial(target, self._models, self._limit, name, version)))
         raise Refused("NOT_FOUND", "Not Found")
 
-    def control(
-        self, name: str, version: str, connection: Connection, request: Request, method: str, shape: Shape
+    def _control(
+        self, method: str, shape: Shape, name: str, version: str, connection: Connection, request: Request
     ) -> None:
         """Respond with what a method of control.py returns."""
 
         def respond(made: Message) -> None:
             tree = shape(made)
             body = b"" if tree is None else msgspec.json.encode(tree)
-            reply(connection, request, 200, body, close=self.models.refuses)
+            reply(connection, request, 200, body, close=self._models.refuses)
+
+        def fail(error: BaseException) -> None:
+            refuse(connection, request, reason(error), close=self._models.refuses)
 
         kind, start = self._methods[method]
-        start(_message(kind, name, version, request), respond, partial(refuse, self.models, connection, request))
-
-    # --- inference ---------------------------------------------------------------------------------------------------
-
-    def infer(self, name: str, version: str, connection: Connection, request: Request) -> None:
-        models, body, headers = self.models, request.body, request.headers
-        if models.refuses:
-            models.check_open(request.began < models.refused_from)
-        model = models.find(name, version)
-        if model.decoupled:
-            raise Refused("UNIMPLEMENTED", _DECOUPLED)
-        responder = Infer(models, connection, request)
-        length = headers.get(_JSON_LENGTH, b"")
-        if b"content-encoding" in headers or (end := http_codec.json_length(length, len(body))) > LARGE:
-            responder.read(partial(self._parse, length, name, version), self._limit)
-        else:
-            responder.submit(http_codec.request(body, end, name, version, models.regions.find), model)
-
-    def _parse(self, length: bytes, name: str, version: str, body: Data) -> Inference:
-        end = http_codec.json_length(length, len(body))
-        return http_codec.request(body, end, name, version, self.models.regions.find)
-
-    def generate(
-        self, name: str, version: str, connection: Connection, request: Request, kind: type[Responder]
-    ) -> None:
-        if kind is GenerateStream and request.http10:
-            raise invalid("streaming requires HTTP/1.1")
-        self.models.check_open(request.began < self.models.refused_from)
-        parse = partial(generate_request, model=self.models.find(name, version), version=version)
-        kind(self.models, connection, request).read(parse, self._limit)
+        start(_message(kind, name, version, request), respond, fail)
 
 
 # --- what is at each path --------------------------------------------------------------------------------------------
@@ -129,10 +99,10 @@ def _regions(made: Message) -> Any:
 
 
 _GET, _POST = (b"GET", b"HEAD"), (b"POST",)
-_ROUTES: tuple[tuple[tuple[bytes, ...], str, str | Callable[..., None], Shape], ...] = (
-    (_POST, "models/*/infer", Kserve.infer, _nothing),
-    (_POST, "models/*/generate", partial(Kserve.generate, kind=Generate), _nothing),
-    (_POST, "models/*/generate_stream", partial(Kserve.generate, kind=GenerateStream), _nothing),
+_ROUTES: tuple[tuple[tuple[bytes, ...], str, str | type[Infer], Shape], ...] = (
+    (_POST, "models/*/infer", Infer, _nothing),
+    (_POST, "models/*/generate", Generate, _nothing),
+    (_POST, "models/*/generate_stream", GenerateStream, _nothing),
     (_GET, "", "ServerMetadata", control.tree),
     (_GET, "health/live", "ServerLive", _nothing),
     (_GET, "health/ready", "ServerReady", _ready),
