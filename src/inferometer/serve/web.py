@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from inferometer.serve import access
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.responses import check_method, refuse, reply
-from inferometer.serve.kserve.routes import Kserve
+from inferometer.serve.kserve.http import Kserve
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Refused, reason
 from inferometer.serve.offload import run_to_end
@@ -28,7 +28,6 @@ from inferometer.wire.http1_requests import Problem, Request
 
 Metrics = Callable[[], Awaitable[bytes]]
 """Returns /metrics of all processes."""
-
 _OPEN = re.compile(rb"/health|/metrics|/v2/health/.*|/v2/models/[^/]*(/[^/]*/[^/]*)?/ready", re.DOTALL)
 """Paths that require no token."""
 
@@ -44,8 +43,6 @@ class Web:
         self._models, self._metrics, self._token = models, metrics, settings.token
         self._kserve, self._openai = Kserve(models, settings), OpenAi(models, sim)
         self._has_models = has_models  # not on the port for metrics
-
-    # --- a request ---------------------------------------------------------------------------------------------------
 
     def handle(self, connection: Connection, request: Request) -> None:
         path = request.path
@@ -75,8 +72,6 @@ class Web:
         if not given and (key := request.headers.get(b"x-api-key")):  # the header of Anthropic's clients
             given = b"Bearer " + key
         return access.why_not(self._token, given)
-
-    # --- pages -------------------------------------------------------------------------------------------------------
 
     def _page(self, connection: Connection, request: Request) -> None:
         path = request.path

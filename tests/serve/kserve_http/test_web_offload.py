@@ -15,8 +15,8 @@ from served import Served, serving
 from waiting import until
 
 from inferometer.serve import compression
-from inferometer.serve.kserve import http_codec, responders
-from inferometer.serve.kserve.responders import Infer
+from inferometer.serve.kserve import http_codec
+from inferometer.serve.kserve.http import Infer
 from inferometer.serve.models import checks
 from inferometer.serve.models.types import Inference
 from inferometer.serve.offload import LARGE, STRING
@@ -59,7 +59,7 @@ LARGE_ONES: dict[str, tuple[bytes, bytes]] = {
 }
 PARTS = {
     b"request": (http_codec, "request"),
-    b"generate": (responders, "generate_request"),
+    b"generate": (http_codec, "generate_request"),
     b"response": (http_codec, "to_values"),
     b"packed": (compression, "compress"),
 }

@@ -36,8 +36,8 @@ def reply(
 ) -> None:
     """Send a complete response."""
     length, keep = sum(map(len, body)), request.keep_alive and not close
-    start = head(status, length, keep, content_type, extra)
-    send(connection, (start,) if request.method == b"HEAD" else (start, *body), length, keep)
+    first = head(status, length, keep, content_type, extra)
+    send(connection, (first,) if request.method == b"HEAD" else (first, *body), length, keep)
 
 
 def send(connection: Connection, parts: Sequence[Data], length: int, keep_alive: bool) -> None:
@@ -76,8 +76,6 @@ def timing(queue_ns: int, compute_ns: int, total_ns: int) -> bytes:
     """Return the header Server-Timing. `total_ns` is from the request's receive stamp to now."""
     return _TIMING % (queue_ns * 1e-6, compute_ns * 1e-6, total_ns * 1e-6)
 
-
-# --- errors ----------------------------------------------------------------------------------------------------------
 
 MESSAGES = b"/v1/messages"
 """The path of Anthropic's API."""

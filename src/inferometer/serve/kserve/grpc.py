@@ -12,7 +12,7 @@ from collections import deque
 from functools import partial
 from typing import Any
 
-from inferometer.serve.grpc.call import Call, Data, Method, Unary, parse, timed, trailers
+from inferometer.serve.grpc.call import Call, Data, Method, parse, timed, trailers
 from inferometer.serve.grpc.server import GrpcServer
 from inferometer.serve.grpc.standard_services import Health, Reflection
 from inferometer.serve.kserve import control, grpc_codec
@@ -26,10 +26,8 @@ from inferometer.tensors import Tensor
 from inferometer.timing.clock import now
 from inferometer.wire.grpc_framing import one_line
 
-_MAX_PENDING = 1024
-_MAX_HELD = 64 << 20
-"""Requests in progress, and bytes of responses that wait for those of earlier requests, from which on the stream is not
-read."""
+_MAX_PENDING, _MAX_HELD = 1024, 64 << 20
+"""Requests in progress, and bytes of responses that wait for earlier ones, from which on the stream is not read."""
 _OPEN = ("ServerLive", "ServerReady", "ModelReady")
 """Methods that require no token."""
 _SHUTTING_DOWN = Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
@@ -49,7 +47,7 @@ class KserveGrpc(GrpcServer):
             "ModelStreamInfer": Method(partial(Stream, models), is_stream=True),
         }
         for name, method in control.methods(models, settings).items():
-            methods[name] = Method(_unary(method), is_open=name in _OPEN)
+            methods[name] = Method(partial(_control, method), is_open=name in _OPEN)
         paths = {f"/{KSERVE_SERVICE}/{name}": method for name, method in methods.items()}
         paths |= self.health.methods() | Reflection((KSERVE_SERVICE, Health.NAME)).methods()
         super().__init__(loop, sock, paths, settings, models.offload)
@@ -81,16 +79,14 @@ def _ended(call: Call, one: Inference, refused: Refused | None) -> None:
         call.reply(parts, timed(one.queue_ns, one.compute_ns, now() - one.arrived))
 
 
-def _unary(method: control.Method) -> Unary:
+def _control(method: control.Method, call: Call, data: Data) -> None:
+    """Respond with what a method of control.py returns."""
+
+    def reply(made: Message) -> None:
+        call.reply((made.SerializeToString(),))
+
     kind, start = method
-
-    def respond(call: Call, data: Data) -> None:
-        def reply(made: Message) -> None:
-            call.reply((made.SerializeToString(),))
-
-        start(parse(kind, data), reply, lambda error: call.refuse(reason(error)))
-
-    return respond
+    start(parse(kind, data), reply, lambda error: call.refuse(reason(error)))
 
 
 class Stream:
@@ -200,8 +196,7 @@ class Stream:
             else:
                 self._call.finish(timed(*self._times))
             return
-        in_progress = max(len(self._pending), len(self._in_order))
-        is_full = in_progress >= _MAX_PENDING or self._held > _MAX_HELD
+        is_full = max(len(self._pending), len(self._in_order)) >= _MAX_PENDING or self._held > _MAX_HELD
         if is_full != self._is_full:
             self._is_full = is_full
             (self._call.pause if is_full else self._call.resume)()

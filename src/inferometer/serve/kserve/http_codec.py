@@ -1,4 +1,4 @@
-"""Inference over HTTP: parses request bodies and builds response bodies. Sans-IO.
+"""Inference over HTTP: parses request bodies and builds response bodies, also of the generate extension. Sans-IO.
 
 A body is a JSON object and, with the binary extension, raw tensors behind it, in the JSON's order; the header
 Inference-Header-Content-Length says where the JSON ends. Binary tensors are views of the body, and those of a response
@@ -6,6 +6,7 @@ are sent without a copy. Invalid requests raise Refused.
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,8 +22,9 @@ from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.http import responses
 from inferometer.serve.kserve import requests
 from inferometer.serve.kserve.requests import Data, Find, Signature, Size, TensorParameters, invalid
-from inferometer.serve.models.types import Inference, Parameters, Wanted
-from inferometer.tensors import Tensor, elements, from_json, from_numpy, to_numpy
+from inferometer.serve.models.model import Model
+from inferometer.serve.models.types import Inference, Parameters, Tensors, Wanted
+from inferometer.tensors import Tensor, TensorSpec, elements, from_json, from_numpy, to_numpy
 
 T = TypeVar("T")
 
@@ -36,17 +38,15 @@ GROWTH = 4
 """Approximate bytes of JSON per byte of a tensor."""
 
 
-class _Input(msgspec.Struct):
-    name: str
-    datatype: str = ""
-    shape: tuple[Size, ...] = ()
-    parameters: TensorParameters = msgspec.field(default_factory=TensorParameters)
-    data: list[Any] | None = None
-
-
 class _Output(msgspec.Struct):
     name: str
     parameters: TensorParameters = msgspec.field(default_factory=TensorParameters)
+
+
+class _Input(_Output):
+    datatype: str = ""
+    shape: tuple[Size, ...] = ()
+    data: list[Any] | None = None
 
 
 class _InferJson(msgspec.Struct):
@@ -59,7 +59,6 @@ class _InferJson(msgspec.Struct):
 _INFER = msgspec.json.Decoder(_InferJson)
 OBJECT = msgspec.json.Decoder(dict[str, Any])
 """Decodes any JSON object."""
-
 
 _known: BoundedCache[bytes, tuple[Signature, str, tuple[Wanted, ...], Parameters, bool]] = BoundedCache(256)
 """JSON that was parsed before, all of whose inputs are binary: these inputs, the id, the requested outputs, the parameters,
@@ -157,11 +156,10 @@ def response(inference: Inference, how: str = "", most: int = sys.maxsize) -> tu
     outputs: list[Any] = [inference.id, inference.model, inference.version]
     data: list[Data] = []
     encode: Callable[..., tuple[bytes, bytes, int]] = _encode_known
-    work, wanted, is_binary = 0, inference.wanted, inference.binary
+    work, wanted = 0, inference.wanted
     for i, tensor in enumerate(inference.outputs):
         contents: Any = len(tensor.data)
-        if wanted:
-            is_binary = wanted[i].binary
+        is_binary = wanted[i].binary if wanted else inference.binary
         if wanted and wanted[i].placed is not None:
             contents = None
         elif not is_binary:
@@ -229,3 +227,49 @@ def to_values(tensor: Tensor) -> msgspec.Raw:
     elif array.dtype.kind == "f" and not np.isfinite(array).all():  # NaN, Infinity: as Triton writes them
         return msgspec.Raw(json.dumps(values, separators=(",", ":")).encode())
     return msgspec.Raw(msgspec.json.encode(values))
+
+
+def generate_request(body: Data, model: Model, version: str) -> Inference:
+    """Parse a request of the generate extension. Inputs are keys of a JSON object, with a scalar or a flat list; the model
+    determines the datatype and shape. Other keys are parameters, as are the keys in `parameters`."""
+    tree = parse_json(body, OBJECT)
+    specs = {spec.name: spec for spec in model.facts.inputs}
+    has_batch = model.config.max_batch_size > 0
+    id_ = str(tree.pop("id", "")) if "id" not in specs else ""
+    nested = tree.pop("parameters", {}) if "parameters" not in specs else {}
+    if not isinstance(nested, dict):
+        raise invalid(f"'parameters' must be an object, got {nested!r:.60}")
+    inputs: Tensors = {}
+    others: dict[str, Any] = {}
+    for name, value in (tree | nested).items():
+        if name in specs:
+            values = value if isinstance(value, list) else [value]
+            shape = _shape(specs[name], len(values), has_batch)
+            inputs[name] = from_values(name, specs[name].datatype, shape, values)
+        else:
+            others[name] = value
+    return Inference(model.name, inputs, version=version, id=id_, parameters=requests.check_parameters(others))
+
+
+def _shape(spec: TensorSpec, count: int, has_batch: bool) -> tuple[int, ...]:
+    """Return the model's shape with a batch of one and the last free dimension as large as required."""
+    dims = [1, *spec.shape[1:]] if has_batch else list(spec.shape)
+    free = [i for i, size in enumerate(dims) if size < 0]
+    for i in free:
+        dims[i] = 1
+    if free:
+        dims[free[-1]] = count // (math.prod(dims) or 1)
+    return tuple(dims)
+
+
+def generate_response(inference: Inference, outputs: tuple[Tensor, ...]) -> bytes:
+    """Return the JSON object with the outputs as keys; one with a single element is a scalar, otherwise a flat list."""
+    tree: dict[str, Any] = {"model_name": inference.model, "model_version": inference.version}
+    if inference.id:
+        tree["id"] = inference.id
+    for tensor in outputs:
+        values = to_values(tensor)
+        if math.prod(tensor.shape) == 1:
+            values = msgspec.Raw(bytes(values)[1:-1])
+        tree[tensor.name] = values
+    return msgspec.json.encode(dict(sorted(tree.items())))

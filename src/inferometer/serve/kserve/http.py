@@ -1,35 +1,92 @@
-"""From the body of an HTTP request to an inference, and from there to the response.
+"""KServe v2 with Triton's extensions over HTTP: the paths under /v2, inference and the generate extension.
+
+`_ROUTES` has a line for each path. Responses come from a method that HTTP and gRPC share (control.py) or from an
+inference. Errors are `{"error": "..."}` with the HTTP status of their code.
 
 A client that disconnects cancels its inference. Large bodies are processed in a thread, so that other requests are served
 meanwhile. The connection stays busy, so that responses keep their order and the server's shutdown waits for it. If it is
 closed before the thread is done, the result is dropped.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from inferometer.serve import compression
+from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.http import responses
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.kserve import http_codec
-from inferometer.serve.kserve.requests import Data, check_parameters, invalid
+from inferometer.serve.http.responses import check_method, refuse, reply
+from inferometer.serve.kserve import control, http_codec
+from inferometer.serve.kserve.messages import Message
+from inferometer.serve.kserve.requests import Data, invalid
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import Inference, Refused, Tensors, reason
+from inferometer.serve.models.types import Inference, Refused, reason
 from inferometer.serve.offload import LARGE, UNREAD, not_read
-from inferometer.tensors import Tensor, TensorSpec
+from inferometer.serve.settings import Settings
+from inferometer.tensors import Tensor
 from inferometer.timing.clock import now
 from inferometer.wire.http1_requests import Request
+
+Handle = Callable[[Connection, Request], object]
+Shape = Callable[[Message], Any] | None
+"""Returns the JSON types of a response message; None for an empty body."""
 
 _JSON_LENGTH = b"inference-header-content-length"
 _NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number of "
     "responses"
 )
+
+
+class Kserve:
+    """Handles all requests under /v2."""
+
+    def __init__(self, models: Models, settings: Settings) -> None:
+        self._models, self._limit, self._methods = models, settings.limits.message, control.methods(models, settings)
+        self._known: BoundedCache[bytes, tuple[tuple[bytes, ...], Handle]] = BoundedCache(1000)
+
+    def handle(self, connection: Connection, request: Request) -> None:
+        methods, handle = self._known.get(request.path) or self._find_route(request.path)
+        if request.method not in methods:
+            check_method(request, *methods)
+        handle(connection, request)
+
+    def _find_route(self, path: bytes) -> tuple[tuple[bytes, ...], Handle]:
+        """Return the methods of a path and what handles it, with the name and the version in the path."""
+        words = path.split(b"/")[2:]
+        version = ""
+        if words[:1] == [b"models"] and len(words) > 3 and words[2] == b"versions" and words[3].isdigit():
+            version = words[3].decode()
+            del words[2:4]
+        for methods, pattern, target, shape in _ROUTES:
+            parts = pattern.encode().split(b"/") if pattern else []
+            if len(parts) == len(words) and all(part in (b"*", word) for part, word in zip(parts, words, strict=True)):
+                name = unquote_to_bytes(words[parts.index(b"*")]).decode("utf-8", "replace") if b"*" in parts else ""
+                if isinstance(target, str):
+                    return self._known.keep(path, (methods, partial(self._control, target, shape, name, version)))
+                return self._known.keep(path, (methods, partial(target, self._models, self._limit, name, version)))
+        raise Refused("NOT_FOUND", "Not Found")
+
+    def _control(
+        self, method: str, shape: Shape, name: str, version: str, connection: Connection, request: Request
+    ) -> None:
+        """Respond with what a method of control.py returns."""
+
+        def respond(made: Message) -> None:
+            tree = None if shape is None else shape(made)
+            body = b"" if tree is None else msgspec.json.encode(tree)
+            reply(connection, request, 200, body, close=self._models.refuses)
+
+        def fail(error: BaseException) -> None:
+            refuse(connection, request, reason(error), close=self._models.refuses)
+
+        kind, start = self._methods[method]
+        start(_message(kind, name, version, request), respond, fail)
 
 
 class Infer:
@@ -104,18 +161,11 @@ class Infer:
         responses.refuse(self.connection, self.request, reason(error), close=self.models.refuses)
 
 
-# --- generate --------------------------------------------------------------------------------------------------------
-#
-# The keys of a JSON object are inputs by name, and outputs are the keys of another. A value is a scalar or a flat list;
-# the model determines its datatype and shape. Keys that are not inputs are parameters, as are the keys in `parameters`. An
-# output with one element is a scalar, otherwise a list.
-
-
 class Generate(Infer):
     """/generate: one response as JSON. A second one is an error, reported at once: the model may never end."""
 
     def read(self, body: Data) -> None:
-        self.offload(len(body), partial(generate_request, body, self.model, self.version), self.submit)
+        self.offload(len(body), partial(http_codec.generate_request, body, self.model, self.version), self.submit)
 
     def submit(self, inference: Inference, model: Model | None = None) -> None:
         inference.responded = partial(self.responded, inference)
@@ -133,7 +183,7 @@ class Generate(Infer):
         self.offload(size, partial(self._whole, inference), partial(self.send, inference))
 
     def _whole(self, inference: Inference) -> tuple[bytes, list[Data], int]:
-        body = _generate_response(inference, inference.outputs)
+        body = http_codec.generate_response(inference, inference.outputs)
         return responses.start(200, len(body)), [body], len(body)
 
 
@@ -149,7 +199,7 @@ class GenerateStream(Generate):
 
     def responded(self, inference: Inference, outputs: tuple[Tensor, ...]) -> None:
         try:
-            body = _generate_response(inference, outputs)
+            body = http_codec.generate_response(inference, outputs)
         except Exception as error:
             self.models.cancel(inference, reason(error))
             return
@@ -184,45 +234,65 @@ class GenerateStream(Generate):
         self.connection.finish(self.request.keep_alive and not self.models.refuses)
 
 
-def generate_request(body: Data, model: Model, version: str) -> Inference:
-    tree = http_codec.parse_json(body, http_codec.OBJECT)
-    specs = {spec.name: spec for spec in model.facts.inputs}
-    has_batch = model.config.max_batch_size > 0
-    id_ = str(tree.pop("id", "")) if "id" not in specs else ""
-    nested = tree.pop("parameters", {}) if "parameters" not in specs else {}
-    if not isinstance(nested, dict):
-        raise invalid(f"'parameters' must be an object, got {nested!r:.60}")
-    inputs: Tensors = {}
-    others: dict[str, Any] = {}
-    for name, value in (tree | nested).items():
-        if name in specs:
-            values = value if isinstance(value, list) else [value]
-            shape = _shape(specs[name], len(values), has_batch)
-            inputs[name] = http_codec.from_values(name, specs[name].datatype, shape, values)
-        else:
-            others[name] = value
-    return Inference(model.name, inputs, version=version, id=id_, parameters=check_parameters(others))
+def _ready(made: Message) -> None:
+    if not made.ready:  # Triton's status and words for this
+        what = "Model version" if made.DESCRIPTOR.name.startswith("Model") else "Server"
+        raise Refused("INVALID_ARGUMENT", f"{what} not ready")
 
 
-def _shape(spec: TensorSpec, count: int, has_batch: bool) -> tuple[int, ...]:
-    """Return the model's shape with a batch of one and the last free dimension as large as required."""
-    dims = [1, *spec.shape[1:]] if has_batch else list(spec.shape)
-    free = [i for i, size in enumerate(dims) if size < 0]
-    for i in free:
-        dims[i] = 1
-    if free:
-        dims[free[-1]] = count // (math.prod(dims) or 1)
-    return tuple(dims)
+def _index(made: Message) -> Any:
+    """Return the index without empty values, like Triton."""
+    return [{key: value for key, value in one.items() if value} for one in control.tree(made)["models"]]
 
 
-def _generate_response(inference: Inference, outputs: tuple[Tensor, ...]) -> bytes:
-    """Encode a response as JSON."""
-    tree: dict[str, Any] = {"model_name": inference.model, "model_version": inference.version}
-    if inference.id:
-        tree["id"] = inference.id
-    for tensor in outputs:
-        values = http_codec.to_values(tensor)
-        if math.prod(tensor.shape) == 1:
-            values = msgspec.Raw(bytes(values)[1:-1])
-        tree[tensor.name] = values
-    return msgspec.json.encode(dict(sorted(tree.items())))
+def _regions(made: Message) -> Any:
+    return list(control.tree(made)["regions"].values())
+
+
+_GET, _POST = (b"GET", b"HEAD"), (b"POST",)
+_ROUTES: tuple[tuple[tuple[bytes, ...], str, str | type[Infer], Shape], ...] = (
+    (_POST, "models/*/infer", Infer, None),
+    (_POST, "models/*/generate", Generate, None),
+    (_POST, "models/*/generate_stream", GenerateStream, None),
+    (_GET, "", "ServerMetadata", control.tree),
+    (_GET, "health/live", "ServerLive", None),
+    (_GET, "health/ready", "ServerReady", _ready),
+    (_GET, "models/stats", "ModelStatistics", control.tree),
+    (_GET, "models/*", "ModelMetadata", control.tree),
+    (_GET, "models/*/ready", "ModelReady", _ready),
+    (_GET, "models/*/config", "ModelConfig", lambda made: control.tree(made.config)),
+    (_GET, "models/*/stats", "ModelStatistics", control.tree),
+    (_POST, "repository/index", "RepositoryIndex", _index),
+    (_POST, "repository/models/*/load", "RepositoryModelLoad", None),
+    (_POST, "repository/models/*/unload", "RepositoryModelUnload", None),
+    *(
+        (methods, f"{kind.lower()}sharedmemory/{path}", f"{kind}SharedMemory{operation}", shape)
+        for kind in ("System", "Cuda")
+        for methods, path, operation, shape in (
+            (_GET, "status", "Status", _regions),
+            (_GET, "region/*/status", "Status", _regions),
+            (_POST, "region/*/register", "Register", None),
+            (_POST, "unregister", "Unregister", None),
+            (_POST, "region/*/unregister", "Unregister", None),
+        )
+    ),
+)
+"""HTTP methods, path below /v2, and the method of control.py with the shape of its response, or what is called instead;
+both with the name at * and the version behind a model's name."""
+
+
+_IN_BODIES = ("ready", "key", "offset", "byte_size", "parameters")
+_KINDS = {bool: "bool_param", int: "int64_param", str: "string_param"}
+
+
+def _message(kind: Any, name: str, version: str, request: Request) -> Message:
+    """Return the request message with the fields in the JSON body and in the path."""
+    body = http_codec.parse_json(request.body, http_codec.OBJECT) if len(request.body) else {}
+    given = {key: body[key] for key in _IN_BODIES if key in body}
+    given |= {"name": name, "model_name": name, "version": version}
+    if isinstance(parameters := given.get("parameters"), dict):
+        given["parameters"] = {key: {_KINDS.get(type(value), ""): value} for key, value in parameters.items()}
+    try:
+        return kind(**{key: value for key, value in given.items() if key in kind.DESCRIPTOR.fields_by_name})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise invalid(f"Unable to parse the request: {error}") from None
