@@ -49,11 +49,9 @@ class Web:
         try:
             if self._token is not None and not _OPEN.fullmatch(path) and (why := self._why_not(request)):
                 raise Refused("UNAUTHENTICATED", why, label="invalid_api_key", headers=access.CHALLENGE)
-            if not self._has_models:
-                self._page(connection, request)
-            elif path.startswith(b"/v2/") or path == b"/v2":
+            if self._has_models and (path.startswith(b"/v2/") or path == b"/v2"):
                 self._kserve.handle(connection, request)
-            elif path.startswith(b"/v1/") or path == b"/tokenize":
+            elif self._has_models and (path.startswith(b"/v1/") or path == b"/tokenize"):
                 self._models.check_open(was_let_in=request.began < self._models.refused_from)
                 self._openai.handle(connection, request)
             else:

@@ -98,15 +98,13 @@ def decode(parts: Cut, find: Find) -> Inference:
     known = _known.get(head)
     if known is None or len(known[2]) != len(raw):
         return _parse(head, id, raw, find)
-    name, version, signature, wanted, parameters = known
+    name, version, signature, wanted, given = known
     inputs = {}
     for i, (input, datatype, shape, size) in enumerate(signature):
         if len(raw[i]) != size:
             return _parse(head, id, raw, find)
         inputs[input] = Tensor(input, datatype, shape, raw[i])
-    return Inference(
-        name, inputs, version=version, id=id, wanted=wanted, parameters=dict(parameters), signature=signature
-    )
+    return Inference(name, inputs, version=version, id=id, wanted=wanted, parameters={**given}, signature=signature)
 
 
 def _parse(head: bytes, id: str, raw: Raw, find: Find) -> Inference:

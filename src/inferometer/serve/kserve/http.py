@@ -200,24 +200,23 @@ class GenerateStream(Generate):
     def responded(self, inference: Inference, outputs: tuple[Tensor, ...]) -> None:
         try:
             body = http_codec.generate_response(inference, outputs)
+            self._begin(inference)
+            self._event(body)
+            if self.connection.transport.unsent > UNREAD:
+                raise not_read()
         except Exception as error:
             self.models.cancel(inference, reason(error))
-            return
-        self._begin(inference)
-        self._event(body)
-        if self.connection.transport.unsent > UNREAD:
-            self.models.cancel(inference, not_read())
 
     def respond(self, inference: Inference) -> None:
         self._begin(inference)
         self._end()
 
     def refuse(self, error: BaseException) -> None:
-        if not self._has_begun:
+        if self._has_begun:
+            self._event(msgspec.json.encode({"error": reason(error).message}))
+            self._end()
+        else:
             super().refuse(error)
-            return
-        self._event(msgspec.json.encode({"error": reason(error).message}))
-        self._end()
 
     def _begin(self, inference: Inference) -> None:
         """Send the headers; of the server's times, only the queue time is known by now."""
@@ -279,8 +278,6 @@ _ROUTES: tuple[tuple[tuple[bytes, ...], str, str | type[Infer], Shape], ...] = (
 )
 """HTTP methods, path below /v2, and the method of control.py with the shape of its response, or what is called instead;
 both with the name at * and the version behind a model's name."""
-
-
 _IN_BODIES = ("ready", "key", "offset", "byte_size", "parameters")
 _KINDS = {bool: "bool_param", int: "int64_param", str: "string_param"}
 
