@@ -16,7 +16,7 @@ from inferometer.serve.grpc.call import parse
 from inferometer.serve.kserve import requests
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
 from inferometer.serve.kserve.requests import Data, Find, Signature, TensorParameters, invalid
-from inferometer.serve.models.types import Inference, Parameters, Refused, Wanted
+from inferometer.serve.models.types import Inference, Refused, Wanted
 from inferometer.tensors import Tensor
 from inferometer.wire import varint
 from inferometer.wire.kserve.grpc import CONTENTS, from_contents, parameters_of
@@ -85,9 +85,9 @@ def _long_field(data: Data, at: int) -> tuple[int, int, int]:
     return tag, {0: 0, 1: 8, 2: value, 5: 4}[tag & 7], start
 
 
-_known: BoundedCache[bytes, tuple[str, str, Signature, tuple[Wanted, ...], Parameters]] = BoundedCache(1024)
-"""The model, its version, the inputs, the requested outputs and the parameters of a request without its id and raw
-contents. Clients send the same again and again, and comparing it is faster than parsing."""
+_known: BoundedCache[bytes, tuple[str, str, Signature, tuple[Wanted, ...]]] = BoundedCache(1024)
+"""The model, its version, the inputs and the requested outputs of a request without its id and raw contents. Clients send
+the same again and again, and comparing it is faster than parsing."""
 _REMEMBERED = 1024
 """Maximum size of what is remembered."""
 
@@ -98,13 +98,13 @@ def decode(parts: Cut, find: Find) -> Inference:
     known = _known.get(head)
     if known is None or len(known[2]) != len(raw):
         return _parse(head, id, raw, find)
-    name, version, signature, wanted, given = known
+    name, version, signature, wanted = known
     inputs = {}
     for i, (input, datatype, shape, size) in enumerate(signature):
         if len(raw[i]) != size:
             return _parse(head, id, raw, find)
         inputs[input] = Tensor(input, datatype, shape, raw[i])
-    return Inference(name, inputs, version=version, id=id, wanted=wanted, parameters={**given}, signature=signature)
+    return Inference(name, inputs, version=version, id=id, wanted=wanted, signature=signature)
 
 
 def _parse(head: bytes, id: str, raw: Raw, find: Find) -> Inference:
@@ -113,8 +113,8 @@ def _parse(head: bytes, id: str, raw: Raw, find: Find) -> Inference:
     outputs = [(one.name, _of_tensor(one)) for one in request.outputs]
     made = requests.inference(name, version, id, _inputs(request, raw), outputs, parameters, find)
     signature = requests.signature(made)
-    if len(head) <= _REMEMBERED and len(raw) == len(made.inputs) and signature is not None:
-        _known.keep(head, (name, version, signature, made.wanted, dict(made.parameters)))
+    if len(head) <= _REMEMBERED and len(raw) == len(made.inputs) and not parameters and signature is not None:
+        _known.keep(head, (name, version, signature, made.wanted))
     return made
 
 

@@ -19,7 +19,7 @@ from inferometer.serve import compression
 from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.http import responses
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.responses import check_method, refuse, reply
+from inferometer.serve.http.responses import refuse, reply
 from inferometer.serve.kserve import control, http_codec
 from inferometer.serve.kserve.messages import Message
 from inferometer.serve.kserve.requests import Data, invalid
@@ -53,7 +53,8 @@ class Kserve:
     def handle(self, connection: Connection, request: Request) -> None:
         methods, handle = self._known.get(request.path) or self._find_route(request.path)
         if request.method not in methods:
-            check_method(request, *methods)
+            allow = b"Allow: %b\r\n" % b", ".join(methods)
+            raise Refused("UNIMPLEMENTED", "Method Not Allowed", status=405, headers=allow)  # Triton's words
         handle(connection, request)
 
     def _find_route(self, path: bytes) -> tuple[tuple[bytes, ...], Handle]:
@@ -158,7 +159,7 @@ class Infer:
             self.refuse(why)
 
     def refuse(self, error: BaseException) -> None:
-        responses.refuse(self.connection, self.request, reason(error), close=self.models.refuses)
+        refuse(self.connection, self.request, reason(error), close=self.models.refuses)
 
 
 class Generate(Infer):
