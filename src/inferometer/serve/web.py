@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from inferometer.serve import access
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.responses import check_method, refuse, reply
-from inferometer.serve.kserve.routes import Kserve
+from inferometer.serve.kserve.http import Kserve
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Refused, reason
 from inferometer.serve.offload import run_to_end
@@ -28,7 +28,6 @@ from inferometer.wire.http1_requests import Problem, Request
 
 Metrics = Callable[[], Awaitable[bytes]]
 """Returns /metrics of all processes."""
-
 _OPEN = re.compile(rb"/health|/metrics|/v2/health/.*|/v2/models/[^/]*(/[^/]*/[^/]*)?/ready", re.DOTALL)
 """Paths that require no token."""
 
@@ -45,18 +44,14 @@ class Web:
         self._kserve, self._openai = Kserve(models, settings), OpenAi(models, sim)
         self._has_models = has_models  # not on the port for metrics
 
-    # --- a request ---------------------------------------------------------------------------------------------------
-
     def handle(self, connection: Connection, request: Request) -> None:
         path = request.path
         try:
             if self._token is not None and not _OPEN.fullmatch(path) and (why := self._why_not(request)):
                 raise Refused("UNAUTHENTICATED", why, label="invalid_api_key", headers=access.CHALLENGE)
-            if not self._has_models:
-                self._page(connection, request)
-            elif path.startswith(b"/v2/") or path == b"/v2":
+            if self._has_models and (path.startswith(b"/v2/") or path == b"/v2"):
                 self._kserve.handle(connection, request)
-            elif path.startswith(b"/v1/") or path == b"/tokenize":
+            elif self._has_models and (path.startswith(b"/v1/") or path == b"/tokenize"):
                 self._models.check_open(was_let_in=request.began < self._models.refused_from)
                 self._openai.handle(connection, request)
             else:
@@ -75,8 +70,6 @@ class Web:
         if not given and (key := request.headers.get(b"x-api-key")):  # the header of Anthropic's clients
             given = b"Bearer " + key
         return access.why_not(self._token, given)
-
-    # --- pages -------------------------------------------------------------------------------------------------------
 
     def _page(self, connection: Connection, request: Request) -> None:
         path = request.path

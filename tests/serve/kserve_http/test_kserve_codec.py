@@ -40,9 +40,17 @@ def parse(body: bytes | memoryview, header: bytes, model: str, find: Any) -> Inf
 
 def response_body(
     outputs: list[Tensor], binary: bool = False, id: str = "", wanted: tuple[Wanted, ...] = ()
-) -> http_codec.InferReply:
+) -> list[bytes | memoryview]:
+    """Return the parts of a response body: the JSON, and binary data."""
     made = Inference("m", {}, version="3", id=id, binary=binary, wanted=wanted, outputs=tuple(outputs))
-    return http_codec.response_body(made)
+    response = http_codec.response(made)
+    assert response is not None
+    start, body, size = response
+    assert size == sum(map(len, body))
+    assert f"Content-Length: {size}\r\n".encode() in start
+    is_binary = f"Inference-Header-Content-Length: {len(body[0])}\r\n".encode() in start
+    assert is_binary == (len(body) > 1)
+    return body
 
 
 @st.composite
@@ -108,11 +116,11 @@ def test_json_round_trips_every_datatype(datatype: str, data: st.DataObject):
     assert same(parsed.inputs["x"], tensor)
     assert not parsed.binary
     made = response_body([tensor])
-    assert len(made.parts) == 1
-    (back,) = client.decode(200, {}, made.parts[0]).outputs
+    assert len(made) == 1
+    (back,) = client.decode(200, {}, made[0]).outputs
     assert isinstance(back, Tensor)
     assert same(back, tensor)
-    assert json.loads(made.parts[0])["outputs"][0]["data"] == to_json(tensor)
+    assert json.loads(made[0])["outputs"][0]["data"] == to_json(tensor)
 
 
 VALUES: dict[str, "st.SearchStrategy[Any]"] = {
@@ -134,12 +142,12 @@ VALUES: dict[str, "st.SearchStrategy[Any]"] = {
 @settings(max_examples=100, deadline=None)
 def test_our_client_reads_binary_responses(made: tuple[Tensor, ...], id_: str):
     response = response_body(list(made), True, id_)
-    headers = {client.JSON_LENGTH: str(len(response.parts[0]))} if response.parts[1:] else {}
-    back = client.decode(200, headers, b"".join(response.parts))
+    headers = {client.JSON_LENGTH: str(len(response[0]))} if response[1:] else {}
+    back = client.decode(200, headers, b"".join(response))
     assert (back.model, back.version, back.id) == ("m", "3", id_)
     assert all(isinstance(one, Tensor) and same(one, other) for one, other in zip(back.outputs, made, strict=True))
     keys = ["id"] * bool(id_) + ["model_name", "model_version", "outputs"]
-    assert list(json.loads(response.parts[0])) == keys
+    assert list(json.loads(response[0])) == keys
 
 
 def test_binary_tensors_are_not_copied():
@@ -149,7 +157,7 @@ def test_binary_tensors_are_not_copied():
     found = parse(view, headers[client.JSON_LENGTH].encode(), "m", no_memory).inputs["x"].data
     assert isinstance(found, memoryview)
     assert found.obj is view.obj
-    (part,) = response_body([Tensor("y", "FP32", (2,), found)], True).parts[1:]
+    (part,) = response_body([Tensor("y", "FP32", (2,), found)], True)[1:]
     assert part is found
 
 
@@ -157,13 +165,13 @@ def test_nested_lists_nan_and_infinity_round_trip():
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,2],"data":[[NaN,1],[-Infinity,2.5]]}]}'
     found = parse(body, b"", "m", no_memory).inputs["x"]
     made = response_body([found])
-    assert b'"data":[NaN,1.0,-Infinity,2.5]' in made.parts[0]
+    assert b'"data":[NaN,1.0,-Infinity,2.5]' in made[0]
 
 
 def test_named_outputs_are_json_unless_they_request_binary():
     tensor = Tensor("x", "INT8", (1,), b"\x05")
     for wanted, parts in ((Wanted("x", 0, None, False), 0), (Wanted("x", 0, None, True), 1)):
-        assert len(response_body([tensor], True, wanted=(wanted,)).parts[1:]) == parts
+        assert len(response_body([tensor], True, wanted=(wanted,))[1:]) == parts
 
 
 def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
@@ -186,7 +194,7 @@ def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
     (wanted,) = parsed.wanted
     assert (wanted.name, wanted.placed) == ("y", Memory(2, 8))
     made = response_body([Tensor("y", "FP32", (2,), b"")], True, wanted=(wanted,))
-    assert json.loads(made.parts[0])["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2]}]
+    assert json.loads(made[0])["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2]}]
 
 
 # --- what is wrong -----------------------------------------------------------------------------------------------------

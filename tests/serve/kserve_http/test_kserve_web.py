@@ -15,7 +15,7 @@ from raw_client import RawClient, request
 from served import CONFIGS, Served, make_repository, serving
 
 from inferometer.serve import offload
-from inferometer.serve.kserve import responders
+from inferometer.serve.kserve import http as kserve_http
 from inferometer.serve.models.types import Inference
 from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor
@@ -353,7 +353,7 @@ def test_responses_during_the_drain_close_their_connection(tmp_path: Path):
 
 
 def test_a_stream_that_the_client_does_not_read_stops_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(responders, "UNREAD", 4_000_000)
+    monkeypatch.setattr(kserve_http, "UNREAD", 4_000_000)
     config = CONFIGS["words"].replace('"3"', '"1000000"')
     monkeypatch.setitem(CONFIGS, "words", config + 'parameters { key: "delay" value { string_value: "1ms" } }')
     with serving(repository=make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:

@@ -16,8 +16,8 @@ from served import Served, serving
 from waiting import until
 
 from inferometer.serve import compression
-from inferometer.serve.kserve import http_codec, routes
-from inferometer.serve.kserve.responders import Responder
+from inferometer.serve.kserve import http_codec
+from inferometer.serve.kserve.http import Infer
 from inferometer.serve.models.signature import ModelSignature
 from inferometer.serve.models.types import Inference
 from inferometer.serve.offload import LARGE, STRING
@@ -60,8 +60,8 @@ LARGE_ONES: dict[str, tuple[bytes, bytes]] = {
 }
 PARTS = {
     b"request": (http_codec, "request"),
-    b"generate": (routes, "generate_request"),
-    b"response": (http_codec, "response_body"),
+    b"generate": (http_codec, "generate_request"),
+    b"response": (http_codec, "to_values"),
     b"packed": (compression, "compress"),
 }
 
@@ -216,7 +216,7 @@ def test_a_small_limit_applies_to_decompression_in_the_loop():
 
 
 def test_large_bodies_are_freed(server: Served):
-    kinds = (Responder, Request, Inference)
+    kinds = (Infer, Request, Inference)
     gc.collect()
     before = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
     gc.disable()

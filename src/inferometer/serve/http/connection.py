@@ -38,8 +38,6 @@ class Connection:
         self._request: Request | None = None  # in progress
         self._is_logged, self._status = log, ""
 
-    # --- in ----------------------------------------------------------------------------------------------------------
-
     def received(self, data: bytes, arrived: int) -> None:
         if self._request is not None or self.transport.unsent:
             self._parser.keep(data, arrived)
@@ -75,8 +73,6 @@ class Connection:
             self.transport.write(_CONTINUE)
         self.transport.resume_reading()
 
-    # --- out ---------------------------------------------------------------------------------------------------------
-
     def finish(self, keep_alive: bool = True) -> None:
         """End the response: continue with the next request, or close, once everything is sent."""
         self.gone = None
@@ -86,27 +82,21 @@ class Connection:
         if not keep_alive:
             self.transport.linger()
         elif not self.transport.unsent:
-            self._go_on()
+            self.drained()
 
     def drained(self) -> None:
-        if self._request is None:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        """Continue after a response has been sent."""
+        """Continue after a response, if it is complete and has been sent."""
         transport = self.transport
-        transport.moved = now()
-        if self._parser.rest:
-            transport.loop.call_soon(self._next)
-        elif not transport.is_reading:
-            transport.resume_reading()
+        if self._request is None:
+            transport.moved = now()
+            if self._parser.rest:
+                transport.loop.call_soon(self._take_rest)
+            elif not transport.is_reading:
+                transport.resume_reading()
 
-    def _next(self) -> None:
-        """Continue with what was kept meanwhile."""
+    def _take_rest(self) -> None:
         if not self.transport.closed and self._request is None:
             self.received(b"", self._parser.kept_at)
-
-    # --- the access log ----------------------------------------------------------------------------------------------
 
     def _write_logged(self, data: Data, *more: Data) -> None:
         self._status = self._status or bytes(data[9:12]).decode("latin-1")
@@ -115,12 +105,9 @@ class Connection:
     def _log(self) -> None:
         one, self._request = self._request, None
         if one is not None:
-            status, self._status = self._status or "499", ""
-            access.log(
-                self.transport.peer, one.method.decode("latin-1"), one.path.decode("latin-1"), status, one.arrived
-            )
-
-    # --- the end -----------------------------------------------------------------------------------------------------
+            method, path = one.method.decode("latin-1"), one.path.decode("latin-1")
+            access.log(self.transport.peer, method, path, self._status or "499", one.arrived)
+            self._status = ""
 
     def is_late(self, silent: int, idle: int, stalled: int) -> bool:
         return self._request is None and silent > (stalled if self._parser.is_partial else idle)

@@ -1,5 +1,6 @@
 """HTTP responses: status lines and headers, chunk framing, complete responses to a request, and errors."""
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +15,12 @@ from inferometer.wire.http1_requests import Request
 LAST_CHUNK = b"0\r\n\r\n"
 JOINED = 64 * 1024
 """Responses up to this size are sent in one piece."""
-_EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n"
+END = {True: b"\r\n", False: b"Connection: close\r\n\r\n"}
+"""The end of the headers, by whether the connection is kept."""
+_EVENTS = (
+    b"HTTP/1.1 200 OK\r\nServer: inferometer\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+    b"Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n"
+)
 _TIMING = b"Server-Timing: %b\r\n" % server_timing.FORMAT
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus} | {499: b"Client Closed Request"}
 
@@ -29,33 +35,36 @@ def reply(
     close: bool = False,
 ) -> None:
     """Send a complete response."""
-    keep, length = request.keep_alive and not close, sum(map(len, body))
-    start = head(status, length, keep_alive=keep, content_type=content_type, extra=extra)
-    if request.method == b"HEAD":
-        connection.write(start)
-    elif length <= JOINED:
-        connection.write(b"".join((start, *body)))
+    length, keep = sum(map(len, body)), request.keep_alive and not close
+    first = head(status, length, keep, content_type, extra)
+    send(connection, (first,) if request.method == b"HEAD" else (first, *body), length, keep)
+
+
+def send(connection: Connection, parts: Sequence[Data], length: int, keep_alive: bool) -> None:
+    """Send the head and the body, of `length` bytes, of a response."""
+    if length <= JOINED:
+        connection.write(b"".join(parts))
     else:
-        connection.write(start, *body)
-    connection.finish(keep)
+        connection.write(*parts)
+    connection.finish(keep_alive)
 
 
 def head(
     status: int, length: int, keep_alive: bool = True, content_type: bytes = b"application/json", extra: bytes = b""
 ) -> bytes:
     """Return the status line and headers before a body of `length` bytes."""
-    body = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (content_type, length)
-    return _head(status, body + extra, keep_alive)
+    return start(status, length, content_type, extra) + END[keep_alive]
+
+
+def start(status: int, length: int, content_type: bytes = b"application/json", extra: bytes = b"") -> bytes:
+    """Return what `head` does, without its end."""
+    line = b"HTTP/1.1 %d %b\r\nServer: inferometer\r\n" % (status, _PHRASES.get(status, b"Unknown"))
+    return b"%bContent-Type: %b\r\nContent-Length: %d\r\n%b" % (line, content_type, length, extra)
 
 
 def stream_head(keep_alive: bool, extra: bytes = b"") -> bytes:
     """Return the status line and headers before a chunked stream of server-sent events."""
-    return _head(200, _EVENTS + extra, keep_alive)
-
-
-def _head(status: int, headers: bytes, keep_alive: bool) -> bytes:
-    line = b"HTTP/1.1 %d %b\r\nServer: inferometer\r\n" % (status, _PHRASES.get(status, b"Unknown"))
-    return b"".join((line, headers, b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"))
+    return b"".join((_EVENTS, extra, END[keep_alive]))
 
 
 def chunk(data: bytes) -> bytes:
@@ -67,8 +76,6 @@ def timing(queue_ns: int, compute_ns: int, total_ns: int) -> bytes:
     """Return the header Server-Timing. `total_ns` is from the request's receive stamp to now."""
     return _TIMING % (queue_ns * 1e-6, compute_ns * 1e-6, total_ns * 1e-6)
 
-
-# --- errors ----------------------------------------------------------------------------------------------------------
 
 MESSAGES = b"/v1/messages"
 """The path of Anthropic's API."""

@@ -1,14 +1,14 @@
 """Metadata, statistics, loading and shared memory: the methods of the protocol that HTTP and gRPC share.
 
 A method maps a request message to a response message. Over HTTP, the path and the JSON body make the request message, and
-`tree` converts the response (routes.py). Errors are Triton's.
+`tree` converts the response (http.py). Errors are Triton's.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping, MutableSequence
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf import message
 
 from inferometer import __version__
 from inferometer.serve.kserve.messages import KSERVE_SERVICE, SCHEMA, Message, ModelStatisticsResponse
@@ -22,7 +22,6 @@ EXTENSIONS = (
     "classification", "model_repository", "schedule_policy", "model_configuration", "system_shared_memory",
     "binary_tensor_data", "parameters", "statistics",
 )  # fmt: skip
-
 
 Start = Callable[[Message, Callable[[Message], None], Callable[[BaseException], None]], None]
 """start(request, reply, refuse): calls one of them later, even if the client has gone by then."""
@@ -50,7 +49,12 @@ def methods(models: Models, settings: Settings) -> dict[str, Method]:
         "RepositoryIndex": lambda request: {"models": [one._asdict() for one in models.index(request.ready)]},
         "RepositoryModelLoad": lambda request: change("load", request.model_name, _config(request)),
         "RepositoryModelUnload": lambda request: change("unload", request.model_name),
-        "SystemSharedMemoryStatus": lambda request: {"regions": _regions(models, request.name)},
+        "SystemSharedMemoryStatus": lambda request: {
+            "regions": {
+                one.name: {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size}
+                for one in models.regions.status(request.name)
+            }
+        },
         "SystemSharedMemoryRegister": lambda request: models.everywhere(
             "register", request.name, request.key, request.offset, request.byte_size
         ),
@@ -71,14 +75,11 @@ def _method(name: str, respond: Callable[[Message], Any]) -> Method:
             made = respond(request)
             if inspect.isawaitable(made):
                 made = await made
-            reply(described.output(**made or {}) if made is None or isinstance(made, dict) else made)
+            reply(made if isinstance(made, described.output) else described.output(**made or {}))
         except Exception as error:
             refuse(error)
 
     return described.input, lambda *words: run_to_end(run(*words))
-
-
-# --- models ----------------------------------------------------------------------------------------------------------
 
 
 def _metadata(model: Model) -> dict[str, Any]:
@@ -86,8 +87,8 @@ def _metadata(model: Model) -> dict[str, Any]:
         [{"name": spec.name, "datatype": spec.datatype, "shape": spec.shape} for spec in specs.values()]
         for specs in (model.signature.inputs, model.signature.outputs)
     )
-    made = {"name": model.name, "versions": [model.version], "platform": model.platform}
-    return made | {"inputs": inputs, "outputs": outputs}
+    named = {"name": model.name, "versions": [model.version], "platform": model.platform}
+    return named | {"inputs": inputs, "outputs": outputs}
 
 
 def _statistics(models: Models, name: str, version: str) -> Message | Awaitable[Message]:
@@ -117,13 +118,6 @@ def _config(request: Message) -> str:
     return str(request.parameters["config"].string_param)
 
 
-def _regions(models: Models, name: str) -> dict[str, Any]:
-    return {
-        one.name: {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size}
-        for one in models.regions.status(name)
-    }
-
-
 def _cuda_status(request: Message) -> None:
     """Return an empty status: CUDA shared memory is not supported, so nothing is ever registered."""
     if request.name:
@@ -135,29 +129,16 @@ def _refuse_cuda(request: Message) -> None:
     raise Refused("INVALID_ARGUMENT", f"failed to register CUDA shared memory region '{request.name}': {why}")
 
 
-# --- as JSON ---------------------------------------------------------------------------------------------------------
-
-
-def tree(message: Message) -> dict[str, Any]:
-    """Convert a message to JSON types as Triton's HTTP does: names and order of the .proto, 64-bit integers as numbers,
-    enums by name. Zeros, empty strings, lists and maps are included; unset messages and oneofs are not."""
-    return {
-        field.name: _value(field, getattr(message, field.name))
-        for field in message.DESCRIPTOR.fields
-        if not field.has_presence or message.HasField(field.name)
-    }
-
-
-def _value(field: FieldDescriptor, value: Any) -> Any:
-    if not field.is_repeated:
-        return _item(field, value)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+def tree(value: Any, field: Any = None) -> Any:
+    """Convert a message, or the value of a field, to JSON types as Triton's HTTP does: names and order of the .proto, 64-bit
+    integers as numbers, enums by name. Zeros, empty strings, lists and maps are included; unset messages and oneofs are
+    not."""
+    if isinstance(value, message.Message):
+        fields = [one for one in value.DESCRIPTOR.fields if not one.has_presence or value.HasField(one.name)]
+        return {one.name: tree(getattr(value, one.name), one) for one in fields}
+    if isinstance(value, MutableMapping):
         kind = field.message_type.fields_by_name["value"]
-        return {str(key): _item(kind, value[key]) for key in sorted(value)}
-    return [_item(field, one) for one in value]
-
-
-def _item(field: FieldDescriptor, value: Any) -> Any:
-    if field.message_type is not None:
-        return tree(value)
-    return field.enum_type.values_by_number[value].name if field.enum_type is not None else value
+        return {str(key): tree(value[key], kind) for key in sorted(value)}
+    if isinstance(value, MutableSequence):
+        return [tree(one, field) for one in value]
+    return value if field.enum_type is None else field.enum_type.values_by_number[value].name

@@ -9,13 +9,14 @@ their turn.
 import socket
 from collections import deque
 from functools import partial
+from typing import Any
 
-from inferometer.serve.grpc.call import Call, Data, Method, Unary, parse, timed, trailers
+from inferometer.serve.grpc.call import Call, Data, Method, parse, timed, trailers
 from inferometer.serve.grpc.server import GrpcServer
 from inferometer.serve.grpc.standard_services import Health, Reflection
 from inferometer.serve.kserve import control, grpc_codec
-from inferometer.serve.kserve.messages import KSERVE_SERVICE, Message, ModelInferResponse, ModelStreamInferResponse
-from inferometer.serve.kserve.parameters import EMPTY_FINAL, FINAL
+from inferometer.serve.kserve.grpc_codec import FINAL
+from inferometer.serve.kserve.messages import KSERVE_SERVICE, Message, ModelStreamInferResponse
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Refused, ignore, reason
 from inferometer.serve.offload import LARGE
@@ -24,10 +25,8 @@ from inferometer.tensors import Tensor
 from inferometer.timing.clock import now
 from inferometer.wire.grpc_framing import one_line
 
-_MAX_PENDING = 1024
-_MAX_HELD = 64 << 20
-"""Requests in progress, and bytes of responses that wait for those of earlier requests, from which on the stream is not
-read."""
+_MAX_PENDING, _MAX_HELD = 1024, 64 << 20
+"""Requests in progress, and bytes of responses that wait for earlier ones, from which on the stream is not read."""
 _OPEN = ("ServerLive", "ServerReady", "ModelReady")
 """Methods that require no token."""
 _SHUTTING_DOWN = Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
@@ -46,7 +45,7 @@ class KserveGrpc(GrpcServer):
             "ModelStreamInfer": Method(partial(Stream, models), is_stream=True),
         }
         for name, method in control.methods(models, settings).items():
-            methods[name] = Method(_unary(method), is_open=name in _OPEN)
+            methods[name] = Method(partial(_control, method), is_open=name in _OPEN)
         paths = {f"/{KSERVE_SERVICE}/{name}": method for name, method in methods.items()}
         paths |= self.health.methods() | Reflection().methods()
         super().__init__(sock, paths, settings, models.offload)
@@ -78,19 +77,14 @@ def _ended(call: Call, one: Inference, refused: Refused | None) -> None:
         call.reply(parts, timed(one.queue_ns, one.compute_ns, now() - one.arrived))
 
 
-def _unary(method: control.Method) -> Unary:
+def _control(method: control.Method, call: Call, data: Data) -> None:
+    """Respond with what a method of control.py returns."""
+
+    def reply(made: Message) -> None:
+        call.reply((made.SerializeToString(),))
+
     kind, start = method
-
-    def respond(call: Call, data: Data) -> None:
-        def reply(made: Message) -> None:
-            call.reply((made.SerializeToString(),))
-
-        start(parse(kind, data), reply, lambda error: call.refuse(reason(error)))
-
-    return respond
-
-
-# --- ModelStreamInfer ---------------------------------------------------------------------------------------------------------
+    start(parse(kind, data), reply, lambda error: call.refuse(reason(error)))
 
 
 class Stream:
@@ -109,13 +103,11 @@ class Stream:
         call.on_message, call.on_ended = self._message, self._all_read
         call.on_over, call.on_drained = self._cancel, self._drain
 
-    # --- requests ---
-
     def _message(self, call: Call, data: Data) -> None:
         try:
             parts = grpc_codec.cut(data)
         except Refused as refused:
-            call.send(_error(refused, ModelInferResponse()))
+            call.send(_without_outputs(Inference("", {}), None, refused))
             return
         size = len(parts[0])
         if is_large := size > LARGE:
@@ -133,10 +125,10 @@ class Stream:
             model = self._models.find(one.model, one.version)
         except Exception as why:
             self._in_order.append(turn)
-            self._respond(turn, (_error(reason(why), ModelInferResponse(id=id)),))
+            self._respond(turn, (_without_outputs(Inference("", {}, id=id), None, reason(why)),))
         else:
             if model.decoupled:
-                one.responded, one.ended = partial(self._send, one), partial(self._ended_decoupled, one)
+                one.responded, one.ended = partial(self._send, one), partial(self._ended, one, None)
             else:
                 self._in_order.append(turn)
                 one.ended = partial(self._ended, one, turn)
@@ -146,6 +138,37 @@ class Stream:
         self._go_on()
         if is_large:
             self._call.resume()
+
+    def _send(self, one: Inference, outputs: tuple[Tensor, ...]) -> None:
+        """Send a response of a decoupled model."""
+        self._call.send(*grpc_codec.in_stream(grpc_codec.response(one, outputs, final=False)))
+
+    def _ended(self, one: Inference, turn: list[Parts] | None, refused: Refused | None) -> None:
+        """Send the response of an ordinary model in its turn, or the end of a decoupled one's."""
+        self._pending.discard(one)
+        if one.started >= 0:
+            self._times[0] += one.queue_ns
+            self._times[1] += one.finished - one.started
+        self._times[2] += now() - one.arrived
+        if turn is not None and refused is None:
+            self._respond(turn, grpc_codec.in_stream(grpc_codec.response(one, one.outputs, final=True)))
+        elif turn is not None:
+            self._respond(turn, (_without_outputs(one, True, refused),))
+        else:
+            if refused is not None:
+                self._call.send(_without_outputs(one, False, refused))
+            if one.parameters.get("triton_enable_empty_final_response", False):
+                self._call.send(_without_outputs(one, True, None))
+        self._go_on()
+
+    def _respond(self, turn: list[Parts], parts: Parts) -> None:
+        """Send a response of an ordinary model after those to earlier requests."""
+        turn.append(parts)
+        self._held += sum(map(len, parts))
+        while self._in_order and self._in_order[0]:
+            (first,) = self._in_order.popleft()
+            self._held -= sum(map(len, first))
+            self._call.send(*first)
 
     def _all_read(self, call: Call) -> None:
         self._is_read = True
@@ -161,44 +184,6 @@ class Stream:
         for one in list(self._pending):
             self._models.cancel(one)
 
-    # --- responses ---
-
-    def _ended(self, one: Inference, turn: list[Parts], refused: Refused | None) -> None:
-        """Send the response of an ordinary model, after those to earlier requests."""
-        self._over(one)
-        if refused is not None:
-            self._respond(turn, (_error(refused, _empty(one, final=True)),))
-        else:
-            self._respond(turn, grpc_codec.in_stream(grpc_codec.response(one, one.outputs, final=True)))
-        self._go_on()
-
-    def _respond(self, turn: list[Parts], parts: Parts) -> None:
-        turn.append(parts)
-        self._held += sum(map(len, parts))
-        while self._in_order and self._in_order[0]:
-            (first,) = self._in_order.popleft()
-            self._held -= sum(map(len, first))
-            self._call.send(*first)
-
-    def _send(self, one: Inference, outputs: tuple[Tensor, ...]) -> None:
-        """Send a response of a decoupled model."""
-        self._call.send(*grpc_codec.in_stream(grpc_codec.response(one, outputs, final=False)))
-
-    def _ended_decoupled(self, one: Inference, refused: Refused | None) -> None:
-        self._over(one)
-        if refused is not None:
-            self._call.send(_error(refused, _empty(one, final=False)))
-        if one.parameters.get(EMPTY_FINAL, False):
-            self._call.send(ModelStreamInferResponse(infer_response=_empty(one, final=True)).SerializeToString())
-        self._go_on()
-
-    def _over(self, one: Inference) -> None:
-        self._pending.discard(one)
-        if one.started >= 0:
-            self._times[0] += one.queue_ns
-            self._times[1] += one.finished - one.started
-        self._times[2] += now() - one.arrived
-
     def _go_on(self) -> None:
         """End the call if it is complete; otherwise, read it unless too much is in progress."""
         if self._call.is_over:
@@ -209,19 +194,16 @@ class Stream:
             else:
                 self._call.finish(timed(*self._times))
             return
-        in_progress = max(len(self._pending), len(self._in_order))
-        is_full = in_progress >= _MAX_PENDING or self._held > _MAX_HELD
+        is_full = max(len(self._pending), len(self._in_order)) >= _MAX_PENDING or self._held > _MAX_HELD
         if is_full != self._is_full:
             self._is_full = is_full
             (self._call.pause if is_full else self._call.resume)()
 
 
-def _empty(one: Inference, final: bool) -> Message:
-    empty = ModelInferResponse(model_name=one.model, id=one.id)
-    empty.parameters[FINAL].bool_param = final
-    return empty
-
-
-def _error(refused: Refused, response: Message) -> bytes:
-    made = ModelStreamInferResponse(error_message=one_line(refused.message), infer_response=response)
-    return bytes(made.SerializeToString())
+def _without_outputs(one: Inference, final: bool | None, refused: Refused | None) -> bytes:
+    """Return an error, or the empty response at the end."""
+    response: dict[str, Any] = {"model_name": one.model, "id": one.id}
+    if final is not None:
+        response["parameters"] = {FINAL: {"bool_param": final}}
+    error = "" if refused is None else one_line(refused.message)
+    return bytes(ModelStreamInferResponse(error_message=error, infer_response=response).SerializeToString())

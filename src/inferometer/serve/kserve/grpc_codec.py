@@ -4,7 +4,8 @@ Raw contents are cut out of the request's bytes, and those of responses are sent
 them twice. Errors of the request itself are reported here; `Models.submit` reports mismatches with the model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -12,16 +13,17 @@ import msgspec
 from inferometer.errors import UserError
 from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.grpc.call import parse
-from inferometer.serve.kserve import parameters
+from inferometer.serve.kserve import requests
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
-from inferometer.serve.kserve.parameters import FINAL, Data, Find, Inputs, TensorParameters, invalid
+from inferometer.serve.kserve.requests import Data, Find, Signature, TensorParameters, invalid
 from inferometer.serve.models.types import Inference, Refused, Wanted
 from inferometer.tensors import Tensor
 from inferometer.wire import varint
 from inferometer.wire.kserve.grpc import CONTENTS, from_contents, parameters_of
 
-Raw = Sequence[Data]
+FINAL = "triton_final_response"
 
+Raw = Sequence[Data]
 Cut = tuple[bytes, str, Raw]
 """A request without its id and raw contents; the id; the raw contents."""
 
@@ -33,9 +35,6 @@ _MAX_FIELDS = 10_000
 """Maximum fields of a message, which take some milliseconds."""
 _MAX_TYPED = 64 << 20
 """Maximum size of everything except raw contents: protobuf needs many times as much memory for some of it."""
-
-
-# --- the request's bytes ---------------------------------------------------------------------------------------------
 
 
 def cut(data: Data) -> Cut:  # noqa: PLR0912  (one loop, for speed)
@@ -86,13 +85,11 @@ def _long_field(data: Data, at: int) -> tuple[int, int, int]:
     return tag, {0: 0, 1: 8, 2: value, 5: 4}[tag & 7], start
 
 
-# --- from a request to an inference -----------------------------------------------------------------------------------
-
-_MAX_HEAD = 1024
-_Sizes = tuple[tuple[str, str, tuple[int, ...], int], ...]
-_known: BoundedCache[bytes, tuple[str, str, _Sizes, tuple[Wanted, ...]]] = BoundedCache(1024)
-"""The model, its version, the names, datatypes, shapes and sizes of the inputs, and the requested outputs of a request
-without its id and raw contents. Clients send the same again and again, and comparing it is faster than parsing."""
+_known: BoundedCache[bytes, tuple[str, str, Signature, tuple[Wanted, ...]]] = BoundedCache(1024)
+"""The model, its version, the inputs and the requested outputs of a request without its id and raw contents. Clients send
+the same again and again, and comparing it is faster than parsing."""
+_REMEMBERED = 1024
+"""Maximum size of what is remembered."""
 
 
 def decode(parts: Cut, find: Find) -> Inference:
@@ -112,27 +109,23 @@ def decode(parts: Cut, find: Find) -> Inference:
 
 def _parse(head: bytes, id: str, raw: Raw, find: Find) -> Inference:
     request = parse(ModelInferRequest, head)
-    name, version = request.model_name, request.model_version
-    inputs = _inputs(request, raw, Inputs(find, id))
-    wanted = tuple(parameters.wanted(one.name, _of_tensor(one), find) for one in request.outputs)
-    given = parameters.of_request(parameters_of(request.parameters))
-    uses_regions = inputs.unread or any(one.placed for one in wanted)
-    if len(head) <= _MAX_HEAD and not uses_regions and not given and len(raw) == len(inputs.tensors):
-        signature = tuple((one.name, one.datatype, one.shape, len(one.data)) for one in inputs.tensors.values())
-        _known.keep(head, (name, version, signature, wanted))
-    return Inference(
-        name, inputs.tensors, version=version, id=id, wanted=wanted, parameters=given, unread=inputs.unread
-    )
+    name, version, parameters = request.model_name, request.model_version, parameters_of(request.parameters)
+    outputs = [(one.name, _of_tensor(one)) for one in request.outputs]
+    made = requests.inference(name, version, id, _inputs(request, raw), outputs, parameters, find)
+    signature = requests.signature(made)
+    if len(head) <= _REMEMBERED and len(raw) == len(made.inputs) and not parameters and signature is not None:
+        _known.keep(head, (name, version, signature, made.wanted))
+    return made
 
 
-def _inputs(request: Message, raw: Raw, inputs: Inputs) -> Inputs:
-    """Add the inputs: raw, typed, or in shared memory. Raw contents are in the order of the inputs that are not in
+def _inputs(request: Message, raw: Raw) -> Iterator[tuple[Tensor, TensorParameters | None]]:
+    """Yield the inputs: raw, typed, or in shared memory. Raw contents are in the order of the inputs that are not in
     shared memory."""
     rest = iter(raw)
     for one in request.inputs:
         name, datatype, shape = one.name, one.datatype, tuple(one.shape)
         if one.parameters and (given := _of_tensor(one)).shared_memory_region:
-            inputs.add_shared(name, datatype, shape, given)
+            yield Tensor(name, datatype, shape, b""), given
             continue
         data = next(rest, None)
         if contents := one.contents.ListFields():
@@ -141,10 +134,9 @@ def _inputs(request: Message, raw: Raw, inputs: Inputs) -> Inputs:
             data = _typed(name, datatype, contents)
         if data is None and 0 not in shape:
             raise invalid(f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request.")
-        inputs.add(Tensor(name, datatype, shape, data or b""))
+        yield Tensor(name, datatype, shape, data or b""), None
     if next(rest, None) is not None:
         raise invalid(f"there are {len(raw)} raw_input_contents, more than inputs that are not in shared memory")
-    return inputs
 
 
 def _typed(name: str, datatype: str, contents: Sequence[tuple[Any, Sequence[Any]]]) -> Data:
@@ -167,21 +159,13 @@ def _of_tensor(one: Message) -> TensorParameters:
         raise invalid(f"invalid parameters for tensor '{one.name}': {error}") from None
 
 
-# --- responses -------------------------------------------------------------------------------------------------------
-
 _RAW_OUTPUT, _STREAMED = b"\x32", b"\x12"  # field 6 of ModelInferResponse, field 2 of ModelStreamInferResponse
-_heads: BoundedCache[tuple[Any, ...], tuple[bytes, bytes]] = BoundedCache(1024)
-"""The encoded model and version, and the encoded outputs, by what they depend on."""
 
 
 def response(one: Inference, outputs: Sequence[Tensor], final: bool | None = None) -> tuple[Data, ...]:
     """Return the parts of a ModelInferResponse; `final` is the stream's final-response flag."""
     tensors = [(tensor.name, tensor.datatype, tensor.shape) for tensor in outputs]
-    key = one.model, one.version, final, *tensors
-    head = _heads.get(key)
-    if head is None:
-        head = _heads.keep(key, _encode(one, outputs, final))
-    start, rest = head
+    start, rest = _encode(one.model, one.version, final, *tensors)
     if one.id:
         id = one.id.encode()
         start += b"\x1a" + varint.encode(len(id)) + id
@@ -193,13 +177,18 @@ def response(one: Inference, outputs: Sequence[Tensor], final: bool | None = Non
     return parts or (start,)
 
 
-def _encode(one: Inference, outputs: Sequence[Tensor], final: bool | None) -> tuple[bytes, bytes]:
-    model, rest = ModelInferResponse(model_name=one.model, model_version=one.version), ModelInferResponse()
+@lru_cache(1024)
+def _encode(
+    model: str, version: str, final: bool | None, *outputs: tuple[str, str, tuple[int, ...]]
+) -> tuple[bytes, bytes]:
+    """Return what precedes the id, and what follows it, without the raw contents."""
+    rest = ModelInferResponse()
     if final is not None:
         rest.parameters[FINAL].bool_param = final
-    for tensor in outputs:
-        rest.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    return model.SerializeToString(), rest.SerializeToString()
+    for name, datatype, shape in outputs:
+        rest.outputs.add(name=name, datatype=datatype, shape=shape)
+    start = ModelInferResponse(model_name=model, model_version=version)
+    return start.SerializeToString(), rest.SerializeToString()
 
 
 def in_stream(parts: tuple[Data, ...]) -> tuple[Data, ...]:
