@@ -43,10 +43,8 @@ class Listening(msgspec.Struct, frozen=True):
     http: str
     grpc: str = ""
     metrics: str = ""
-    models: tuple[str, ...] = ()
-    """Models that are ready."""
-    failed: tuple[tuple[str, str], ...] = ()
-    """Models that failed to load, with the reasons."""
+    models: tuple[str, ...] = ()  # those that are ready
+    failed: tuple[tuple[str, str], ...] = ()  # those that could not be loaded, and why
 
 
 Ready = Callable[[Listening], None]

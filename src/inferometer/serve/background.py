@@ -1,12 +1,10 @@
 """A reference server in a child process: for tests, benches and the demo.
 
-    with running(simulator(timing=Fixed(ttft=0.05, itl=0.01))) as url:
-        ...
     with serving(Settings(models=("identity",), http=0, grpc=0)) as server:
         server.url, server.grpc, server.metrics, server.pid
 
-The child reads its settings from stdin and writes its addresses to stdout. When its parent has died, it ends within a
-second, whatever it is doing. `stop` ends it, and returns when its truth log is complete.
+The child reads its settings from stdin and writes its addresses to stdout. `stop` ends it, and returns when its truth log
+is complete.
 """
 
 import contextlib
@@ -37,14 +35,11 @@ class Running(contextlib.AbstractContextManager["Running"]):
         self._process, self._patience, self.pid = process, patience, process.pid
         self.url, self.grpc, self.metrics = listening["http"], listening["grpc"], listening["metrics"]
 
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
+    def stop(self, *_: object) -> None:
         """End the server and wait until it has ended; raises UserError if its truth log is incomplete."""
         self._process.terminate()
         try:
-            last, _ = self._process.communicate(timeout=self._patience)
+            last = self._process.communicate(timeout=self._patience)[0]
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
@@ -52,14 +47,14 @@ class Running(contextlib.AbstractContextManager["Running"]):
         if last:
             raise UserError(**msgspec.json.decode(last))
 
+    __exit__ = stop
+
 
 def serving(settings: Settings) -> Running:
-    """Start a server and wait until it listens; raises UserError if it cannot. It ends with `stop`, or with a `with`
-    block."""
+    """Start a server and wait until it listens; raises UserError if it cannot. It ends with its `with` block."""
     command = [sys.executable, "-m", "inferometer.serve.background", str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
+    assert process.stdin and process.stdout
     process.stdin.write(msgspec.json.encode(settings) + b"\n")
     process.stdin.flush()
     reply = msgspec.json.decode(process.stdout.readline() or b'{"what": "the server ended before it listened"}')
@@ -92,7 +87,7 @@ async def _serve() -> None:
 
 
 def run_process(work: Coroutine[Any, Any, None], parent: int = 0) -> None:
-    """Run a process of the server. If it has a `parent`, it ends soon after that has died, whatever it is doing."""
+    """Run a process of the server. With a `parent`, it ends within a second after that has died, whatever it is doing."""
     from inferometer.serve.offload import leave  # noqa: PLC0415  (heavy: not for the parent)
     from inferometer.timing.loop import run  # noqa: PLC0415
 

@@ -21,9 +21,7 @@ from typing import Any
 
 from inferometer.serve.models.types import Refused
 
-OnDone = Callable[[Any, BaseException | None], None]
-"""on_done(result, error): called in the loop."""
-
+OnDone = Callable[[Any, BaseException | None], None]  # on_done(result, error), called in the loop
 LARGE = 64 * 1024
 """Bytes from which a thread costs less than blocking others: 1 to 3 ms of work."""
 COPIED = 16

@@ -42,11 +42,9 @@ class Limits(msgspec.Struct, frozen=True):
     streams: Count = 10_000
     """Maximum concurrent gRPC calls per connection; the client holds back further ones."""
     requests: Count = 100_000
-    """Maximum inferences in progress, per front end; more are refused (429, RESOURCE_EXHAUSTED). Other requests are not
-    counted."""
+    """Maximum inferences in progress, per front end; more are refused (429, RESOURCE_EXHAUSTED)."""
     idle: Seconds = 120.0
-    """Seconds that an HTTP connection may be open without a request; 0: no limit. It is not idle while a response is
-    being computed."""
+    """Seconds that a connection may be open without a request in progress; 0: no limit."""
     stalled: Seconds = 60.0
     """Seconds without progress after which a connection with an incomplete request, or with a response that the client
     does not read, is closed; 0: never."""

@@ -94,9 +94,9 @@ def write_repository(folder: Path) -> None:
 class Served:
     """The server, and its loop to run functions in."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, models: Models, server: KserveGrpc) -> None:
-        self.loop, self.models, self.server = loop, models, server
-        self.grpc_address = f"127.0.0.1:{server.port}"
+    def __init__(self, loop: asyncio.AbstractEventLoop, models: Models, server: KserveGrpc, port: int) -> None:
+        self.loop, self.models, self.server, self.port = loop, models, server, port
+        self.grpc_address = f"127.0.0.1:{port}"
 
     def run(self, function: Callable[..., Awaitable[T]], *words: Any) -> T:
         async def call() -> T:
@@ -126,7 +126,7 @@ def serving(**settings: Any) -> Iterator[Served]:
             models.add(folder)
             await models.start()
             sock = bound(Settings(host=configured.host, http=0), contextlib.ExitStack())["http"]
-            return Served(loop, models, KserveGrpc(models, configured, sock))
+            return Served(loop, models, KserveGrpc(models, configured, sock), sock.getsockname()[1])
 
         async def end() -> None:
             await served.server.stop(0)

@@ -206,7 +206,7 @@ def test_ipv6_clients_are_logged_as_addresses(log: io.StringIO) -> None:
         pytest.skip("this machine has no ::1")
 
     def calls(one: Served) -> None:
-        with dialled(f"[::1]:{one.server.port}") as stub:
+        with dialled(f"[::1]:{one.port}") as stub:
             stub.ModelInfer(a_request(), timeout=PATIENCE_S)
 
     (line,) = logged(log, calls, 1, host="::1")

@@ -51,8 +51,9 @@ NO_CONNECTION = ("failed to connect", "GOAWAY", "Connection refused")
 UNHURRIED = """
 from inferometer.serve import app
 from inferometer.serve.grpc import server
+from inferometer.serve.sockets import listener
 
-app._ANNOUNCED_S, app._GOODBYE_NS, server._GOODBYE_S = 1.0, 500_000_000, 0.3
+app._ANNOUNCED_S, listener._QUIET_NS, server._LAST_S = 1.0, 500_000_000, 0.3
 """
 """Watchers are notified first because the server delays its first refusal, and requests that cross its announcement get
 responses because it delays closing: here for longer than a thread of this test may be blocked on a busy machine."""

@@ -38,8 +38,7 @@ Unary = Callable[["Call", Data], None]
 _MAX_BEFORE_ERROR = 1 << 20
 """Unread bytes that are still sent before an error; a call with more is reset instead."""
 _SMALL = 4096
-_END = -1
-"""Stands among the messages for the end of the request."""
+_END = -1  # stands among the messages for the end of the request
 _NONE: deque[tuple[int, Data]] = deque()
 _pack, _unpack, _size = PREFIX.pack, PREFIX.unpack_from, PREFIX.size
 
@@ -82,8 +81,7 @@ class CallHead(msgspec.Struct, frozen=True):
     path: str
     method: Method
     timeout: int = NEVER  # ns
-    encoding: str = ""
-    """Compression of the request's messages, if they are compressed."""
+    encoding: str = ""  # compression of the request's messages, if they are compressed
 
 
 class CallHeads:
@@ -128,12 +126,9 @@ class Call:
 
     def __init__(self, connection: "Connection", stream: int, head: CallHead, arrived: int) -> None:
         self.connection, self.stream, self.head = connection, stream, head
-        self.arrived = arrived
-        """When the last part of the request arrived, as monotonic ns."""
-        self.began = arrived
+        self.began = self.arrived = arrived  # when the first and the last part of the request arrived, as monotonic ns
         self.deadline = arrived + head.timeout if head.timeout < NEVER else NEVER
-        self.timer: TimerHandle | None = None
-        """For the deadline, unless the call ends at once."""
+        self.timer: TimerHandle | None = None  # for the deadline, unless the call ends at once
         self.is_over = self._has_headers = False
         self.on_drained: Callable[[], object] = ignore
         self.on_over: Callable[[], object] = ignore
@@ -229,14 +224,11 @@ class Call:
         on_message = self.on_message
         if not self.head.method.is_stream:
             self.on_message = self.on_ended = ignore  # further messages have no meaning
-        try:
-            on_message(self, message)
-        except Exception as error:
-            self.refuse(reason(error))
+        self._call(on_message, self, message)
 
-    def _call(self, function: Callable[[Any], object], argument: Any) -> None:
+    def _call(self, function: Callable[..., object], *arguments: Any) -> None:
         try:
-            function(argument)
+            function(*arguments)
         except Exception as error:
             self.refuse(reason(error))
 
@@ -251,7 +243,6 @@ class Call:
         self.end("OK")
 
     def send(self, *parts: Data) -> None:
-        """Send one message."""
         if self.is_over:
             return
         http2 = self.connection.http2

@@ -18,15 +18,14 @@ from inferometer.serve import access
 from inferometer.serve.grpc.call import Call, CallHead, CallHeads, Data, Method, refusing
 from inferometer.serve.models.types import NEVER, Refused
 from inferometer.serve.offload import Threads
-from inferometer.serve.settings import GRPC_MOST, Limits, Settings
+from inferometer.serve.settings import GRPC_MOST, Settings
 from inferometer.serve.sockets.listener import Listener
 from inferometer.serve.sockets.transport import Transport, tls_context
 from inferometer.timing.clock import now
 from inferometer.wire.http2.events import HeadersTooLarge, Http2Error, RequestData, RequestHeaders, Reset
 from inferometer.wire.http2.server import Http2Server
 
-_LAST_S = 0.01
-"""Time to send the last errors."""
+_LAST_S = 0.01  # time to send the last errors
 _WINDOWS = {"stream_window": 4 << 20, "connection_window": 64 << 20, "max_frame": 1 << 20}
 _TAKE = 1 << 20
 """Bytes that wait in the transport for the kernel; the rest stays in the codec."""
@@ -42,12 +41,9 @@ class GrpcServer:
     def __init__(
         self, sock: socket.socket, methods: Mapping[str, Method], settings: Settings, offload: Threads
     ) -> None:
-        self.limits: Limits = settings.limits
-        self.offload = offload
-        self.is_logged = settings.access_log
+        self.limits, self.is_logged, self.offload = settings.limits, settings.access_log, offload
         self.heads = CallHeads(methods, settings.token)
         context = tls_context(settings.tls, "h2") if settings.tls else None
-        self.port: int = sock.getsockname()[1]
         self._listener = Listener(sock, lambda transport: Connection(self, transport), self.limits, context)
 
     async def stop(self, grace: float) -> None:
@@ -69,7 +65,7 @@ class Connection:
     """The calls of one connection: the protocol of a Transport."""
 
     __slots__ = (
-        "_arrived", "_is_awake", "_owed", "_server", "_transport", "calls", "http2", "max_message", "offload", "peer",
+        "_arrived", "_is_awake", "_owed", "_server", "_transport", "calls", "http2", "max_message", "offload",
     )  # fmt: skip
 
     room = None
@@ -82,8 +78,7 @@ class Connection:
         )
         self.calls: dict[int, Call] = {}
         self.offload, self.max_message = server.offload, min(limits.message, GRPC_MOST)
-        self._server, self._transport, self.peer = server, transport, transport.peer
-        self._arrived = 0
+        self._server, self._transport, self._arrived = server, transport, 0
         self._is_awake = False  # what is queued will be sent in this turn of the loop
         self._owed: dict[int, int] = {}  # bytes by stream that the client may send again later
 
@@ -102,14 +97,13 @@ class Connection:
             self.drained()
 
     def _handle(self, events: list[Any]) -> None:
-        calls = self.calls
         for event in events:
             kind = type(event)
             if kind is RequestHeaders:
                 self._begin(event.stream, self._server.heads.head(event.headers), event.data, event.end)
             elif kind is HeadersTooLarge:
                 self._begin(event.stream, _TOO_LARGE, b"", True)
-            elif (call := calls.get(event.stream)) is None:
+            elif (call := self.calls.get(event.stream)) is None:
                 continue
             elif kind is RequestData:
                 call.received(event.data, event.end, self._arrived)
@@ -155,12 +149,11 @@ class Connection:
         self._is_awake = False
 
     def over(self, call: Call, code: str) -> None:
-        """Forget a call."""
         del self.calls[call.stream]
         if call.timer is not None:
             call.timer.cancel()
         if self._server.is_logged:
-            access.log(self.peer, "GRPC", call.head.path, code, call.began)
+            access.log(self._transport.peer, "GRPC", call.head.path, code, call.began)
         if not self._is_awake:
             self.wake()
 
@@ -176,8 +169,7 @@ class Connection:
         for call in list(self.calls.values()):
             call.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
         self.drained()
-        if not self._transport.closed:
-            self._transport.linger()
+        self._transport.linger()
 
     def lost(self) -> None:
         for call in list(self.calls.values()):

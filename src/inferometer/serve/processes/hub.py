@@ -1,8 +1,7 @@
 """All processes of the server. The hub starts them, passes on what concerns all of them, and stops when a front end fails.
 
-With several front ends, this is all that the hub's process does. With one, it is the front end as well, and the others
-are models. `Group` is what a front end knows of the others: an operation that concerns the whole server goes to all of
-them, each carries out its own part, and results are added up.
+With several front ends, this is all that its process does; with one, it is the front end as well. `Group` is what a front
+end knows of the others: what concerns the whole server is carried out by all of them, and results are added up.
 """
 
 import asyncio
@@ -51,8 +50,7 @@ class Hub(contextlib.AbstractAsyncContextManager["Hub"]):
         """What front ends call the hub for, and what this process does for all if it is a front end itself."""
         self._front_ends: Sequence[Link] = ()
         self._models: dict[str, Link] = {}  # the newest process of each
-        self._started: dict[str, asyncio.Future[Any]] = {}
-        """The address and description of models, by the number of the load request and the name."""
+        self._started: dict[str, asyncio.Future[Any]] = {}  # addresses and descriptions, by load request and name
         self._processes: dict[Process, tuple[Link, asyncio.Task[None]]] = {}  # running, with what waits for their end
         self._serial = 0
 
@@ -174,14 +172,9 @@ class Group:
 
     def __init__(self, hub: Hub | Link, models: Models, simulator: Simulator | None) -> None:
         """Take part, with these models. `hub` is in this process, or at the other end of a link."""
-        self.is_shared = isinstance(hub, Link)
-        """Whether there are several front ends."""
+        self.is_shared = isinstance(hub, Link)  # among several front ends
         self._call, self._models, models.group = hub.call, models, self
-        counted = model_process.counted(models)
-        hub.handlers |= models.operations | counted
-        if simulator is not None:
-            page, sim_page = counted["metrics"], simulator.metrics
-            hub.handlers["metrics"] = lambda: page() + sim_page()
+        hub.handlers |= models.operations | model_process.counted(models, simulator.metrics if simulator else bytes)
 
     async def everywhere(self, operation: str, *arguments: Any) -> None:
         """Carry out one of Models.operations in all front ends."""

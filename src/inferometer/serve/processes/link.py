@@ -1,7 +1,7 @@
 """A connection between two processes of the server: messages, calls that return a result, and streams of results.
 
 A message is its length and msgpack of [number, name, arguments]. The number is 0 for a message without a result, positive
-for a call, and that number negated for what comes back: a `_PART` of a stream, the result (""), or the kind of the error.
+for a call, and that number negated for what comes back: a "part" of a stream, the result (""), or the kind of the error.
 
 The sockets have no names, or abstract ones, so that nothing is left in the file system, and both sides accept only
 processes of their own user.
@@ -36,12 +36,10 @@ from inferometer.tensors import Tensor
 Handlers = dict[str, Callable[..., Any]]
 Callback = Callable[..., None]
 _LENGTH = struct.Struct("<I")
-_PART = "part"
 _ERRORS: dict[str, Callable[..., Exception]] = {"Refused": Refused, "UserError": UserError}
 _INLINE = 32 << 10
 """Bytes up to which a message carries its tensors itself."""
-_ALIGN = 64
-_SMALLEST = 1 << 20
+_ALIGN, _SMALLEST = 64, 1 << 20
 _IDLE = 256 << 20
 """Bytes of unused segments that are kept for the next tensors: new memory costs many times the copy."""
 
@@ -57,19 +55,17 @@ class Link(asyncio.Protocol):
         self.handlers, self.other = handlers, other
         self.streams: Handlers = {}
         self.loop = asyncio.get_running_loop()
-        self.lost = self.loop.create_future()
-        """Callback when the connection has ended."""
+        self.lost = self.loop.create_future()  # done when the connection has ended
         self._transport: asyncio.Transport | None = None
         self._rest = b""
         self._numbers = itertools.count(1)
         self._calls: dict[int, tuple[Callback, Callback]] = {}
         self._running: dict[int, asyncio.Task[Any]] = {}  # what the other process has called
-        self._encode = msgspec.msgpack.Encoder().encode
 
     def tell(self, name: str, *arguments: Any, number: int = 0) -> None:
         """Send a message without a result; it is dropped if the connection has ended."""
         if self._transport is not None:
-            data = self._encode((number, name, arguments))
+            data = msgspec.msgpack.encode((number, name, arguments))
             self._transport.write(_LENGTH.pack(len(data)) + data)
 
     def start(self, name: str, *arguments: Any, done: Callback, part: Callback = ignore) -> int:
@@ -120,7 +116,7 @@ class Link(asyncio.Protocol):
     def _take(self, number: int, name: str, arguments: list[Any]) -> None:
         if number > 0:
             self._running[number] = self.loop.create_task(self._run(number, name, arguments))
-        elif number < 0 and name == _PART:
+        elif number < 0 and name == "part":
             self._calls[-number][0](*arguments)
         elif number < 0:
             done = self._calls.pop(-number)[1]
@@ -134,7 +130,7 @@ class Link(asyncio.Protocol):
         reply = partial(self.tell, number=-number)
         try:
             if name in self.streams:
-                reply("", await self.streams[name](partial(reply, _PART), *arguments))
+                reply("", await self.streams[name](partial(reply, "part"), *arguments))
             elif name in self.handlers:
                 reply("", await called(self.handlers[name], arguments))
             else:
@@ -151,13 +147,11 @@ class Link(asyncio.Protocol):
 
 
 async def called(handler: Callable[..., Any], arguments: Iterable[Any]) -> Any:
-    """Return the result of a function or coroutine function."""
     result = handler(*arguments)
     return await result if inspect.isawaitable(result) else result
 
 
 async def attach(sock: socket.socket, handlers: Handlers, other: str = "the server") -> Link:
-    """Return the link on a connected socket."""
     return (await asyncio.get_running_loop().create_unix_connection(lambda: Link(handlers, other), sock=sock))[1]
 
 
@@ -189,15 +183,14 @@ class Segments:
 
     def unpack(self, pid: int, number: int, packed: list[Any]) -> dict[str, Tensor]:
         """Return the tensors that the other process has packed."""
-        if number < 0:
-            return {name: Tensor(name, datatype, tuple(shape), data) for name, datatype, shape, data in packed}
-        if number not in self._mapped:
-            with Path(f"/proc/{pid}/fd/{number}").open("r+b") as file:
-                self._mapped[number] = mmap.mmap(file.fileno(), 0)
-        whole = np.frombuffer(self._mapped[number], np.uint8)
-        weakref.finalize(whole, self._free, number)
-        parts = [(name, kind, tuple(shape), whole[at : at + size].data) for name, kind, shape, (at, size) in packed]
-        return {part[0]: Tensor(*part) for part in parts}
+        if number >= 0:
+            if number not in self._mapped:
+                with Path(f"/proc/{pid}/fd/{number}").open("r+b") as file:
+                    self._mapped[number] = mmap.mmap(file.fileno(), 0)
+            whole = np.frombuffer(self._mapped[number], np.uint8)
+            weakref.finalize(whole, self._free, number)
+            packed = [(name, kind, shape, whole[at : at + size].data) for name, kind, shape, (at, size) in packed]
+        return {name: Tensor(name, kind, tuple(shape), data) for name, kind, shape, data in packed}
 
     def unused(self, number: int) -> None:
         """Keep our segment for the next tensors: the other process has no use for it any longer, or never got it."""
@@ -228,6 +221,4 @@ class Segments:
     def _close(self) -> None:
         for number in self._own:
             os.close(number)  # the mappings go when nothing refers to them
-        self._own.clear()
-        self._idle.clear()
-        self._mapped.clear()
+        self._own, self._idle, self._mapped = {}, {}, {}

@@ -67,23 +67,15 @@ def _forward(
         inference.queue_ns, inference.compute_ns = queue_ns, compute_ns
         emit(segments.unpack(*made) if inference.text is None else TextPart(*made))
 
-    def cancel() -> None:
-        if number:
-            link.tell("cancel", number)
-
     tensors = list(inputs.values())
     offload.run(sum([len(tensor.data) for tensor in tensors]) // COPIED, lambda: segments.pack(tensors), send)
-    return cancel
-
-
-# --- in the model's process ------------------------------------------------------------------------------------------
+    return lambda: link.tell("cancel", number)  # 0, if it is not sent yet, has no effect
 
 
 async def load(
     link: Link, name: str, path: str | None, config: str, device: str, overrides: list[str]
 ) -> tuple[bytes, Description]:
-    """Load the model and listen for front ends; return the address. When the last front end has gone, `link` to the hub
-    is closed."""
+    """Be the model's process: load it and listen for front ends. The `link` to the hub is closed after the last of them."""
     models = Models(link.loop, device=device, overrides=tuple(overrides), limit=UNLIMITED)  # front ends limit them
     models.add_source(ModelSource(name, Path(path) if path else None))
     await models.start(config)
@@ -108,10 +100,11 @@ async def load(
     return sock.getsockname(), (model.config.SerializeToString(), *facts)
 
 
-def counted(models: Models) -> Handlers:
-    """Return what a process that has models contributes to the metrics and statistics of the server."""
+def counted(models: Models, more: Callable[[], bytes] = bytes) -> Handlers:
+    """Return what a process contributes to the metrics and statistics of the server: with its models, and `more`."""
+    started = time.time()
     return {
-        "metrics": partial(statistics.page, models, time.time()),
+        "metrics": lambda: statistics.page(models, started) + more(),
         "statistics": lambda *which: control.own_statistics(models, *which).SerializeToString(),
     }
 
@@ -129,7 +122,7 @@ async def _infer(
         models.submit(inference)
 
     fields["text"] = msgspec.convert(fields["text"], TextRequest | None)
-    outputs = tuple([Wanted(name) for name in wanted])
+    outputs = tuple(map(Wanted, wanted))
     inference = Inference(inputs=segments.unpack(*packed), responded=responded, wanted=outputs, **fields)
     try:
         await result_of(start)

@@ -105,7 +105,6 @@ class Listener:
             transport.close()
 
     def serve(self, sock: socket.socket, peer: str = "") -> Transport:
-        """Serve the requests that arrive over `sock`."""
         sock.setblocking(False)
         transport = Transport(self, sock, peer) if self._tls is None else TlsTransport(self, sock, peer, self._tls)
         transport.protocol = self._make_protocol(transport)

@@ -37,8 +37,7 @@ NOT_NOW = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 READ = 64 * 1024
 _JOINED = 16 * 1024
 """Pending parts up to this size are merged by copying; larger ones are kept as they are."""
-_AT_ONCE = 64
-"""Maximum parts per sendmsg()."""
+_AT_ONCE = 64  # parts per sendmsg()
 _LINGER_S = 1.0
 _RESET = struct.pack("ii", 1, 0)
 
@@ -63,8 +62,7 @@ class Transport:
         """When the client last made progress: it read what was sent, or something expected has arrived. (Not the
         kernel's timestamp, which follows steps of the wall clock.)"""
         self.peer = peer  # for the access log
-        self.unsent = 0
-        """Bytes that the kernel has not accepted yet."""
+        self.unsent = 0  # bytes that the kernel has not accepted yet
         self._sock, self._send = sock, sock.send
         self._listener = listener
         self._out: deque[bytearray | memoryview] = deque()
@@ -146,7 +144,6 @@ class Transport:
                 self.loop.add_writer(self._sock, self._writable)
 
     def _send_some(self) -> None:
-        """Send what the kernel accepts."""
         out = self._out
         try:
             sent = self._sock.sendmsg(list(islice(out, _AT_ONCE)))
