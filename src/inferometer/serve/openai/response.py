@@ -1,10 +1,10 @@
 """Responses of the OpenAI endpoints: whole bodies, and server-sent events in HTTP chunks.
 
-A class per API says what its events and bodies are; each response has an instance. The content events of a stream
-differ only in their text: one is encoded, and what is around its text is used for all. Texts are passed JSON-escaped.
+A class per family of APIs makes the JSON of events and bodies. The content events of a stream differ only in their text:
+one is encoded, and what is around its text is used for all. Texts are passed JSON-escaped.
 
-A Stream sends each piece of text at once, a Whole collects them into one body; both stamp the time just before each
-send(). They have the same methods: `begin` once the request is accepted, `text` for each piece, then `end` or `fail`.
+A Response collects its text into one body, a Stream sends each piece at once; both stamp the time just before each send().
+`begin` is called once the request is accepted, `text` for each piece, then `end` or `fail`.
 """
 
 import base64
@@ -29,78 +29,59 @@ from inferometer.wire.http1_requests import Request
 json_bytes = msgspec.json.encode
 Json = dict[str, Any]
 
-_MARK = b"\0"  # never part of JSON
-_MARKED = Raw(b'"\0"')
 
-# --- formats ---------------------------------------------------------------------------------------------------------
-
-
-class Completion:
-    """A response of OpenAI's completions."""
+class OpenAiFormat:
+    """The JSON of completions and chat completions."""
 
     done = chunk(b"data: [DONE]\n\n") + LAST_CHUNK
     """What follows the last event."""
-    id, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, model: str, n: int) -> None:
-        self._head = {"id": f"{self.id}-{n:016x}", "object": self.object, "created": int(time.time()), "model": model}
+    def __init__(self, api: str, model: str, n: int) -> None:
+        self._is_chat, self._model, self._created = api == "chat", model, int(time.time())
+        self._id = f"chatcmpl-{n:016x}" if self._is_chat else f"cmpl-{n:016x}"
 
     def opening(self, n_in: int) -> list[Json]:
         """Return the events before the text."""
-        return []
+        return [self._json("delta", {"role": "assistant", "content": ""})] if self._is_chat else []
 
     def content(self, text: Raw, usage: Json | None = None) -> Json:
         """Return the event of a part of the text."""
-        return self._event([_choice(self._part(text), None)], usage)
+        return self._json("delta", {"content": text}, None, usage)
 
     def closing(self, reason: str, usage: Json | None, stopped: str | None) -> list[Json]:
         """Return the events after the text; `stopped` is the stop text that ended it."""
-        end = self._event([_choice(self._part(None), reason)], None)
-        return [end] if usage is None else [end, self._event([], usage)]
+        end = self._json("delta", {}, reason)
+        return [end] if usage is None else [end, {**end, "choices": [], "usage": usage}]
 
     def body(self, text: Raw, reason: str, usage: Json, stopped: str | None) -> Json:
         """Return the body of a response that is not streamed."""
-        return {**self._head, "choices": [_choice(self._whole(text), reason)], "usage": usage}
+        return self._json("message", {"role": "assistant", "content": text}, reason, usage)
 
     def usage(self, n_in: int, n_out: int, cached: int) -> Json:
         counts = {"prompt_tokens": n_in, "completion_tokens": n_out, "total_tokens": n_in + n_out}
         return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
 
-    def _event(self, choices: list[Json], usage: Json | None) -> Json:
-        event = {**self._head, "object": self.chunk_object, "choices": choices}
-        return event if usage is None else {**event, "usage": usage}
-
-    def _part(self, text: Raw | None) -> Json:
-        return {"text": "" if text is None else text}
-
-    _whole = _part
-
-
-class Chat(Completion):
-    """A response of OpenAI's chat completions."""
-
-    id, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def opening(self, n_in: int) -> list[Json]:
-        return [self._event([_choice({"delta": {"role": "assistant", "content": ""}}, None)], None)]
-
-    def _part(self, text: Raw | None) -> Json:
-        return {"delta": {} if text is None else {"content": text}}
-
-    def _whole(self, text: Raw | None) -> Json:
-        return {"message": {"role": "assistant", "content": text}}
+    def _json(self, kind: str, message: Json, reason: str | None = None, usage: Json | None = None) -> Json:
+        """Return an event or a body. A chat has the whole `message` as its `kind`; completions have only its text."""
+        if self._is_chat:
+            name, text = "chat.completion.chunk" if kind == "delta" else "chat.completion", {kind: message}
+        else:
+            name, text = "text_completion", {"text": message.get("content", "")}
+        choice = {"index": 0, **text, "logprobs": None, "finish_reason": reason}
+        made = {"id": self._id, "object": name, "created": self._created, "model": self._model, "choices": [choice]}
+        return made if usage is None else {**made, "usage": usage}
 
 
-class Message:
-    """A response of Anthropic's Messages API."""
+class AnthropicFormat:
+    """The JSON of Anthropic's messages; it has the same methods."""
 
     done = LAST_CHUNK
 
-    def __init__(self, model: str, n: int) -> None:
-        self._head = {"id": f"msg_{n:016x}", "type": "message", "role": "assistant", "model": model}
+    def __init__(self, api: str, model: str, n: int) -> None:
+        self._head = {"id": f"msg_{n:016x}", "type": api, "role": "assistant", "model": model}
 
     def opening(self, n_in: int) -> list[Json]:
-        message: Json = self._head | {"content": []} | _stop("", None) | {"usage": self.usage(n_in, 0, 0)}
+        message = self.body(_quoted(b""), "", self.usage(n_in, 0, 0), None)
         block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
         return [{"type": "message_start", "message": message}, block, {"type": "ping"}]
 
@@ -108,36 +89,25 @@ class Message:
         return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
 
     def closing(self, reason: str, usage: Json | None, stopped: str | None) -> list[Json]:
-        delta = {"type": "message_delta", "delta": _stop(reason, stopped), "usage": usage}
+        delta = {"type": "message_delta", "delta": self._stop(reason, stopped), "usage": usage}
         return [{"type": "content_block_stop", "index": 0}, delta, {"type": "message_stop"}]
 
     def body(self, text: Raw, reason: str, usage: Json, stopped: str | None) -> Json:
-        content = [{"type": "text", "text": text}] if text != Raw(b'""') else []
-        return self._head | {"content": content} | _stop(reason, stopped) | {"usage": usage}
+        content = [{"type": "text", "text": text}] if text != _quoted(b"") else []
+        return {**self._head, "content": content, **self._stop(reason, stopped), "usage": usage}
 
     def usage(self, n_in: int, n_out: int, cached: int) -> Json:
         """Return the usage. `input_tokens` are those that were not read from the cache."""
         counts = {"input_tokens": n_in - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached}
         return {**counts, "output_tokens": n_out}
 
-
-_FORMATS: dict[str, type[Completion | Message]] = {"completion": Completion, "chat": Chat, "message": Message}
-
-
-def _choice(text: Json, reason: str | None) -> Json:
-    return {"index": 0, **text, "logprobs": None, "finish_reason": reason}
-
-
-def _stop(reason: str, stopped: str | None) -> Json:
-    found = {"length": "max_tokens", "stop": "end_turn" if stopped is None else "stop_sequence"}.get(reason)
-    return {"stop_reason": found, "stop_sequence": stopped}
-
-
-# --- responses -------------------------------------------------------------------------------------------------------
+    def _stop(self, reason: str, stopped: str | None) -> Json:
+        found = {"length": "max_tokens", "stop": "end_turn" if stopped is None else "stop_sequence"}.get(reason)
+        return {"stop_reason": found, "stop_sequence": stopped}
 
 
 class Response:
-    """What streams and whole responses have in common."""
+    """A response as one body, and what a stream has in common with it."""
 
     def __init__(
         self, connection: Connection, request: Request, asked: TextRequest, model: str, n: int, n_in: int = 0
@@ -154,11 +124,22 @@ class Response:
         self.keep_alive = request.keep_alive
         """Whether the connection stays open after the response."""
         self.write = connection.write
-        self._format = _FORMATS.get(asked.api, Completion)(model, n)
+        self._format = (AnthropicFormat if asked.api == "message" else OpenAiFormat)(asked.api, model, n)
         self._has_begun = False
 
-    def usage(self) -> Json:
-        return self._format.usage(self.n_in, self.written, self.cached)
+    def begin(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def text(self, text: bytes, count: int) -> None:
+        """Add the text of `count` tokens."""
+        self.written += count
+        self._pieces.append(text)
+
+    def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
+        """Complete the response, with the text of the last `count` tokens, if there is some, in the same send()."""
+        self.text(text, count)
+        text = b"".join(self._pieces)
+        self.send(json_bytes(self._format.body(_quoted(text), reason, self.usage(), self.stopped)))
 
     def send(self, body: bytes) -> None:
         """Send a body with status 200."""
@@ -168,6 +149,9 @@ class Response:
         keep = self.request.keep_alive
         self.write(responses.head(200, len(body), keep_alive=keep, extra=timing) + body)
         self.finish()
+
+    def usage(self) -> Json:
+        return self._format.usage(self.n_in, self.written, self.cached)
 
     def finish(self) -> None:
         """Continue with the next request of the connection, or close it."""
@@ -191,7 +175,7 @@ class Stream(Response):
         """Send the headers, with what precedes the text."""
         self._has_begun = True
         # What precedes and follows the text in a content event, and the chunk's size line by the text's length.
-        self._before, _, after = _event(self._format.content(_MARKED)).partition(_MARK)
+        self._before, _, after = _event(self._format.content(_quoted(b"\0"))).partition(b"\0")  # never part of JSON
         self._after, self._sizes = after + b"\r\n", _size_lines(len(self._before) + len(after))
         if self.asked.running_usage:
             self._sizes = []  # no chunk is like the others
@@ -208,7 +192,6 @@ class Stream(Response):
         self.write(data)
 
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
-        """Complete the response, with the text of the last `count` tokens, if there is some, in the same send()."""
         self.written += count
         data = self._content(text) if text else b""
         closing = self._format.closing(reason, self.usage() if self.asked.usage else None, self.stopped)
@@ -220,27 +203,6 @@ class Stream(Response):
 
     def _content(self, text: bytes) -> bytes:
         return _events(self._format.content(_quoted(text), self.usage() if self.asked.running_usage else None))
-
-
-class Whole(Response):
-    """A response as one body."""
-
-    def begin(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def text(self, text: bytes, count: int) -> None:
-        """Add the text of `count` tokens."""
-        self.written += count
-        self._pieces.append(text)
-
-    def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
-        """Send the body, with the text of the last `count` tokens."""
-        self.text(text, count)
-        text = b"".join(self._pieces)
-        self.send(json_bytes(self._format.body(_quoted(text), reason, self.usage(), self.stopped)))
-
-
-# --- bytes -----------------------------------------------------------------------------------------------------------
 
 
 def escaped(text: str) -> bytes:

@@ -5,6 +5,7 @@
 KINDS and WHENS describe the syntax. Requests are counted from 1; only those with a response of tokens or vectors count.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -99,19 +100,13 @@ def _whole(text: str, low: int, high: int = 1 << 62) -> int:
     return int(text)
 
 
-class Faults:
-    """Selects the fault of each request; the first matching rule wins."""
-
-    def __init__(self, rules: tuple[str, ...], seed: int) -> None:
-        self.rules, self._seed = [parse_fault(rule) for rule in rules], seed
-
-    def pick(self, n: int) -> Fault | None:
-        """Return the fault of the n-th request."""
-        for index, rule in enumerate(self.rules):
-            is_counted = n == rule.nth or (rule.every and n % rule.every == 0)
-            if is_counted or (rule.share and noise(self._seed ^ _SHARE, n, index) < 2 * rule.share - 1):
-                return rule
-        return None
+def pick(rules: Sequence[Fault], n: int, seed: int) -> Fault | None:
+    """Return the fault of the n-th request: that of the first rule that matches."""
+    for index, rule in enumerate(rules):
+        is_counted = n == rule.nth or (rule.every and n % rule.every == 0)
+        if is_counted or (rule.share and noise(seed ^ _SHARE, n, index) < 2 * rule.share - 1):
+            return rule
+    return None
 
 
 def noise(seed: int, n: int, k: int) -> float:
