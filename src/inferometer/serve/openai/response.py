@@ -1,10 +1,8 @@
 """Responses of the OpenAI endpoints: whole bodies, and server-sent events in HTTP chunks.
 
-A class per family of APIs makes the JSON of events and bodies. The content events of a stream differ only in their text:
-one is encoded, and what is around its text is used for all. Texts are passed JSON-escaped.
-
 A Response collects its text into one body, a Stream sends each piece at once; both stamp the time just before each send().
-`begin` is called once the request is accepted, `text` for each piece, then `end` or `fail`.
+`begin` is called once the request is accepted, `text` for each piece, then `end` or `fail`. Texts are passed JSON-escaped.
+The content events of a stream differ only in their text: one is encoded, and what is around its text is used for all.
 """
 
 import base64
@@ -36,74 +34,75 @@ class OpenAiFormat:
     done = chunk(b"data: [DONE]\n\n") + LAST_CHUNK
     """What follows the last event."""
 
-    def __init__(self, api: str, model: str, n: int) -> None:
-        self._is_chat, self._model, self._created = api == "chat", model, int(time.time())
-        self._id = f"chatcmpl-{n:016x}" if self._is_chat else f"cmpl-{n:016x}"
-
-    def opening(self, n_in: int) -> list[Json]:
+    def opening(self, out: "Response") -> list[Json]:
         """Return the events before the text."""
-        return [self._json("delta", {"role": "assistant", "content": ""})] if self._is_chat else []
+        return [self._json(out, "delta", {"role": "assistant", "content": ""})] if out.asked.api == "chat" else []
 
-    def content(self, text: Raw, usage: Json | None = None) -> Json:
+    def content(self, out: "Response", text: Raw) -> Json:
         """Return the event of a part of the text."""
-        return self._json("delta", {"content": text}, None, usage)
+        return self._json(out, "delta", {"content": text}, None, out.asked.running_usage)
 
-    def closing(self, reason: str, usage: Json | None, stopped: str | None) -> list[Json]:
-        """Return the events after the text; `stopped` is the stop text that ended it."""
-        end = self._json("delta", {}, reason)
-        return [end] if usage is None else [end, {**end, "choices": [], "usage": usage}]
+    def closing(self, out: "Response", reason: str) -> list[Json]:
+        """Return the events after the text."""
+        end = self._json(out, "delta", {}, reason)
+        return [end, {**end, "choices": [], "usage": self._usage(out)}] if out.asked.usage else [end]
 
-    def body(self, text: Raw, reason: str, usage: Json, stopped: str | None) -> Json:
+    def body(self, out: "Response", text: Raw, reason: str) -> Json:
         """Return the body of a response that is not streamed."""
-        return self._json("message", {"role": "assistant", "content": text}, reason, usage)
+        return self._json(out, "message", {"role": "assistant", "content": text}, reason, True)
 
-    def usage(self, n_in: int, n_out: int, cached: int) -> Json:
-        counts = {"prompt_tokens": n_in, "completion_tokens": n_out, "total_tokens": n_in + n_out}
-        return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
-
-    def _json(self, kind: str, message: Json, reason: str | None = None, usage: Json | None = None) -> Json:
-        """Return an event or a body. A chat has the whole `message` as its `kind`; completions have only its text."""
-        if self._is_chat:
-            name, text = "chat.completion.chunk" if kind == "delta" else "chat.completion", {kind: message}
+    def _json(
+        self, out: "Response", kind: str, message: Json, reason: str | None = None, has_usage: bool = False
+    ) -> Json:
+        """Return an event or a body. In a chat, `message` is the value of `kind`; completions have only its text."""
+        if out.asked.api == "chat":
+            prefix, name, text = "chatcmpl-", "chat.completion", {kind: message}
+            name += ".chunk" if kind == "delta" else ""
         else:
-            name, text = "text_completion", {"text": message.get("content", "")}
-        choice = {"index": 0, **text, "logprobs": None, "finish_reason": reason}
-        made = {"id": self._id, "object": name, "created": self._created, "model": self._model, "choices": [choice]}
-        return made if usage is None else {**made, "usage": usage}
+            prefix, name, text = "cmpl-", "text_completion", {"text": message.get("content", "")}
+        made: Json = {"id": f"{prefix}{out.n:016x}", "object": name, "created": out.created, "model": out.model}
+        made["choices"] = [{"index": 0, **text, "logprobs": None, "finish_reason": reason}]
+        if has_usage:
+            made["usage"] = self._usage(out)
+        return made
+
+    def _usage(self, out: "Response") -> Json:
+        counts = {"prompt_tokens": out.n_in, "completion_tokens": out.written, "total_tokens": out.n_in + out.written}
+        return {**counts, "prompt_tokens_details": {"cached_tokens": out.cached}}
 
 
 class AnthropicFormat:
-    """The JSON of Anthropic's messages; it has the same methods."""
+    """The JSON of Anthropic's messages, with the same methods."""
 
     done = LAST_CHUNK
 
-    def __init__(self, api: str, model: str, n: int) -> None:
-        self._head = {"id": f"msg_{n:016x}", "type": api, "role": "assistant", "model": model}
-
-    def opening(self, n_in: int) -> list[Json]:
-        message = self.body(_quoted(b""), "", self.usage(n_in, 0, 0), None)
+    def opening(self, out: "Response") -> list[Json]:
         block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        return [{"type": "message_start", "message": message}, block, {"type": "ping"}]
+        return [{"type": "message_start", "message": self.body(out, _quoted(b""), "")}, block, {"type": "ping"}]
 
-    def content(self, text: Raw, usage: Json | None = None) -> Json:
+    def content(self, out: "Response", text: Raw) -> Json:
         return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
 
-    def closing(self, reason: str, usage: Json | None, stopped: str | None) -> list[Json]:
-        delta = {"type": "message_delta", "delta": self._stop(reason, stopped), "usage": usage}
+    def closing(self, out: "Response", reason: str) -> list[Json]:
+        delta = {"type": "message_delta", "delta": self._stop(out, reason), "usage": self._usage(out)}
         return [{"type": "content_block_stop", "index": 0}, delta, {"type": "message_stop"}]
 
-    def body(self, text: Raw, reason: str, usage: Json, stopped: str | None) -> Json:
+    def body(self, out: "Response", text: Raw, reason: str) -> Json:
+        head = {"id": f"msg_{out.n:016x}", "type": "message", "role": "assistant", "model": out.model}
         content = [{"type": "text", "text": text}] if text != _quoted(b"") else []
-        return {**self._head, "content": content, **self._stop(reason, stopped), "usage": usage}
+        return {**head, "content": content, **self._stop(out, reason), "usage": self._usage(out)}
 
-    def usage(self, n_in: int, n_out: int, cached: int) -> Json:
-        """Return the usage. `input_tokens` are those that were not read from the cache."""
-        counts = {"input_tokens": n_in - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached}
-        return {**counts, "output_tokens": n_out}
+    def _stop(self, out: "Response", reason: str) -> Json:
+        found = {"length": "max_tokens", "stop": "end_turn" if out.stopped is None else "stop_sequence"}.get(reason)
+        return {"stop_reason": found, "stop_sequence": out.stopped}
 
-    def _stop(self, reason: str, stopped: str | None) -> Json:
-        found = {"length": "max_tokens", "stop": "end_turn" if stopped is None else "stop_sequence"}.get(reason)
-        return {"stop_reason": found, "stop_sequence": stopped}
+    def _usage(self, out: "Response") -> Json:
+        fresh = out.n_in - out.cached
+        counts = {"input_tokens": fresh, "cache_creation_input_tokens": 0, "cache_read_input_tokens": out.cached}
+        return {**counts, "output_tokens": out.written}
+
+
+_OPENAI, _ANTHROPIC = OpenAiFormat(), AnthropicFormat()
 
 
 class Response:
@@ -112,7 +111,8 @@ class Response:
     def __init__(
         self, connection: Connection, request: Request, asked: TextRequest, model: str, n: int, n_in: int = 0
     ) -> None:
-        self.connection, self.request, self.asked, self.n, self.n_in = connection, request, asked, n, n_in
+        self.connection, self.request, self.asked, self.model = connection, request, asked, model
+        self.n, self.n_in, self.created = n, n_in, int(time.time())
         self.started, self.cached = request.arrived, 0
         """When the model began to compute, and how many tokens of the prompt it found in its cache."""
         self.stopped: str | None = None
@@ -124,7 +124,7 @@ class Response:
         self.keep_alive = request.keep_alive
         """Whether the connection stays open after the response."""
         self.write = connection.write
-        self._format = (AnthropicFormat if asked.api == "message" else OpenAiFormat)(asked.api, model, n)
+        self._format = _ANTHROPIC if asked.api == "message" else _OPENAI
         self._has_begun = False
 
     def begin(self) -> None:
@@ -138,8 +138,7 @@ class Response:
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
         """Complete the response, with the text of the last `count` tokens, if there is some, in the same send()."""
         self.text(text, count)
-        text = b"".join(self._pieces)
-        self.send(json_bytes(self._format.body(_quoted(text), reason, self.usage(), self.stopped)))
+        self.send(json_bytes(self._format.body(self, _quoted(b"".join(self._pieces)), reason)))
 
     def send(self, body: bytes) -> None:
         """Send a body with status 200."""
@@ -149,9 +148,6 @@ class Response:
         keep = self.request.keep_alive
         self.write(responses.head(200, len(body), keep_alive=keep, extra=timing) + body)
         self.finish()
-
-    def usage(self) -> Json:
-        return self._format.usage(self.n_in, self.written, self.cached)
 
     def finish(self) -> None:
         """Continue with the next request of the connection, or close it."""
@@ -175,34 +171,31 @@ class Stream(Response):
         """Send the headers, with what precedes the text."""
         self._has_begun = True
         # What precedes and follows the text in a content event, and the chunk's size line by the text's length.
-        self._before, _, after = _event(self._format.content(_quoted(b"\0"))).partition(b"\0")  # never part of JSON
+        sample = _event(self._format.content(self, _quoted(b"\0")))
+        self._before, _, after = sample.partition(b"\0")  # which is never part of JSON
         self._after, self._sizes = after + b"\r\n", _size_lines(len(self._before) + len(after))
         if self.asked.running_usage:
             self._sizes = []  # no chunk is like the others
-        self.write(responses.stream_head(self.request.keep_alive) + _events(*self._format.opening(self.n_in)))
+        self.write(responses.stream_head(self.request.keep_alive) + _events(*self._format.opening(self)))
 
-    def text(self, text: bytes, count: int) -> None:
-        """Send the text of `count` tokens."""
+    def text(self, text: bytes, count: int, more: bytes = b"") -> None:
+        """Send the text of `count` tokens, and what follows it."""
         self.written += count
         try:
-            data = self._sizes[len(text)] + self._before + text + self._after
+            data = self._sizes[len(text)] + self._before + text + self._after + more
         except IndexError:  # usage in every chunk, or a long text
-            data = self._content(text)
+            data = _events(self._format.content(self, _quoted(text))) + more
         self.stamps.append(now())
         self.write(data)
 
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
         self.written += count
-        data = self._content(text) if text else b""
-        closing = self._format.closing(reason, self.usage() if self.asked.usage else None, self.stopped)
-        data += _events(*closing) + self._format.done
+        closing = _events(*self._format.closing(self, reason)) + self._format.done
         if text:
-            self.stamps.append(now())
-        self.write(data)
+            self.text(text, 0, closing)
+        else:
+            self.write(closing)
         self.finish()
-
-    def _content(self, text: bytes) -> bytes:
-        return _events(self._format.content(_quoted(text), self.usage() if self.asked.running_usage else None))
 
 
 def escaped(text: str) -> bytes:

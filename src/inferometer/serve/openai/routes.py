@@ -24,11 +24,13 @@ class OpenAi:
     """The OpenAI endpoints of all text models."""
 
     def __init__(self, models: Models, sim: Simulator | None) -> None:
-        self._models, self._sim = models, sim
+        self._models = models
+        self._simulated = {} if sim is None else dict.fromkeys(sim.names, sim)
+        """The simulator by its name and those of its adapters."""
 
     def handle(self, connection: Connection, request: Request) -> None:
         path = request.path
-        if self._sim is None and not self._served():
+        if not self._simulated and not self._served():
             self._models.check_lost()
             raise Refused("NOT_FOUND", f"no such path: {path.decode('latin-1')}: no text model is served")
         if path == b"/v1/models" or path.startswith(b"/v1/models/"):
@@ -53,15 +55,14 @@ class OpenAi:
         _InProgress(self._models, model, kind(connection, request, asked, model.name, secrets.randbits(64)))
 
     def _served(self) -> dict[str, Model | Simulator]:
-        """Return the text models by name; the simulator also by the names of its adapters."""
-        simulated = {} if self._sim is None else dict.fromkeys(self._sim.names, self._sim)
+        """Return the text models by name."""
         models = map(self._models.find, self._models.names())
-        return simulated | {model.name: model for model in models if model.max_len}
+        return self._simulated | {model.name: model for model in models if model.max_len}
 
     def _find(self, name: str | None) -> Model | Simulator:
         """Return the model with this name, or the only one if the request names none."""
-        if self._sim is not None and name in self._sim.names:
-            return self._sim
+        if name in self._simulated:
+            return self._simulated[name]
         served = self._served()
         if name is None:
             names = [name for name, model in served.items() if name == model.name]  # without adapters

@@ -41,7 +41,19 @@ class BatchTiming(Timing):
     def advance(self, now: int) -> None:
         while self.due <= now:
             end = self.due
-            self._end(end)
+            for job, prefilled in self._step:
+                if job.gone:
+                    continue
+                if prefilled:
+                    job.left -= prefilled
+                    self.kv.publish(job.holding, job.keys, job.n_in + job.made - job.left)
+                    if job.left:
+                        continue
+                count = min(self._per_chunk, job.n_out - job.made)
+                job.made += count
+                if job.made == job.n_out:
+                    self._leave(job)
+                job.emit(count, end)
             self._begin(end)
 
     def _admit(self, at: int) -> None:
@@ -101,21 +113,6 @@ class BatchTiming(Timing):
             if job.started < 0:
                 job.started, job.cached = start, job.holding.cached
             yield job
-
-    def _end(self, end: int) -> None:
-        for job, prefilled in self._step:
-            if job.gone:
-                continue
-            if prefilled:
-                job.left -= prefilled
-                self.kv.publish(job.holding, job.keys, job.n_in + job.made - job.left)
-                if job.left:
-                    continue
-            count = min(self._per_chunk, job.n_out - job.made)
-            job.made += count
-            if job.made == job.n_out:
-                self._leave(job)
-            job.emit(count, end)
 
     def _leave(self, job: Job) -> None:
         super()._leave(job)
@@ -177,8 +174,7 @@ class KvCache:
         cached = len(keyed) * self.block
         self.queried += len(keys) * self.block
         self.hit += cached
-        self.held += woken + fresh
-        self._evict()
+        self._take(woken + fresh)
         return Holding(keyed, fresh, cached)
 
     def grow(self, holding: Holding, tokens: int) -> bool:
@@ -187,9 +183,8 @@ class KvCache:
         if fresh > 0:
             if self.held + fresh > self.capacity:
                 return False
-            self.held += fresh
+            self._take(fresh)
             holding.private += fresh
-            self._evict()
         return True
 
     def publish(self, holding: Holding, keys: Sequence[int], computed: int) -> None:
@@ -208,7 +203,9 @@ class KvCache:
                 self.idle[key] = None
                 self.held -= 1
 
-    def _evict(self) -> None:
+    def _take(self, blocks: int) -> None:
+        """Hold more blocks, for which the least recently used idle ones are evicted if necessary."""
+        self.held += blocks
         while self.held + len(self.idle) > self.capacity:
             key = next(iter(self.idle))
             del self.idle[key], self._holders[key]

@@ -22,7 +22,6 @@ NEVER = 1 << 62
 _TURN_NS = 2_000_000
 _SLICE_NS = 100_000
 """Tokens due within this time are produced before the clock is read again."""
-_NORMAL = NormalDist()
 
 
 class Job:
@@ -135,9 +134,9 @@ class FixedTiming(Timing):
     def _admit(self, at: int) -> None:
         while self.waiting and self.n_running < self._max_batch:
             job = self.waiting.popleft()
-            factor = self._factor(job)
-            ttft = round(self._spec.ttft * NS * factor)
-            job.is_running, job.started, job.base, job.itl = True, at, at + ttft, round(self._spec.itl * NS * factor)
+            scale = NS * self._factor(job)
+            ttft = round(self._spec.ttft * scale)
+            job.is_running, job.started, job.base, job.itl = True, at, at + ttft, round(self._spec.itl * scale)
             if self._spec.jitter:
                 job.base += round(ttft * self._spec.jitter * noise(self._seed, job.n, 0))
             self.n_running += 1
@@ -151,7 +150,7 @@ class FixedTiming(Timing):
         uniform = min(max((noise(self._seed, job.n, -1) + 1) / 2, 2.0**-53), 1 - 2.0**-53)
         if self._spec.service == "exponential":
             return -math.log1p(-uniform)
-        return math.exp(math.sqrt(math.log(2)) * _NORMAL.inv_cdf(uniform) - math.log(2) / 2)
+        return math.exp(math.sqrt(math.log(2)) * NormalDist().inv_cdf(uniform) - math.log(2) / 2)
 
 
 class Clockwork:
