@@ -31,7 +31,6 @@ _UNSUPPORTED = {
 }  # fmt: skip
 """Fields that would change a real model's response, each with the values, as JSON, that do not; null never does."""
 
-Body = bytes | memoryview
 Part = str | list[int]
 """A text, or its token ids."""
 AtLeastZero = Annotated[int, Meta(ge=0)]
@@ -49,12 +48,9 @@ class _TextPart(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-Content = str | list[_TextPart] | None
-
-
 class _Message(msgspec.Struct, frozen=True):
     role: str
-    content: Content = None
+    content: str | list[_TextPart] | None = None
 
 
 class Fields(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -63,7 +59,7 @@ class Fields(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model: str | None = None
     prompt: Texts | None = None
     messages: list[_Message] | None = None
-    system: Content = None
+    system: str | list[_TextPart] | None = None
     max_tokens: AtLeastOne | None = None
     max_completion_tokens: AtLeastOne | None = None
     min_tokens: AtLeastZero = 0
@@ -104,7 +100,7 @@ _decode = msgspec.json.Decoder(Fields).decode
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def parse(path: bytes, body: Body) -> TextRequest:
+def parse(path: bytes, body: bytes | memoryview) -> TextRequest:
     """Parse the body of a request to one of the APIs."""
     api, name = APIS[path]
     try:
@@ -154,7 +150,7 @@ def _parts(name: str, given: Texts) -> list[Part]:
     return parts  # type: ignore[return-value]
 
 
-def _joined(content: Content) -> str:
+def _joined(content: str | list[_TextPart] | None) -> str:
     """Return the texts of a message, joined as vLLM joins them."""
     if isinstance(content, str):
         return content
@@ -163,7 +159,7 @@ def _joined(content: Content) -> str:
     return "\n".join(part.text for part in content or ())
 
 
-def check_supported(body: Body) -> None:
+def check_supported(body: bytes | memoryview) -> None:
     """Refuse fields that real models do not support."""
     fields = _decode_raw(body)
     for name in fields.keys() & _UNSUPPORTED.keys():

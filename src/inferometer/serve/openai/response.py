@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,83 +28,6 @@ json_bytes = msgspec.json.encode
 Json = dict[str, Any]
 
 
-class OpenAiFormat:
-    """The JSON of completions and chat completions."""
-
-    done = chunk(b"data: [DONE]\n\n") + LAST_CHUNK
-    """What follows the last event."""
-
-    def opening(self, out: "Response") -> list[Json]:
-        """Return the events before the text."""
-        return [self._json(out, "delta", {"role": "assistant", "content": ""})] if out.asked.api == "chat" else []
-
-    def content(self, out: "Response", text: Raw) -> Json:
-        """Return the event of a part of the text."""
-        return self._json(out, "delta", {"content": text}, None, out.asked.running_usage)
-
-    def closing(self, out: "Response", reason: str) -> list[Json]:
-        """Return the events after the text."""
-        end = self._json(out, "delta", {}, reason)
-        return [end, {**end, "choices": [], "usage": self._usage(out)}] if out.asked.usage else [end]
-
-    def body(self, out: "Response", text: Raw, reason: str) -> Json:
-        """Return the body of a response that is not streamed."""
-        return self._json(out, "message", {"role": "assistant", "content": text}, reason, True)
-
-    def _json(
-        self, out: "Response", kind: str, message: Json, reason: str | None = None, has_usage: bool = False
-    ) -> Json:
-        """Return an event or a body. In a chat, `message` is the value of `kind`; completions have only its text."""
-        if out.asked.api == "chat":
-            prefix, name, text = "chatcmpl-", "chat.completion", {kind: message}
-            name += ".chunk" if kind == "delta" else ""
-        else:
-            prefix, name, text = "cmpl-", "text_completion", {"text": message.get("content", "")}
-        made: Json = {"id": f"{prefix}{out.n:016x}", "object": name, "created": out.created, "model": out.model}
-        made["choices"] = [{"index": 0, **text, "logprobs": None, "finish_reason": reason}]
-        if has_usage:
-            made["usage"] = self._usage(out)
-        return made
-
-    def _usage(self, out: "Response") -> Json:
-        counts = {"prompt_tokens": out.n_in, "completion_tokens": out.written, "total_tokens": out.n_in + out.written}
-        return {**counts, "prompt_tokens_details": {"cached_tokens": out.cached}}
-
-
-class AnthropicFormat:
-    """The JSON of Anthropic's messages, with the same methods."""
-
-    done = LAST_CHUNK
-
-    def opening(self, out: "Response") -> list[Json]:
-        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        return [{"type": "message_start", "message": self.body(out, _quoted(b""), "")}, block, {"type": "ping"}]
-
-    def content(self, out: "Response", text: Raw) -> Json:
-        return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
-
-    def closing(self, out: "Response", reason: str) -> list[Json]:
-        delta = {"type": "message_delta", "delta": self._stop(out, reason), "usage": self._usage(out)}
-        return [{"type": "content_block_stop", "index": 0}, delta, {"type": "message_stop"}]
-
-    def body(self, out: "Response", text: Raw, reason: str) -> Json:
-        head = {"id": f"msg_{out.n:016x}", "type": "message", "role": "assistant", "model": out.model}
-        content = [{"type": "text", "text": text}] if text != _quoted(b"") else []
-        return {**head, "content": content, **self._stop(out, reason), "usage": self._usage(out)}
-
-    def _stop(self, out: "Response", reason: str) -> Json:
-        found = {"length": "max_tokens", "stop": "end_turn" if out.stopped is None else "stop_sequence"}.get(reason)
-        return {"stop_reason": found, "stop_sequence": out.stopped}
-
-    def _usage(self, out: "Response") -> Json:
-        fresh = out.n_in - out.cached
-        counts = {"input_tokens": fresh, "cache_creation_input_tokens": 0, "cache_read_input_tokens": out.cached}
-        return {**counts, "output_tokens": out.written}
-
-
-_OPENAI, _ANTHROPIC = OpenAiFormat(), AnthropicFormat()
-
-
 class Response:
     """A response as one body, and what a stream has in common with it."""
 
@@ -115,14 +38,10 @@ class Response:
         self.n, self.n_in, self.created = n, n_in, int(time.time())
         self.started, self.cached = request.arrived, 0
         """When the model began to compute, and how many tokens of the prompt it found in its cache."""
-        self.stopped: str | None = None
-        """The stop text that ended the text."""
-        self.written = 0
-        """Tokens of the text so far."""
-        self.stamps = array("q")
-        """When each content chunk, or the body, was sent, in monotonic ns."""
-        self.keep_alive = request.keep_alive
-        """Whether the connection stays open after the response."""
+        self.stopped: str | None = None  # the stop text that ended the text
+        self.written = 0  # tokens of the text so far
+        self.stamps = array("q")  # when each content chunk, or the body, was sent, in monotonic ns
+        self.keep_alive = request.keep_alive  # whether the connection stays open after the response
         self.write = connection.write
         self._format = _ANTHROPIC if asked.api == "message" else _OPENAI
         self._has_begun = False
@@ -198,6 +117,82 @@ class Stream(Response):
         self.finish()
 
 
+class OpenAiFormat:
+    """The JSON of completions and chat completions."""
+
+    done = chunk(b"data: [DONE]\n\n") + LAST_CHUNK
+    """What follows the last event."""
+
+    def opening(self, out: Response) -> list[Json]:
+        """Return the events before the text."""
+        role = {"role": "assistant", "content": ""}
+        return [self._json(out, "delta", role, None, False)] if out.asked.api == "chat" else []
+
+    def content(self, out: Response, text: Raw) -> Json:
+        """Return the event of a part of the text."""
+        return self._json(out, "delta", {"content": text}, None, out.asked.running_usage)
+
+    def closing(self, out: Response, reason: str) -> list[Json]:
+        """Return the events after the text."""
+        end = self._json(out, "delta", {}, reason, False)
+        return [end, {**end, "choices": [], "usage": self._usage(out)}] if out.asked.usage else [end]
+
+    def body(self, out: Response, text: Raw, reason: str) -> Json:
+        """Return the body of a response that is not streamed."""
+        return self._json(out, "message", {"role": "assistant", "content": text}, reason, True)
+
+    def _json(self, out: Response, kind: str, message: Json, reason: str | None, has_usage: bool) -> Json:
+        """Return an event or a body. In a chat, `message` is the value of `kind`; completions have only its text."""
+        if out.asked.api == "chat":
+            prefix, name, text = "chatcmpl-", "chat.completion", {kind: message}
+            name += ".chunk" if kind == "delta" else ""
+        else:
+            prefix, name, text = "cmpl-", "text_completion", {"text": message.get("content", "")}
+        made: Json = {"id": f"{prefix}{out.n:016x}", "object": name, "created": out.created, "model": out.model}
+        made["choices"] = [{"index": 0, **text, "logprobs": None, "finish_reason": reason}]
+        if has_usage:
+            made["usage"] = self._usage(out)
+        return made
+
+    def _usage(self, out: Response) -> Json:
+        counts = {"prompt_tokens": out.n_in, "completion_tokens": out.written, "total_tokens": out.n_in + out.written}
+        return {**counts, "prompt_tokens_details": {"cached_tokens": out.cached}}
+
+
+class AnthropicFormat:
+    """The JSON of Anthropic's messages, with the same methods."""
+
+    done = LAST_CHUNK
+
+    def opening(self, out: Response) -> list[Json]:
+        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        return [{"type": "message_start", "message": self.body(out, _quoted(b""), "")}, block, {"type": "ping"}]
+
+    def content(self, out: Response, text: Raw) -> Json:
+        return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+
+    def closing(self, out: Response, reason: str) -> list[Json]:
+        delta = {"type": "message_delta", "delta": self._stop(out, reason), "usage": self._usage(out)}
+        return [{"type": "content_block_stop", "index": 0}, delta, {"type": "message_stop"}]
+
+    def body(self, out: Response, text: Raw, reason: str) -> Json:
+        head = {"id": f"msg_{out.n:016x}", "type": "message", "role": "assistant", "model": out.model}
+        content = [{"type": "text", "text": text}] if text != _quoted(b"") else []
+        return {**head, "content": content, **self._stop(out, reason), "usage": self._usage(out)}
+
+    def _stop(self, out: Response, reason: str) -> Json:
+        found = {"length": "max_tokens", "stop": "end_turn" if out.stopped is None else "stop_sequence"}.get(reason)
+        return {"stop_reason": found, "stop_sequence": out.stopped}
+
+    def _usage(self, out: Response) -> Json:
+        fresh = out.n_in - out.cached
+        counts = {"input_tokens": fresh, "cache_creation_input_tokens": 0, "cache_read_input_tokens": out.cached}
+        return {**counts, "output_tokens": out.written}
+
+
+_OPENAI, _ANTHROPIC = OpenAiFormat(), AnthropicFormat()
+
+
 def escaped(text: str) -> bytes:
     """Return a text as it stands between the quotes of a JSON string."""
     return json_bytes(text)[1:-1]
@@ -229,9 +224,7 @@ def tokens_body(tokens: list[int], max_len: int) -> bytes:
     return json_bytes({"count": len(tokens), "max_model_len": max_len, "tokens": tokens})
 
 
-def embeddings_body(
-    model: str, vectors: Sequence[bytes | np.ndarray], encoding: Literal["float", "base64"], n_in: int
-) -> bytes:
+def embeddings_body(model: str, vectors: Sequence[bytes | np.ndarray], encoding: str, n_in: int) -> bytes:
     """Return the JSON of embeddings: vectors of float32 as numbers, or as base64."""
     packed, numbers = encoding == "base64", [np.frombuffer(vector, np.float32) for vector in vectors]
     values = (base64.b64encode(vector.tobytes()).decode() if packed else vector.tolist() for vector in numbers)

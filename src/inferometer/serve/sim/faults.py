@@ -47,13 +47,11 @@ class Fault(msgspec.Struct, frozen=True):
     """A fault with its argument, and the requests that it applies to."""
 
     kind: str
-    arg: int = 0
-    """A status, a number of bytes, or ns."""
+    arg: int = 0  # a status, a number of bytes, or ns
     share: float = 0.0
     nth: int = 0
     every: int = 0
-    after: int = -1
-    """ns after the first request's arrival."""
+    after: int = -1  # ns after the first request's arrival
 
 
 def parse_fault(text: str) -> Fault:

@@ -70,9 +70,8 @@ class Simulator:
         if asked.api == "tokenize":
             reply(connection, request, 200, tokens_body(self._prompts.ids(asked.parts), self.max_len))
             return
-        n_in, n_out = self._prompts.count(asked.parts), asked.n_out or CHAT_TOKENS
-        self._check_length(n_in, n_out)
-        n = self.number()
+        n_out = asked.n_out or CHAT_TOKENS
+        n_in, n = self._prompt_length(asked, n_out), self.number()
         if n == 1:
             for freeze in [rule for rule in self._faults if rule.after >= 0]:
                 self.loop.call_later(freeze.after / NS + _EARLY_S, time.sleep, freeze.arg / NS)
@@ -118,11 +117,7 @@ class Simulator:
 
     def _begin(self, inputs: Tensors, first: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
         asked = request_of(inputs, DEFAULT_TOKENS)
-        n_in, n_out = self._prompts.count(asked.parts), asked.n_out
-        if not n_in:
-            raise invalid("the text must not be empty")
-        self._check_length(n_in, n_out)
-        job = _KserveText(self, n_in, n_out, emit, finish)
+        job = _KserveText(self, self._prompt_length(asked, asked.n_out), asked.n_out, emit, finish)
         if not self.timing.add(job, job.arrived):
             raise Refused("RESOURCE_EXHAUSTED", "the simulator's queue is full")
         self._clockwork.changed()
@@ -133,12 +128,16 @@ class Simulator:
 
         return cancel
 
-    def _check_length(self, n_in: int, n_out: int) -> None:
-        """Raise Refused if prompt and response are too long."""
+    def _prompt_length(self, asked: TextRequest, n_out: int) -> int:
+        """Return the number of tokens of the prompt; raises Refused if it is empty, or too long with its response."""
+        n_in = self._prompts.count(asked.parts)
+        if not n_in:
+            raise invalid("the text must not be empty")
         if n_in + n_out > self.max_len:
             raise too_long(n_in, n_out, f"the model's maximum of {self.max_len} tokens")
         if self.timing.kv is not None and not self.timing.kv.fits(n_in + n_out):
             raise too_long(n_in, n_out, "the size of the KV cache")
+        return n_in
 
     def drop(self, job: Job) -> None:
         """Remove a request that ended early from the timing model."""

@@ -30,12 +30,9 @@ class Job:
     def __init__(self, n: int, n_in: int, n_out: int, arrived: int, keys: tuple[int, ...] = ()) -> None:
         """`n` is the request's ordinal, from 1; `keys` those of the prompt's full KV blocks (batch.block_keys)."""
         self.n, self.n_in, self.n_out, self.arrived, self.keys = n, n_in, n_out, arrived, keys
-        self.made = 0
-        """Tokens generated so far."""
-        self.cached = 0
-        """Prompt tokens found in the prefix cache."""
-        self.started = -1
-        """When it was first admitted; -1 while it is queued."""
+        self.made = 0  # tokens generated so far
+        self.cached = 0  # prompt tokens found in the prefix cache
+        self.started = -1  # when it was first admitted; -1 while it is queued
         self.is_running = self.gone = False
         self.base = self.itl = 0  # fixed: when its first token is due, and ns between its tokens
         self.left = 0  # batch: tokens still to be prefilled
@@ -51,11 +48,9 @@ class Timing:
     def __init__(
         self, max_batch: int, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None
     ) -> None:
-        self.due = NEVER
-        """The next time at which it has something to do."""
+        self.due = NEVER  # the next time at which it has something to do
         self.n_running = self.preemptions = 0
-        self.kv: Any = None
-        """The KV cache, if the model has one."""
+        self.kv: Any = None  # the KV cache, if the model has one
         self.waiting: deque[Job] = deque()
         self._seed, self._per_chunk, self._max_batch = seed, tokens_per_chunk, max_batch
         self._max_queue = NEVER if max_queue is None else max_queue
