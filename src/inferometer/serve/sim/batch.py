@@ -17,12 +17,11 @@ a prompt of p tokens holds p + m tokens while it generates the next.
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, takewhile
-from typing import Any
 
 import msgspec
 
 from inferometer.serve.sim.faults import noise
-from inferometer.serve.sim.settings import Batch
+from inferometer.serve.sim.settings import Batch, Sim
 from inferometer.serve.sim.timing import NEVER, Job, Timing
 from inferometer.units import NS
 
@@ -30,11 +29,10 @@ from inferometer.units import NS
 class BatchTiming(Timing):
     """The batch engine as a timing model."""
 
-    def __init__(self, spec: Batch, **more: Any) -> None:
-        super().__init__(spec.max_batch, **more)
+    def __init__(self, spec: Batch, settings: Sim) -> None:
+        super().__init__(spec.max_batch, settings)
         self.kv = KvCache(spec.kv_tokens, spec.block)
-        self.steps = 0
-        self._spec = spec
+        self.steps, self._spec = 0, spec
         self._running: list[Job] = []
         self._step: list[tuple[Job, int]] = []  # tokens that each prefills in this step; 0: it decodes
 
@@ -134,8 +132,7 @@ class Holding(msgspec.Struct, eq=False):
 
     keyed: list[int]
     private: int
-    cached: int
-    """Tokens that were already in the cache."""
+    cached: int  # tokens that were already in the cache
 
 
 class KvCache:
@@ -155,10 +152,6 @@ class KvCache:
         """Prompt tokens that were looked up in the prefix cache, and how many of them were found."""
         self.idle: dict[int, None] = {}  # keyed blocks that no sequence holds, least recently used first
         self._holders: dict[int, int] = {}  # of each keyed block
-
-    def fits(self, tokens: int) -> bool:
-        """Whether a sequence of this length can ever be served."""
-        return self._blocks(tokens) <= self.capacity
 
     def admit(self, keys: Sequence[int], tokens: int) -> Holding | None:
         """Return room for `tokens`, the first of which may be cached, or None if there is not enough room."""

@@ -51,8 +51,7 @@ class Simulator:
         self.name, self.names, self.max_len = settings.model, (settings.model, *settings.lora), settings.max_len
         self.settings, self.loop = settings, loop
         spec = settings.timing
-        more = {name: getattr(settings, name) for name in ("seed", "tokens_per_chunk", "max_queue")}
-        self.timing: Timing = FixedTiming(spec, **more) if isinstance(spec, Fixed) else BatchTiming(spec, **more)
+        self.timing: Timing = FixedTiming(spec, settings) if isinstance(spec, Fixed) else BatchTiming(spec, settings)
         self._block = spec.block if isinstance(spec, Batch) and spec.prefix_cache else 0
         self.words, self._prompts = response_words(), Prompts()
         self._prompt_tokens = self._generation_tokens = 0
@@ -133,9 +132,10 @@ class Simulator:
         n_in = self._prompts.count(asked.parts)
         if not n_in:
             raise invalid("the text must not be empty")
+        kv = self.timing.kv
         if n_in + n_out > self.max_len:
             raise too_long(n_in, n_out, f"the model's maximum of {self.max_len} tokens")
-        if self.timing.kv is not None and not self.timing.kv.fits(n_in + n_out):
+        if kv is not None and n_in + n_out > kv.capacity * kv.block:
             raise too_long(n_in, n_out, "the size of the KV cache")
         return n_in
 

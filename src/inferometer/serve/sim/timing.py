@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import Any
 
 from inferometer.serve.sim.faults import noise
-from inferometer.serve.sim.settings import Fixed
+from inferometer.serve.sim.settings import Fixed, Sim
 from inferometer.timing.clock import now
 from inferometer.timing.timer import deadline_timer
 from inferometer.units import NS
@@ -45,15 +45,13 @@ class Job:
 class Timing:
     """A timing model."""
 
-    def __init__(
-        self, max_batch: int, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None
-    ) -> None:
+    def __init__(self, max_batch: int, settings: Sim) -> None:
         self.due = NEVER  # the next time at which it has something to do
         self.n_running = self.preemptions = 0
         self.kv: Any = None  # the KV cache, if the model has one
         self.waiting: deque[Job] = deque()
-        self._seed, self._per_chunk, self._max_batch = seed, tokens_per_chunk, max_batch
-        self._max_queue = NEVER if max_queue is None else max_queue
+        self._seed, self._per_chunk, self._max_batch = settings.seed, settings.tokens_per_chunk, max_batch
+        self._max_queue = NEVER if settings.max_queue is None else settings.max_queue
 
     def add(self, job: Job, at: int) -> bool:
         """Accept a request that arrived; return False if the queue is full."""
@@ -91,15 +89,14 @@ class FixedTiming(Timing):
 
     Token k is due at base + k x itl, where base = (time of admission) + ttft: relative to the start and not to the
     previous token, so lateness does not accumulate. With N tokens per chunk, a chunk is due with its first token. A
-    request is admitted when it arrives or, at the limit, when an earlier one's last token was due (not when it was
-    written).
+    request is admitted when it arrives or, at the limit, when an earlier one's last token was due.
 
     With random service times, all times of a request are multiplied by one random factor with a mean of 1: exponential,
     or lognormal with a coefficient of variation of 1. So the capacity stays max_batch / mean time per request.
     """
 
-    def __init__(self, spec: Fixed, **more: Any) -> None:
-        super().__init__(spec.max_batch or NEVER, **more)
+    def __init__(self, spec: Fixed, settings: Sim) -> None:
+        super().__init__(spec.max_batch or NEVER, settings)
         self._spec = spec
         self._heap: list[tuple[int, int, Job]] = []
 
@@ -151,10 +148,9 @@ class FixedTiming(Timing):
 class Clockwork:
     """Drives a timing model with a timer with absolute deadlines.
 
-    There are no relative sleeps. A turn produces the tokens that are due, in order of their due times, and arms the
-    timer for the next ones. If those are already past, it runs in the next iteration of the loop, so that sockets are
-    read in between. A turn is short: if more is due than can be done, doing all of it would take longer each time and
-    block everything else.
+    A turn produces the tokens that are due, in order of their due times, and arms the timer for the next ones. If those
+    are already past, it runs in the next iteration of the loop, so that sockets are read in between. A turn is short: if
+    more is due than can be done, doing all of it would take longer each time and block everything else.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timing: Timing) -> None:

@@ -23,17 +23,14 @@ _INTERVAL_S = 0.25
 class Row(msgspec.Struct, frozen=True, gc=False):
     """One line of the truth log."""
 
-    id: str | None
-    """The request's X-Request-Id."""
-    n: int
-    """The request's ordinal, from 1."""
+    id: str | None  # the request's X-Request-Id
+    n: int  # the request's ordinal, from 1
     arrived: int
     first: int | None
     last: int | None
     done: int | None
     n_in: int
-    n_out: int
-    """Tokens written."""
+    n_out: int  # tokens written
     cached: int
     chunks: list[int]
     fault: str | None
