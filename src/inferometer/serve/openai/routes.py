@@ -25,8 +25,7 @@ class OpenAi:
 
     def __init__(self, models: Models, sim: Simulator | None) -> None:
         self._models = models
-        self._simulated = {} if sim is None else dict.fromkeys(sim.names, sim)
-        """The simulator by its name and those of its adapters."""
+        self._simulated = {} if sim is None else dict.fromkeys(sim.names, sim)  # also by the names of its adapters
 
     def handle(self, connection: Connection, request: Request) -> None:
         path = request.path

@@ -59,7 +59,16 @@ class BatchTiming(Timing):
             self._begin(at)
 
     def _begin(self, start: int) -> None:
-        self._step = step = self._plan(start)
+        """Plan a step, as described above, and set when it ends."""
+        before = self.preemptions
+        step = [(job, 0) for job in list(self._running) if not job.left and self._make_room(job)]
+        budget = (self._spec.token_budget if self._spec.chunked_prefill else NEVER) - len(step) * self._per_chunk
+        admitted = self._admitted(start) if self.preemptions == before else ()
+        prefills = chain([job for job in self._running if job.left], admitted)
+        while budget > 0 and (job := next(prefills, None)):
+            step.append((job, min(job.left, budget)))
+            budget -= job.left
+        self._step = step
         if not step:
             self.due = NEVER
             return
@@ -73,17 +82,6 @@ class BatchTiming(Timing):
         if spec.jitter:
             seconds *= 1 + spec.jitter * noise(self._seed, 0, self.steps)
         self.due = start + max(round(seconds * NS), 1)
-
-    def _plan(self, start: int) -> list[tuple[Job, int]]:
-        before = self.preemptions
-        step = [(job, 0) for job in list(self._running) if not job.left and self._make_room(job)]
-        budget = (self._spec.token_budget if self._spec.chunked_prefill else NEVER) - len(step) * self._per_chunk
-        admitted = self._admitted(start) if self.preemptions == before else ()
-        prefills = chain([job for job in self._running if job.left], admitted)
-        while budget > 0 and (job := next(prefills, None)):
-            step.append((job, min(job.left, budget)))
-            budget -= job.left
-        return step
 
     def _make_room(self, job: Job) -> bool:
         """Make room for the next tokens of a decoding sequence; return False if it was itself preempted."""
@@ -148,8 +146,7 @@ class KvCache:
 
     def __init__(self, tokens: int, block: int) -> None:
         self.block, self.capacity, self.held = block, tokens // block, 0
-        self.queried = self.hit = 0
-        """Prompt tokens that were looked up in the prefix cache, and how many of them were found."""
+        self.queried = self.hit = 0  # prompt tokens looked up in the prefix cache, and those that were found
         self.idle: dict[int, None] = {}  # keyed blocks that no sequence holds, least recently used first
         self._holders: dict[int, int] = {}  # of each keyed block
 

@@ -31,8 +31,7 @@ _HTML = b"<!doctype html><title>Welcome</title><h1>It works!</h1>"
 class SimResponse(Job):
     """One response in progress."""
 
-    fault: str | None = None
-    """The kind of its fault."""
+    fault: str | None = None  # its kind
 
     def __init__(self, server: "Simulator", out: Response, n_out: int, keys: tuple[int, ...]) -> None:
         super().__init__(out.n, out.n_in, n_out, out.request.arrived, keys)
@@ -73,8 +72,7 @@ class FaultyResponse(SimResponse):
     """One response in progress, with a fault: instead of it, halfway through a stream, or in the body."""
 
     _has_struck = False
-    _held: list[int] | None = None
-    """Tokens that were due during a stall."""
+    _held: list[int] | None = None  # tokens that were due during a stall
 
     def __init__(self, fault: Fault, *arguments: Any) -> None:
         super().__init__(*arguments)

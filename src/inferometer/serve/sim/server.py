@@ -183,7 +183,7 @@ class Simulator:
         """End the responses in progress, with their rows in the truth log."""
         for response in list(self.active):
             response.client_gone()
-        self._clockwork.close()
+        self._clockwork.timer.close()
         if self._truth is not None:
             self._truth.close()
 

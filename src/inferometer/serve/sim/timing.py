@@ -155,10 +155,7 @@ class Clockwork:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timing: Timing) -> None:
         self.timing, self._armed = timing, NEVER
-        self._timer = deadline_timer(loop, self._fired)
-
-    def close(self) -> None:
-        self._timer.close()
+        self.timer = deadline_timer(loop, self._fired)
 
     def changed(self, turn: int = 0) -> None:
         """Update after a change in the timing model: produce what is due now, in slices for at most `turn` ns, and arm
@@ -170,7 +167,7 @@ class Clockwork:
                 break
         if timing.due < self._armed:
             self._armed = timing.due
-            self._timer.arm(self._armed)
+            self.timer.arm(self._armed)
 
     def _fired(self) -> None:
         self._armed = NEVER
