@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from inferometer.serve.http.responses import MESSAGES
 from inferometer.serve.models.types import Refused
+from inferometer.serve.sim.settings import AtLeastOne, AtLeastZero
 
 Api = Literal["completion", "chat", "message", "embedding", "tokenize"]
 APIS: dict[bytes, tuple[Api, str]] = {
@@ -21,8 +22,7 @@ APIS: dict[bytes, tuple[Api, str]] = {
     b"/tokenize": ("tokenize", "prompt"),
 }
 """The API at each path, and the field that has its texts."""
-DEFAULT_TOKENS = 16
-"""Length of a completion if the request sets none."""
+DEFAULT_TOKENS = 16  # of a completion if the request sets no length
 _DEFAULT_LENGTH = {"completion": DEFAULT_TOKENS, "embedding": 1}
 _UNSUPPORTED = {
     "logprobs": b"false", "top_logprobs": b"0", "prompt_logprobs": b"", "echo": b"false", "suffix": b'""', "best_of": b"1",
@@ -31,10 +31,7 @@ _UNSUPPORTED = {
 }  # fmt: skip
 """Fields that would change a real model's response, each with the values, as JSON, that do not; null never does."""
 
-Part = str | list[int]
-"""A text, or its token ids."""
-AtLeastZero = Annotated[int, Meta(ge=0)]
-AtLeastOne = Annotated[int, Meta(ge=1)]
+Part = str | list[int]  # a text, or its token ids
 Texts = str | list[AtLeastZero | str | list[AtLeastZero]]
 
 

@@ -36,8 +36,8 @@ class Response:
     ) -> None:
         self.connection, self.request, self.asked, self.model = connection, request, asked, model
         self.n, self.n_in, self.created = n, n_in, int(time.time())
-        self.started, self.cached = request.arrived, 0
-        """When the model began to compute, and how many tokens of the prompt it found in its cache."""
+        self.started = request.arrived  # when the model began to compute
+        self.cached = 0  # tokens of the prompt that it found in its cache
         self.stopped: str | None = None  # the stop text that ended the text
         self.written = 0  # tokens of the text so far
         self.stamps = array("q")  # when each content chunk, or the body, was sent, in monotonic ns
@@ -191,11 +191,6 @@ class AnthropicFormat:
 
 
 _OPENAI, _ANTHROPIC = OpenAiFormat(), AnthropicFormat()
-
-
-def escaped(text: str) -> bytes:
-    """Return a text as it stands between the quotes of a JSON string."""
-    return json_bytes(text)[1:-1]
 
 
 def _quoted(text: bytes) -> Raw:

@@ -15,7 +15,7 @@ from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Refused, TextPart, reason
 from inferometer.serve.openai.requests import APIS, check_supported, invalid, parse
-from inferometer.serve.openai.response import Response, Stream, embeddings_body, escaped, tokens_body
+from inferometer.serve.openai.response import Response, Stream, embeddings_body, tokens_body
 from inferometer.serve.sim.server import Simulator
 from inferometer.wire.http1_requests import Request
 
@@ -107,7 +107,7 @@ class _InProgress:
             out.begin()
         self._last = part
         if part.text:
-            out.text(escaped(part.text), part.tokens)
+            out.text(msgspec.json.encode(part.text)[1:-1], part.tokens)  # what is between the quotes
         else:
             out.written += part.tokens
 

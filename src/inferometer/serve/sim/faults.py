@@ -39,7 +39,6 @@ WHENS = {
 
 _DEFAULTS = {"reject": "503", "split": "3", "stall": "1s", "freeze": "1s"}
 _REMEDY = "KIND[=ARG][@WHEN], such as stall=2s@#7 or reject=503@5%; see `inferometer serve --help`"
-_SHARE = 0x5EED
 _MASK = (1 << 64) - 1
 
 
@@ -102,7 +101,7 @@ def pick(rules: Sequence[Fault], n: int, seed: int) -> Fault | None:
     """Return the fault of the n-th request: that of the first rule that matches."""
     for index, rule in enumerate(rules):
         is_counted = n == rule.nth or (rule.every and n % rule.every == 0)
-        if is_counted or (rule.share and noise(seed ^ _SHARE, n, index) < 2 * rule.share - 1):
+        if is_counted or (rule.share and noise(seed ^ 0x5EED, n, index) < 2 * rule.share - 1):
             return rule
     return None
 

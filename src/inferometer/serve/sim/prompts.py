@@ -19,8 +19,7 @@ from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.openai.requests import Part
 from inferometer.workload.tokenizer import load, words
 
-DIMENSIONS = 384
-"""Length of an embedding if the request sets none."""
+DIMENSIONS = 384  # of an embedding if the request sets none
 _KEPT_PIECES, _LONG_PIECE = 200_000, 64
 _KEPT_TEXTS, _LONG_TEXT = 2048, 65_536
 """How many pieces, and counts of texts, are cached, and the length from which they are not."""

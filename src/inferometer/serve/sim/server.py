@@ -32,8 +32,7 @@ from inferometer.timing.clock import now
 from inferometer.units import NS
 from inferometer.wire.http1_requests import Request
 
-CHAT_TOKENS = 128
-"""Length of a chat response if the request sets none."""
+CHAT_TOKENS = 128  # of a chat response if the request sets no length
 _SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 2.5, 5, 7.5, 10,
     20, 40, 80, 160, 640, 2560,
@@ -158,8 +157,8 @@ class Simulator:
         """Return the page in Prometheus' text format."""
         timing, kv = self.timing, self.timing.kv
         generated = self._generation_tokens + sum(job.made for job in self.active)
-        gauge, counter, histogram, labels = "gauge", "counter", "histogram", {"model_name": self.name}
         usage = kv.held / kv.capacity if kv else 0
+        gauge, counter, histogram, labels = "gauge", "counter", "histogram", {"model_name": self.name}
         table = (
             ("num_requests_running", gauge, "Number of requests in the running batch.", timing.n_running),
             ("num_requests_waiting", gauge, "Number of requests waiting in the queue.", len(timing.waiting)),
