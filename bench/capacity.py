@@ -27,7 +27,7 @@ from inferometer.capacity_search.search import Bracket, Goal, Request, Trial, br
 from inferometer.capacity_search.sequential import Sequential, judge, telling_length
 from inferometer.records import CANCELLED, MISSING, ROW, Columns, Failure, StagePlan
 from inferometer.serve.sim.batch import BatchTiming
-from inferometer.serve.sim.settings import Batch, Fixed
+from inferometer.serve.sim.settings import Batch, Fixed, Sim
 from inferometer.serve.sim.timing import NEVER, FixedTiming, Job, Timing
 from inferometer.units import NS
 
@@ -68,13 +68,12 @@ class Server(msgspec.Struct, frozen=True):
 
 
 def fixed(seed: int) -> Timing:
-    return FixedTiming(Fixed(ttft=0.2, itl=0.1, service="exponential", max_batch=8), seed=seed)
+    return FixedTiming(Fixed(ttft=0.2, itl=0.1, service="exponential", max_batch=8), Sim(seed=seed))
 
 
 def batch(seed: int) -> Timing:
-    return BatchTiming(
-        Batch(prefill_rate=8_000, decode_step=0.02, decode_per_seq=0.002, max_batch=16, jitter=0.1), seed=seed
-    )
+    spec = Batch(prefill_rate=8_000, decode_step=0.02, decode_per_seq=0.002, max_batch=16, jitter=0.1)
+    return BatchTiming(spec, Sim(seed=seed))
 
 
 SERVERS = (

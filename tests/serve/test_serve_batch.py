@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer.serve.sim.batch import BatchTiming, block_keys
-from inferometer.serve.sim.settings import Batch
+from inferometer.serve.sim.settings import Batch, Sim
 from inferometer.serve.sim.timing import NEVER, Job
 
 MS = 1_000_000
@@ -27,7 +27,8 @@ class Logged(Job):
 def engine(tokens_per_chunk: int = 1, max_queue: int | None = None, **spec: object) -> BatchTiming:
     """Return an engine with 1 ms per prompt token and 10 ms per decode step by default."""
     values = {"prefill_rate": 1000.0, "decode_step": 0.01, "max_batch": 8, "block": 4, "kv_tokens": 4096} | spec
-    return BatchTiming(Batch(**values), tokens_per_chunk=tokens_per_chunk, max_queue=max_queue)  # type: ignore[arg-type]
+    settings = Sim(tokens_per_chunk=tokens_per_chunk, max_queue=max_queue)
+    return BatchTiming(Batch(**values), settings)  # type: ignore[arg-type]
 
 
 def run(model: BatchTiming) -> None:
@@ -227,8 +228,7 @@ def test_random_requests_get_their_tokens_in_order_within_the_room(
 @pytest.mark.parametrize("prefix", [False, True])
 def test_a_sequence_that_fills_the_room_is_served(prefix: bool):
     model, job = engine(kv_tokens=40, prefix_cache=prefix), Logged(1, 20, 20)
-    assert model.kv.fits(40)
-    assert not model.kv.fits(41)
+    assert model.kv.capacity * model.kv.block == 40
     model.add(job, 0)
     run(model)
     assert len(job.log) == 20

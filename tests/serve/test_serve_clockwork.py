@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from inferometer.serve.sim import timing
-from inferometer.serve.sim.settings import Fixed
+from inferometer.serve.sim.settings import Fixed, Sim
 from inferometer.serve.sim.timing import NEVER, Clockwork, FixedTiming, Job
 
 MS = 1_000_000
@@ -51,7 +51,7 @@ def hand(monkeypatch: pytest.MonkeyPatch, token: int) -> tuple[Clock, Clockwork]
     clock = Clock(token)
     monkeypatch.setattr(timing, "now", lambda: clock.t)
     monkeypatch.setattr(timing, "deadline_timer", clock.timer)
-    model = FixedTiming(Fixed(ttft=0.001, itl=0.001))
+    model = FixedTiming(Fixed(ttft=0.001, itl=0.001), Sim())
     return clock, Clockwork(cast(asyncio.AbstractEventLoop, None), model)
 
 

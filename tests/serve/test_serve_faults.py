@@ -14,7 +14,7 @@ from inferometer.errors import UserError
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim import truth
-from inferometer.serve.sim.faults import KINDS, Fault, Faults, parse_fault
+from inferometer.serve.sim.faults import KINDS, Fault, parse_fault, pick
 from inferometer.serve.sim.settings import Batch, Fixed
 
 MS = 1_000_000
@@ -49,8 +49,8 @@ def test_invalid_faults_are_explained(text: str):
 
 
 def struck(*rules: str, seed: int = 0, n: int = 1000) -> list[int]:
-    faults = Faults(rules, seed)
-    return [k for k in range(1, n + 1) if faults.pick(k)]
+    parsed = [parse_fault(rule) for rule in rules]
+    return [k for k in range(1, n + 1) if pick(parsed, k, seed)]
 
 
 def test_rules_select_requests():
@@ -68,8 +68,8 @@ def test_a_share_is_random_and_reproducible():
 
 
 def test_the_first_matching_rule_wins():
-    faults = Faults(("reset@#2", "html@every=2"), 0)
-    assert [getattr(faults.pick(n), "kind", None) for n in range(1, 5)] == [None, "reset", None, "html"]
+    faults = [parse_fault("reset@#2"), parse_fault("html@every=2")]
+    assert [getattr(pick(faults, n, 0), "kind", None) for n in range(1, 5)] == [None, "reset", None, "html"]
 
 
 # --- as the client sees them -----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.serve.sim.faults import noise
-from inferometer.serve.sim.settings import Fixed
+from inferometer.serve.sim.settings import Fixed, Sim
 from inferometer.serve.sim.timing import NEVER, FixedTiming, Job
 
 MS = 1_000_000
@@ -23,7 +23,7 @@ class Logged(Job):
 
 
 def timing(max_batch: int = 0, jitter: float = 0.0, **options: int) -> FixedTiming:
-    return FixedTiming(Fixed(ttft=0.05, itl=0.01, max_batch=max_batch, jitter=jitter), **options)
+    return FixedTiming(Fixed(ttft=0.05, itl=0.01, max_batch=max_batch, jitter=jitter), Sim(**options))
 
 
 def run(model: FixedTiming) -> None:
@@ -129,7 +129,7 @@ def test_noise_is_uniform():
 @pytest.mark.parametrize("service", ["exponential", "lognormal"])
 def test_random_service_times_keep_the_mean(service):
     """Of 20,000 requests one at a time, so that the rate at which they end is the capacity; cv = 1, so the mean has an error of 0.7 %."""
-    model = FixedTiming(Fixed(ttft=0.05, itl=0.01, max_batch=1, service=service), seed=1)
+    model = FixedTiming(Fixed(ttft=0.05, itl=0.01, max_batch=1, service=service), Sim(seed=1))
     jobs = [Logged(n, 6, 0) for n in range(1, 20_001)]
     for job in jobs:
         model.add(job, 0)

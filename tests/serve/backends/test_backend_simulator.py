@@ -79,15 +79,32 @@ def test_a_cancelled_request_leaves_nothing_behind(timing: Fixed | Batch, cancel
     serving(timing, test)
 
 
-def test_a_request_that_is_too_long_is_an_invalid_argument() -> None:
+@pytest.mark.parametrize(
+    ("timing", "tokens", "what"),
+    [
+        (Fixed(), 2**31 - 1, "exceed the model's maximum of 131072"),
+        (Batch(kv_tokens=42, block=4), 38, "3 prompt tokens plus max_tokens 38 exceed the size of the KV cache"),
+    ],
+)
+def test_a_request_that_is_too_long_is_an_invalid_argument(timing: Fixed | Batch, tokens: int, what: str) -> None:
     async def test(models: Models, simulator: Simulator) -> None:
-        one = Request(models, 2**31 - 1)
+        one = Request(models, tokens)
         models.submit(one.inference)
         (why,) = one.ends
         assert why is not None
-        assert why.code == "INVALID_ARGUMENT" and "exceed the model's maximum of 131072" in why.message
+        assert why.code == "INVALID_ARGUMENT" and what in why.message
 
-    serving(Fixed(), test)
+    serving(timing, test)
+
+
+def test_a_request_that_just_fits_into_the_kv_cache_is_served() -> None:
+    async def test(models: Models, simulator: Simulator) -> None:
+        one = Request(models, 37)  # after 3 tokens of the prompt
+        models.submit(one.inference)
+        await one.over.wait()
+        assert (one.responses, one.ends) == (37, [None])
+
+    serving(Batch(kv_tokens=42, block=4, decode_step=0.0001), test)
 
 
 @pytest.mark.parametrize(("text", "what"), [(b"", "must not be empty"), (b"\xff", "not valid UTF-8")])

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from inferometer.serve.http.responses import MESSAGES
 from inferometer.serve.models.types import Refused
+from inferometer.serve.sim.settings import AtLeastOne, AtLeastZero
 
 Api = Literal["completion", "chat", "message", "embedding", "tokenize"]
 APIS: dict[bytes, tuple[Api, str]] = {
@@ -21,15 +22,16 @@ APIS: dict[bytes, tuple[Api, str]] = {
     b"/tokenize": ("tokenize", "prompt"),
 }
 """The API at each path, and the field that has its texts."""
-DEFAULT_TOKENS = 16
-"""Length of a completion if the request sets none."""
+DEFAULT_TOKENS = 16  # of a completion if the request sets no length
 _DEFAULT_LENGTH = {"completion": DEFAULT_TOKENS, "embedding": 1}
+_UNSUPPORTED = {
+    "logprobs": b"false", "top_logprobs": b"0", "prompt_logprobs": b"", "echo": b"false", "suffix": b'""', "best_of": b"1",
+    "logit_bias": b"{}", "presence_penalty": b"0 0.0", "frequency_penalty": b"0 0.0", "repetition_penalty": b"1 1.0",
+    "tools": b"[]", "response_format": b'{"type":"text"}',
+}  # fmt: skip
+"""Fields that would change a real model's response, each with the values, as JSON, that do not; null never does."""
 
-Body = bytes | memoryview
-Part = str | list[int]
-"""A text, or its token ids."""
-AtLeastZero = Annotated[int, Meta(ge=0)]
-AtLeastOne = Annotated[int, Meta(ge=1)]
+Part = str | list[int]  # a text, or its token ids
 Texts = str | list[AtLeastZero | str | list[AtLeastZero]]
 
 
@@ -43,12 +45,9 @@ class _TextPart(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-Content = str | list[_TextPart] | None
-
-
 class _Message(msgspec.Struct, frozen=True):
     role: str
-    content: Content = None
+    content: str | list[_TextPart] | None = None
 
 
 class Fields(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -57,7 +56,7 @@ class Fields(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model: str | None = None
     prompt: Texts | None = None
     messages: list[_Message] | None = None
-    system: Content = None
+    system: str | list[_TextPart] | None = None
     max_tokens: AtLeastOne | None = None
     max_completion_tokens: AtLeastOne | None = None
     min_tokens: AtLeastZero = 0
@@ -95,9 +94,10 @@ class TextRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 _decode = msgspec.json.Decoder(Fields).decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def parse(path: bytes, body: Body) -> TextRequest:
+def parse(path: bytes, body: bytes | memoryview) -> TextRequest:
     """Parse the body of a request to one of the APIs."""
     api, name = APIS[path]
     try:
@@ -106,17 +106,17 @@ def parse(path: bytes, body: Body) -> TextRequest:
         raise invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(f"the request body is not valid JSON: {error}") from None
-    if getattr(fields, name) is None:
+    given, is_message = getattr(fields, name), api == "message"
+    if given is None:
         raise invalid(f"the field {name} is missing")
-    is_message = api == "message"
     if is_message and fields.max_tokens is None:
         raise invalid("the field max_tokens is missing")
-    parts: list[Part]
-    if name == "messages":
-        messages = _conversation(fields, is_message)
-        parts = [message["content"] for message in messages]
+    if name != "messages":
+        messages, parts = [], _parts(name, given)
     else:
-        messages, parts = [], _parts(name, getattr(fields, name))
+        system = [_Message("system", fields.system)] if is_message and fields.system else []
+        messages = [{"role": each.role, "content": _joined(each.content)} for each in (*system, *given)]
+        parts = [message["content"] for message in messages]
     if not any(parts) and api != "tokenize":
         raise invalid(f"{name} must not be empty")
     n_out = fields.max_completion_tokens or fields.max_tokens or _DEFAULT_LENGTH.get(api, 0)
@@ -147,13 +147,7 @@ def _parts(name: str, given: Texts) -> list[Part]:
     return parts  # type: ignore[return-value]
 
 
-def _conversation(fields: Fields, is_message: bool) -> list[dict[str, str]]:
-    """Return role and content of each message."""
-    system = [_Message("system", fields.system)] if is_message and fields.system else []
-    return [{"role": each.role, "content": _joined(each.content)} for each in (*system, *(fields.messages or ()))]
-
-
-def _joined(content: Content) -> str:
+def _joined(content: str | list[_TextPart] | None) -> str:
     """Return the texts of a message, joined as vLLM joins them."""
     if isinstance(content, str):
         return content
@@ -162,20 +156,9 @@ def _joined(content: Content) -> str:
     return "\n".join(part.text for part in content or ())
 
 
-# --- what real models do not support ---------------------------------------------------------------------------------
-
-_UNSUPPORTED = {
-    "logprobs": b"false", "top_logprobs": b"0", "prompt_logprobs": b"", "echo": b"false", "suffix": b'""', "best_of": b"1",
-    "logit_bias": b"{}", "presence_penalty": b"0 0.0", "frequency_penalty": b"0 0.0", "repetition_penalty": b"1 1.0",
-    "tools": b"[]", "response_format": b'{"type":"text"}',
-}  # fmt: skip
-"""Fields that would change a real model's response, each with the values, as JSON, that do not; null never does."""
-_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-def check_supported(body: Body) -> None:
+def check_supported(body: bytes | memoryview) -> None:
     """Refuse fields that real models do not support."""
-    fields = _raw_fields.decode(body)
+    fields = _decode_raw(body)
     for name in fields.keys() & _UNSUPPORTED.keys():
         if bytes(fields[name]).replace(b" ", b"") not in (b"null", *_UNSUPPORTED[name].split()):
             raise invalid(f"{name} is not supported")

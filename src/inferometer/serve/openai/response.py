@@ -1,10 +1,8 @@
 """Responses of the OpenAI endpoints: whole bodies, and server-sent events in HTTP chunks.
 
-A class per API says what its events and bodies are; each response has an instance. The content events of a stream
-differ only in their text: one is encoded, and what is around its text is used for all. Texts are passed JSON-escaped.
-
-A Stream sends each piece of text at once, a Whole collects them into one body; both stamp the time just before each
-send(). They have the same methods: `begin` once the request is accepted, `text` for each piece, then `end` or `fail`.
+A Response collects its text into one body, a Stream sends each piece at once; both stamp the time just before each send().
+`begin` is called once the request is accepted, `text` for each piece, then `end` or `fail`. Texts are passed JSON-escaped.
+The content events of a stream differ only in their text: one is encoded, and what is around its text is used for all.
 """
 
 import base64
@@ -12,7 +10,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,136 +27,37 @@ from inferometer.wire.http1_requests import Request
 json_bytes = msgspec.json.encode
 Json = dict[str, Any]
 
-_MARK = b"\0"  # never part of JSON
-_MARKED = Raw(b'"\0"')
-
-# --- formats ---------------------------------------------------------------------------------------------------------
-
-
-class Completion:
-    """A response of OpenAI's completions."""
-
-    done = chunk(b"data: [DONE]\n\n") + LAST_CHUNK
-    """What follows the last event."""
-    id, object, chunk_object = "cmpl", "text_completion", "text_completion"
-
-    def __init__(self, model: str, n: int) -> None:
-        self._head = {"id": f"{self.id}-{n:016x}", "object": self.object, "created": int(time.time()), "model": model}
-
-    def opening(self, n_in: int) -> list[Json]:
-        """Return the events before the text."""
-        return []
-
-    def content(self, text: Raw, usage: Json | None = None) -> Json:
-        """Return the event of a part of the text."""
-        return self._event([_choice(self._part(text), None)], usage)
-
-    def closing(self, reason: str, usage: Json | None, stopped: str | None) -> list[Json]:
-        """Return the events after the text; `stopped` is the stop text that ended it."""
-        end = self._event([_choice(self._part(None), reason)], None)
-        return [end] if usage is None else [end, self._event([], usage)]
-
-    def body(self, text: Raw, reason: str, usage: Json, stopped: str | None) -> Json:
-        """Return the body of a response that is not streamed."""
-        return {**self._head, "choices": [_choice(self._whole(text), reason)], "usage": usage}
-
-    def usage(self, n_in: int, n_out: int, cached: int) -> Json:
-        counts = {"prompt_tokens": n_in, "completion_tokens": n_out, "total_tokens": n_in + n_out}
-        return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
-
-    def _event(self, choices: list[Json], usage: Json | None) -> Json:
-        event = {**self._head, "object": self.chunk_object, "choices": choices}
-        return event if usage is None else {**event, "usage": usage}
-
-    def _part(self, text: Raw | None) -> Json:
-        return {"text": "" if text is None else text}
-
-    _whole = _part
-
-
-class Chat(Completion):
-    """A response of OpenAI's chat completions."""
-
-    id, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def opening(self, n_in: int) -> list[Json]:
-        return [self._event([_choice({"delta": {"role": "assistant", "content": ""}}, None)], None)]
-
-    def _part(self, text: Raw | None) -> Json:
-        return {"delta": {} if text is None else {"content": text}}
-
-    def _whole(self, text: Raw | None) -> Json:
-        return {"message": {"role": "assistant", "content": text}}
-
-
-class Message:
-    """A response of Anthropic's Messages API."""
-
-    done = LAST_CHUNK
-
-    def __init__(self, model: str, n: int) -> None:
-        self._head = {"id": f"msg_{n:016x}", "type": "message", "role": "assistant", "model": model}
-
-    def opening(self, n_in: int) -> list[Json]:
-        message: Json = self._head | {"content": []} | _stop("", None) | {"usage": self.usage(n_in, 0, 0)}
-        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        return [{"type": "message_start", "message": message}, block, {"type": "ping"}]
-
-    def content(self, text: Raw, usage: Json | None = None) -> Json:
-        return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
-
-    def closing(self, reason: str, usage: Json | None, stopped: str | None) -> list[Json]:
-        delta = {"type": "message_delta", "delta": _stop(reason, stopped), "usage": usage}
-        return [{"type": "content_block_stop", "index": 0}, delta, {"type": "message_stop"}]
-
-    def body(self, text: Raw, reason: str, usage: Json, stopped: str | None) -> Json:
-        content = [{"type": "text", "text": text}] if text != Raw(b'""') else []
-        return self._head | {"content": content} | _stop(reason, stopped) | {"usage": usage}
-
-    def usage(self, n_in: int, n_out: int, cached: int) -> Json:
-        """Return the usage. `input_tokens` are those that were not read from the cache."""
-        counts = {"input_tokens": n_in - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached}
-        return {**counts, "output_tokens": n_out}
-
-
-_FORMATS: dict[str, type[Completion | Message]] = {"completion": Completion, "chat": Chat, "message": Message}
-
-
-def _choice(text: Json, reason: str | None) -> Json:
-    return {"index": 0, **text, "logprobs": None, "finish_reason": reason}
-
-
-def _stop(reason: str, stopped: str | None) -> Json:
-    found = {"length": "max_tokens", "stop": "end_turn" if stopped is None else "stop_sequence"}.get(reason)
-    return {"stop_reason": found, "stop_sequence": stopped}
-
-
-# --- responses -------------------------------------------------------------------------------------------------------
-
 
 class Response:
-    """What streams and whole responses have in common."""
+    """A response as one body, and what a stream has in common with it."""
 
     def __init__(
         self, connection: Connection, request: Request, asked: TextRequest, model: str, n: int, n_in: int = 0
     ) -> None:
-        self.connection, self.request, self.asked, self.n, self.n_in = connection, request, asked, n, n_in
-        self.started, self.cached = request.arrived, 0
-        """When the model began to compute, and how many tokens of the prompt it found in its cache."""
-        self.stopped: str | None = None
-        """The stop text that ended the text."""
-        self.written = 0
-        """Tokens of the text so far."""
-        self.stamps = array("q")
-        """When each content chunk, or the body, was sent, in monotonic ns."""
-        self.keep_alive = request.keep_alive
-        """Whether the connection stays open after the response."""
+        self.connection, self.request, self.asked, self.model = connection, request, asked, model
+        self.n, self.n_in, self.created = n, n_in, int(time.time())
+        self.started = request.arrived  # when the model began to compute
+        self.cached = 0  # tokens of the prompt that it found in its cache
+        self.stopped: str | None = None  # the stop text that ended the text
+        self.written = 0  # tokens of the text so far
+        self.stamps = array("q")  # when each content chunk, or the body, was sent, in monotonic ns
+        self.keep_alive = request.keep_alive  # whether the connection stays open after the response
         self.write = connection.write
-        self._format = _FORMATS.get(asked.api, Completion)(model, n)
+        self._format = _ANTHROPIC if asked.api == "message" else _OPENAI
         self._has_begun = False
 
-    def usage(self) -> Json:
-        return self._format.usage(self.n_in, self.written, self.cached)
+    def begin(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def text(self, text: bytes, count: int) -> None:
+        """Add the text of `count` tokens."""
+        self.written += count
+        self._pieces.append(text)
+
+    def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
+        """Complete the response, with the text of the last `count` tokens, if there is some, in the same send()."""
+        self.text(text, count)
+        self.send(json_bytes(self._format.body(self, _quoted(b"".join(self._pieces)), reason)))
 
     def send(self, body: bytes) -> None:
         """Send a body with status 200."""
@@ -191,61 +90,107 @@ class Stream(Response):
         """Send the headers, with what precedes the text."""
         self._has_begun = True
         # What precedes and follows the text in a content event, and the chunk's size line by the text's length.
-        self._before, _, after = _event(self._format.content(_MARKED)).partition(_MARK)
+        sample = _event(self._format.content(self, _quoted(b"\0")))
+        self._before, _, after = sample.partition(b"\0")  # which is never part of JSON
         self._after, self._sizes = after + b"\r\n", _size_lines(len(self._before) + len(after))
         if self.asked.running_usage:
             self._sizes = []  # no chunk is like the others
-        self.write(responses.stream_head(self.request.keep_alive) + _events(*self._format.opening(self.n_in)))
+        self.write(responses.stream_head(self.request.keep_alive) + _events(*self._format.opening(self)))
 
-    def text(self, text: bytes, count: int) -> None:
-        """Send the text of `count` tokens."""
+    def text(self, text: bytes, count: int, more: bytes = b"") -> None:
+        """Send the text of `count` tokens, and what follows it."""
         self.written += count
         try:
-            data = self._sizes[len(text)] + self._before + text + self._after
+            data = self._sizes[len(text)] + self._before + text + self._after + more
         except IndexError:  # usage in every chunk, or a long text
-            data = self._content(text)
+            data = _events(self._format.content(self, _quoted(text))) + more
         self.stamps.append(now())
         self.write(data)
 
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
-        """Complete the response, with the text of the last `count` tokens, if there is some, in the same send()."""
         self.written += count
-        data = self._content(text) if text else b""
-        closing = self._format.closing(reason, self.usage() if self.asked.usage else None, self.stopped)
-        data += _events(*closing) + self._format.done
+        closing = _events(*self._format.closing(self, reason)) + self._format.done
         if text:
-            self.stamps.append(now())
-        self.write(data)
+            self.text(text, 0, closing)
+        else:
+            self.write(closing)
         self.finish()
 
-    def _content(self, text: bytes) -> bytes:
-        return _events(self._format.content(_quoted(text), self.usage() if self.asked.running_usage else None))
+
+class OpenAiFormat:
+    """The JSON of completions and chat completions."""
+
+    done = chunk(b"data: [DONE]\n\n") + LAST_CHUNK
+    """What follows the last event."""
+
+    def opening(self, out: Response) -> list[Json]:
+        """Return the events before the text."""
+        role = {"role": "assistant", "content": ""}
+        return [self._json(out, "delta", role, None, False)] if out.asked.api == "chat" else []
+
+    def content(self, out: Response, text: Raw) -> Json:
+        """Return the event of a part of the text."""
+        return self._json(out, "delta", {"content": text}, None, out.asked.running_usage)
+
+    def closing(self, out: Response, reason: str) -> list[Json]:
+        """Return the events after the text."""
+        end = self._json(out, "delta", {}, reason, False)
+        return [end, {**end, "choices": [], "usage": self._usage(out)}] if out.asked.usage else [end]
+
+    def body(self, out: Response, text: Raw, reason: str) -> Json:
+        """Return the body of a response that is not streamed."""
+        return self._json(out, "message", {"role": "assistant", "content": text}, reason, True)
+
+    def _json(self, out: Response, kind: str, message: Json, reason: str | None, has_usage: bool) -> Json:
+        """Return an event or a body. In a chat, `message` is the value of `kind`; completions have only its text."""
+        if out.asked.api == "chat":
+            prefix, name, text = "chatcmpl-", "chat.completion", {kind: message}
+            name += ".chunk" if kind == "delta" else ""
+        else:
+            prefix, name, text = "cmpl-", "text_completion", {"text": message.get("content", "")}
+        made: Json = {"id": f"{prefix}{out.n:016x}", "object": name, "created": out.created, "model": out.model}
+        made["choices"] = [{"index": 0, **text, "logprobs": None, "finish_reason": reason}]
+        if has_usage:
+            made["usage"] = self._usage(out)
+        return made
+
+    def _usage(self, out: Response) -> Json:
+        counts = {"prompt_tokens": out.n_in, "completion_tokens": out.written, "total_tokens": out.n_in + out.written}
+        return {**counts, "prompt_tokens_details": {"cached_tokens": out.cached}}
 
 
-class Whole(Response):
-    """A response as one body."""
+class AnthropicFormat:
+    """The JSON of Anthropic's messages, with the same methods."""
 
-    def begin(self) -> None:
-        self._pieces: list[bytes] = []
+    done = LAST_CHUNK
 
-    def text(self, text: bytes, count: int) -> None:
-        """Add the text of `count` tokens."""
-        self.written += count
-        self._pieces.append(text)
+    def opening(self, out: Response) -> list[Json]:
+        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        return [{"type": "message_start", "message": self.body(out, _quoted(b""), "")}, block, {"type": "ping"}]
 
-    def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
-        """Send the body, with the text of the last `count` tokens."""
-        self.text(text, count)
-        text = b"".join(self._pieces)
-        self.send(json_bytes(self._format.body(_quoted(text), reason, self.usage(), self.stopped)))
+    def content(self, out: Response, text: Raw) -> Json:
+        return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+
+    def closing(self, out: Response, reason: str) -> list[Json]:
+        delta = {"type": "message_delta", "delta": self._stop(out, reason), "usage": self._usage(out)}
+        return [{"type": "content_block_stop", "index": 0}, delta, {"type": "message_stop"}]
+
+    def body(self, out: Response, text: Raw, reason: str) -> Json:
+        head = {"id": f"msg_{out.n:016x}", "type": "message", "role": "assistant", "model": out.model}
+        content = [{"type": "text", "text": text}] if text != _quoted(b"") else []
+        return {**head, "content": content, **self._stop(out, reason), "usage": self._usage(out)}
+
+    def _stop(self, out: Response, reason: str) -> Json:
+        found = {"length": "max_tokens", "stop": "end_turn" if out.stopped is None else "stop_sequence"}.get(reason)
+        return {"stop_reason": found, "stop_sequence": out.stopped}
+
+    def _usage(self, out: Response) -> Json:
+        fresh = out.n_in - out.cached
+        counts = {"input_tokens": fresh, "cache_creation_input_tokens": 0, "cache_read_input_tokens": out.cached}
+        return {**counts, "output_tokens": out.written}
 
 
-# --- bytes -----------------------------------------------------------------------------------------------------------
-
-
-def escaped(text: str) -> bytes:
-    """Return a text as it stands between the quotes of a JSON string."""
-    return json_bytes(text)[1:-1]
+_OPENAI, _ANTHROPIC = OpenAiFormat(), AnthropicFormat()
 
 
 def _quoted(text: bytes) -> Raw:
@@ -274,9 +219,7 @@ def tokens_body(tokens: list[int], max_len: int) -> bytes:
     return json_bytes({"count": len(tokens), "max_model_len": max_len, "tokens": tokens})
 
 
-def embeddings_body(
-    model: str, vectors: Sequence[bytes | np.ndarray], encoding: Literal["float", "base64"], n_in: int
-) -> bytes:
+def embeddings_body(model: str, vectors: Sequence[bytes | np.ndarray], encoding: str, n_in: int) -> bytes:
     """Return the JSON of embeddings: vectors of float32 as numbers, or as base64."""
     packed, numbers = encoding == "base64", [np.frombuffer(vector, np.float32) for vector in vectors]
     values = (base64.b64encode(vector.tobytes()).decode() if packed else vector.tolist() for vector in numbers)

@@ -15,7 +15,7 @@ from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Refused, TextPart, reason
 from inferometer.serve.openai.requests import APIS, check_supported, invalid, parse
-from inferometer.serve.openai.response import Stream, Whole, embeddings_body, escaped, tokens_body
+from inferometer.serve.openai.response import Response, Stream, embeddings_body, tokens_body
 from inferometer.serve.sim.server import Simulator
 from inferometer.wire.http1_requests import Request
 
@@ -24,11 +24,12 @@ class OpenAi:
     """The OpenAI endpoints of all text models."""
 
     def __init__(self, models: Models, sim: Simulator | None) -> None:
-        self._models, self._sim = models, sim
+        self._models = models
+        self._simulated = {} if sim is None else dict.fromkeys(sim.names, sim)  # also by the names of its adapters
 
     def handle(self, connection: Connection, request: Request) -> None:
         path = request.path
-        if self._sim is None and not self._served():
+        if not self._simulated and not self._served():
             self._models.check_lost()
             raise Refused("NOT_FOUND", f"no such path: {path.decode('latin-1')}: no text model is served")
         if path == b"/v1/models" or path.startswith(b"/v1/models/"):
@@ -49,28 +50,24 @@ class OpenAi:
             verb = "compute embeddings" if asked.api == "embedding" else "generate text"
             raise invalid(f"the model {model.name!r} does not {verb}")
         check_supported(request.body)
-        kind = Stream if asked.stream else Whole
+        kind = Stream if asked.stream else Response
         _InProgress(self._models, model, kind(connection, request, asked, model.name, secrets.randbits(64)))
 
-    def _names(self) -> list[str]:
-        """Names of the text models, without those of adapters."""
-        return [name for name, model in self._served().items() if name == model.name]
-
     def _served(self) -> dict[str, Model | Simulator]:
-        """Return the text models by name; the simulator also by the names of its adapters."""
-        simulated = {} if self._sim is None else dict.fromkeys(self._sim.names, self._sim)
+        """Return the text models by name."""
         models = map(self._models.find, self._models.names())
-        return simulated | {model.name: model for model in models if model.max_len}
+        return self._simulated | {model.name: model for model in models if model.max_len}
 
     def _find(self, name: str | None) -> Model | Simulator:
         """Return the model with this name, or the only one if the request names none."""
-        if self._sim is not None and name in self._sim.names:
-            return self._sim
+        if name in self._simulated:
+            return self._simulated[name]
         served = self._served()
         if name is None:
-            if len(names := self._names()) == 1:
-                return served[names[0]]
-            raise invalid(f"the request must name one of these models: {', '.join(names)}")
+            names = [name for name, model in served.items() if name == model.name]  # without adapters
+            if len(names) > 1:
+                raise invalid(f"the request must name one of these models: {', '.join(names)}")
+            (name,) = names
         if name not in served:
             if self._models.is_known(name):
                 self._models.find(name)  # raises the reason if it is being loaded, or its process has ended
@@ -81,12 +78,12 @@ class OpenAi:
 
     def _listed(self, only: str) -> bytes:
         """Return all models, or the one with this name."""
-        rows = {
-            name: {"id": name, "object": "model", "created": int(time.time()), "owned_by": "inferometer"}
-            | {"max_model_len": model.max_len}
-            | ({"parent": model.name} if name != model.name else {})
-            for name, model in self._served().items()
-        }
+        about = {"object": "model", "created": int(time.time()), "owned_by": "inferometer"}
+        rows = {}
+        for name, model in self._served().items():
+            rows[name] = {"id": name, **about, "max_model_len": model.max_len}
+            if name != model.name:
+                rows[name]["parent"] = model.name
         if only and only not in rows:
             raise Refused("NOT_FOUND", f"the model {only!r} does not exist", label="model_not_found")
         return msgspec.json.encode(rows[only] if only else {"object": "list", "data": list(rows.values())})
@@ -95,7 +92,7 @@ class OpenAi:
 class _InProgress:
     """One request to a real model: an inference like others, whose parts become bytes on the connection."""
 
-    def __init__(self, models: Models, model: Model, out: Stream | Whole) -> None:
+    def __init__(self, models: Models, model: Model, out: Response) -> None:
         self._model, self._out, self._offload = model, out, models.offload
         self._last: TextPart | None = None
         inference = Inference(model.name, {}, self._received, self._ended, out.request.arrived, text=out.asked)
@@ -110,7 +107,7 @@ class _InProgress:
             out.begin()
         self._last = part
         if part.text:
-            out.text(escaped(part.text), part.tokens)
+            out.text(msgspec.json.encode(part.text)[1:-1], part.tokens)  # what is between the quotes
         else:
             out.written += part.tokens
 

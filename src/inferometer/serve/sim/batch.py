@@ -15,13 +15,13 @@ gets its tokens: one, or a chunk's worth, as with speculative decoding. Room: a 
 a prompt of p tokens holds p + m tokens while it generates the next.
 """
 
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Iterator, Sequence
+from itertools import chain, takewhile
 
 import msgspec
 
 from inferometer.serve.sim.faults import noise
-from inferometer.serve.sim.settings import Batch
+from inferometer.serve.sim.settings import Batch, Sim
 from inferometer.serve.sim.timing import NEVER, Job, Timing
 from inferometer.units import NS
 
@@ -29,40 +29,46 @@ from inferometer.units import NS
 class BatchTiming(Timing):
     """The batch engine as a timing model."""
 
-    def __init__(self, spec: Batch, **more: int | None) -> None:
-        super().__init__(**more)  # type: ignore[arg-type]
+    def __init__(self, spec: Batch, settings: Sim) -> None:
+        super().__init__(spec.max_batch, settings)
         self.kv = KvCache(spec.kv_tokens, spec.block)
-        self.steps = 0
-        self._spec = spec
-        self._budget = spec.token_budget if spec.chunked_prefill else NEVER
+        self.steps, self._spec = 0, spec
         self._running: list[Job] = []
         self._step: list[tuple[Job, int]] = []  # tokens that each prefills in this step; 0: it decodes
-
-    def add(self, job: Job, at: int) -> bool:
-        free = self._spec.max_batch - self.n_running
-        if len(self.waiting) >= free + self._max_queue:
-            return False
-        job.left = job.n_in
-        self.waiting.append(job)
-        if self.due == NEVER:
-            self._begin(at)
-        return True
-
-    def drop(self, job: Job, at: int) -> None:
-        job.gone = True
-        if job.holding is not None:
-            self._leave(job)
-        elif job.made < job.n_out:
-            self.waiting.remove(job)
 
     def advance(self, now: int) -> None:
         while self.due <= now:
             end = self.due
-            self._end(end)
+            for job, prefilled in self._step:
+                if job.gone:
+                    continue
+                if prefilled:
+                    job.left -= prefilled
+                    self.kv.publish(job.holding, job.keys, job.n_in + job.made - job.left)
+                    if job.left:
+                        continue
+                count = min(self._per_chunk, job.n_out - job.made)
+                job.made += count
+                if job.made == job.n_out:
+                    self._leave(job)
+                job.emit(count, end)
             self._begin(end)
 
+    def _admit(self, at: int) -> None:
+        if self.due == NEVER:
+            self._begin(at)
+
     def _begin(self, start: int) -> None:
-        self._step = step = self._plan(start)
+        """Plan a step, as described above, and set when it ends."""
+        before = self.preemptions
+        step = [(job, 0) for job in list(self._running) if not job.left and self._make_room(job)]
+        budget = (self._spec.token_budget if self._spec.chunked_prefill else NEVER) - len(step) * self._per_chunk
+        admitted = self._admitted(start) if self.preemptions == before else ()
+        prefills = chain([job for job in self._running if job.left], admitted)
+        while budget > 0 and (job := next(prefills, None)):
+            step.append((job, min(job.left, budget)))
+            budget -= job.left
+        self._step = step
         if not step:
             self.due = NEVER
             return
@@ -77,71 +83,37 @@ class BatchTiming(Timing):
             seconds *= 1 + spec.jitter * noise(self._seed, 0, self.steps)
         self.due = start + max(round(seconds * NS), 1)
 
-    def _plan(self, start: int) -> list[tuple[Job, int]]:
-        before = self.preemptions
-        step = [(job, 0) for job in list(self._running) if not job.left and self._make_room(job)]
-        budget = self._budget - len(step) * self._per_chunk
-        for job in self._running:
-            if job.left and budget > 0:
-                step.append((job, min(job.left, budget)))
-                budget -= step[-1][1]
-        if self.preemptions == before:
-            while budget > 0 and self.waiting and self.n_running < self._spec.max_batch and self._let_in(start):
-                job = self._running[-1]
-                step.append((job, min(job.left, budget)))
-                budget -= step[-1][1]
-        return step
-
     def _make_room(self, job: Job) -> bool:
         """Make room for the next tokens of a decoding sequence; return False if it was itself preempted."""
-        while job.holding is not None:
+        while job.is_running:
             if self.kv.grow(job.holding, job.n_in + job.made):
                 return True
             latest = self._running[-1]
             self.preemptions += 1
             self._leave(latest)
-            latest.left = latest.n_in + latest.made
             self.waiting.appendleft(latest)
         return False
 
-    def _let_in(self, start: int) -> bool:
-        job = self.waiting[0]
-        holding = self.kv.admit(job.keys, job.n_in + job.made)
-        if holding is None:
-            return False
-        self.waiting.popleft()
-        self._running.append(job)
-        self.n_running += 1
-        job.holding = holding
-        job.left = job.n_in + job.made - holding.cached
-        if job.started < 0:
-            job.started = start
-            job.cached = holding.cached
-        return True
-
-    def _end(self, end: int) -> None:
-        for job, prefilled in self._step:
-            if job.gone:
-                continue
-            if prefilled:
-                job.left -= prefilled
-                self.kv.publish(job.holding, job.keys, job.n_in + job.made - job.left)
-                if job.left:
-                    continue
-            count = min(self._per_chunk, job.n_out - job.made)
-            job.made += count
-            if job.made == job.n_out:
-                self._leave(job)
-            job.emit(count, end)
+    def _admitted(self, start: int) -> Iterator[Job]:
+        """Admit queued requests one after another while there is room."""
+        while self.waiting and self.n_running < self._max_batch:
+            job = self.waiting[0]
+            job.holding = self.kv.admit(job.keys, job.n_in + job.made)
+            if job.holding is None:
+                return
+            self.waiting.popleft()
+            self._running.append(job)
+            self.n_running += 1
+            job.is_running = True
+            job.left = job.n_in + job.made - job.holding.cached
+            if job.started < 0:
+                job.started, job.cached = start, job.holding.cached
+            yield job
 
     def _leave(self, job: Job) -> None:
+        super()._leave(job)
         self._running.remove(job)
-        self.n_running -= 1
         self.kv.release(job.holding)
-        job.holding = None
-
-
-# --- the KV cache ----------------------------------------------------------------------------------------------------
 
 
 def block_keys(ids: Sequence[int], block: int) -> tuple[int, ...]:
@@ -158,8 +130,7 @@ class Holding(msgspec.Struct, eq=False):
 
     keyed: list[int]
     private: int
-    cached: int
-    """Tokens that were already in the cache."""
+    cached: int  # tokens that were already in the cache
 
 
 class KvCache:
@@ -175,31 +146,25 @@ class KvCache:
 
     def __init__(self, tokens: int, block: int) -> None:
         self.block, self.capacity, self.held = block, tokens // block, 0
-        self.queried = self.hit = 0
-        """Prompt tokens that were looked up in the prefix cache, and how many of them were found."""
-        self._holders: dict[int, int] = {}
-        self.idle: dict[int, None] = {}  # least recently used first
-
-    def fits(self, tokens: int) -> bool:
-        """Whether a sequence of this length can ever be served."""
-        return self._blocks(tokens) <= self.capacity
+        self.queried = self.hit = 0  # prompt tokens looked up in the prefix cache, and those that were found
+        self.idle: dict[int, None] = {}  # keyed blocks that no sequence holds, least recently used first
+        self._holders: dict[int, int] = {}  # of each keyed block
 
     def admit(self, keys: Sequence[int], tokens: int) -> Holding | None:
         """Return room for `tokens`, the first of which may be cached, or None if there is not enough room."""
         # Never the whole prompt, since its last token must be computed.
-        keyed = list(takewhile(self._has, keys[: (tokens - 1) // self.block]))
+        keyed = list(takewhile(self._holders.__contains__, keys[: (tokens - 1) // self.block]))
         fresh = self._blocks(tokens) - len(keyed)
         woken = sum(key in self.idle for key in keyed)
         if self.held + woken + fresh > self.capacity:
             return None
         for key in keyed:
-            self._holders[key] = self._holders.get(key, 0) + 1
+            self._holders[key] += 1
             self.idle.pop(key, None)
         cached = len(keyed) * self.block
         self.queried += len(keys) * self.block
         self.hit += cached
-        self.held += woken + fresh
-        self._evict()
+        self._take(woken + fresh)
         return Holding(keyed, fresh, cached)
 
     def grow(self, holding: Holding, tokens: int) -> bool:
@@ -208,15 +173,14 @@ class KvCache:
         if fresh > 0:
             if self.held + fresh > self.capacity:
                 return False
-            self.held += fresh
+            self._take(fresh)
             holding.private += fresh
-            self._evict()
         return True
 
     def publish(self, holding: Holding, keys: Sequence[int], computed: int) -> None:
         """Note that the first `computed` tokens are computed: others may share their full blocks from now on."""
         for key in keys[len(holding.keyed) : computed // self.block]:
-            if not self._has(key):  # else another sequence was first; ours stays private
+            if key not in self._holders:  # else another sequence was first; ours stays private
                 self._holders[key] = 1
                 holding.keyed.append(key)
                 holding.private -= 1
@@ -226,16 +190,15 @@ class KvCache:
         for key in reversed(holding.keyed):
             self._holders[key] -= 1
             if not self._holders[key]:
-                del self._holders[key]
                 self.idle[key] = None
                 self.held -= 1
 
-    def _has(self, key: int) -> bool:
-        return key in self._holders or key in self.idle
-
-    def _evict(self) -> None:
+    def _take(self, blocks: int) -> None:
+        """Hold more blocks, for which the least recently used idle ones are evicted if necessary."""
+        self.held += blocks
         while self.held + len(self.idle) > self.capacity:
-            del self.idle[next(iter(self.idle))]
+            key = next(iter(self.idle))
+            del self.idle[key], self._holders[key]
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block)

@@ -5,6 +5,7 @@
 KINDS and WHENS describe the syntax. Requests are counted from 1; only those with a response of tokens or vectors count.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -38,7 +39,6 @@ WHENS = {
 
 _DEFAULTS = {"reject": "503", "split": "3", "stall": "1s", "freeze": "1s"}
 _REMEDY = "KIND[=ARG][@WHEN], such as stall=2s@#7 or reject=503@5%; see `inferometer serve --help`"
-_SHARE = 0x5EED
 _MASK = (1 << 64) - 1
 
 
@@ -46,13 +46,11 @@ class Fault(msgspec.Struct, frozen=True):
     """A fault with its argument, and the requests that it applies to."""
 
     kind: str
-    arg: int = 0
-    """A status, a number of bytes, or ns."""
+    arg: int = 0  # a status, a number of bytes, or ns
     share: float = 0.0
     nth: int = 0
     every: int = 0
-    after: int = -1
-    """ns after the first request's arrival."""
+    after: int = -1  # ns after the first request's arrival
 
 
 def parse_fault(text: str) -> Fault:
@@ -99,19 +97,13 @@ def _whole(text: str, low: int, high: int = 1 << 62) -> int:
     return int(text)
 
 
-class Faults:
-    """Selects the fault of each request; the first matching rule wins."""
-
-    def __init__(self, rules: tuple[str, ...], seed: int) -> None:
-        self.rules, self._seed = [parse_fault(rule) for rule in rules], seed
-
-    def pick(self, n: int) -> Fault | None:
-        """Return the fault of the n-th request."""
-        for index, rule in enumerate(self.rules):
-            is_counted = n == rule.nth or (rule.every and n % rule.every == 0)
-            if is_counted or (rule.share and noise(self._seed ^ _SHARE, n, index) < 2 * rule.share - 1):
-                return rule
-        return None
+def pick(rules: Sequence[Fault], n: int, seed: int) -> Fault | None:
+    """Return the fault of the n-th request: that of the first rule that matches."""
+    for index, rule in enumerate(rules):
+        is_counted = n == rule.nth or (rule.every and n % rule.every == 0)
+        if is_counted or (rule.share and noise(seed ^ 0x5EED, n, index) < 2 * rule.share - 1):
+            return rule
+    return None
 
 
 def noise(seed: int, n: int, k: int) -> float:

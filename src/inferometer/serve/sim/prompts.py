@@ -15,22 +15,22 @@ from functools import lru_cache
 
 import numpy as np
 
+from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.openai.requests import Part
 from inferometer.workload.tokenizer import load, words
 
-DIMENSIONS = 384
-"""Length of an embedding if the request sets none."""
+DIMENSIONS = 384  # of an embedding if the request sets none
 _KEPT_PIECES, _LONG_PIECE = 200_000, 64
 _KEPT_TEXTS, _LONG_TEXT = 2048, 65_536
 """How many pieces, and counts of texts, are cached, and the length from which they are not."""
 
 
-class Prompts(dict[str, list[int]]):
+class Prompts(BoundedCache[str, list[int]]):
     """Counts prompt tokens and, for a prefix cache, returns their ids. Its items are the ids of pieces, which are the
     keys without the space before them; they are computed on first use."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_KEPT_PIECES)
         self._encode = load(None).encode
         self._kept_count = lru_cache(_KEPT_TEXTS)(self._count)
         for word in words():
@@ -40,11 +40,7 @@ class Prompts(dict[str, list[int]]):
         if not piece or piece[0].isspace():
             raise KeyError  # the tokenizer does not cut the text here
         ids = self._encode(" " + piece)
-        if len(self) > _KEPT_PIECES:
-            self.clear()
-        if len(piece) <= _LONG_PIECE:
-            self[piece] = ids
-        return ids
+        return self.keep(piece, ids) if len(piece) <= _LONG_PIECE else ids
 
     def count(self, parts: Sequence[Part]) -> int:
         return sum([

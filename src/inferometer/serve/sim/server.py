@@ -16,15 +16,15 @@ from inferometer.errors import UserError
 from inferometer.serve import prometheus
 from inferometer.serve.backends.text.model import INPUTS, declare, piece, request_of
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.responses import refuse, reply
-from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Loading, Refused, Tensors
+from inferometer.serve.http.responses import reply
+from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Loading, Refused, Tensors, ignore
 from inferometer.serve.openai.requests import DEFAULT_TOKENS, TextRequest, invalid, too_long
-from inferometer.serve.openai.response import Stream, Whole, tokens_body
+from inferometer.serve.openai.response import Response, Stream, tokens_body
 from inferometer.serve.prometheus import Family, Histogram
 from inferometer.serve.sim.batch import BatchTiming, block_keys
-from inferometer.serve.sim.faults import Fault, Faults, parse_fault
+from inferometer.serve.sim.faults import Fault, parse_fault, pick
 from inferometer.serve.sim.prompts import Prompts, response_words, text
-from inferometer.serve.sim.response import FaultyResponse, SimResponse, error_body
+from inferometer.serve.sim.response import FaultyResponse, SimResponse
 from inferometer.serve.sim.settings import Batch, Fixed, Sim
 from inferometer.serve.sim.timing import Clockwork, FixedTiming, Job, Timing
 from inferometer.serve.sim.truth import TruthLog
@@ -32,9 +32,7 @@ from inferometer.timing.clock import now
 from inferometer.units import NS
 from inferometer.wire.http1_requests import Request
 
-CHAT_TOKENS = 128
-"""Length of a chat response if the request sets none."""
-_HTML = b"<!doctype html><title>Welcome</title><h1>It works!</h1>"
+CHAT_TOKENS = 128  # of a chat response if the request sets no length
 _SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 2.5, 5, 7.5, 10,
     20, 40, 80, 160, 640, 2560,
@@ -52,56 +50,53 @@ class Simulator:
         self.name, self.names, self.max_len = settings.model, (settings.model, *settings.lora), settings.max_len
         self.settings, self.loop = settings, loop
         spec = settings.timing
-        more = {name: getattr(settings, name) for name in ("seed", "tokens_per_chunk", "max_queue")}
-        self.timing: Timing = FixedTiming(spec, **more) if isinstance(spec, Fixed) else BatchTiming(spec, **more)
+        self.timing: Timing = FixedTiming(spec, settings) if isinstance(spec, Fixed) else BatchTiming(spec, settings)
+        self._block = spec.block if isinstance(spec, Batch) and spec.prefix_cache else 0
         self.words, self._prompts = response_words(), Prompts()
         self._prompt_tokens = self._generation_tokens = 0
         self._ended = {"stop": 0, "length": 0, "abort": 0}
         self._ttft, self._itl, self._e2e, self._queue = (Histogram(_SECONDS) for _ in range(4))
-        self._faults = Faults(settings.faults, settings.seed)
+        self._faults = list(map(parse_fault, settings.faults))
         self._truth = TruthLog(settings.truth, append=is_shared) if settings.truth is not None else None
-        self._active: set[SimResponse] = set()
+        self._log = ignore if self._truth is None else self._truth.add
+        self.active: set[SimResponse] = set()
         self.number = itertools.count(1).__next__
         self._clockwork = Clockwork(loop, self.timing)
-
-    # --- OpenAI's endpoints ------------------------------------------------------------------------------------------
 
     def respond(self, connection: Connection, request: Request, asked: TextRequest) -> None:
         """Respond to a request now or later; raises Refused if it cannot be served."""
         if asked.api == "tokenize":
             reply(connection, request, 200, tokens_body(self._prompts.ids(asked.parts), self.max_len))
             return
-        n_in, n_out = self._prompts.count(asked.parts), asked.n_out or CHAT_TOKENS
-        self._check_length(n_in, n_out)
-        n = self.number()
+        n_out = asked.n_out or CHAT_TOKENS
+        n_in, n = self._prompt_length(asked, n_out), self.number()
         if n == 1:
-            for freeze in [rule for rule in self._faults.rules if rule.after >= 0]:
+            for freeze in [rule for rule in self._faults if rule.after >= 0]:
                 self.loop.call_later(freeze.after / NS + _EARLY_S, time.sleep, freeze.arg / NS)
         fault = self._fault_of(request, n)
-        out = (Stream if asked.stream else Whole)(connection, request, asked, self.name, n, n_in)
-        if fault is not None and self._fails_at_once(out, fault):
-            self._log_without_response(out, fault)
-            return
-        timing = self.settings.timing
-        keys: tuple[int, ...] = ()
-        if isinstance(timing, Batch) and timing.prefix_cache:
-            keys = block_keys(self._prompts.ids(asked.parts), timing.block)
+        out = (Stream if asked.stream else Response)(connection, request, asked, self.name, n, n_in)
+        keys = block_keys(self._prompts.ids(asked.parts), self._block) if self._block else ()
         given = self, out, n_out, keys
         response = SimResponse(*given) if fault is None else FaultyResponse(fault, *given)
+        if isinstance(response, FaultyResponse) and response.fails_at_once():
+            self._log(out, response.fault)
+            return
         if not self.timing.add(response, request.arrived):
-            self._log_without_response(out, Fault("queue_full"))
+            self._log(out, "queue_full")
             raise Refused("UNAVAILABLE", "the queue is full", label="queue_full")
-        self._active.add(response)
+        self.active.add(response)
         connection.gone = response.client_gone
         out.begin()  # a stream's headers are sent at once
         self._clockwork.changed()
 
-    def ended(self, response: SimResponse, aborted: bool) -> None:
+    def ended(self, response: SimResponse, aborted: bool = False) -> None:
         """Count a response that has ended, successfully or not, and log its ground truth."""
-        self._active.discard(response)
+        if response not in self.active:  # a fault has ended it before
+            return
+        self.active.remove(response)
         stamps = response.out.stamps
         self._prompt_tokens += response.n_in
-        self._generation_tokens += 0 if response.is_embedding else response.made
+        self._generation_tokens += 0 if response.out.asked.api == "embedding" else response.made
         self._ended["abort" if aborted else "length"] += 1
         if stamps:
             self._ttft.observe(stamps[0] - response.arrived)
@@ -111,11 +106,7 @@ class Simulator:
                 self._itl.observe_all(np.diff(np.frombuffer(stamps, np.int64)))
         if response.started >= 0:
             self._queue.observe(response.started - response.arrived)
-        if self._truth is not None:
-            done = stamps[-1] if stamps and not aborted else now()
-            self._truth.add(response.out, done, response.fault, response.cached, aborted)
-
-    # --- a model of KServe -------------------------------------------------------------------------------------------
+        self._log(response.out, response.fault, response.cached, aborted)
 
     def loaded(self, loading: Loading) -> Loaded:
         """Return the simulator as a model of the KServe protocol."""
@@ -124,11 +115,7 @@ class Simulator:
 
     def _begin(self, inputs: Tensors, first: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
         asked = request_of(inputs, DEFAULT_TOKENS)
-        n_in, n_out = self._prompts.count(asked.parts), asked.n_out
-        if not n_in:
-            raise invalid("the text must not be empty")
-        self._check_length(n_in, n_out)
-        job = _KserveText(self, n_in, n_out, emit, finish)
+        job = _KserveText(self, self._prompt_length(asked, asked.n_out), asked.n_out, emit, finish)
         if not self.timing.add(job, job.arrived):
             raise Refused("RESOURCE_EXHAUSTED", "the simulator's queue is full")
         self._clockwork.changed()
@@ -139,14 +126,17 @@ class Simulator:
 
         return cancel
 
-    # --- both --------------------------------------------------------------------------------------------------------
-
-    def _check_length(self, n_in: int, n_out: int) -> None:
-        """Raise Refused if prompt and response are too long."""
+    def _prompt_length(self, asked: TextRequest, n_out: int) -> int:
+        """Return the number of tokens of the prompt; raises Refused if it is empty, or too long with its response."""
+        n_in = self._prompts.count(asked.parts)
+        if not n_in:
+            raise invalid("the text must not be empty")
+        kv = self.timing.kv
         if n_in + n_out > self.max_len:
             raise too_long(n_in, n_out, f"the model's maximum of {self.max_len} tokens")
-        if self.timing.kv is not None and not self.timing.kv.fits(n_in + n_out):
+        if kv is not None and n_in + n_out > kv.capacity * kv.block:
             raise too_long(n_in, n_out, "the size of the KV cache")
+        return n_in
 
     def drop(self, job: Job) -> None:
         """Remove a request that ended early from the timing model."""
@@ -154,49 +144,21 @@ class Simulator:
             self.timing.drop(job, now())
             self._clockwork.changed()
 
-    # --- faults ------------------------------------------------------------------------------------------------------
-
     def _fault_of(self, request: Request, n: int) -> Fault | None:
         wanted = request.headers.get(b"x-sim-fault")
         if wanted is None or not self.settings.allow_fault_header:
-            return self._faults.pick(n)
+            return pick(self._faults, n, self.settings.seed)
         try:
             return parse_fault(wanted.decode("latin-1"))
         except UserError as error:
             raise invalid(str(error)) from None
 
-    def _fails_at_once(self, out: Stream | Whole, fault: Fault) -> bool:
-        """Carry out a fault that comes before any token; return False for other faults."""
-        connection, request = out.connection, out.request
-        if fault.kind == "reset":
-            connection.reset()
-        elif fault.kind == "reject":
-            why = "injected fault: request rejected"
-            refuse(connection, request, Refused("INTERNAL", why, status=fault.arg, label="injected"))
-        elif fault.kind == "error_body":
-            reply(connection, request, 200, error_body(out))
-        elif fault.kind == "html":
-            reply(connection, request, 200, _HTML, content_type=b"text/html; charset=utf-8")
-        elif fault.kind == "empty" and out.asked.api != "embedding":
-            out.begin()
-            out.end("length")
-        else:
-            if fault.kind == "freeze":  # no socket is read and no token is written
-                time.sleep(fault.arg / NS)
-            return False
-        return True
-
-    def _log_without_response(self, out: Stream | Whole, fault: Fault) -> None:
-        if self._truth is not None:
-            out.stamps = out.stamps[:0]  # an empty body is no content
-            self._truth.add(out, now(), fault)
-
     def metrics(self) -> bytes:
         """Return the page in Prometheus' text format."""
         timing, kv = self.timing, self.timing.kv
-        generated = self._generation_tokens + sum(job.made for job in self._active)
-        gauge, counter, histogram, labels = "gauge", "counter", "histogram", {"model_name": self.name}
+        generated = self._generation_tokens + sum(job.made for job in self.active)
         usage = kv.held / kv.capacity if kv else 0
+        gauge, counter, histogram, labels = "gauge", "counter", "histogram", {"model_name": self.name}
         table = (
             ("num_requests_running", gauge, "Number of requests in the running batch.", timing.n_running),
             ("num_requests_waiting", gauge, "Number of requests waiting in the queue.", len(timing.waiting)),
@@ -218,9 +180,9 @@ class Simulator:
 
     def close(self) -> None:
         """End the responses in progress, with their rows in the truth log."""
-        for response in list(self._active):
+        for response in list(self.active):
             response.client_gone()
-        self._clockwork.close()
+        self._clockwork.timer.close()
         if self._truth is not None:
             self._truth.close()
 
@@ -230,11 +192,9 @@ class _KserveText(Job):
 
     def __init__(self, server: Simulator, n_in: int, n_out: int, emit: Emit, finish: Finish) -> None:
         super().__init__(server.number(), n_in, n_out, now())
-        self._words, self._emit, self._finish, self._at = server.words, emit, finish, self.n * 7
+        self._words, self._emit, self._finish = server.words, emit, finish
 
     def emit(self, count: int, due: int) -> None:
-        at = self._at
-        self._at = at + count
-        self._emit(piece(text(self._words, at, count)))
+        self._emit(piece(text(self._words, self.n * 7 + self.made - count, count)))
         if self.made == self.n_out:
             self._finish(None)

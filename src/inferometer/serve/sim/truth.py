@@ -15,7 +15,7 @@ import msgspec
 
 from inferometer.errors import UserError
 from inferometer.serve.openai.response import Response
-from inferometer.serve.sim.faults import Fault
+from inferometer.timing.clock import now
 
 _INTERVAL_S = 0.25
 
@@ -23,17 +23,14 @@ _INTERVAL_S = 0.25
 class Row(msgspec.Struct, frozen=True, gc=False):
     """One line of the truth log."""
 
-    id: str | None
-    """The request's X-Request-Id."""
-    n: int
-    """The request's ordinal, from 1."""
+    id: str | None  # the request's X-Request-Id
+    n: int  # the request's ordinal, from 1
     arrived: int
     first: int | None
     last: int | None
     done: int | None
     n_in: int
-    n_out: int
-    """Tokens written."""
+    n_out: int  # tokens written
     cached: int
     chunks: list[int]
     fault: str | None
@@ -58,13 +55,14 @@ class TruthLog:
         self._writer = threading.Thread(target=self._write, name="truth log", daemon=True)
         self._writer.start()
 
-    def add(self, out: Response, done: int, fault: Fault | None, cached: int = 0, aborted: bool = False) -> None:
-        """Add the row of a response."""
-        first, last = (out.stamps[0], out.stamps[-1]) if out.stamps else (None, None)
+    def add(self, out: Response, fault: str | None, cached: int = 0, aborted: bool = False) -> None:
+        """Add the row of a response that has ended."""
+        stamps = list(out.stamps)
+        first, last = (stamps[0], stamps[-1]) if stamps else (None, None)
         row = Row(
-            id=out.request.id.decode("latin-1") or None,
-            n=out.n, arrived=out.request.arrived, first=first, last=last, done=done, n_in=out.n_in, n_out=out.written,
-            cached=cached, chunks=list(out.stamps), fault=fault.kind if fault is not None else None, aborted=aborted,
+            id=out.request.id.decode("latin-1") or None, n=out.n, arrived=out.request.arrived, first=first, last=last,
+            done=now() if last is None or aborted else last, n_in=out.n_in, n_out=out.written, cached=cached,
+            chunks=stamps, fault=fault, aborted=aborted,
         )  # fmt: skip
         self._lines.append(self._encode(row) + b"\n")
 
