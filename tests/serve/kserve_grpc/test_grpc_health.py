@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_peer import PATIENCE_S, Served, failure, serving
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from raw_grpc import NO_MESSAGE, RawGrpc, headers
 
 from inferometer.wire import protobuf, reflection
 
@@ -80,6 +81,20 @@ def test_a_watch_sees_the_stop_and_does_not_delay_it() -> None:
         stopped = threading.Thread(target=one.run, args=(one.server.stop, 1000.0))
         stopped.start()
         assert [response.status for response in watch] == [NOT_SERVING]
+        stopped.join(PATIENCE_S)
+        assert not stopped.is_alive()
+
+
+def test_a_watch_that_arrives_after_the_stop_has_begun_does_not_delay_it() -> None:
+    with serving() as one, RawGrpc(one.grpc_address) as raw:
+        stream = raw.http.get_next_available_stream_id()
+        raw.http.send_headers(stream, headers("/grpc.health.v1.Health/Watch"))
+        assert raw.request("/inference.GRPCInferenceService/ServerLive") == 0  # so that the headers have arrived
+        raw.http.send_data(stream, NO_MESSAGE, end_stream=True)
+        stopped = threading.Thread(target=one.run, args=(one.server.stop, 1000.0))
+        stopped.start()
+        raw.sock.recv(65536)  # the announcement
+        raw.send()
         stopped.join(PATIENCE_S)
         assert not stopped.is_alive()
 

@@ -65,7 +65,7 @@ class Connection:
     """The calls of one connection: the protocol of a Transport."""
 
     __slots__ = (
-        "_arrived", "_is_awake", "_owed", "_server", "_transport", "calls", "http2", "max_message", "offload",
+        "_arrived", "_is_awake", "_is_draining", "_owed", "_server", "_transport", "calls", "http2", "max_message", "offload",
     )  # fmt: skip
 
     room = None
@@ -80,6 +80,7 @@ class Connection:
         self.offload, self.max_message = server.offload, min(limits.message, GRPC_MOST)
         self._server, self._transport, self._arrived = server, transport, 0
         self._is_awake = False  # what is queued will be sent in this turn of the loop
+        self._is_draining = False
         self._owed: dict[int, int] = {}  # bytes by stream that the client may send again later
 
     def received(self, data: bytes, arrived: int) -> None:
@@ -93,6 +94,8 @@ class Connection:
             self.lost()
             self.leave()  # with the GOAWAY that the codec has queued
             return
+        if self._is_draining:
+            self.drain()  # for calls that were on their way
         if not was_awake:
             self.drained()
 
@@ -159,6 +162,7 @@ class Connection:
 
     def drain(self) -> None:
         """Announce the end: calls that are on their way are still accepted."""
+        self._is_draining = True
         self.http2.drain()
         self.wake()
         for call in list(self.calls.values()):
