@@ -88,7 +88,7 @@ class Stream(Response):
 
     def begin(self) -> None:
         """Send the headers, with what precedes the text."""
-        self._has_begun = True
+        self._has_begun, self._closing = True, b""
         # What precedes and follows the text in a content event, and the chunk's size line by the text's length.
         sample = _event(self._format.content(self, _quoted(b"\0")))
         self._before, _, after = sample.partition(b"\0")  # which is never part of JSON
@@ -97,23 +97,24 @@ class Stream(Response):
             self._sizes = []  # no chunk is like the others
         self.write(responses.stream_head(self.request.keep_alive) + _events(*self._format.opening(self)))
 
-    def text(self, text: bytes, count: int, more: bytes = b"") -> None:
-        """Send the text of `count` tokens, and what follows it."""
+    def text(self, text: bytes, count: int) -> None:
+        """Send the text of `count` tokens."""
         self.written += count
         try:
-            data = self._sizes[len(text)] + self._before + text + self._after + more
+            data = self._sizes[len(text)] + self._before + text + self._after
         except IndexError:  # usage in every chunk, or a long text
-            data = _events(self._format.content(self, _quoted(text))) + more
+            data = _events(self._format.content(self, _quoted(text))) + self._closing
         self.stamps.append(now())
         self.write(data)
 
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
         self.written += count
-        closing = _events(*self._format.closing(self, reason)) + self._format.done
+        self._closing = _events(*self._format.closing(self, reason)) + self._format.done
         if text:
-            self.text(text, 0, closing)
+            self._after += self._closing  # both in one send()
+            self.text(text, 0)
         else:
-            self.write(closing)
+            self.write(self._closing)
         self.finish()
 
 

@@ -65,7 +65,7 @@ class OpenAi:
         served = self._served()
         if name is None:
             names = [name for name, model in served.items() if name == model.name]  # without adapters
-            if len(names) > 1:
+            if len(names) != 1:
                 raise invalid(f"the request must name one of these models: {', '.join(names)}")
             (name,) = names
         if name not in served:

@@ -48,8 +48,7 @@ class Simulator:
     def __init__(self, settings: Sim, loop: asyncio.AbstractEventLoop, is_shared: bool = False) -> None:
         """If other processes have simulators, too, all of them append to the truth log (`is_shared`)."""
         self.name, self.names, self.max_len = settings.model, (settings.model, *settings.lora), settings.max_len
-        self.settings, self.loop = settings, loop
-        spec = settings.timing
+        self.settings, self.loop, spec = settings, loop, settings.timing
         self.timing: Timing = FixedTiming(spec, settings) if isinstance(spec, Fixed) else BatchTiming(spec, settings)
         self._block = spec.block if isinstance(spec, Batch) and spec.prefix_cache else 0
         self.words, self._prompts = response_words(), Prompts()
