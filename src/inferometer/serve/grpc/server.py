@@ -97,7 +97,7 @@ class Connection:
         if self._is_draining:
             self.drain()  # for calls that were on their way
         if not was_awake:
-            self.drained()
+            self.flush()
 
     def _handle(self, events: list[Any]) -> None:
         for event in events:
@@ -134,9 +134,9 @@ class Connection:
         """Send what is queued, together with everything else of this turn of the loop."""
         if not self._is_awake:
             self._is_awake = True
-            self._transport.loop.call_soon(self.drained)
+            self._transport.loop.call_soon(self.flush)
 
-    def drained(self) -> None:
+    def flush(self) -> None:
         """Send what the kernel and the client's windows accept."""
         self._is_awake = True
         http2, transport = self.http2, self._transport
@@ -150,6 +150,8 @@ class Connection:
                 break
             transport.write(*parts)
         self._is_awake = False
+
+    drained = flush
 
     def over(self, call: Call, code: str) -> None:
         del self.calls[call.stream]
@@ -172,7 +174,7 @@ class Connection:
         """Refuse the calls that are left, and close when everything is sent."""
         for call in list(self.calls.values()):
             call.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
-        self.drained()
+        self.flush()
         self._transport.linger()
 
     def lost(self) -> None:
