@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -56,6 +57,20 @@ def test_a_command_that_ends_leaves_its_status_and_its_last_output(tmp_path: Pat
         until(lambda: process.status is not None)
     assert process.status == 3
     assert process.tail == ("no memory",)
+
+
+def test_the_status_of_a_server_that_has_just_ended_is_waited_for(tmp_path: Path) -> None:
+    with running("exec sleep 604", tmp_path / "log") as process:
+        until(lambda: psutil.Process(process.pid).name() == "sleep")
+        server = psutil.Process(process.pid)
+        keeper = server.ppid()
+        assert process.settled_status() is None
+        os.kill(keeper, signal.SIGSTOP)  # it is slow to notice
+        server.kill()
+        until(lambda: server.status() == psutil.STATUS_ZOMBIE)
+        assert process.status is None
+        threading.Timer(0.1, os.kill, (keeper, signal.SIGCONT)).start()
+        assert process.settled_status() == 128 + signal.SIGKILL
 
 
 def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> None:

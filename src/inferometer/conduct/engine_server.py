@@ -118,8 +118,8 @@ class RunningServer:
 
     def check_alive(self) -> None:
         """Raise EngineError when the engine has died."""
-        if self._process is not None and self._process.status is not None:
-            reason, words = failures.explain(self._process.status, self._process.output.splitlines())
+        if self._process is not None and (status := self._process.settled_status()) is not None:
+            reason, words = failures.explain(status, self._process.output.splitlines())
             kind = "died" if reason in ("failed", "died") else reason
             raise EngineError(f"died during the measurement: {words}", "see its log", kind, self._process.tail)
 

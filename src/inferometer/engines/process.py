@@ -57,6 +57,14 @@ class ServerProcess:
         """How it ended: its exit status, or 128 + the signal; None while it runs."""
         return self._keeper.poll()
 
+    def settled_status(self) -> int | None:
+        """Like `status`; but if the server has just ended, wait for its keeper, which needs a moment to notice."""
+        with contextlib.suppress(psutil.Error, subprocess.TimeoutExpired):
+            servers = psutil.Process(self._keeper.pid).children()
+            if all(one.status() == psutil.STATUS_ZOMBIE for one in servers):
+                self._keeper.wait(self._grace + _KILLING)
+        return self.status
+
     @property
     def output(self) -> str:
         """What this process has printed so far."""
