@@ -72,12 +72,11 @@ class Connection:
     is_done = False
 
     def __init__(self, server: GrpcServer, transport: Transport) -> None:
-        limits = server.limits
         self.http2 = Http2Server(
-            max_streams=limits.streams, max_header_list=limits.head, clock=time.monotonic, **_WINDOWS
+            max_streams=server.limits.streams, max_header_list=server.limits.head, clock=time.monotonic, **_WINDOWS
         )
         self.calls: dict[int, Call] = {}
-        self.offload, self.max_message = server.offload, min(limits.message, GRPC_MOST)
+        self.offload, self.max_message = server.offload, min(server.limits.message, GRPC_MOST)
         self._server, self._transport, self._arrived = server, transport, 0
         self._is_awake = False  # what is queued will be sent in this turn of the loop
         self._owed: dict[int, int] = {}  # bytes by stream that the client may send again later
@@ -94,7 +93,7 @@ class Connection:
             self.leave()  # with the GOAWAY that the codec has queued
             return
         if not was_awake:
-            self.drained()
+            self._flush()
 
     def _handle(self, events: list[Any]) -> None:
         for event in events:
@@ -131,10 +130,9 @@ class Connection:
         """Send what is queued, together with everything else of this turn of the loop."""
         if not self._is_awake:
             self._is_awake = True
-            self._transport.loop.call_soon(self.drained)
+            self._transport.loop.call_soon(self._flush)
 
-    def drained(self) -> None:
-        """Send what the kernel and the client's windows accept."""
+    def _flush(self) -> None:
         self._is_awake = True
         http2, transport = self.http2, self._transport
         while (http2.has_more or self._owed) and transport.unsent < _TAKE and not transport.closed:
@@ -147,6 +145,8 @@ class Connection:
                 break
             transport.write(*parts)
         self._is_awake = False
+
+    drained = _flush
 
     def over(self, call: Call, code: str) -> None:
         del self.calls[call.stream]
@@ -168,7 +168,7 @@ class Connection:
         """Refuse the calls that are left, and close when everything is sent."""
         for call in list(self.calls.values()):
             call.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
-        self.drained()
+        self._flush()
         self._transport.linger()
 
     def lost(self) -> None:
