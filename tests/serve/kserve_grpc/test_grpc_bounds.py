@@ -24,7 +24,7 @@ from inferometer.wire.http2 import frames, hpack
 
 
 def test_a_call_that_is_over_keeps_no_messages() -> None:
-    connection: Any = SimpleNamespace(max_message=100, over=lambda call, code: None, calls={})
+    connection: Any = SimpleNamespace(max_message=100, calls={}, is_logged=False, wake=lambda: None)
     call = call_module.Call(connection, 1, CallHead("/x", Method(lambda call: None, is_stream=True)), 0)
     call.pause()
     call.received(3 * framed(b"message"), False, 0)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from inferometer.serve.grpc.server import Connection
 
 Data = bytes | memoryview
-Unary = Callable[["Call", Data], None]
 
 _MAX_BEFORE_ERROR = 1 << 20
 """Unread bytes that are still sent before an error; a call with more is reset instead."""
@@ -224,11 +223,14 @@ class Call:
         on_message = self.on_message
         if not self.head.method.is_stream:
             self.on_message = self.on_ended = ignore  # further messages have no meaning
-        self._call(on_message, self, message)
-
-    def _call(self, function: Callable[..., object], *arguments: Any) -> None:
         try:
-            function(*arguments)
+            on_message(self, message)
+        except Exception as error:
+            self.refuse(reason(error))
+
+    def _call(self, function: Callable[[Any], object], argument: Any) -> None:
+        try:
+            function(argument)
         except Exception as error:
             self.refuse(reason(error))
 
@@ -271,10 +273,15 @@ class Call:
 
     def end(self, code: str) -> None:
         """Forget the call, and cancel what is in progress. `code` is for the access log: the client gets nothing."""
-        self.is_over, on_over = True, self.on_over
+        connection, on_over, self.is_over = self.connection, self.on_over, True
         self.on_message = self.on_ended = self.on_drained = self.on_over = ignore  # break reference cycles
         self._splitter, self._messages = None, _NONE
-        self.connection.over(self, code)
+        del connection.calls[self.stream]
+        if self.timer is not None:
+            self.timer.cancel()
+        if connection.is_logged:
+            access.log(connection.peer, "GRPC", self.head.path, code, self.began)
+        connection.wake()
         on_over()
 
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from inferometer.serve import access
 from inferometer.serve.grpc.call import Call, CallHead, CallHeads, Data, Method, refusing
 from inferometer.serve.models.types import NEVER, Refused
 from inferometer.serve.offload import Threads
@@ -65,19 +64,20 @@ class Connection:
     """The calls of one connection: the protocol of a Transport."""
 
     __slots__ = (
-        "_arrived", "_is_awake", "_is_draining", "_owed", "_server", "_transport", "calls", "http2", "max_message", "offload",
+        "_arrived", "_is_awake", "_is_draining", "_owed", "_server", "_transport", "calls", "http2", "is_logged",
+        "max_message", "offload", "peer",
     )  # fmt: skip
 
     room = None
     is_done = False
 
     def __init__(self, server: GrpcServer, transport: Transport) -> None:
-        limits = server.limits
         self.http2 = Http2Server(
-            max_streams=limits.streams, max_header_list=limits.head, clock=time.monotonic, **_WINDOWS
+            max_streams=server.limits.streams, max_header_list=server.limits.head, clock=time.monotonic, **_WINDOWS
         )
         self.calls: dict[int, Call] = {}
-        self.offload, self.max_message = server.offload, min(limits.message, GRPC_MOST)
+        self.offload, self.max_message = server.offload, min(server.limits.message, GRPC_MOST)
+        self.is_logged, self.peer = server.is_logged, transport.peer
         self._server, self._transport, self._arrived = server, transport, 0
         self._is_awake = False  # what is queued will be sent in this turn of the loop
         self._is_draining = False
@@ -152,15 +152,6 @@ class Connection:
         self._is_awake = False
 
     drained = flush
-
-    def over(self, call: Call, code: str) -> None:
-        del self.calls[call.stream]
-        if call.timer is not None:
-            call.timer.cancel()
-        if self._server.is_logged:
-            access.log(self._transport.peer, "GRPC", call.head.path, code, call.began)
-        if not self._is_awake:
-            self.wake()
 
     def drain(self) -> None:
         """Announce the end: calls that are on their way are still accepted."""
