@@ -638,7 +638,7 @@ def test_invalid_tasks_dtypes_and_configurations_are_named(writer_folder: Path, 
     assert "unknown task 'sing'" in refused(writer_folder, parameters={"task": "sing"})
     assert "int5" in refused(writer_folder, parameters={"dtype": "int5"})
     assert "max_batch_size is 8, but requests for text are not joined" in refused(writer_folder, max_batch_size=8)
-    for name, value in (("max_batch", "x"), ("max_length", "-1")):
+    for name, value in (("max_batch", "x"), ("max_length", "-1"), ("kv_memory", "2")):
         with pytest.raises(UserError, match=f"parameter {name} must be"):
             backend.load(loading(writer_folder, parameters={name: value}))
     wrong = refused(writer_folder, input=[field("prompt", "STRING", 1)])

@@ -173,6 +173,22 @@ def test_pipelined_requests_wait_for_the_previous_response():
     run(main())
 
 
+def test_a_large_pipelined_request_may_go_on_before_its_start_is_parsed():
+    async def main() -> None:
+        async with listening() as (listener, _):
+            with peer(listener) as client:
+                (connection,) = listener.connections
+                body = bytes(range(256)) * 1024
+                data = post("/", b"first") + post("/", body)
+                connection.received(data[:1000], now())
+                connection.received(data[1000:2000], now())  # before the loop continues with the rest of the first part
+                sending = asyncio.ensure_future(client.send(data[2000:]))
+                assert [await client.response() for _ in range(2)] == [(200, b"first"), (200, body)]
+                await sending
+
+    run(main())
+
+
 def test_requests_in_one_segment_have_arrived_at_the_same_time():
     async def main() -> None:
         async with listening() as (listener, echo):

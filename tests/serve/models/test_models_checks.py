@@ -143,6 +143,12 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         {"wanted": wants("BAD")},
         "unexpected inference output 'BAD' for model 'identity', which has 'OUTPUT0'",
     ),
+    "classes of strings": (
+        "maybe",
+        (text(b"\1\0\0\0a"),),
+        {"wanted": wants("OUT_B", classes=1)},
+        UNKNOWN + "classification is not possible for output 'OUT_B': its data-type is 'BYTES'",
+    ),
 }
 
 

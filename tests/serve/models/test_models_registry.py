@@ -317,7 +317,7 @@ async def test_a_model_that_fails_to_load_is_in_the_index_with_its_reason(tmp_pa
         bad, good = models.index()
         assert tuple(bad) == (
             "bad",
-            "",
+            "1",
             "UNAVAILABLE",
             "model bad failed to load: RuntimeError: no such weights",
         )
@@ -422,7 +422,7 @@ async def test_a_model_is_unloaded_after_its_requests_and_can_be_loaded_again(tm
         for call in calls:
             await call.outputs()
         await unloading
-        assert tuple(models.index()[0]) == ("m", "", "UNAVAILABLE", "unloaded")
+        assert tuple(models.index()[0]) == ("m", "1", "UNAVAILABLE", "unloaded")
         await models.unload("m")
         await models.load("m")
         fakes("m").open()

@@ -53,6 +53,9 @@ def test_a_version_policy_selects_versions(tmp_path: Path) -> None:
     for version in ("1", "2", "3"):
         (tmp_path / "a" / version).mkdir()
     assert the_one(tmp_path / "a").version == "2"
+    put(tmp_path / "b/config.pbtxt", 'backend: "identity" version_policy { specific { versions: [ 7 ] } }')
+    (tmp_path / "b/1").mkdir()
+    assert "contains none of the versions [7] of its version_policy" in refused(ModelSource("b", tmp_path / "b"))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +212,8 @@ def test_an_empty_value_enables_a_message() -> None:
         ("max_batch=3", "did you mean max_batch_size"),
         ("max_batch_size=many", "'max_batch_size: many': Couldn't parse integer: many"),
         ("max_batch_size=99999999999", "Value out of range: 99999999999"),
-        ("max_batch_size.x=1", "max_batch_size is a plain value and has no fields"),
+        ("max_batch_size.x=1", "max_batch_size has no fields that can be set"),
+        ("metric_tags.a=b", "metric_tags has no fields that can be set"),
         ("dynamic_batching=500", "'dynamic_batching: 500': Expected"),
         ("dynamic_batching.max_queue_delay=5", "did you mean max_queue_delay_microseconds"),
         ("dynamic_batching.max_queue_delay_microseconds=-1", "Value out of range: -1"),
@@ -260,8 +264,16 @@ def test_batching_must_be_configured() -> None:
     [
         ("sequence_batching { }", "sequence_batching is not supported"),
         ("ensemble_scheduling { }", "ensemble_scheduling is not supported"),
+        ("max_batch_size: -1", "max_batch_size must be at least 0 \\(got -1\\)"),
+        ("instance_group [{ count: -1 }]", "instance_group.count must be at least 0 \\(got -1\\)"),
+        ("max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 4, 16 ] }", "which is 8 \\(got 16\\)"),
+        ('parameters { key: "max_queue_size" value { string_value: "-1" } }', "at least 0 \\(got '-1'\\)"),
     ],
 )
 def test_a_configuration_that_cannot_be_served_is_refused(text: str, message: str) -> None:
+    tensor = '[{ name: "X", data_type: TYPE_FP32, dims: [ 1 ] }]'
+    config = configs.from_pbtxt(f"input {tensor} output {tensor} {text}")
     with pytest.raises(UserError, match=message):
-        configs.policy(configs.from_pbtxt(text))
+        configs.policy(config)
+        configs.specs(config)
+        configs.devices(config, "cpu")

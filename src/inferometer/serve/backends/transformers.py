@@ -14,6 +14,7 @@ model is never run, weights are read from safetensors only, and nothing is downl
 import functools
 import logging
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -94,9 +95,11 @@ def _decoder(loading: Loading, language: LanguageModel) -> Decoder:
     slots = configured.whole(loading, "max_batch", 128 if is_gpu else 64)
     pages = os.sysconf("SC_AVPHYS_PAGES")
     free = torch.cuda.mem_get_info(device.index or 0)[0] if is_gpu else pages * os.sysconf("SC_PAGE_SIZE")
-    memory = free * float(loading.parameter("kv_memory", "0.5"))
+    share = loading.parameter("kv_memory", "0.5")
+    if not re.fullmatch(r"0?\.\d+|1(\.0*)?", share):
+        raise loading.error(f"parameter kv_memory must be a number between 0 and 1 (got {share!r:.60})")
     try:
-        decoder = SlotDecoder(model, ends, slots or 1, length, memory=memory)
+        decoder = SlotDecoder(model, ends, slots or 1, length, memory=free * float(share))
     except torch.OutOfMemoryError as error:
         what = f"out of memory for texts of {length} tokens: {reason(error).message}"
         raise loading.error(what, "lower the parameters max_batch, max_length or kv_memory") from None

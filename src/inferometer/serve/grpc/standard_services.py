@@ -99,7 +99,8 @@ class Reflection:
                 files = [self._file(request.file_by_filename, request.file_containing_symbol)]
             except KeyError:
                 made.error_response.error_code = status_number("NOT_FOUND")
-                made.error_response.error_message = "unknown file or symbol"
+                unknown = request.file_by_filename or request.file_containing_symbol
+                made.error_response.error_message = f"unknown file or symbol '{unknown:.200}'"
                 files = []
             for file in files:  # and what it imports
                 files += [one for one in file.dependencies if one not in files]

@@ -95,7 +95,8 @@ class Connection:
                 transport.resume_reading()
 
     def _take_rest(self) -> None:
-        if not self.transport.closed and self._request is None:
+        # More may have arrived meanwhile, with which the rest was parsed.
+        if self._parser.rest and self._request is None and not self.transport.closed:
             self.received(b"", self._parser.kept_at)
 
     def _write_logged(self, data: Data, *more: Data) -> None:

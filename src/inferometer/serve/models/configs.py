@@ -82,8 +82,8 @@ def override(config: Any, *texts: str) -> None:
 def _inner(message: Any, name: str) -> list[Any]:
     """Return the message in a field, or all in a list of messages, which has at least one afterwards."""
     field, inner = _field(message, name), getattr(message, name)
-    if field.message_type is None:
-        raise ValueError(f"{name} is a plain value and has no fields")
+    if field.message_type is None or field.message_type.GetOptions().map_entry:
+        raise ValueError(f"{name} has no fields that can be set")
     if field.is_repeated:
         return list(inner) or [inner.add()]
     inner.SetInParent()
@@ -100,6 +100,8 @@ def _field(message: Any, name: str) -> Any:
 def specs(config: Any) -> list[dict[str, TensorSpec]]:
     """Return the inputs and the outputs by name, with -1 for the batch dimension if the model has one."""
     found: list[dict[str, TensorSpec]] = [{}, {}]
+    if config.max_batch_size < 0:
+        raise UserError(f"model {config.name}: max_batch_size must be at least 0 (got {config.max_batch_size})")
     batch = (-1,) if config.max_batch_size > 0 else ()
     for kind, tensors, made in zip(("inputs", "outputs"), (config.input, config.output), found, strict=True):
         if not tensors:
@@ -127,10 +129,16 @@ def policy(config: Any) -> Policy:
     kind, most, batching = config.WhichOneof("scheduling_choice"), config.max_batch_size, config.dynamic_batching
     if kind in ("ensemble_scheduling", "sequence_batching"):
         raise UserError(f"model {config.name}: {kind} is not supported", "use dynamic_batching, or no batching")
+    if wrong := [size for size in batching.preferred_batch_size if not 0 < size <= most]:
+        what = f"preferred_batch_size must be between 1 and max_batch_size, which is {most} (got {wrong[0]})"
+        raise UserError(f"model {config.name}: {what}")
     queue, parameters = batching.default_queue_policy, config.parameters
-    limit = int(parameters["max_queue_size"].string_value) if "max_queue_size" in parameters else 0
+    limit = parameters["max_queue_size"].string_value if "max_queue_size" in parameters else "0"
+    if not limit.isdecimal():
+        what = f"parameter max_queue_size must be a whole number of at least 0 (got {limit!r:.60})"
+        raise UserError(f"model {config.name}: {what}")
     timeout_us = queue.default_timeout_microseconds if _called(queue, "timeout_action") == "REJECT" else 0
-    limits: dict[str, Any] = {"limit": queue.max_queue_size or limit, "timeout_ns": timeout_us * 1000}
+    limits: dict[str, Any] = {"limit": queue.max_queue_size or int(limit), "timeout_ns": timeout_us * 1000}
     if kind != "dynamic_batching" or most <= 1 or config.model_transaction_policy.decoupled:
         return Policy(**limits)
     preferred, delay_ns = frozenset(batching.preferred_batch_size), batching.max_queue_delay_microseconds * 1000
@@ -141,6 +149,8 @@ def devices(config: Any, default: str) -> list[str]:
     """Return the device of each instance."""
     found: list[str] = []
     for group in config.instance_group:
+        if group.count < 0:
+            raise UserError(f"model {config.name}: instance_group.count must be at least 0 (got {group.count})")
         gpus = [f"cuda:{gpu}" for gpu in group.gpus] or ["cuda"]
         names = {"KIND_CPU": ["cpu"], "KIND_GPU": gpus}.get(_called(group, "kind"), [default])
         found += [name for name in names for _ in range(group.count or 1)]

@@ -111,7 +111,7 @@ class Models:
         names = [] if only_ready else [name for root in self._repositories for name in repository.listed(root)]
         lines = {name: IndexEntry(name, "", "UNAVAILABLE", "not loaded") for name in names}
         for name, entry in self._entries.items():
-            lines[name] = IndexEntry(name, entry.model.version if entry.model else "", entry.state, entry.reason)
+            lines[name] = IndexEntry(name, entry.version, entry.state, entry.reason)
         return sorted(line for line in lines.values() if line.state == "READY" or not only_ready)
 
     def submit(self, inference: Inference, was_let_in: bool = False, model: Model | None = None) -> None:
@@ -193,6 +193,8 @@ class Models:
                 entry.became("LOADING")
             try:
                 definition = await in_thread(repository.define, entry.source, config, self.overrides)
+                if old is None:
+                    entry.version = definition.version
                 if self.group is not None and repository.wants_process(definition, self.group.is_shared):
                     model = await self.group.model(entry.source, config, serial)
                 else:
@@ -203,7 +205,7 @@ class Models:
                     entry.became("UNAVAILABLE", message)
                 raise (error if isinstance(error, UserError) else UserError(f"cannot load {name}: {message}")) from None
             self._open.add(model)
-            entry.model = model
+            entry.model, entry.version = model, model.version
             entry.became("READY")
             if old is not None:
                 run_to_end(self._retire(old))
@@ -238,6 +240,8 @@ class _Entry:
     def __init__(self, source: ModelSource) -> None:
         self.source, self.lock = source, asyncio.Lock()
         self.model: Model | None = None
+        self.version = ""
+        """That of the model; if it is not loaded, that of the last attempt to load it."""
         self.became("UNAVAILABLE", "not loaded")
 
     def became(self, state: str, reason: str = "", is_lost: bool = False) -> None:

@@ -107,8 +107,11 @@ def define(source: ModelSource, config_json: str = "", overrides: Sequence[str] 
         path = path.resolve()
         return Loading(name, config, path.parent, path, backend=backend or _SUFFIXES[path.suffix])
     versions = {int(each.name): each for each in path.iterdir() if each.name.isdecimal() and each.is_dir()}
-    wanted = config.version_policy.specific.versions or versions
-    newest = max((version for version in versions if version in wanted), default=1)
+    wanted = sorted(config.version_policy.specific.versions)
+    newest = max((version for version in versions if version in (wanted or versions)), default=1)
+    if wanted and newest not in wanted:
+        what = f"{path} contains none of the versions {wanted} of its version_policy"
+        raise UserError(what, f"name one that exists: {sorted(versions)}")
     folder = versions.get(newest, path)
     backend, file = _backend(folder, backend, config.default_model_filename)
     named = {each.name: _named(path, each.label_filename) for each in config.output if each.label_filename}

@@ -63,6 +63,8 @@ class ModelSignature:
             if each.name not in self.outputs:
                 words = f"unexpected inference output '{each.name}' for model '{self._model}'"
                 raise Refused("INVALID_ARGUMENT", f"{words}, which has {_quoted(self.outputs)}")
+            if each.classes and self.outputs[each.name].datatype == "BYTES":
+                _refuse(inference, f"classification is not possible for output '{each.name}': its data-type is 'BYTES'")
         if self._is_keyed:
             given = sorted(inference.parameters.items()) if inference.parameters else ()
             # With the type: True equals 1, but a model may treat them differently.

@@ -104,6 +104,8 @@ class BatchTiming(Timing):
             self.waiting.popleft()
             self._running.append(job)
             self.n_running += 1
+            if self._spec.prefix_cache:
+                self.kv.queried += job.n_in + job.made
             job.is_running = True
             job.left = job.n_in + job.made - job.holding.cached
             if job.started < 0:
@@ -162,7 +164,6 @@ class KvCache:
             self._holders[key] += 1
             self.idle.pop(key, None)
         cached = len(keyed) * self.block
-        self.queried += len(keys) * self.block
         self.hit += cached
         self._take(woken + fresh)
         return Holding(keyed, fresh, cached)

@@ -48,6 +48,8 @@ def _explained(host: str, port: int) -> Iterator[None]:
     """Convert socket errors about that address to UserError."""
     try:
         yield
+    except socket.gaierror as error:
+        raise UserError(f"cannot find the host {host}: {error.strerror}", "check --host") from None
     except OSError as error:
         what = "is in use" if error.errno == errno.EADDRINUSE else f"is not available: {error.strerror}"
         remedy = "choose another port with --http, --grpc or --metrics (0: any free port), or check --host"
