@@ -92,10 +92,11 @@ def actors() -> list[psutil.Process]:
     folder = os.environ["RAY_TMPDIR"]
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.name().startswith("ray::") and process.environ().get("RAY_TMPDIR") == folder:
+        with contextlib.suppress(psutil.Error, OSError):  # such as of one that is ending
+            is_ours = process.name().startswith("ray::") and process.environ().get("RAY_TMPDIR") == folder
+            if is_ours and "ShardActor" in " ".join(process.cmdline()):
                 found.append(process)
-    return [process for process in found if "ShardActor" in " ".join(process.cmdline())]
+    return found
 
 
 def test_an_actor_that_does_not_respond_is_given_up(
