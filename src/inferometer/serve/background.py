@@ -87,7 +87,7 @@ async def _serve() -> None:
 
 
 def run_process(work: Coroutine[Any, Any, None], parent: int = 0) -> None:
-    """Run a process of the server. With a `parent`, it ends within a second after that has died, whatever it is doing."""
+    """Run a process of the server. If it has a `parent`, it ends within one second of the parent's end, even if it is busy."""
     from inferometer.serve.offload import leave  # noqa: PLC0415  (heavy: not for the parent)
     from inferometer.timing.loop import run  # noqa: PLC0415
 

@@ -41,12 +41,12 @@ def passed_on(inputs: Tensors, renamed: dict[str, str]) -> Tensors:
 def load_delay(loading: Loading) -> Loaded:
     renamed, is_batched, chance = pairs(loading), loading.config.max_batch_size > 0, random.Random(loading.instance)
     delay, per_row, jitter = (_ns(loading, name) for name in ("delay", "per_row", "jitter"))
-    answers = configured.whole(loading, "answers", 1)
+    responses = configured.whole(loading, "answers", 1)
 
     def begin(inputs: Tensors, first: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
         rows = next((tensor.shape[0] for tensor in inputs.values()), 1) if is_batched else 1
         outputs, step = passed_on(inputs, renamed), delay + rows * per_row + int(chance.random() * jitter)
-        return _Responding(first, emit, finish, outputs, step, answers).cancel
+        return _Responding(first, emit, finish, outputs, step, responses).cancel
 
     return Loaded(begin=begin, slots=configured.whole(loading, "slots", 1))
 
@@ -54,9 +54,11 @@ def load_delay(loading: Loading) -> Loaded:
 class _Responding:
     """One execution: a response every `step`, then the end. (No self-referencing closures: they would be garbage cycles.)"""
 
-    def __init__(self, first: Inference, emit: Emit, finish: Finish, outputs: Tensors, step: int, answers: int) -> None:
+    def __init__(
+        self, first: Inference, emit: Emit, finish: Finish, outputs: Tensors, step: int, responses: int
+    ) -> None:
         self._deadlines, self._emit, self._finish, self._outputs = first.owner.deadlines, emit, finish, outputs
-        self._due, self._step, self._left = now() + step, step, answers
+        self._due, self._step, self._left = now() + step, step, responses
         self._entry: Entry | None = self._deadlines.at(self._due, self._next)
 
     def _next(self) -> None:

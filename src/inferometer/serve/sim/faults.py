@@ -26,7 +26,7 @@ KINDS = {
     "garbage": ("", "send an event with malformed JSON halfway through the stream"),
     "stall": ("=TIME", "pause halfway (1s), then send what was due meanwhile at once"),
     "split": ("=BYTES", "send each write in segments of at most BYTES bytes (3)"),
-    "close": ("", "close after the response despite Connection: keep-alive"),
+    "close": ("", "close after the response, without announcing it"),
     "freeze": ("=TIME", "pause the whole server (1s)"),
 }
 WHENS = {
