@@ -79,11 +79,11 @@ def test_needed_counts() -> None:
 
 
 @pytest.mark.parametrize(("name", "p"), PERCENTILES.items())
-def test_a_percentile_is_null_below_its_needed_count(name: str, p: int) -> None:
+def test_a_percentile_has_its_value_and_is_not_supported_below_its_needed_count(name: str, p: int) -> None:
     few, enough = distribution(np.arange(needed(p) - 1.0), "s"), distribution(np.arange(float(needed(p))), "s")
-    assert getattr(few, name) is None and few.unsupported[name].needs == needed(p)
-    assert few.value(name) == few.unsupported[name].value
-    assert getattr(enough, name) is not None and name not in enough.unsupported
+    assert getattr(few, name) == few.value(name) == rank(p, few.count) - 1
+    assert not few.supported[name] and few.unsupported[name].needs == needed(p)
+    assert getattr(enough, name) is not None and enough.supported[name] and name not in enough.unsupported
 
 
 def test_infinite_values_are_above_all_others() -> None:
@@ -107,7 +107,14 @@ def test_only_infinite_values() -> None:
 
 def test_no_values_at_all() -> None:
     found = distribution(np.zeros(0), "s")
-    assert (found.count, found.mean, found.p50, found.ci, found.unsupported) == (0, None, None, {}, {})
+    assert (found.count, found.mean, found.p50, found.ci, found.supported, found.unsupported) == (
+        0,
+        None,
+        None,
+        {},
+        {},
+        {},
+    )
 
 
 def test_integers_are_scaled_after_selection() -> None:

@@ -16,7 +16,13 @@ the design effect of p90, and p99.9 that of p99. bench/coverage shows how often 
 
 Support: if n values are to say something about p, at least one of them should lie above it: P(none does) = p^n <= 1 %, so
 n >= log 0.01 / log p: 7, 44, 90, 459 and 4603 for p50, p90, p95, p99 and p99.9. n is the effective size. Below p50, at least one
-value should lie below it.
+value should lie below it. A percentile that is not supported is still the best estimate, and has its value.
+
+The values of a quiet server differ by a fraction of a per cent, and that fraction drifts. They are as clustered as those of a queue,
+but no percentile can be far off. So for the support, differences of at most NEAR do not count. The design effect is estimated
+again at 1 + NEAR and 1 - NEAR times each percentile instead of at the percentile itself, and the smaller one is used. The
+largest of them counts, with those of the median: above 1 + NEAR times the p99 there are too few values to show clusters, but a
+queue that moves the p99 by more than NEAR also moves values across 1 + NEAR times the median. The intervals do not change.
 
 Further percentiles can be requested (`report.percentiles`). Their names have the digits of the quantile after the point, at least two: p75,
 p995 (99.5 %), p9999 (99.99 %), p05 (5 %). The same rules hold for them: a percentile above p90 has at least the design effect of p90, one above p99
@@ -49,16 +55,19 @@ COUNTED = ("p50", "p90", "p95", "p99")
 _LOWEST_COUNTED, _LOW, _HIGH, _HIGHEST_COUNTED = 10, 100, 900, 990
 """In thousandths: between which percentiles design effects are estimated, and between which each has only its own."""
 
+NEAR = 0.05
+"""Differences of at most this share of a percentile do not count when its support is judged."""
+
 Thousandths = int | Fraction
 Values = NDArray[np.float64] | NDArray[np.int64] | NDArray[np.uint32]
 Ends = tuple[float | None, float | None]
 
 
 class Unsupported(msgspec.Struct, frozen=True):
-    """A percentile of too few values: its value, and how many independent values it needs."""
+    """What a percentile that is not supported needs."""
 
-    value: float
     needs: int
+    """How many independent values."""
     more_seconds: float | None = None
     """How much longer to run, at the same load, to have as many; null if it is not known."""
 
@@ -84,20 +93,19 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     ci: dict[str, Ends] = {}
     """95 % confidence intervals of the percentiles and of the mean; null for an end that the sample cannot bound."""
     design_effect: dict[str, float] = {}
-    """How many times fewer independent values would say as much about each percentile."""
+    """How many times fewer independent values would say as much about each percentile: what the intervals are computed from."""
     effective: float | None = None
-    """The effective size: `count` divided by the design effect of the p99."""
+    """The number of independent values by which the support of the p99 is judged: differences of at most 5 % do not count."""
+    supported: dict[str, bool] = {}
+    """Whether the values are enough to know each percentile; one that is not supported is the best estimate there is."""
     unsupported: dict[str, Unsupported] = {}
+    """What the percentiles that are not supported need."""
     percentiles: dict[str, float] = {}
     """Further percentiles, on request (`report.percentiles`), by name: p75, p9999."""
 
     def value(self, name: str) -> float | None:
-        """The value of a percentile, supported or not."""
-        if name in self.unsupported:
-            return self.unsupported[name].value
-        if name in self.percentiles:
-            return self.percentiles[name]
-        number: float | None = getattr(self, name, None)
+        """The statistic with this name: mean, p99, or a percentile on request."""
+        number: float | None = self.percentiles.get(name, getattr(self, name, None))
         return number
 
 
@@ -214,8 +222,13 @@ def distribution(
 
 
 def thresholds(order: Order, further: Sequence[str] = ()) -> dict[str, float]:
-    """The percentiles above which values have to be counted for a tally."""
-    return {name: value for name, value in order.percentiles(further).items() if _is_counted(name)}
+    """Above what values have to be counted for a tally: each percentile, and what is `NEAR` above and below it."""
+    return {
+        name + side: value * factor
+        for name, value in order.percentiles(further).items()
+        if _is_counted(name)
+        for side, factor in {"": 1.0, "+": 1 + NEAR, "-": 1 - NEAR}.items()
+    }
 
 
 def describe(
@@ -228,17 +241,17 @@ def describe(
         return Distribution(unit=unit, count=0)
     further = [name for name in dict.fromkeys(further) if name not in PERCENTILES]
     wanted = {name: thousandths_of(name) for name in (*PERCENTILES, *further)}
-    effects = _design_effects(tally, wanted)
+    effects, coarse = _design_effects(tally, wanted)
+    sizes = {name: count / min(effects[name], coarse[name]) for name in wanted}
     t = blocks.t_quantile(tally.all) if tally else blocks.NORMAL
     bounds = {name: interval(p, count, count / effects[name] * (blocks.NORMAL / t) ** 2) for name, p in wanted.items()}
     ends = order.at([each for pair in bounds.values() for each in pair if each is not None])
     percentiles = {name: value / scale for name, value in order.percentiles(further).items()}
     unsupported = {}
     for name, p in wanted.items():
-        effective = count / effects[name]
-        if effective < needed(p):
-            more = tally.seconds * (needed(p) / effective - 1) if tally and tally.seconds else None
-            unsupported[name] = Unsupported(percentiles.pop(name), needed(p), more)
+        if sizes[name] < needed(p):
+            more = tally.seconds * (needed(p) / sizes[name] - 1) if tally and tally.seconds else None
+            unsupported[name] = Unsupported(needed(p), more)
     of_mean, moments = _moments(order.values, scale, tally)
     ci = {name: (_scaled(ends, low, scale), _scaled(ends, high, scale)) for name, (low, high) in bounds.items()}
     return Distribution(
@@ -248,9 +261,10 @@ def describe(
         estimated=0,
         ci=ci if of_mean is None else ci | {"mean": of_mean},
         design_effect=effects if tally else {},
-        effective=count / effects["p99"],
+        effective=sizes["p99"],
+        supported={name: name not in unsupported for name in wanted},
         unsupported=unsupported,
-        percentiles={name: percentiles.pop(name) for name in further if name in percentiles},
+        percentiles={name: percentiles.pop(name) for name in further},
         **moments,
         **percentiles,
     )
@@ -260,11 +274,14 @@ def _scaled(ends: Mapping[int, float], nth: int | None, scale: float) -> float |
     return None if nth is None else ends[nth] / scale
 
 
-def _design_effects(tally: Tally | None, wanted: Iterable[str]) -> dict[str, float]:
+def _design_effects(tally: Tally | None, wanted: Iterable[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """The design effect of each percentile, and that of differences of more than `NEAR`."""
     if tally is None:
-        return dict.fromkeys(wanted, 1.0)
+        return dict.fromkeys(wanted, 1.0), dict.fromkeys(wanted, 1.0)
     own = {name: blocks.design_effect(above, tally.all) for name, above in tally.above.items()}
-    return {name: max(own[each] for each in _effects_of(name)) for name in wanted}
+    effects = {name: max(own[each] for each in _effects_of(name)) for name in wanted}
+    coarse = {name: max(own[each + side] for each in ("p50", *_effects_of(name)) for side in "+-") for name in wanted}
+    return effects, coarse
 
 
 def _is_counted(name: str) -> bool:

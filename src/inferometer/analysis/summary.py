@@ -34,7 +34,7 @@ from inferometer.records import COUNTED_BY, Run, StagePlan, Trip
 
 Mask = NDArray[np.bool_]
 FIGURES = ("latency", "throughput")
-SCHEMA = 2
+SCHEMA = 3
 """Version of the layout of summary.json (docs/reference/json.md)."""
 
 

@@ -57,7 +57,7 @@ class Unmeasured(msgspec.Struct, frozen=True):
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """The layout of a sweep's JSON."""
 
-    schema: int = 1
+    schema: int = 2
     inferometer: str = __version__
     folder: str
     keys: tuple[str, ...]

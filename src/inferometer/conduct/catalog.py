@@ -39,10 +39,12 @@ _THREADS = 8
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Percentiles in seconds; None if there are too few values for them."""
+    """Percentiles in seconds: "inf" if too many requests failed, None if there are no values."""
 
-    p50: float | None = None
-    p99: float | None = None
+    p50: float | Literal["inf"] | None = None
+    p99: float | Literal["inf"] | None = None
+    supported: dict[str, bool] = {}
+    """Whether there are enough values for them."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,6 @@ from inferometer.analysis.summary import StageSummary, Summary, summarise
 from inferometer.errors import UserError, named
 from inferometer.public.pages import in_frame, written
 from inferometer.public.settings import Overrides, Source, config_of, objectives
-from inferometer.units import format_seconds
 
 if TYPE_CHECKING:
     import pandas
@@ -111,7 +110,7 @@ class Run(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
         A metric has mean, std, min, max, count and percentiles (p50, p90, p95, p99, p99.9). There are also goodput (requests per
         second) and failure_rate (a share). `stage` is the index or the name of a stage, of a run with several. Raises Error when
-        it was not measured, or when the run is too short for the percentile.
+        it was not measured. `summary.metrics["ttft"].supported["p99"]` says whether the run is long enough for the percentile.
         """
         name, _, of_name = name.partition(".")
         statistic = of_name or statistic
@@ -129,7 +128,7 @@ class Run(msgspec.Struct, frozen=True, eq=False, weakref=True):
         else:
             if name not in METRICS:
                 raise _unknown(name, (*METRICS, "throughput", "goodput", FAILURE_RATE), "metric")
-            value = _statistic(name, part.metrics.get(name), statistic or "mean")
+            value = _statistic(part.metrics.get(name), statistic or "mean")
         if value is None:
             raise UserError(f"the run has no {name}{'.' * bool(statistic)}{statistic}", "see run.report()")
         return float(value)
@@ -219,24 +218,13 @@ class Run(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return f"<inferometer.Run {self.verdict}: {counts.ok:,} ok, {counts.failed:,} failed, {str(self.folder)!r}>"
 
 
-def _statistic(name: str, found: Distribution | None, statistic: str) -> float | None:
-    """One statistic of a metric. Raises UserError when the sample is too small for it."""
+def _statistic(found: Distribution | None, statistic: str) -> float | None:
+    """One statistic of a metric."""
     field = "p999" if statistic == "p99.9" else statistic
     known = ("mean", "std", "min", "max", "count", *PERCENTILES, *(found.percentiles if found is not None else ()))
     if field not in known:
         raise _unknown(statistic, known, "statistic")
-    if found is None or not found.count:
-        return None
-    if field in found.unsupported:
-        few = found.unsupported[field]
-        longer = (
-            f"run it for about {format_seconds(few.more_seconds)} longer" if few.more_seconds else "run it for longer"
-        )
-        raise UserError(
-            f"{name}.{statistic}: the run is too short: it takes {few.needs:,} independent requests",
-            f"{longer}, or take the estimate run.summary.metrics[{name!r}].value({field!r})",
-        )
-    return found.value(field)
+    return found.value(field) if found is not None and found.count else None
 
 
 def _unknown(name: str, known: Sequence[str], what: str) -> UserError:

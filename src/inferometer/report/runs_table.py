@@ -1,6 +1,6 @@
 """The table of `inferometer runs`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rich.console import Console
@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inferometer.report import formatting
+from inferometer.report.tables import MARK
 from inferometer.report.width import fitted
 
 _STYLES = {"complete": "", "running": "cyan", "incomplete": "yellow", "not uploaded": "yellow", "damaged": "red"}
@@ -18,9 +19,11 @@ _OPTIONAL = ("server", "started", "tok/s", "p99")
 
 class Percentiles(Protocol):
     @property
-    def p50(self) -> float | None: ...
+    def p50(self) -> float | str | None: ...
     @property
-    def p99(self) -> float | None: ...
+    def p99(self) -> float | str | None: ...
+    @property
+    def supported(self) -> Mapping[str, bool]: ...
 
 
 class Listed(Protocol):
@@ -72,7 +75,7 @@ def render(entries: Sequence[Listed], width: int | None, color: bool) -> str:
             Text(each.model),
             Text(": ".join(filter(None, (several, each.load)))),
             *(Text(formatting.rate(number, 4) if number else "") for number in (each.rate, each.output_tokens)),
-            *(Text(_time(seconds)) for seconds in (each.ttft.p50, each.ttft.p99, each.e2e.p50, each.e2e.p99)),
+            *(Text(time) for found in (each.ttft, each.e2e) for time in _times(found)),
             Text(each.server[:_WIDEST_SERVER]),
         )
     if width is not None:
@@ -94,7 +97,13 @@ def _shortened(table: Table) -> Table:
     return table
 
 
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
+def _times(found: Percentiles) -> list[str]:
+    values = {"p50": found.p50, "p99": found.p99}
+    return [_time(value) + ("" if found.supported.get(name, True) else MARK) for name, value in values.items()]
+
+
+def _time(seconds: float | str | None) -> str:
+    """The time with its unit; "inf" stays as it is."""
+    if seconds is None or isinstance(seconds, str):
+        return seconds or ""
     return f"{seconds * 1e3:,.1f} ms" if seconds < 10 else f"{seconds:,.1f} s"
