@@ -46,6 +46,16 @@ def test_runs_are_listed_with_what_they_are(stored: Path) -> None:
     assert all(entry["name"] in line for entry, line in zip(entries, table[1:], strict=True))
 
 
+def test_percentiles_that_are_infinite_or_not_supported_are_shown_as_such(stored: Path, tmp_path: Path) -> None:
+    folder = next(path.parent for path in stored.glob("*/summary.json"))
+    shutil.copytree(folder, tmp_path / folder.name)
+    summary = json.loads((folder / "summary.json").read_bytes())
+    summary["metrics"]["ttft"] |= {"p50": "inf", "p99": "inf", "supported": {"p50": True, "p99": False}}
+    (tmp_path / folder.name / "summary.json").write_text(json.dumps(summary))
+    line = cli("runs", tmp_path).out.splitlines()[1]
+    assert " VALID " in line and line.split().count("inf") == line.split().count("inf*") == 1
+
+
 def test_filters_select_runs(stored: Path) -> None:
     assert names(stored, "--model", "SI", "--since", "2h", "--verdict", "valid", "--state", "complete") == [
         "run",

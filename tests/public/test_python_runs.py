@@ -37,7 +37,9 @@ def run(served: Running, tmp_path_factory: pytest.TempPathFactory) -> inferomete
 def test_a_run_has_figures_and_a_verdict(run: inferometer.Run) -> None:
     assert run.valid and run.verdict == "VALID" and run.checks
     assert 0.005 <= run.metric("ttft", "p50") == run.metric("ttft.p50") == run.summary.metrics["ttft"].p50 < 1
-    assert run.metric("ttft.p99") == run.summary.metrics["ttft"].p99 and not run.summary.metrics["ttft"].supported["p99"]
+    assert (
+        run.metric("ttft.p99") == run.summary.metrics["ttft"].p99 and not run.summary.metrics["ttft"].supported["p99"]
+    )
     assert run.metric("throughput.requests") > 0 and run.metric("failure_rate") == 0 and run.metric("e2e", "count") > 30
     assert [one.status for one in run.slo] == ["met", "missed"] and not run.passed()
     assert run.judge("ttft.p50 < 10s").passed() and run.judge().slo == ()
