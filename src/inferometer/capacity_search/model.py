@@ -1,8 +1,9 @@
-"""Where the capacity probably is, given the trials so far, and which level is worth the next one.
+"""Where the capacity probably is, given the closed loops and the trials so far, and which level is worth the next one.
 
-The model is only used to choose levels, and to estimate the capacity within the interval: what holds or fails is for the test of each
-trial alone to say (sequential.py). It is a logistic curve: logit(share of violations) = logit(share allowed) + slope * ln(level / capacity). Both the slope and the capacity are
-unknown, so they have a distribution on a grid: a wide prior, times the binomial likelihood of each trial's violations.
+The model chooses levels, estimates the capacity within the interval, and stands in for an end that no trial has shown; what holds or
+fails is for the test of each trial to say (judgement.py). It is a logistic curve: logit(share of violations) = logit(share allowed) +
+slope * ln(level / capacity). Both the slope and the capacity are unknown, so they have a distribution on a grid: a prior (wide for the
+slope; the guess of the closed loops for the capacity), times the binomial likelihood of each trial's violations.
 
 A trial at the capacity itself stays undecided however long it lasts, and one far from it decides but tells little. So the search wants
 the levels closest to the capacity at which a trial will probably decide.
@@ -10,46 +11,36 @@ the levels closest to the capacity at which a trial will probably decide.
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferometer.capacity_search.explore import Guess
+from inferometer.capacity_search.trials import Goal, Trial
+
 Floats = NDArray[np.float64]
 
-_SLOPES = np.geomspace(3.0, 60.0, 12)
-_USUAL_SLOPE, _SLOPE_SPREAD = 14.0, 0.7
-"""Queues that saturate have slopes between 10 and 25. The spread is the standard deviation of the slope's logarithm."""
+_SLOPES = np.geomspace(4.0, 60.0, 12)
+_SLOPE_SPREAD = 0.5
+"""Standard deviation of the slope's logarithm around that of the guess."""
 _POINTS = 240
 _FARTHEST = 1.2
 """How far the capacity may be from the levels tried, on the log scale."""
-_MOST = 60
+_MOST = 60.0
 """A trial counts as at most this many independent requests: the curve is not exactly logistic."""
-_COMPLETED, _COMPLETED_SPREAD = 0.9, 0.15
-"""An overloaded server completes a little more than it can do within its limits; the standard deviation is of the logarithm."""
+_PER_MOOD = 3.0
+"""A trial counts as at most this many independent requests for each time that the queue forgets its past."""
 _TRUST = 0.8
 """Weight of a trial: its requests depend on each other for longer than its design effect shows, and its queue was empty at first."""
 _OVERLOADED = 10.0
 """An overloaded trial counts as this many independent requests, all of which violate."""
+_UNCOUNTED, _STEEP = 15.0, 3.0
+"""A trial judged by the value of a mean or a rate counts as this many requests; the share that would violate is taken to grow with this
+power of value / limit."""
 _CANDIDATES = 80
-_Z = 2
+_Z = 1.3
 """Standard errors between a share and the limit for a test with several looks to decide."""
-
-
-class Observation(Protocol):
-    """A trial (search.Trial)."""
-
-    @property
-    def level(self) -> float: ...
-    @property
-    def excess(self) -> float | None: ...
-    @property
-    def allowed(self) -> float | None: ...
-    @property
-    def independent(self) -> float | None: ...
-    @property
-    def completed(self) -> float | None: ...
 
 
 class Belief(msgspec.Struct, frozen=True):
@@ -69,46 +60,69 @@ class Belief(msgspec.Struct, frozen=True):
         """The probabilities that so many independent requests show that a level holds, and that it fails."""
         share = self.shares(levels)
         error = np.sqrt(np.maximum(share * (1 - share), 1e-4) / requests)
-        limit = _Z * math.sqrt(self.allowed * (1 - self.allowed) / requests)
+        limit = min(_Z * math.sqrt(self.allowed * (1 - self.allowed) / requests), 0.9 * self.allowed)
         holds = _normal((self.allowed - limit - share) / error)
         fails = _normal((share - self.allowed - limit) / error)
         weights = self.weights[:, :, None]
         return (holds * weights).sum((0, 1)), (fails * weights).sum((0, 1))
 
-    @property
-    def median(self) -> float:
-        """The capacity that is as probably too high as too low."""
+    def quantile(self, part: float) -> float:
+        """The level below which the capacity is with this probability."""
         total = np.cumsum(self.weights.sum(0))
-        return float(np.exp(self.at[np.searchsorted(total, 0.5)]))
+        return float(np.exp(self.at[min(int(np.searchsorted(total, part)), len(self.at) - 1)]))
 
 
-def believe(trials: Sequence[Observation]) -> Belief | None:
-    """What the trials say about the capacity; None if none of them counted violations."""
-    allowed = next((one.allowed for one in trials if one.allowed), None)
-    if allowed is None:
+def believe(goal: Goal, trials: Sequence[Trial], guess: Guess | None) -> Belief | None:
+    """What the guess and the trials say about the capacity; None if there is neither."""
+    levels = [trial.level for trial in trials] + ([guess.level] if guess else [])
+    if not levels:
         return None
-    levels = [one.level for one in trials]
+    allowed = next((trial.allowed for trial in trials if trial.allowed), goal.allowed)
     at = np.linspace(math.log(min(levels)) - _FARTHEST, math.log(max(levels)) + _FARTHEST, _POINTS)
-    prior = -0.5 * (np.log(_SLOPES / _USUAL_SLOPE) / _SLOPE_SPREAD) ** 2
-    flat = Belief(at, np.repeat(prior[:, None], len(at), 1), allowed)
-    log = flat.weights.copy()
-    for one in trials:
-        violating, n = _violations(one, allowed)
-        share = np.clip(flat.shares(one.level)[:, :, 0], 1e-9, 1 - 1e-9)
-        log += _TRUST * n * (violating * np.log(share) + (1 - violating) * np.log1p(-share))
-        if one.completed:
-            log += -0.5 * ((at - math.log(one.completed * _COMPLETED)) / _COMPLETED_SPREAD)[None, :] ** 2
+    usual = guess.slope if guess else Guess(0, 0).slope
+    slopes = -0.5 * (np.log(_SLOPES / usual) / _SLOPE_SPREAD) ** 2
+    log = np.repeat(slopes[:, None], len(at), 1) + _prior(at, guess)[None, :]
+    flat = Belief(at, log, allowed)
+    for trial in trials:
+        violating, count = _violations(trial, allowed)
+        count = min(count, max(_PER_MOOD * guess.moods(trial), 1.0)) if guess else count
+        share = flat.shares(trial.level)[:, :, 0] * _visible(at, trial, guess)[None, :]
+        share = np.clip(share, 1e-9, 1 - 1e-9)
+        log = log + _TRUST * count * (violating * np.log(share) + (1 - violating) * np.log1p(-share))
     weights = np.exp(log - log.max())
     return Belief(at, weights / weights.sum(), allowed)
 
 
-def _violations(trial: Observation, allowed: float) -> tuple[float, float]:
+def _prior(at: Floats, guess: Guess | None) -> Floats:
+    if guess is None:
+        return np.zeros(len(at))
+    prior = -0.5 * ((at - math.log(guess.level)) / guess.spread) ** 2
+    # Student-like tails: the closed loops may mislead, and then the trials must be able to say so
+    prior = -1.5 * np.log1p(-2 * prior / 2)
+    if guess.ceiling:
+        prior = prior - 0.5 * (np.maximum(at - math.log(guess.ceiling), 0) / guess.ceiling_spread) ** 2
+    return prior
+
+
+def _visible(at: Floats, trial: Trial, guess: Guess | None) -> Floats:
+    """The part of the violations that a trial above the capacity has seen, for each capacity. An overload by a share x makes requests
+    wait for x seconds longer every second, from 0: the limit is exceeded only after slack / x."""
+    if guess is None or not guess.slack:
+        return np.ones(len(at))
+    beyond = trial.level / np.exp(at) - 1
+    reached = 1 - guess.slack / (np.maximum(beyond, 1e-9) * trial.seconds)
+    return np.where(beyond > 0, np.clip(reached, 0.0, 1.0), 1.0)
+
+
+def _violations(trial: Trial, allowed: float) -> tuple[float, float]:
     """The share of violations, and how many independent requests it is from. An overload has no share: sooner or later, all do."""
-    if trial.completed:
+    if trial.is_overloaded:
         return 1.0, _OVERLOADED
-    if trial.excess is None or not trial.independent:
+    if trial.excess is None:
         return 0.0, 0.0
-    return min(trial.excess * allowed, 1.0), min(trial.independent, _MOST)
+    if trial.allowed is None:
+        return min(allowed * trial.excess**_STEEP, 1.0), _UNCOUNTED
+    return min(trial.excess * allowed, 1.0), min(trial.independent or 0.0, _MOST)
 
 
 def highest_to_hold(belief: Belief, low: float, high: float, requests: float, likely: float) -> tuple[float, float]:
@@ -116,16 +130,18 @@ def highest_to_hold(belief: Belief, low: float, high: float, requests: float, li
     and by how much that is expected to narrow the interval, on the log scale."""
     logs = _between(low, high)
     holds, _ = belief.decides(np.exp(logs), max(requests, 1.0))
-    best = max((index for index, one in enumerate(holds) if one >= likely), default=0)
-    return float(np.exp(logs[best])), float(holds[best] * (logs[best] - math.log(low)))
+    gains = holds * (logs - math.log(low))
+    best = max((index for index, one in enumerate(holds) if one >= likely), default=int(np.argmax(gains)))
+    return float(np.exp(logs[best])), float(gains[best])
 
 
 def lowest_to_fail(belief: Belief, low: float, high: float, requests: float, likely: float) -> tuple[float, float]:
     """The lowest level between `low` and `high` at which a trial probably shows that it fails, and what that is expected to gain."""
     logs = _between(low, high)
     _, fails = belief.decides(np.exp(logs), max(requests, 1.0))
-    best = min((index for index, one in enumerate(fails) if one >= likely), default=len(logs) - 1)
-    return float(np.exp(logs[best])), float(fails[best] * (math.log(high) - logs[best]))
+    gains = fails * (math.log(high) - logs)
+    best = min((index for index, one in enumerate(fails) if one >= likely), default=int(np.argmax(gains)))
+    return float(np.exp(logs[best])), float(gains[best])
 
 
 def _between(low: float, high: float) -> Floats:

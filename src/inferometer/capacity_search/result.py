@@ -7,11 +7,10 @@ import msgspec
 
 from inferometer import __version__
 from inferometer.analysis.slo import SloResult
-from inferometer.capacity_search.search import Bracket, Purpose, Status
+from inferometer.capacity_search.trials import Basis, Bracket, By, Purpose, Status
 from inferometer.records import Manifest
 
-By = Literal["rate", "concurrency", "users"]
-SCHEMA = 1
+SCHEMA = 2
 """Version of the layout of `as_json` (docs/reference/json.md)."""
 Outcome = Literal["met", "missed", "undecided"]
 
@@ -32,14 +31,19 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """One probe: a short run at one level."""
 
     level: float
+    """In the unit of the search; of a probe that explores, the number of requests in flight."""
     purpose: Purpose
     status: Status
+    is_sure: bool = True
+    """Whether the status has 95 % confidence; otherwise it is likely."""
+    is_warming: bool = False
+    """The server was still warming up: the first requests took much longer than the last."""
     seconds: float
     """How long it took, with its start and the wait for its last responses."""
     requests: int
     """How many requests were judged."""
     throughput: float | None
-    """Requests completed per second."""
+    """Requests completed per second, responses in progress with their part."""
     mean_e2e: float | None
     """Mean end-to-end time in seconds."""
     slos: tuple[SloResult, ...]
@@ -66,7 +70,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     by: By
     bracket: Bracket
     limited_by: str | None
-    """What fails first above `high`: `ttft.p90`. None if no level failed."""
+    """What fails first above the interval: `ttft.p90`. None if no level failed."""
     probes: tuple[Probe, ...]
     slos: tuple[str, ...]
     presets: tuple[str, ...] = ()
@@ -93,29 +97,58 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the level that must hold, or any level, was shown to hold; missed if it was shown to fail."""
+        """Whether the level that must hold, or any level, holds: shown, or likely. Missed if it was seen to fail."""
         low, high = self.bracket.low, self.bracket.high
-        wanted = self.at_least or 0.0
-        if low is not None and low >= wanted:
+        if self.at_least is None:
+            return "missed" if low is None and high is not None else "undecided" if low is None else "met"
+        if low is not None and low >= self.at_least and self.bracket.low_basis == "shown":
             return "met"
-        return "missed" if high is not None and (high <= wanted or not wanted) else "undecided"
+        return "missed" if high is not None and high <= self.at_least else "undecided"
 
     @property
     def at_low(self) -> Probe | None:
         """The latest probe that holds at the lower end."""
-        holding = [one for one in self.probes if one.level == self.bracket.low and one.status == "holds"]
-        return holding[-1] if holding else None
+        return self._latest(self.bracket.low, "holds")
+
+    @property
+    def at_high(self) -> Probe | None:
+        """The latest probe that fails at the upper end."""
+        return self._latest(self.bracket.high, "fails")
+
+    def _latest(self, level: float | None, status: Status) -> Probe | None:
+        found = [one for one in self.levels if one.level == level and one.status == status]
+        return found[-1] if found else None
+
+    @property
+    def levels(self) -> tuple[Probe, ...]:
+        """The probes at levels of the kind that is raised."""
+        return tuple(one for one in self.probes if one.purpose != "explore")
+
+    @property
+    def curve(self) -> tuple[Probe, ...]:
+        """The closed loops that explore, by the number of requests in flight."""
+        return tuple(sorted((one for one in self.probes if one.purpose == "explore"), key=lambda one: one.level))
 
     @property
     def people(self) -> int | None:
-        """How many people the server holds who each think between messages: rate x (mean e2e + think time)."""
-        probe, level = self.at_low, self.bracket.low
-        if probe is None or level is None or probe.mean_e2e is None:
+        """How many people the server holds at the lower end who each think between messages: rate x (mean e2e + think time)."""
+        return self.people_at(self.bracket.low)
+
+    def people_at(self, level: float | None) -> int | None:
+        if level is None:
             return None
         if self.by == "users":
             return round(level)
-        rate = level if self.by == "rate" else probe.throughput
-        return None if rate is None else math.floor(rate * (probe.mean_e2e + self.think))
+        mean_e2e = self.mean_e2e
+        rate = level if self.by == "rate" else None if mean_e2e is None else level / mean_e2e
+        return None if rate is None or mean_e2e is None else math.floor(rate * (mean_e2e + self.think))
+
+    @property
+    def mean_e2e(self) -> float | None:
+        """Mean end-to-end time at the lower end, or at the highest level that was fine."""
+        fine = [one for one in (*self.curve, *sorted(self.levels, key=lambda one: one.level)) if one.status == "holds"]
+        probe = self.at_low or (fine[-1] if fine else None)
+        return probe and probe.mean_e2e
 
 
 def as_json(found: Capacity, words: str, manifest: Manifest | None = None) -> dict[str, Any]:
@@ -124,6 +157,7 @@ def as_json(found: Capacity, words: str, manifest: Manifest | None = None) -> di
     `manifest` is that of the last probe: the config, the server and the machine.
     """
     ends = {"low": found.bracket.low, "high": found.bracket.high, "estimate": found.bracket.estimate}
+    basis = {"low": found.bracket.low_basis, "high": found.bracket.high_basis}
     rest = msgspec.to_builtins(found)
     for name in ("by", "bracket"):
         del rest[name]
@@ -135,6 +169,7 @@ def as_json(found: Capacity, words: str, manifest: Manifest | None = None) -> di
         found.by: ends,
         **rates,
         "unit": found.by,
+        "basis": basis,
         "confirmed": found.bracket.confirmed,
         "non_monotone": found.bracket.non_monotone,
         "people": found.people,
@@ -149,6 +184,9 @@ def from_json(tree: dict[str, Any]) -> tuple[Capacity, Manifest | None]:
     """What `as_json` was given. Raises ValueError, KeyError or TypeError when it is something else."""
     answer = tree["capacity"]
     ends = answer[answer["unit"]]
-    found = Bracket(ends["low"], ends["high"], ends["estimate"], answer["confirmed"], answer["non_monotone"])
+    basis: dict[str, Basis] = answer["basis"]
+    found = Bracket(
+        ends["low"], ends["high"], ends["estimate"], basis["low"], basis["high"], answer["confirmed"], answer["non_monotone"]
+    )
     capacity = msgspec.convert(answer | {"by": answer["unit"], "bracket": msgspec.to_builtins(found)}, Capacity)
     return capacity, msgspec.convert(tree["manifest"], Manifest) if "manifest" in tree else None

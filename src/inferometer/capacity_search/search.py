@@ -1,305 +1,272 @@
-"""Which level to probe next, and the interval so far.
+"""Which level to try next, and the interval so far.
 
-A level is a rate, a number of requests in flight, or a number of users. The search has no state but its history: `following` maps
-the trials so far to the next request for a trial, and `bracket` maps them to the interval. Neither measures anything.
+The search has no state but its history: `following` maps the trials so far to the next request for a trial, and `bracket` maps them to
+the interval. Neither measures anything.
 
-1. Ramp: up by RAMP until a level fails, or sees more violations than allowed. These trials are short scouts; a scout without any
-   violation lets the ramp go on, but shows nothing. While the server does not even notice the load, the ramp takes several steps at
-   once.
-2. Levels that probably decide: from the violations so far, model.py estimates where the capacity is. The next trial is at the lowest
-   level that will probably be shown to fail, or at the highest that will probably be shown to hold, until the interval is as narrow as
-   `precision` or a trial is not expected to narrow it by that much. Objectives that are not judged by counting violations have no such
-   model: then it is bisection on the log scale.
-3. Surprises are repeated: if every level below a failed one holds, the failure may have been a hiccup; and if a level holds above
-   one that fails, the lower one is tried again. The later verdict counts.
-4. Confirmation: the highest level that holds is tried once more, for longer. If that does not confirm it, the next lower counts.
+1. Explore: a few short closed loops (explore.py), which end in a guess of the capacity.
+2. Narrow: from the guess and the violations so far, model.py estimates where the capacity is. The next trial is at the highest level that
+   will probably hold, or the lowest that will probably fail, whichever is expected to narrow the interval more; until the interval is
+   as narrow as `precision`, or a trial is not expected to narrow it by that much.
+3. Repeat: a level that failed below one that held is tried again.
+4. Confirm: what is left of the budget goes to a fresh trial of the highest level that holds.
 
-`budget` limits the seconds of all trials together. When it is spent, the interval is what the trials have shown, however wide.
+`budget` limits the seconds of all trials together. When it is spent, the interval is what the trials have shown. An end that no trial
+has shown is where the model puts it, and says so (`Bracket.low_basis`).
 """
 
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
-from inferometer.analysis.binomial import is_below
+from inferometer.capacity_search import explore
+from inferometer.capacity_search.explore import Guess, guess
 from inferometer.capacity_search.model import Belief, believe, highest_to_hold, lowest_to_fail
+from inferometer.capacity_search.trials import Basis, Bracket, Goal, Request, Trial, explored, probed
 
-Status = Literal["holds", "fails", "undecided"]
-Purpose = Literal["ramp", "bisect", "repeat", "confirm"]
-
-RAMP = 1.5
-CALM_STEPS = 3
-"""Steps of the ramp at once, after a level that did not change how long requests take."""
-_CONFIRMATION = 0.25
-"""Share of the budget that is kept for the confirmation."""
-LONGER = 1.5
-"""The confirmation lasts this many times as long as a trial needs to hold; twice that, if it is undecided by then."""
-_GOOD = 0.9
-"""An undecided confirmation with more than this part of the violations that are allowed takes back that the level holds."""
-_SCOUT = 0.08
-"""Share of the budget that one step of the ramp may take."""
-_LIKELY, _SURE = 0.85, 0.9
+_LIKELY, _SURE = 0.6, 0.75
 """The probability with which a trial should decide; and the first one on each side, which everything else builds on."""
-_PART = 0.4
-"""Share of the time left that a trial may take."""
-_SOONER, _FAILING = 1.5, 0.75
-"""A failure shows this many times as soon; and a trial that is to fail takes at most this part of the time that one needs to hold, so
-that it does not hold by chance: the queue may not have grown yet."""
-_BELOW = 0.85
-"""A trial after an overload: this share of what the server completed during it."""
-
-
-class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """What is searched for."""
-
-    start: float
-    budget: float
-    """Seconds, for all trials."""
-    precision: float = 0.05
-    """The search ends when `high` is at most this share above `low`."""
-    shortest: float = 2.0
-    """Seconds that a trial needs to show that a level fails."""
-    telling: float = 2.0
-    """Seconds that a trial needs to show that a level holds."""
-    overhead: float = 0.0
-    """Seconds that a trial takes beyond its length: its start, and waiting for its last responses."""
-    whole: bool = False
-    """Levels are whole numbers."""
-    highest: float = 1e7
-
-
-class Request(msgspec.Struct, frozen=True):
-    """A trial that the search asks for."""
-
-    level: float
-    seconds: float
-    """Its maximum length."""
-    purpose: Purpose
-
-
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial showed."""
-
-    level: float
-    purpose: Purpose
-    status: Status
-    seconds: float
-    """How long it took, with everything that belongs to it."""
-    excess: float | None = None
-    """The worst objective: the share of requests that violate it / the share that may. None: not known."""
-    allowed: float | None = None
-    """The share of requests that may violate that objective."""
-    independent: float | None = None
-    """How many independent requests the trial is worth."""
-    is_calm: bool = False
-    """Requests took no longer than without load, and none violated an objective."""
-    completed: float | None = None
-    """Overloaded: the level that the server did achieve."""
-
-
-class Bracket(msgspec.Struct, frozen=True):
-    """The interval: None if nothing was shown."""
-
-    low: float | None
-    """The highest level shown to hold."""
-    high: float | None
-    """The lowest level above it shown to fail."""
-    estimate: float | None
-    confirmed: bool = False
-    non_monotone: bool = False
-    """A level held although a lower one failed, and the repetition did not resolve it."""
-
-
-def bracket(trials: Sequence[Trial]) -> Bracket:
-    """The interval that the trials have shown."""
-    verdicts = _verdicts(trials)
-    failing = sorted(level for level, status in verdicts.items() if status == "fails")
-    holding = sorted(level for level, status in verdicts.items() if status == "holds")
-    is_monotone = not (failing and holding and failing[0] < holding[-1])
-    below = [
-        level for level in holding if not failing or level < failing[0]
-    ]  # the careful reading if it is not monotone
-    low, high = (below[-1] if below else None), (failing[0] if failing else None)
-    is_confirmed = any(one.level == low and one.purpose == "confirm" and one.status == "holds" for one in trials)
-    return Bracket(low, high, _estimate(trials, low, high), is_confirmed, not is_monotone)
+_PART = 0.25
+"""Share of the budget that one trial may take."""
+_ENOUGH = 1.5
+"""A trial is as long as this many times the independent requests that it needs take to arrive."""
+_RESPONSES, _USUAL = 3.0, 0.1
+"""A trial lasts this many times as long as a response takes, and at least this share of the budget."""
+_SHORTER = 0.6
+"""The last trial may be shortened to this part of what it should take."""
+_APART = 0.03
+"""Trials are this far apart, on the log scale: one at about the same level would hardly say more."""
+_OF_REST = 0.2
+"""A trial takes at least this share of what is left of the budget."""
+_NARROW = 1.25
+"""Once the interval is as narrow as this, its lower end is confirmed before anything else."""
+_WAITS = 4.0
+"""A queue that grows by a quarter of the arrivals reaches the limit on waiting within this many times the limit."""
+_FAILING = 0.75
+"""A trial that is to fail takes this part of the time that one needs to hold."""
+_CAREFUL = 0.1
+"""The probability that the capacity is beyond an end that only the model puts there."""
+_ABOVE = 2.0
+"""Standard deviations above the highest throughput at which a level fails without a trial."""
+_NEARLY = 0.97
+"""Part of the highest throughput from which on growth is an overload."""
+_MOODS = 1.0, 2.5
+"""Times that a queue forgets its past during a trial, from which on the trial's verdict is likely, and sure."""
+_WEIGHTS = {True: 3, False: 1}
+"""Of a trial that is sure, and of one that is not, when trials contradict each other."""
 
 
 def following(goal: Goal, trials: Sequence[Trial]) -> Request | None:
     """The next trial; None when the search is over."""
     left = goal.budget - sum(trial.seconds for trial in trials) - goal.overhead
-    if not trials:
-        return Request(_level(goal, goal.start), _scout(goal), "ramp")
-    found = bracket(trials)
-    reserve = min(_CONFIRMATION * goal.budget, LONGER * goal.telling + goal.overhead)
-    spare = left - (reserve if found.low is not None else 0.0)
-    if spare >= goal.telling and (request := _narrower(goal, trials, found, spare)) is not None:
+    if (request := explore.following(goal, trials)) is not None and request.seconds <= left:
         return request
-    return _confirmation(goal, trials, found, left)
-
-
-# --- the steps -------------------------------------------------------------------------------------------------------
-
-
-def _narrower(goal: Goal, trials: Sequence[Trial], found: Bracket, spare: float) -> Request | None:
-    """A trial that makes the interval narrower; None if it is as narrow as it gets."""
-    if found.high is None and not _is_doubtful(max(trials, key=lambda trial: trial.level)):
-        return _up(goal, trials)
-    if found.non_monotone and found.high is not None and _is_new(trials, found.high):
-        return Request(found.high, _length(goal, spare, 1), "repeat")
-    belief = believe(trials)
-    request = _likely(goal, trials, found, spare, belief) if belief else _bisection(goal, trials, found, spare)
-    if request is None and found.high is not None and _is_surprise(trials, found.high):
-        return Request(found.high, _length(goal, spare, 1), "repeat")
-    return request
-
-
-def _likely(goal: Goal, trials: Sequence[Trial], found: Bracket, spare: float, belief: Belief) -> Request | None:
-    """A trial that will probably decide, at the level that is expected to narrow the interval the most."""
-    levels = [trial.level for trial in trials]
-    low = found.low or min(*levels, belief.median) / RAMP**4
-    high = found.high or max(*levels, belief.median) * RAMP
-    if high / low <= 1 + goal.precision:
+    if explore.is_too_slow(trials):
         return None
-    seconds = max(spare * _PART, goal.telling)
-    shorter = max(_FAILING * goal.telling, goal.shortest)
-    below, above = _independent(trials, seconds)[0], _independent(trials, shorter)[1]
-    failing = lowest_to_fail(belief, low, high, above, _SURE if found.high is None else _LIKELY)
-    holding = highest_to_hold(belief, low, high, below, _SURE if found.low is None else _LIKELY)
-    is_bounded = found.low is not None and found.high is not None
-    # a failure comes first: it shows soon, and says much about where the capacity is
-    is_to_fail = failing[1] * _SOONER > holding[1] if is_bounded else found.high is None
-    level, gain = failing if is_to_fail else holding
-    level = _level(goal, level)
-    if not low < level < high or (is_bounded and gain < goal.precision):
+    found, curve = bracket(goal, trials), guess(goal, trials)
+    belief = believe(goal, probed(trials), curve)
+    if belief is None:
         return None
-    return Request(level, min(shorter if is_to_fail else seconds, spare), "bisect")
+    return _next(goal, trials, found, _evidence(goal, trials, curve, belief), belief, left)
 
 
-def _independent(trials: Sequence[Trial], seconds: float) -> tuple[float, float]:
-    """How many independent requests a trial of this length is worth, below the capacity and above it, by those so far."""
-    known = [trial for trial in trials if trial.independent]
-    calm = [
-        (trial.independent or 0.0) / trial.seconds for trial in known if trial.excess is not None and trial.excess < 1
-    ]
-    late = [(trial.independent or 0.0) / trial.seconds for trial in known if trial.excess is None or trial.excess >= 1]
-    return seconds * statistics.median(calm or late or [1.0]), seconds * statistics.median(late or calm or [1.0])
+def bracket(goal: Goal, trials: Sequence[Trial]) -> Bracket:
+    """The interval that the trials have shown, with the model's ends where they have shown none."""
+    if explore.is_too_slow(trials):
+        slowest = explore.curve(trials)[0]
+        return Bracket(None, goal.level_of(slowest.rate or 0.0, 1.0) or None, None)
+    curve = guess(goal, trials)
+    belief = believe(goal, probed(trials), curve)
+    if belief is None:
+        return Bracket(None, None, None)
+    low, high, is_monotone = _ends(_evidence(goal, trials, curve, belief))
+    return _completed(goal, trials, low, high, is_monotone, belief, curve)
 
 
-def _is_doubtful(trial: Trial) -> bool:
-    """Whether a trial saw more violations than allowed."""
-    return trial.excess is not None and trial.excess >= 1
+# --- the interval ----------------------------------------------------------------------------------------------------
 
 
-def _bisection(goal: Goal, trials: Sequence[Trial], found: Bracket, spare: float) -> Request | None:
-    """A trial in the middle of the wider gap; an undecided trial shows nothing, so there are gaps on both sides of it."""
-    if found.high is None:
-        return _up(goal, trials)
-    if found.low is None:
-        return _lower(goal, trials, found.high, spare)
-    doubtful = sorted(
-        {trial.level for trial in trials if found.low < trial.level < found.high and not _is_scout(trial)}
+def _evidence(goal: Goal, trials: Sequence[Trial], curve: Guess | None, belief: Belief) -> list[Trial]:
+    """The trials at levels that the user raises, as far as they are credible; and, as one that fails, the highest throughput of the closed
+    loops: no server holds more."""
+    known = [_believed(_credible(trial, curve), belief) for trial in probed(trials)]
+    if curve is not None and curve.ceiling is not None:
+        level = goal.rounded(curve.ceiling * math.exp(_ABOVE * curve.ceiling_spread))
+        known.append(Trial(level=level, purpose="explore", status="fails", seconds=0.0))
+    return known
+
+
+def _credible(trial: Trial, curve: Guess | None) -> Trial:
+    """A trial of a server that is limited by its queue, with what its length allows to say.
+
+    A trial that is not many times as long as the queue remembers its past has seen one mood of it; unless it only says what theory expects
+    of that level (`Guess.level`) anyway. And a number in flight that grows, close to the highest throughput, is an overload whose
+    requests are not late yet.
+    """
+    is_high = curve is None or not curve.ceiling or trial.level > _NEARLY * curve.ceiling
+    if trial.is_growing and is_high and trial.status != "fails":
+        return msgspec.structs.replace(trial, status="fails", is_sure=False)
+    if curve is None or trial.status == "undecided":
+        return trial
+    moods = curve.moods(trial)
+    is_expected = trial.level <= curve.level if trial.status == "holds" else trial.level >= curve.level
+    if is_expected or moods >= _MOODS[1]:
+        return trial
+    if moods >= _MOODS[0]:
+        return msgspec.structs.replace(trial, is_sure=False)
+    return msgspec.structs.replace(trial, status="undecided", is_sure=False)
+
+
+def _believed(trial: Trial, belief: Belief) -> Trial:
+    """A verdict that is only likely shows nothing if all trials together make the opposite more likely: one of several was lucky."""
+    is_beyond = (trial.level > belief.quantile(0.5)) == (trial.status == "holds")
+    return msgspec.structs.replace(trial, status="undecided") if is_beyond and not trial.is_sure else trial
+
+
+def _ends(trials: Sequence[Trial]) -> tuple[Trial | None, Trial | None, bool]:
+    """The highest trial that holds and the lowest that fails, on the two sides of the split that most of the evidence agrees with; and
+    whether all of it does. A trial that held counts for all lower levels, and one that failed for all higher ones."""
+    decided = sorted((trial for trial in trials if trial.status != "undecided"), key=lambda trial: trial.level)
+    levels = sorted({trial.level for trial in decided})
+
+    def agreeing(split: float) -> int:
+        return sum(
+            _WEIGHTS[trial.is_sure] for trial in decided if (trial.status == "holds") == (trial.level <= split)
+        )
+
+    split = max([0.0, *levels], key=lambda level: (agreeing(level), -level))
+    below = [trial for trial in decided if trial.level <= split and trial.status == "holds"]
+    above = [trial for trial in decided if trial.level > split and trial.status == "fails"]
+    low = max(below, key=lambda trial: (trial.level, trial.is_sure), default=None)
+    high = min(above, key=lambda trial: (trial.level, not trial.is_sure), default=None)
+    return low, high, agreeing(split) == sum(_WEIGHTS[trial.is_sure] for trial in decided)
+
+
+def _completed(
+    goal: Goal,
+    trials: Sequence[Trial],
+    low: Trial | None,
+    high: Trial | None,
+    is_monotone: bool,
+    belief: Belief,
+    curve: Guess | None,
+) -> Bracket:
+    """The interval with the ends that only the model has."""
+    below = low.level if low else _outer(goal, belief.quantile(_CAREFUL), high and high.level, -1)
+    above = high.level if high else _outer(goal, belief.quantile(1 - _CAREFUL), below, 1)
+    held = [trial for trial in probed(trials) if low and trial.level >= low.level and trial.status == "holds"]
+    return Bracket(
+        low=below,
+        high=above,
+        estimate=goal.rounded(min(max(belief.quantile(0.5), below), above)),
+        low_basis=_basis(low),
+        high_basis=_basis(high),
+        confirmed=len(held) > 1 and any(trial.is_sure for trial in held),
+        non_monotone=not is_monotone,
     )
-    gaps = [(found.low, doubtful[0] if doubtful else found.high), (doubtful[-1] if doubtful else found.low, found.high)]
-    below, above = max(gaps, key=lambda gap: gap[1] / gap[0])
-    steps = math.log(above / below) / math.log1p(goal.precision)
-    level = _level(goal, math.sqrt(below * above))
-    if steps > 1 and below < level < above:
-        return Request(level, _length(goal, spare, math.ceil(math.log2(steps))), "bisect")
+
+
+def _outer(goal: Goal, level: float, other: float | None, side: int) -> float:
+    """The model's end, at least `precision` away from the other end."""
+    if other is not None:
+        nearest = other * (1 + goal.precision) ** side
+        level = max(level, nearest) if side > 0 else min(level, nearest)
+    return goal.rounded(level)
+
+
+def _basis(trial: Trial | None) -> Basis:
+    return "estimated" if trial is None else "shown" if trial.is_sure else "likely"
+
+
+# --- the next trial --------------------------------------------------------------------------------------------------
+
+
+def _next(
+    goal: Goal, trials: Sequence[Trial], found: Bracket, known: Sequence[Trial], belief: Belief, left: float
+) -> Request | None:
+    if not probed(trials) and goal.start:
+        return _trial(goal, trials, goal.start, left, "narrow")
+    low, high, _ = _ends(known)
+    if found.non_monotone and (doubtful := _contradicted(known, found)) is not None:
+        return _trial(goal, trials, doubtful, left, "repeat")
+    confirmation = _confirmation(goal, trials, low, left)
+    if confirmation is not None and low and high and high.level / low.level <= _NARROW:
+        return confirmation
+    return _narrower(goal, trials, low, high, belief, left) or confirmation
+
+
+def _narrower(
+    goal: Goal, trials: Sequence[Trial], low: Trial | None, high: Trial | None, belief: Belief, left: float
+) -> Request | None:
+    """The trial that is expected to narrow the interval the most; None if none would."""
+    below = low.level if low else min(belief.quantile(0.01), high.level if high else math.inf) / 1.5
+    above = high.level if high else max(belief.quantile(0.99), below) * 1.5
+    if above / below <= 1 + goal.precision:
+        return None
+    count = _independent(goal, trials)
+    holding = highest_to_hold(belief, below, above, count, _LIKELY if low else _SURE)
+    failing = lowest_to_fail(belief, below, above, count * _FAILING, _LIKELY if high else _SURE)
+    options = sorted(((*holding, 1.0, low is None), (*failing, _FAILING, high is None)), key=lambda one: (one[3], one[1]))
+    for level, gain, part, is_open in reversed(options):
+        level = goal.rounded(level)
+        is_new = all(abs(math.log(level / trial.level)) > _APART for trial in probed(trials))
+        if below < level < above and (is_open or gain > goal.precision / 2) and is_new:
+            return _trial(goal, trials, level, left, "narrow", part)
     return None
 
 
-def _lower(goal: Goal, trials: Sequence[Trial], high: float, spare: float) -> Request | None:
-    """Nothing was shown to hold yet: try what an overloaded server achieved, or what a scout passed, or ever lower levels."""
-    ceiling = min(trial.level for trial in trials if not _is_scout(trial) or trial.level == high)
-    achieved = [trial.completed for trial in trials if trial.completed and trial.level == ceiling]
-    passed = max((trial.level for trial in trials if trial.level < ceiling and _is_scout(trial)), default=0.0)
-    if achieved and achieved[-1] * _BELOW < ceiling:
-        guess = max(achieved[-1] * _BELOW, ceiling / RAMP**CALM_STEPS)
-    elif passed > ceiling / RAMP**2:
-        guess = passed
-    else:
-        guess = max(ceiling / RAMP, math.sqrt(passed * ceiling))
-    level = _level(goal, guess)
-    return Request(level, _length(goal, spare, 3), "bisect") if 0 < level < ceiling else None
+def _contradicted(known: Sequence[Trial], found: Bracket) -> float | None:
+    """A level below the lower end that failed once, or one above the upper end that held once."""
+    levels = [trial.level for trial in known]
+    for trial in known:
+        is_below = found.low is not None and trial.level <= found.low and trial.status == "fails"
+        is_above = found.high is not None and trial.level >= found.high and trial.status == "holds"
+        if (is_below or is_above) and levels.count(trial.level) == 1:
+            return trial.level
+    return None
 
 
-def _up(goal: Goal, trials: Sequence[Trial]) -> Request | None:
-    top = max(trials, key=lambda trial: trial.level)
-    factor = RAMP ** (CALM_STEPS if top.is_calm else 1)
-    level = _level(goal, max(top.level * factor, top.level + 1 if goal.whole else 0))
-    return Request(level, _scout(goal), "ramp") if level <= goal.highest else None
-
-
-def _confirmation(goal: Goal, trials: Sequence[Trial], found: Bracket, left: float) -> Request | None:
-    tried = any(trial.level == found.low and trial.purpose == "confirm" for trial in trials)
-    if found.low is None or tried or left < goal.telling:
+def _confirmation(goal: Goal, trials: Sequence[Trial], low: Trial | None, left: float) -> Request | None:
+    """A fresh trial of the highest level that holds, which may be twice as long."""
+    if low is None or any(trial.purpose == "confirm" and trial.level == low.level for trial in trials):
         return None
-    return Request(found.low, min(left, 2 * LONGER * goal.telling), "confirm")
+    request = _trial(goal, trials, low.level, left, "confirm")
+    return request and Request(request.level, min(2 * request.seconds, left), "confirm")
 
 
-# --- levels and lengths ----------------------------------------------------------------------------------------------
-
-
-def _level(goal: Goal, level: float) -> float:
-    return float(max(round(level), 1)) if goal.whole else float(f"{level:.4g}")
-
-
-def _scout(goal: Goal) -> float:
-    return max(min(_SCOUT * goal.budget, goal.telling / 2), goal.shortest)
-
-
-def _length(goal: Goal, spare: float, trials: int) -> float:
-    """The maximum length of a trial, if so many are still to come. Most end earlier, which leaves more for those after them."""
-    return min(max(1.5 * spare / max(trials, 1), goal.telling), spare)
-
-
-# --- what the trials say ---------------------------------------------------------------------------------------------
-
-
-def _verdicts(trials: Sequence[Trial]) -> dict[float, Status]:
-    """The verdict on each level: the latest counts. An undecided confirmation takes nothing back if all trials of its level together
-    show that it holds."""
-    verdicts: dict[float, Status] = {}
-    for index, trial in enumerate(trials):
-        is_good = trial.purpose == "confirm" and _hold_together(trials[: index + 1], trial.level)
-        if trial.status != "undecided" or not is_good:
-            verdicts[trial.level] = trial.status
-    return verdicts
-
-
-def _hold_together(trials: Sequence[Trial], level: float) -> bool:
-    """Whether the trials of a level, of which the last is undecided, together show that it holds."""
-    known = [trial for trial in trials if trial.level == level]
-    last = known[-1]
-    if last.excess is None or last.excess >= _GOOD or not last.allowed:
-        return False
-    counted = [(trial.independent or 0.0, trial.excess or 0.0) for trial in known]
-    total = sum(n for n, _ in counted)
-    return is_below(sum(n * excess for n, excess in counted) * last.allowed, total, last.allowed) if total else False
-
-
-def _is_scout(trial: Trial) -> bool:
-    """Whether a trial shows nothing, but gave no reason for doubt either."""
-    return trial.purpose == "ramp" and trial.status == "undecided" and trial.excess is not None and trial.excess < 1
-
-
-def _is_new(trials: Sequence[Trial], level: float) -> bool:
-    return sum(trial.level == level for trial in trials) == 1
-
-
-def _is_surprise(trials: Sequence[Trial], level: float) -> bool:
-    """Whether a level failed once, and every trial after that held."""
-    first = next(index for index, trial in enumerate(trials) if trial.level == level)
-    later = trials[first + 1 :]
-    return _is_new(trials, level) and bool(later) and all(trial.status == "holds" for trial in later)
-
-
-def _estimate(trials: Sequence[Trial], low: float | None, high: float | None) -> float | None:
-    """Where the capacity probably is within the interval, by the violations of all trials; its middle if none were counted."""
-    if low is None or high is None:
+def _trial(
+    goal: Goal, trials: Sequence[Trial], level: float, left: float, purpose: str, part: float = 1.0
+) -> Request | None:
+    """A trial as long as it needs; None if too little of the budget is left for one that could decide."""
+    mean = _e2e(goal, trials)
+    rate = {"rate": level, "concurrency": level / mean, "users": level / (mean + goal.think)}[goal.by]
+    queue = 0.0 if math.isinf(goal.slack) else _WAITS * goal.slack
+    clustered = max([_ENOUGH * goal.needed / rate, *(goal.needed / pace for pace in _paces(trials))])
+    settled = max(_RESPONSES * mean, _USUAL * goal.budget, 1.5 * (mean + goal.think) if goal.by == "users" else 0.0)
+    longest = max(_PART * goal.budget, settled)
+    wanted = min(max(settled, queue, clustered, _OF_REST * left) * part, longest)
+    if _SHORTER * min(wanted, settled) > left:
         return None
-    belief = believe(trials)
-    return min(max(belief.median, low), high) if belief else math.sqrt(low * high)
+    return Request(goal.rounded(level), min(wanted, left), purpose)  # type: ignore[arg-type]
+
+
+def _paces(trials: Sequence[Trial]) -> list[float]:
+    """Independent requests per second, by the trials that saw violations."""
+    known = [trial.independent / trial.seconds for trial in probed(trials) if trial.excess and trial.independent]
+    return [statistics.median(known)] if known else []
+
+
+def _e2e(goal: Goal, trials: Sequence[Trial]) -> float:
+    """How long a response takes near the capacity: as in the latest trial that was fine."""
+    fine = [trial.residence for trial in trials if trial.residence and trial.status != "fails"]
+    return max(fine[-1] if fine else goal.unloaded, goal.unloaded)
+
+
+def _independent(goal: Goal, trials: Sequence[Trial]) -> float:
+    """How many independent requests a trial is probably worth, by those so far."""
+    known = [trial.independent for trial in probed(trials) if trial.independent]
+    return max(statistics.median(known) if known else _ENOUGH * goal.needed, 1.0)
+
+
+__all__ = ["Bracket", "Goal", "Request", "Trial", "bracket", "explored", "following"]

@@ -9,22 +9,33 @@ import numpy as np
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
 from inferometer.capacity_search.result import Latency, Probe
-from inferometer.capacity_search.search import Trial
-from inferometer.capacity_search.sequential import Look, Sequential
+from inferometer.capacity_search.judgement import Look, ProbeTest
+from inferometer.capacity_search.trials import Trial
 from inferometer.records import CANCELLED, LOST, MISSING, ROW, TIMES, Run, Snapshot
 
 _LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "protocol", "network")
 """Those that a probe's record has, if the endpoint has them."""
+_SEEN = 0.5
+"""Seconds after the last request was sent until the requests in flight are known."""
 
 
 class Watch:
-    """Looks at a probe while it runs, and ends it when a look decides or when the responses take too long."""
+    """Looks at a probe while it runs, and ends it when a look decides, or when the rest of its responses need not be waited for.
 
-    def __init__(self, test: Sequential, longest: float, progress: Callable[[Snapshot, Look | None], None]) -> None:
-        self.test, self._longest, self._progress = test, longest, progress
+    `until` is the latest end, in seconds since the start: what is left of the budget."""
+
+    def __init__(
+        self,
+        test: ProbeTest,
+        longest: float,
+        progress: Callable[[Snapshot, Look | None], None] = lambda snapshot, look: None,
+        until: float = math.inf,
+    ) -> None:
+        self.test, self._longest, self._progress, self._until = test, longest, progress, until
         self._rows: list[np.ndarray[tuple[int], np.dtype[np.void]]] = []
         self._last: Look | None = None
-        self._ended_at: float | None = None
+        self.ended_at: float | None = None
+        """When the last request was sent, in seconds since the start."""
         self.has_stopped = False
 
     def __call__(self, snapshot: Snapshot) -> Literal["", "end", "stop"]:
@@ -32,17 +43,21 @@ class Watch:
         if not snapshot.started or snapshot.stopping:
             return ""
         self._rows.append(_since_start(snapshot))
-        if self._ended_at is None and snapshot.elapsed >= self._longest:
-            self._ended_at = self._longest
-        if self._ended_at is not None:
-            self.has_stopped = snapshot.elapsed >= self._ended_at + self.test.patience
+        if self.ended_at is None and snapshot.elapsed >= self._longest:
+            self.ended_at = self._longest
+        if self.ended_at is not None:
+            end = min(self.ended_at + self.test.patience, max(self._until, self.ended_at))
+            may_stop = snapshot.elapsed >= self.ended_at + _SEEN and self.test.has_seen_enough(snapshot.ages())
+            self.has_stopped = snapshot.elapsed >= end or may_stop
             return "stop" if self.has_stopped else ""
-        if self.test.is_due(snapshot.elapsed) and self._decides(snapshot):
-            self._ended_at = snapshot.elapsed
+        if self._is_decided(snapshot):
+            self.ended_at = snapshot.elapsed
             return "end"
         return ""
 
-    def _decides(self, snapshot: Snapshot) -> bool:
+    def _is_decided(self, snapshot: Snapshot) -> bool:
+        if not self.test.is_due(snapshot.elapsed):
+            return False
         rows = np.concatenate(self._rows)
         self._rows = [rows]
         self._last = self.test.look(rows, snapshot.sent + snapshot.queued, snapshot.elapsed)
