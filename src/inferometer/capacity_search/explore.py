@@ -37,7 +37,7 @@ _SPREAD, _UNKNOWN_SPREAD = 0.18, 0.3
 """Standard deviation of the logarithm of the capacity around the guess; the second if no level broke an objective and throughput still grew."""
 _BURSTS = 0.8
 """An open loop whose mean number in flight is n has n + _BURSTS x sqrt(n) for a good part of the time."""
-_LEAST_SPREAD = 0.04
+_LEAST_SPREAD = 0.05
 """Of the highest throughput, in a few short levels."""
 _SLOPES = 6.0, 40.0
 """The violations of a queue grow with rate x (limit on waiting), within these bounds."""
@@ -183,12 +183,11 @@ def _is_flat(points: Sequence[Trial]) -> bool:
 
 def _ceiling(points: Sequence[Trial]) -> tuple[float, float]:
     """The highest throughput, and the standard deviation of its logarithm: the mean of all that are close to the highest, by their length."""
-    highest = max(point.rate or 0.0 for point in points)
-    near = [point for point in points if (point.rate or 0.0) >= highest / (_SAME + 2 * point.rate_error)]
-    seconds = sum(point.seconds for point in near)
-    rate = sum((point.rate or 0.0) * point.seconds for point in near) / seconds
-    error = math.sqrt(sum((point.rate_error * point.seconds / seconds) ** 2 for point in near))
-    return rate, math.hypot(_LEAST_SPREAD, error)
+    highest = max((point.rate or 0.0) * (1 - point.rate_error) for point in points)
+    near = [point for point in points if (point.rate or 0.0) * (1 + point.rate_error) >= highest]
+    weights = [point.rate_error**-2 for point in near]
+    rate = math.exp(sum(w * math.log(point.rate or 1.0) for w, point in zip(weights, near, strict=True)) / sum(weights))
+    return rate, math.hypot(_LEAST_SPREAD, sum(weights) ** -0.5)
 
 
 def _break_point(fine: Trial, bad: Trial | None) -> tuple[float, float]:

@@ -17,12 +17,13 @@ has shown is where the model puts it, and says so (`Bracket.low_basis`).
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
 from inferometer.capacity_search import explore
 from inferometer.capacity_search.explore import Guess, guess
-from inferometer.capacity_search.model import Belief, believe, highest_to_hold, lowest_to_fail
+from inferometer.capacity_search.model import Belief, believe
 from inferometer.capacity_search.trials import Basis, Bracket, Goal, Request, Trial, explored, probed
 
 _LIKELY, _SURE = 0.6, 0.75
@@ -35,6 +36,8 @@ _RESPONSES, _USUAL = 3.0, 0.1
 """A trial lasts this many times as long as a response takes, and at least this share of the budget."""
 _SHORTER = 0.6
 """The last trial may be shortened to this part of what it should take."""
+_STEP = 1.15
+"""The first step beyond levels that all hold, or all fail."""
 _APART = 0.03
 """Trials are this far apart, on the log scale: one at about the same level would hardly say more."""
 _OF_REST = 0.2
@@ -199,21 +202,23 @@ def _next(
 def _narrower(
     goal: Goal, trials: Sequence[Trial], low: Trial | None, high: Trial | None, belief: Belief, left: float
 ) -> Request | None:
-    """The trial that is expected to narrow the interval the most; None if none would."""
-    below = low.level if low else min(belief.quantile(0.01), high.level if high else math.inf) / 1.5
-    above = high.level if high else max(belief.quantile(0.99), below) * 1.5
-    if above / below <= 1 + goal.precision:
-        return None
-    count = _independent(goal, trials)
-    holding = highest_to_hold(belief, below, above, count, _LIKELY if low else _SURE)
-    failing = lowest_to_fail(belief, below, above, count * _FAILING, _LIKELY if high else _SURE)
-    options = sorted(((*holding, 1.0, low is None), (*failing, _FAILING, high is None)), key=lambda one: (one[3], one[1]))
-    for level, gain, part, is_open in reversed(options):
-        level = goal.rounded(level)
-        is_new = all(abs(math.log(level / trial.level)) > _APART for trial in probed(trials))
-        if below < level < above and (is_open or gain > goal.precision / 2) and is_new:
-            return _trial(goal, trials, level, left, "narrow", part)
-    return None
+    """A trial in the widest gap between what holds and what fails, or beyond what was tried if nothing holds or fails yet."""
+    tried = sorted(
+        trial.level
+        for trial in probed(trials)
+        if (low is None or trial.level >= low.level) and (high is None or trial.level <= high.level)
+    )
+    if low is None:
+        level = min([belief.quantile(0.4), *(one / _STEP for one in [*tried, *([high.level] if high else [])][:1])])
+    elif high is None:
+        level = max([belief.quantile(0.6), max(tried) * _STEP])
+    else:
+        marks = sorted({low.level, *tried, high.level})
+        below, above = max(pairwise(marks), key=lambda gap: gap[1] / gap[0])
+        if above / below <= 1 + max(goal.precision, _APART):
+            return None
+        level = math.sqrt(below * above)
+    return _trial(goal, trials, level, left, "narrow")
 
 
 def _contradicted(known: Sequence[Trial], found: Bracket) -> float | None:
