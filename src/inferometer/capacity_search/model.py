@@ -85,7 +85,6 @@ def believe(goal: Goal, trials: Sequence[Trial], guess: Guess | None) -> Belief 
     flat = Belief(at, log, allowed)
     for trial in trials:
         violating, count = _violations(trial, allowed)
-        count = min(count, max(_PER_MOOD * guess.moods(trial), 1.0)) if guess else count
         share = flat.shares(trial.level)[:, :, 0] * _visible(at, trial, guess)[None, :]
         share = np.clip(share, 1e-9, 1 - 1e-9)
         log = log + _TRUST * count * (violating * np.log(share) + (1 - violating) * np.log1p(-share))

@@ -32,7 +32,7 @@ _PART = 0.25
 """Share of the budget that one trial may take."""
 _ENOUGH = 1.5
 """A trial is as long as this many times the independent requests that it needs take to arrive."""
-_RESPONSES, _USUAL = 3.0, 0.1
+_RESPONSES, _USUAL = 3.0, 0.19
 """A trial lasts this many times as long as a response takes, and at least this share of the budget."""
 _SHORTER = 0.6
 """The last trial may be shortened to this part of what it should take."""
@@ -40,7 +40,7 @@ _STEP = 1.15
 """The first step beyond levels that all hold, or all fail."""
 _APART = 0.03
 """Trials are this far apart, on the log scale: one at about the same level would hardly say more."""
-_OF_REST = 0.2
+_OF_REST = 0.25
 """A trial takes at least this share of what is left of the budget."""
 _NARROW = 1.25
 """Once the interval is as narrow as this, its lower end is confirmed before anything else."""
@@ -110,15 +110,7 @@ def _credible(trial: Trial, curve: Guess | None) -> Trial:
     is_high = curve is None or not curve.ceiling or trial.level > _NEARLY * curve.ceiling
     if trial.is_growing and is_high and trial.status != "fails":
         return msgspec.structs.replace(trial, status="fails", is_sure=False)
-    if curve is None or trial.status == "undecided":
-        return trial
-    moods = curve.moods(trial)
-    is_expected = trial.level <= curve.level if trial.status == "holds" else trial.level >= curve.level
-    if is_expected or moods >= _MOODS[1]:
-        return trial
-    if moods >= _MOODS[0]:
-        return msgspec.structs.replace(trial, is_sure=False)
-    return msgspec.structs.replace(trial, status="undecided", is_sure=False)
+    return trial
 
 
 def _believed(trial: Trial, belief: Belief) -> Trial:
