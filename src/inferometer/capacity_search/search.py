@@ -94,9 +94,6 @@ def _evidence(goal: Goal, trials: Sequence[Trial], curve: Guess | None, belief: 
     """The trials at levels that the user raises, as far as they are credible; and, as one that fails, the highest throughput of the closed
     loops: no server holds more."""
     known = [_believed(_credible(trial, curve), belief) for trial in probed(trials)]
-    if curve is not None and curve.ceiling is not None:
-        level = goal.rounded(curve.ceiling * math.exp(_ABOVE * curve.ceiling_spread))
-        known.append(Trial(level=level, purpose="explore", status="fails", seconds=0.0))
     return known
 
 
