@@ -64,6 +64,10 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """By objective: the share of requests that violate it, also in a probe that failed because the server was overloaded."""
     latencies: dict[str, Latency] = {}
     """By metric: those that the endpoint has, of ttft, itl, tpot, e2e, queue, compute, protocol and network."""
+    low: float | None = None
+    """The lower end of the interval after this probe. None: not known yet."""
+    high: float | None = None
+    """The upper end of the interval after this probe."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +81,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     percentile: str | None = None
     """At which the presets are judged; None: no preset was given."""
     budget: float
+    """Seconds that the search may take."""
+    asked_budget: float | None = None
+    """The budget before it was raised, because it could not suffice for responses that take this long. None: it was not."""
     seconds: float
     """How long the search took."""
     think: float
