@@ -27,8 +27,9 @@ from bench.virtual_server import (
 )
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.slo_expression import parse_all
-from inferometer.capacity_search.judgement import Objectives, ProbeTest, plan_of, served_rate
+from inferometer.capacity_search.judgement import Objectives, ProbeTest, plan_of
 from inferometer.capacity_search.search import bracket, following
+from inferometer.capacity_search.served import served_rate
 from inferometer.capacity_search.trials import Bracket, Goal, Request, Trial
 from inferometer.conduct.capacity_probe import Watch
 from inferometer.records import Columns
@@ -164,7 +165,9 @@ class Score(msgspec.Struct, frozen=True):
 
 def score(server: Server, true: float, seeds: Sequence[int]) -> Score:
     searches = [Search(server, seed) for seed in seeds]
-    return Score(true, [one.run() for one in searches], [sum(trial.seconds for trial in one.trials) for one in searches])
+    return Score(
+        true, [one.run() for one in searches], [sum(trial.seconds for trial in one.trials) for one in searches]
+    )
 
 
 def line(server: Server, one: Score) -> Line:
@@ -190,7 +193,6 @@ def main(names: Sequence[str] = (), first: int = FIRST, seeds: int = SEEDS) -> i
         Line("nine of ten", f"{nine:.2f}", "<= 1.6", nine <= 1.6),
     ]
     return show("capacity", lines)
-
 
 
 if __name__ == "__main__":

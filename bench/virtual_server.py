@@ -176,7 +176,19 @@ class _Run:
         rows["n_out"] = rows["streamed_tokens"] = rows["chunk_count"] = [job.made for job in jobs]
         rows["first_tokens"], rows["counted_by"] = 1, 1
         rows["open_loop"] = int(self._load.rate > 0)
-        for name in ("turn", "turns", "session", "queue", "compute", "server_total", "rtt", "read_delay", "n_in", "cached", "reasoning"):
+        for name in (
+            "turn",
+            "turns",
+            "session",
+            "queue",
+            "compute",
+            "server_total",
+            "rtt",
+            "read_delay",
+            "n_in",
+            "cached",
+            "reasoning",
+        ):
             rows[name] = -1
         return rows
 

@@ -45,13 +45,11 @@ that makes a probe that holds only likely to."""
 _WARMUP, _MOST_WARMUP = 0.15, 0.4
 """Share of a probe that is left out at its start, at least and at most."""
 _TOKENS = 8
-"""Tokens after which the time per token of a response in progress counts."""
+"""Chunks after which the time per token of a response in progress counts."""
 _PER_RESIDENCE = 5.0
 """Independent requests in the time that a response takes, at most, for a sure verdict: those in flight together share what happens."""
 _WARMING = 2.0
 """A server is warming up if the first third of the requests take this many times as long as the last third."""
-_BLOCKS, _FEW = 4, 30
-"""Stretches of time whose variation shows how certain a rate is; and responses that are too few to be counted beside their tokens."""
 _CUT = 0.2
 """Seconds for which the responses of a probe that has shown enough are waited for."""
 _FROM_START = ("ttft", "ttft_service", "ttft_content", "tpot", "tps_user")
@@ -146,6 +144,8 @@ class Look(msgspec.Struct, frozen=True):
     is_warming: bool = False
     independent: float | None = None
     """How many independent requests they are worth, by how much the violations cluster."""
+    violations: dict[str, float] = {}
+    """By objective: the share of requests that violate it, also if the server was overloaded."""
 
     @property
     def excess(self) -> float | None:
@@ -213,7 +213,11 @@ class ProbeTest:
         if self.decision is None:
             return found
         return msgspec.structs.replace(
-            found, status="fails", is_sure=True, results=self.decision.results, is_overloaded=self.decision.is_overloaded
+            found,
+            status="fails",
+            is_sure=True,
+            results=self.decision.results,
+            is_overloaded=self.decision.is_overloaded,
         )
 
     def trial(self, found: Look, seconds: float, served: tuple[float | None, float]) -> Trial:
@@ -254,47 +258,6 @@ def is_counted(one: Slo) -> bool:
     )
 
 
-def served_rate(rows: Columns, tokens: float | None, seconds: float) -> tuple[float | None, float]:
-    """Requests per second that the server served in the later part of a probe of this length, and the relative error of that.
-
-    By tokens, if responses have them (`tokens` is how many on average), and by responses. A response that crosses an edge counts with the
-    part of it that is inside, and one in progress with its tokens so far: long responses count before the first of them is complete. Where
-    both are known they differ as long as the mix of long and short responses in progress is not yet the usual one.
-    """
-    begin, end = round(_MOST_WARMUP * seconds * NS), round(seconds * NS)
-    counts = [_work(rows, rows["sent"], rows["done"], rows["failure"] == 0, np.ones(len(rows)), begin, end)]
-    if tokens and bool((rows["streamed_tokens"] > 0).any()):
-        share = np.maximum(rows["streamed_tokens"], 0) / tokens
-        by_tokens = _work(rows, rows["first_token"], rows["last_token"], rows["streamed_tokens"] > 0, share, begin, end)
-        counts = [by_tokens] if counts[0].sum() < _FEW else [by_tokens, *counts]
-    totals = [float(one.sum()) for one in counts]
-    if min(totals) <= 0:
-        return None, 1.0
-    mean = math.sqrt(math.prod(totals)) if len(totals) == 2 else totals[0]
-    blocks = counts[0]
-    error = float(blocks.std(ddof=1)) / math.sqrt(len(blocks)) / float(blocks.mean())
-    apart = abs(math.log(totals[0] / totals[1])) / 2 if len(totals) == 2 else 0.0
-    return mean * NS / (end - begin), max(error, apart)
-
-
-def _work(
-    rows: Columns,
-    first: NDArray[np.int64],
-    last: NDArray[np.int64],
-    known: NDArray[np.bool_],
-    size: NDArray[np.float64],
-    begin: int,
-    end: int,
-) -> NDArray[np.float64]:
-    """How much work was done in each of _BLOCKS stretches of time, if each of the `known` rows was worked on from `first` to `last`."""
-    known = known & (first != MISSING) & (last != MISSING)
-    first, last, size = first[known], last[known], size[known]
-    length = np.maximum(last - first, 1)
-    edges = np.linspace(begin, end, _BLOCKS + 1)
-    done = [float((size * np.clip((edge - first) / length, 0, 1)).sum()) for edge in edges]
-    return np.diff(done)
-
-
 # --- judging ---------------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +286,7 @@ def judge(
     if clear.status == "too_short":
         clear = Overload("not_applicable")
     results = _judge_parts(run, steady, objectives, tail, Overload("not_applicable")) + tuple(more)
+    violations = {result.slo: result.violations for result in results if result.violations is not None}
     is_over = clear.status == "overloaded" and any((excess(result) or 0.0) >= _BEYOND for result in results)
     if is_over:
         results = _judge_parts(run, steady, objectives, TAIL, clear) + tuple(more)
@@ -330,12 +294,15 @@ def judge(
     residence = float((times**2).sum() / times.sum()) if len(times) and times.sum() else None
     independent = _independent(rows[steady], objectives)
     careful = min(independent, _PER_RESIDENCE * (end - begin) / NS / residence) if residence else independent
+    status: Status
     status, is_sure = ("fails", True) if is_over else _status(results, careful, tail)
     if status == "undecided" and complete_until is None:
         status, is_sure = _status(results, independent, LIKELY)[0], False
     if status == "holds" and overload(rows, plan, _CLEAR, _HINT).status == "overloaded":
         is_sure = False
-    is_growing = not is_over and complete_until is None and overload(rows, plan, _CLEAR, _CERTAIN).status == "overloaded"
+    is_growing = (
+        not is_over and complete_until is None and overload(rows, plan, _CLEAR, _CERTAIN).status == "overloaded"
+    )
     return Look(
         status=status,
         results=results,
@@ -347,6 +314,7 @@ def judge(
         is_growing=is_growing,
         is_warming=_is_warming(rows),
         independent=independent,
+        violations=violations,
     )
 
 
@@ -415,14 +383,16 @@ def _is_warming(rows: Columns) -> bool:
     return third >= 3 and float(np.median(values[:third])) > _WARMING * float(np.median(values[-third:]))
 
 
-def settled(rows: Columns, failures: tuple[Failure, ...], objectives: Objectives) -> tuple[Columns, tuple[Failure, ...]]:
+def settled(
+    rows: Columns, failures: tuple[Failure, ...], objectives: Objectives
+) -> tuple[Columns, tuple[Failure, ...]]:
     """The requests that were cancelled at the end as what they had shown by then: a response in progress that is fast enough, or one
     that is too late. The others remain cancelled."""
     own = [number for number, failure in enumerate(failures, 1) if failure.code == CANCELLED]
     cancelled = np.isin(rows["failure"], own) & (rows["sent"] != MISSING)
     if not cancelled.any():
         return rows, failures
-    streaming = cancelled & (rows["first_token"] != MISSING) & (rows["streamed_tokens"] >= _TOKENS)
+    streaming = cancelled & (rows["first_token"] != MISSING) & (rows["chunk_count"] >= _TOKENS)
     if objectives.needs_ends:
         streaming[:] = False
     waited = rows["done"] - start(rows)

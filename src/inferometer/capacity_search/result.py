@@ -155,7 +155,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         """Mean end-to-end time at the lower end, or at the highest level that was fine."""
         fine = [one for one in (*self.curve, *sorted(self.levels, key=lambda one: one.level)) if one.status == "holds"]
         probe = self.at_low or (fine[-1] if fine else None)
-        return probe and probe.mean_e2e
+        return None if probe is None else probe.mean_e2e
 
 
 def as_json(found: Capacity, words: str, manifest: Manifest | None = None) -> dict[str, Any]:
@@ -193,7 +193,13 @@ def from_json(tree: dict[str, Any]) -> tuple[Capacity, Manifest | None]:
     ends = answer[answer["unit"]]
     basis: dict[str, Basis] = answer["basis"]
     found = Bracket(
-        ends["low"], ends["high"], ends["estimate"], basis["low"], basis["high"], answer["confirmed"], answer["non_monotone"]
+        ends["low"],
+        ends["high"],
+        ends["estimate"],
+        basis["low"],
+        basis["high"],
+        answer["confirmed"],
+        answer["non_monotone"],
     )
     capacity = msgspec.convert(answer | {"by": answer["unit"], "bracket": msgspec.to_builtins(found)}, Capacity)
     return capacity, msgspec.convert(tree["manifest"], Manifest) if "manifest" in tree else None

@@ -123,9 +123,7 @@ def _ends(trials: Sequence[Trial]) -> tuple[Trial | None, Trial | None, bool]:
     levels = sorted({trial.level for trial in decided})
 
     def agreeing(split: float) -> int:
-        return sum(
-            _WEIGHTS[trial.is_sure] for trial in decided if (trial.status == "holds") == (trial.level <= split)
-        )
+        return sum(_WEIGHTS[trial.is_sure] for trial in decided if (trial.status == "holds") == (trial.level <= split))
 
     split = max([0.0, *levels], key=lambda level: (agreeing(level), -level))
     below = [trial for trial in decided if trial.level <= split and trial.status == "holds"]
@@ -145,7 +143,7 @@ def _completed(
     curve: Guess | None,
 ) -> Bracket:
     """The interval with the ends that only the model has."""
-    below = low.level if low else _outer(goal, belief.quantile(_CAREFUL), high and high.level, -1)
+    below = low.level if low else _outer(goal, belief.quantile(_CAREFUL), high.level if high else None, -1)
     above = high.level if high else _outer(goal, belief.quantile(1 - _CAREFUL), below, 1)
     held = [trial for trial in probed(trials) if low and trial.level >= low.level and trial.status == "holds"]
     return Bracket(

@@ -27,7 +27,11 @@ _NAMES = {"slo": "--slo", "server.model": "--model NAME", "output": "--set outpu
     show_default=True,
     help="What is raised: requests per second, requests in flight, or users who think between requests.",
 )
-@click.option("--budget", default="2m", show_default=True, metavar="TIME", help="How long the search may take.")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="How long the search may take. Default: 2m, or longer for a server whose responses take that long.",
+)
 @click.option(
     "--percentile",
     type=click.Choice(["p50", "p90", "p95", "p99"]),
@@ -85,7 +89,7 @@ def command(
     source: str | None,
     slos: tuple[str, ...],
     by: str,
-    budget: str,
+    budget: str | None,
     percentile: str | None,
     think: str,
     start: float | None,
@@ -141,7 +145,7 @@ def command(
 
     options = Options(
         by=by,  # type: ignore[arg-type]
-        budget=_seconds(budget, "--budget", 10.0),
+        budget=None if budget is None else _seconds(budget, "--budget", 10.0),
         percentile=percentile or "p90",
         think=_seconds(think, "--think", 0.0),
         start=_positive(start, "--start", "the first rate to try, such as 2"),

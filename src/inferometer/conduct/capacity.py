@@ -1,5 +1,6 @@
 """The search for a server's capacity with real probes: one short run each, watched while it runs, all in one folder."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,13 +9,23 @@ import msgspec
 
 from inferometer import records, store, workload
 from inferometer.analysis.slo import SloResult
-from inferometer.analysis.slo_expression import Slo, parse_all
+from inferometer.analysis.slo_expression import parse_all
 from inferometer.analysis.slo_presets import PRESETS
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
-from inferometer.capacity_search.result import By, Capacity, Probe
-from inferometer.capacity_search.search import Bracket, Goal, Request, Trial, bracket, following
-from inferometer.capacity_search.sequential import ClassObjectives, Look, Sequential, is_counted, judge, telling_length
+from inferometer.capacity_search.judgement import (
+    ClassObjectives,
+    Look,
+    Objectives,
+    ProbeTest,
+    excess,
+    is_counted,
+    plan_of,
+)
+from inferometer.capacity_search.result import Capacity, Probe
+from inferometer.capacity_search.search import bracket, following
+from inferometer.capacity_search.served import Lengths, served_rate
+from inferometer.capacity_search.trials import Bracket, By, Goal, Request, Trial
 from inferometer.conduct.capacity_probe import Watch, record
 from inferometer.conduct.measuring import measure
 from inferometer.conduct.uploading import discard_if_unused, mark, prepare
@@ -24,19 +35,23 @@ from inferometer.config.loads import Closed, Poisson
 from inferometer.config.schema import Config
 from inferometer.config.secret import without_password
 from inferometer.errors import UserError
-from inferometer.records import Manifest, Run, Snapshot, StagePlan
+from inferometer.records import Manifest, Run, Snapshot
+from inferometer.units import format_seconds
 
-_START = {"text": 4.0, "other": 0.5}
-"""The first level, as a number of requests in flight: language models serve several at a time, most tensor models one."""
 _OVERHEAD = 1.5
 """Seconds for starting the client and storing the records of a probe."""
 _UNLOADED = 0.5
-"""Seconds of a request if the first probe could not find it out."""
+"""Seconds of a request if the first requests could not find it out."""
+_BUDGET = 120.0
+"""Seconds for a search, unless the user says otherwise, or responses take too long for that."""
+_RESPONSES, _FEWEST = 16.0, 2.0
+"""A search should take this many times as long as a response. A budget that is shorter by more than the second factor is refused."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     by: By = "rate"
-    budget: float = 120.0
+    budget: float | None = None
+    """Seconds. None: two minutes, or more if responses take too long for that."""
     percentile: str = "p90"
     think: float = 20.0
     start: float | None = None
@@ -48,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class View(Protocol):
     """Shows how the search goes (report/capacity_view.py)."""
 
-    def planned(self, goal: Goal, objectives: Sequence[Slo], names: Sequence[str], unloaded: float) -> None: ...
+    def planned(self, goal: Goal, objectives: Objectives, unloaded: float, asked_budget: float | None) -> None: ...
 
     def probing(self, request: Request, trials: Sequence[Trial]) -> None: ...
 
@@ -76,7 +91,7 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
     has_presets = bool(presets) or any(text.strip() in PRESETS for text in _class_slos(config))
     objectives = parse_all(config.slos, percentile=options.percentile)
     config, classes = _with_class_objectives(config, options.percentile)
-    required = _Objectives(objectives, classes)
+    required = Objectives(objectives, classes)
     if not required.every:
         raise UserError(
             "there is no objective to hold", "give --slo, such as --slo chat or --slo 'ttft.p90 < 1s'", "slo"
@@ -99,9 +114,9 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
     if not prober.probes:
         raise KeyboardInterrupt
     store.point_latest(folder)
-    found = bracket(prober.trials)
-    last = prober.last
-    assert last is not None
+    last, goal = prober.last, prober.goal
+    assert last is not None and goal is not None
+    found = bracket(goal, prober.trials)
     batch = last.manifest.config.get("data")
     capacity = Capacity(
         by=options.by,
@@ -111,7 +126,8 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
         slos=tuple(required.names),
         presets=presets,
         percentile=options.percentile if has_presets else None,
-        budget=options.budget,
+        budget=prober.budget,
+        asked_budget=prober.asked_budget,
         seconds=time.monotonic() - started,
         think=options.think,
         url=without_password(config.server.urls[0]),
@@ -160,39 +176,27 @@ def _whole(value: object) -> int | None:
 
 
 def _limit(probes: Sequence[Probe], found: Bracket) -> str | None:
-    """What fails at the upper end: of several objectives that fail there, the one with the most violations."""
-    failing = [one for one in probes if one.level == found.high and one.status == "fails"]
-    if not failing or not failing[-1].slos:
+    """What fails first above the capacity: the worst objective of the lowest probe that fails, or else of the lowest closed loop that does."""
+    failing = sorted((one for one in probes if one.status == "fails" and one.slos), key=lambda one: one.level)
+    levels = [one for one in failing if one.purpose != "explore" and one.level >= (found.high or 0.0)]
+    first = next(iter([*levels, *(one for one in failing if one.purpose == "explore")]), None)
+    if first is None:
         return None
-    slos = failing[-1].slos
-    worst = next((one for one in slos if one.status == "missed"), slos[0])
+    worst = max(first.slos, key=lambda one: (one.status == "missed", excess(one) or 0.0))
     return worst.slo.split("<")[0].split(">")[0].strip()
-
-
-class _Objectives(msgspec.Struct, frozen=True):
-    """What must hold: for all requests, and for those of each traffic class."""
-
-    common: tuple[Slo, ...]
-    classes: tuple[ClassObjectives, ...]
-
-    @property
-    def every(self) -> list[Slo]:
-        return [*self.common, *(one for each in self.classes for one in each.objectives)]
-
-    @property
-    def names(self) -> list[str]:
-        """What results call them."""
-        return [*map(str, self.common), *(f"{each.name}: {one}" for each in self.classes for one in each.objectives)]
 
 
 class _Prober:
     """Makes the probes of one search."""
 
-    def __init__(self, config: Config, options: Options, objectives: _Objectives, view: View) -> None:
+    def __init__(self, config: Config, options: Options, objectives: Objectives, view: View) -> None:
         self._config, self._options, self._objectives, self._view = config, options, objectives, view
         self._started = time.monotonic()
-        self._unloaded = _UNLOADED
         self._known: records.Probe | None = None
+        self._lengths = Lengths()
+        self.goal: Goal | None = None
+        self.budget = options.budget or _BUDGET
+        self.asked_budget: float | None = None
         self.trials: list[Trial] = []
         self.probes: list[Probe] = []
         self.last: Run | None = None
@@ -201,14 +205,13 @@ class _Prober:
     def search(self) -> bool:
         """Probe until the search is over; return whether it was interrupted."""
         try:
-            self._first_request()
-            goal = self._goal(time.monotonic() - self._started)
-            self._view.planned(goal, self._objectives.every, self._objectives.names, self._unloaded)
+            self.goal = goal = self._goal(self._unloaded())
+            self._view.planned(goal, self._objectives, goal.unloaded, self.asked_budget)
             while (request := following(goal, self.trials)) is not None:
                 self._view.probing(request, self.trials)
-                if not self._probe(request, goal):
+                if not self._probe(goal, request):
                     return True
-                self._view.probed(self.probes[-1], bracket(self.trials))
+                self._view.probed(self.probes[-1], bracket(goal, self.trials))
         except KeyboardInterrupt:
             return True
         except UserError as error:  # such as a server that the load has brought down
@@ -219,59 +222,73 @@ class _Prober:
             self._view.over()
         return False
 
-    def _first_request(self) -> None:
-        """Find out how long a request takes without load, by the first requests that any run sends."""
-        run, _ = measure(
-            msgspec.structs.replace(self._config, load=Closed(concurrency=1, requests=1), output=self._config.output)
-        )
+    def _unloaded(self) -> dict[str, float]:
+        """How long a request takes without load, by metric, as the first requests show that any run sends."""
+        run, summary = measure(msgspec.structs.replace(self._config, load=Closed(concurrency=1, requests=1)))
         self.last, self._known = run, run.manifest.probe
         if self._known.failure:
             raise UserError(
                 f"the server does not respond as it should: {self._known.failure}", "try `inferometer infer`"
             )
-        done = run.records.rows["done"] - run.records.rows["sent"]
-        self._unloaded = self._known.e2e or (float(done.max()) / 1e9 if len(done) else _UNLOADED)
-        if self._known.is_cut and len(done):
-            self._unloaded = float(done.max()) / 1e9
+        self._lengths.add(run.records.rows)
+        means = {name: one.mean for name, one in summary.metrics.items() if one.mean}
+        if self._known.e2e and not self._known.is_cut:
+            means["e2e"] = self._known.e2e
+        return means
 
-    def _goal(self, spent: float) -> Goal:
+    def _goal(self, unloaded: dict[str, float]) -> Goal:
+        """What is searched for. Raises UserError when the budget that was given cannot suffice."""
         options = self._options
-        users = {"rate": 1 / self._unloaded, "concurrency": 1.0, "users": 1 + options.think / self._unloaded}
+        takes = unloaded.get("e2e", _UNLOADED)
+        enough = math.ceil(_RESPONSES * takes)
+        if options.budget is None and enough > _BUDGET:
+            self.budget, self.asked_budget = float(enough), _BUDGET
+        elif enough > _FEWEST * self.budget:
+            given, needed = format_seconds(self.budget), format_seconds(enough)
+            raise UserError(
+                f"--budget {given} is too short for a search: a response takes {format_seconds(takes)}",
+                f"--budget {needed}",
+            )
         is_text = APIS[self._config.server.api].response == "text"
-        start = options.start or options.at_least or _START["text" if is_text else "other"] * users[options.by]
         return Goal(
-            start=max(start, 1.0) if options.by != "rate" else start,
-            budget=options.budget - spent,
+            by=options.by,
+            budget=self.budget - (time.monotonic() - self._started),
+            unloaded=takes,
+            allowed=self._objectives.allowed,
+            needed=self._objectives.needed,
+            slack=self._objectives.slack(unloaded),
+            start=options.start or options.at_least,
+            explore_from=4 if is_text else 1,
+            think=options.think if options.by == "users" else 0.0,
             precision=options.precision,
-            shortest=max(2.0, 4 * self._unloaded),
-            telling=telling_length(self._objectives.every, options.budget, self._unloaded),
-            overhead=_OVERHEAD + self._unloaded,
-            whole=options.by != "rate",
+            overhead=_OVERHEAD,
         )
 
-    def _probe(self, request: Request, goal: Goal) -> bool:
+    def _probe(self, goal: Goal, request: Request) -> bool:
         """Make one probe; return False if the user interrupted it."""
         started = time.monotonic()
-        load = self._load(request)
-        config = msgspec.structs.replace(self._config, load=load, seed=self._config.seed + len(self.trials) + 1)
-        watch = Watch(self._test(request, goal), request.seconds, self._view.progress)
+        plan = plan_of(goal, request)
+        residences = [trial.residence for trial in self.trials if trial.residence]
+        test = ProbeTest(request, plan, self._objectives, max([goal.unloaded, *residences[-1:]]))
+        until = goal.budget - sum(trial.seconds for trial in self.trials) - goal.overhead
+        watch = Watch(test, request.seconds, self._view.progress, until)
+        config = msgspec.structs.replace(
+            self._config, load=_load(goal, request), seed=self._config.seed + len(self.trials) + 1
+        )
         run, summary = measure(config, None, watch, self._known)
         self.last = run
         if run.manifest.outcome.interrupted and not watch.has_stopped:
             return False
-        found = watch.test.judge_all(run.records.rows, run.records.failures, self._others(summary))
-        trial = watch.test.trial(request, found, time.monotonic() - started)
+        rows = run.records.rows
+        self._lengths.add(rows)
+        found = test.verdict(rows, run.records.failures, self._others(summary))
+        served = served_rate(rows, self._lengths.tokens, watch.ended_at or request.seconds)
+        trial = test.trial(found, time.monotonic() - started, served)
         self.trials.append(trial)
-        probe = record(trial, found, summary, trial.completed is not None, run)
-        self.probes.append(msgspec.structs.replace(probe, at=started - self._started, violations=self._violations(run)))
+        after = bracket(goal, self.trials)
+        probe = record(trial, found, summary, run)
+        self.probes.append(msgspec.structs.replace(probe, at=started - self._started, low=after.low, high=after.high))
         return True
-
-    def _violations(self, run: Run) -> dict[str, float]:
-        """The share of requests that violate each objective, whether or not the server was overloaded."""
-        own, rows, failures = self._objectives, run.records.rows, run.records.failures
-        closed = StagePlan(type="closed", open=False)  # a closed loop cannot be overloaded
-        results = judge(rows, closed, own.common, failures=failures, classes=own.classes).results
-        return {result.slo: result.violations for result in results if result.violations is not None}
 
     def _others(self, summary: Summary) -> list[SloResult]:
         """The results for objectives that are not judged by counting: means, rates, and gaps between chunks."""
@@ -279,38 +296,14 @@ class _Prober:
         names = {name for name, one in pairs if not is_counted(one)}
         return [result for result in summary.slos if result.slo in names]
 
-    def _load(self, request: Request) -> Poisson | Closed:
-        duration = Seconds(request.seconds)
-        if self._options.by == "rate":
-            return Poisson(rate=request.level, duration=duration, unit="requests")
-        users = Closed(concurrency=int(request.level), duration=duration)
-        if self._options.by == "concurrency":
-            return users
-        # Users who start over one cycle send requests at their usual rate from the start; all at once would be a burst.
-        ramp_up = RampUp(f"{self._cycle:.3f}s")
-        return msgspec.structs.replace(users, think=Seconds(self._options.think), ramp_up=ramp_up)
 
-    @property
-    def _cycle(self) -> float:
-        """Seconds from one request of a user to the next, without load."""
-        return self._unloaded + (self._options.think if self._options.by == "users" else 0.0)
-
-    def _test(self, request: Request, goal: Goal) -> Sequential:
-        is_open = self._options.by == "rate"
-        plan = StagePlan(
-            type="poisson" if is_open else "closed",
-            open=is_open,
-            rate=request.level if is_open else 0.0,
-            duration=request.seconds,
-            concurrency=0 if is_open else int(request.level),
-        )
-        return Sequential(
-            plan,
-            self._objectives.common,
-            request.seconds,
-            telling=goal.telling,
-            level=request.level if is_open else request.level / self._cycle,
-            unloaded=self._unloaded,
-            purpose=request.purpose,
-            classes=self._objectives.classes,
-        )
+def _load(goal: Goal, request: Request) -> Poisson | Closed:
+    plan, duration = plan_of(goal, request), Seconds(request.seconds)
+    if plan.open:
+        return Poisson(rate=plan.rate, duration=duration, unit="requests")
+    users = Closed(concurrency=plan.concurrency, duration=duration)
+    if goal.by != "users" or request.purpose == "explore":
+        return users
+    # Users who start over one cycle send requests at their usual rate from the start; all at once would be a burst.
+    ramp_up = RampUp(f"{goal.unloaded + goal.think:.3f}s")
+    return msgspec.structs.replace(users, think=Seconds(goal.think), ramp_up=ramp_up)

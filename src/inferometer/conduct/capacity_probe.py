@@ -8,8 +8,8 @@ import numpy as np
 
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
-from inferometer.capacity_search.result import Latency, Probe
 from inferometer.capacity_search.judgement import Look, ProbeTest
+from inferometer.capacity_search.result import Latency, Probe
 from inferometer.capacity_search.trials import Trial
 from inferometer.records import CANCELLED, LOST, MISSING, ROW, TIMES, Run, Snapshot
 
@@ -72,20 +72,23 @@ def _since_start(snapshot: Snapshot) -> np.ndarray[tuple[int], np.dtype[np.void]
     return rows.astype(ROW, copy=False)
 
 
-def record(trial: Trial, found: Look, summary: Summary, overloaded: bool, run: Run) -> Probe:
+def record(trial: Trial, found: Look, summary: Summary, run: Run) -> Probe:
     return Probe(
         level=trial.level,
         purpose=trial.purpose,
         status=trial.status,
+        is_sure=trial.is_sure,
+        is_warming=trial.is_warming,
         seconds=trial.seconds,
         requests=found.requests,
-        throughput=summary.throughput.requests,
+        throughput=trial.rate,
         mean_e2e=found.mean_e2e,
         slos=found.results,
-        overloaded=overloaded,
+        overloaded=found.is_overloaded,
         folder=run.folder.name,
         failed=_failed(run),
         excess=trial.excess,
+        violations=found.violations,
         output_tokens=summary.throughput.output_tokens,
         inferences=summary.throughput.inferences,
         latencies={
