@@ -58,18 +58,6 @@ class Guess(msgspec.Struct, frozen=True):
     slope: float = 14.0
     """How fast violations grow around the capacity: the derivative of their log-odds by the logarithm of the level."""
 
-    def moods(self, trial: Trial) -> float:
-        """How often a queue forgets its past during a trial; inf if no queue limits the server.
-
-        At the share 1 - d of the highest throughput X, it remembers its past for about 2 / (X d^2) seconds. d is taken on the careful side:
-        a trial that holds may be closer to the highest throughput than it seems, and one that fails, too.
-        """
-        if not self.slack or not self.ceiling:
-            return math.inf
-        side = 1 if trial.status == "fails" else -1
-        distance = max(side * (trial.level / (self.ceiling * math.exp(side * self.ceiling_spread)) - 1), 0.0)
-        return trial.level * distance**2 * trial.seconds / 2
-
 
 def following(goal: Goal, trials: Sequence[Trial]) -> Request | None:
     """The next closed loop; None when the curve is known well enough."""

@@ -1,12 +1,9 @@
-"""Where the capacity probably is, given the closed loops and the trials so far, and which level is worth the next one.
+"""Where the capacity probably is, given the closed loops and the trials so far.
 
-The model chooses levels, estimates the capacity within the interval, and stands in for an end that no trial has shown; what holds or
-fails is for the test of each trial to say (judgement.py). It is a logistic curve: logit(share of violations) = logit(share allowed) +
+The model chooses the first levels, estimates the capacity within the interval, stands in for an end that no trial has shown, and overrules
+verdicts that are only likely; what holds or fails is for the test of each trial to say (judgement.py). It is a logistic curve: logit(share of violations) = logit(share allowed) +
 slope * ln(level / capacity). Both the slope and the capacity are unknown, so they have a distribution on a grid: a prior (wide for the
 slope; the guess of the closed loops for the capacity), times the binomial likelihood of each trial's violations.
-
-A trial at the capacity itself stays undecided however long it lasts, and one far from it decides but tells little. So the search wants
-the levels closest to the capacity at which a trial will probably decide.
 """
 
 import math
@@ -29,8 +26,6 @@ _FARTHEST = 1.2
 """How far the capacity may be from the levels tried, on the log scale."""
 _MOST = 60.0
 """A trial counts as at most this many independent requests: the curve is not exactly logistic."""
-_PER_MOOD = 3.0
-"""A trial counts as at most this many independent requests for each time that the queue forgets its past."""
 _TRUST = 0.8
 """Weight of a trial: its requests depend on each other for longer than its design effect shows, and its queue was empty at first."""
 _OVERLOADED = 10.0
@@ -38,9 +33,6 @@ _OVERLOADED = 10.0
 _UNCOUNTED, _STEEP = 15.0, 3.0
 """A trial judged by the value of a mean or a rate counts as this many requests; the share that would violate is taken to grow with this
 power of value / limit."""
-_CANDIDATES = 80
-_Z = 1.3
-"""Standard errors between a share and the limit for a test with several looks to decide."""
 
 
 class Belief(msgspec.Struct, frozen=True):
@@ -51,20 +43,10 @@ class Belief(msgspec.Struct, frozen=True):
     """One row for each slope, one column for each capacity; their sum is 1."""
     allowed: float
 
-    def shares(self, level: float | Floats) -> Floats:
-        """The share of violations at a level, for each slope and capacity; levels are the last axis."""
-        distance = np.log(np.asarray(level, float)) - self.at[None, :, None]
-        return _logistic(_logit(self.allowed) + _SLOPES[:, None, None] * distance)
-
-    def decides(self, levels: Floats, requests: float) -> tuple[Floats, Floats]:
-        """The probabilities that so many independent requests show that a level holds, and that it fails."""
-        share = self.shares(levels)
-        error = np.sqrt(np.maximum(share * (1 - share), 1e-4) / requests)
-        limit = min(_Z * math.sqrt(self.allowed * (1 - self.allowed) / requests), 0.9 * self.allowed)
-        holds = _normal((self.allowed - limit - share) / error)
-        fails = _normal((share - self.allowed - limit) / error)
-        weights = self.weights[:, :, None]
-        return (holds * weights).sum((0, 1)), (fails * weights).sum((0, 1))
+    def shares(self, level: float) -> Floats:
+        """The share of violations at a level, for each slope and capacity."""
+        logits = math.log(self.allowed / (1 - self.allowed)) + np.outer(_SLOPES, math.log(level) - self.at)
+        return 1 / (1 + np.exp(-np.clip(logits, -50, 50)))
 
     def quantile(self, part: float) -> float:
         """The level below which the capacity is with this probability."""
@@ -85,7 +67,7 @@ def believe(goal: Goal, trials: Sequence[Trial], guess: Guess | None) -> Belief 
     flat = Belief(at, log, allowed)
     for trial in trials:
         violating, count = _violations(trial, allowed)
-        share = flat.shares(trial.level)[:, :, 0] * _visible(at, trial, guess)[None, :]
+        share = flat.shares(trial.level) * _visible(at, trial, guess)[None, :]
         share = np.clip(share, 1e-9, 1 - 1e-9)
         log = log + _TRUST * count * (violating * np.log(share) + (1 - violating) * np.log1p(-share))
     weights = np.exp(log - log.max())
@@ -96,8 +78,8 @@ def _prior(at: Floats, guess: Guess | None) -> Floats:
     if guess is None:
         return np.zeros(len(at))
     prior = -0.5 * ((at - math.log(guess.level)) / guess.spread) ** 2
-    # Student-like tails: the closed loops may mislead, and then the trials must be able to say so
-    prior = -1.5 * np.log1p(-2 * prior / 2)
+    # Tails as wide as Student's t: the closed loops may mislead, and then the trials must be able to say so.
+    prior = -1.5 * np.log1p(-prior)
     if guess.ceiling:
         prior = prior - 0.5 * (np.maximum(at - math.log(guess.ceiling), 0) / guess.ceiling_spread) ** 2
     return prior
@@ -122,39 +104,3 @@ def _violations(trial: Trial, allowed: float) -> tuple[float, float]:
     if trial.allowed is None:
         return min(allowed * trial.excess**_STEEP, 1.0), _UNCOUNTED
     return min(trial.excess * allowed, 1.0), min(trial.independent or 0.0, _MOST)
-
-
-def highest_to_hold(belief: Belief, low: float, high: float, requests: float, likely: float) -> tuple[float, float]:
-    """The highest level between `low` and `high` at which a trial worth so many independent requests probably shows that it holds,
-    and by how much that is expected to narrow the interval, on the log scale."""
-    logs = _between(low, high)
-    holds, _ = belief.decides(np.exp(logs), max(requests, 1.0))
-    gains = holds * (logs - math.log(low))
-    best = max((index for index, one in enumerate(holds) if one >= likely), default=int(np.argmax(gains)))
-    return float(np.exp(logs[best])), float(gains[best])
-
-
-def lowest_to_fail(belief: Belief, low: float, high: float, requests: float, likely: float) -> tuple[float, float]:
-    """The lowest level between `low` and `high` at which a trial probably shows that it fails, and what that is expected to gain."""
-    logs = _between(low, high)
-    _, fails = belief.decides(np.exp(logs), max(requests, 1.0))
-    gains = fails * (math.log(high) - logs)
-    best = min((index for index, one in enumerate(fails) if one >= likely), default=int(np.argmax(gains)))
-    return float(np.exp(logs[best])), float(gains[best])
-
-
-def _between(low: float, high: float) -> Floats:
-    return np.linspace(math.log(low), math.log(high), _CANDIDATES + 2)[1:-1]
-
-
-def _logit(share: float) -> float:
-    return math.log(share / (1 - share))
-
-
-def _logistic(value: Floats) -> Floats:
-    return 1 / (1 + np.exp(-np.clip(value, -50, 50)))
-
-
-def _normal(value: Floats) -> Floats:
-    """The normal distribution function, within 0.01."""
-    return _logistic(1.702 * value)
