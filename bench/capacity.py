@@ -111,7 +111,7 @@ class Search:
         rows, spent = server.virtual.run(Load(users=1), 0.001, seed)
         columns = Columns.of(rows)
         unloaded = {name: float(METRICS[name].values(columns)[0]) for name in ("ttft", "e2e")}  # type: ignore[misc]
-        self._tokens = float(np.mean(server.n_out(np.random.default_rng(seed), 2000)))
+        self._tokens = float(np.mean(server.n_out.draw(np.random.default_rng(seed), 2000)))
         scale = self._tokens / columns["n_want"][0]
         unloaded["e2e"] = unloaded["ttft"] + (unloaded["e2e"] - unloaded["ttft"]) * scale
         self.goal = Goal(

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from inferometer.analysis.metrics import METRICS
 from inferometer.records import CANCELLED, MISSING, ROW, Columns, Failure, Snapshot
 from inferometer.serve.sim.timing import NEVER, Job, Timing
 from inferometer.units import NS
@@ -15,26 +16,37 @@ from inferometer.units import NS
 TICK = 0.25
 """Seconds between snapshots."""
 FAILURES = (Failure(code=CANCELLED, message=""),)
-Lengths = Callable[[np.random.Generator, int], np.ndarray]
 Watch = Callable[[Snapshot], Literal["", "end", "stop"]]
 
 
+class Lengths(msgspec.Struct, frozen=True):
+    """A distribution of lengths: to draw from, and as the config has it."""
+
+    draw: Callable[[np.random.Generator, int], np.ndarray]
+    config: object
+
+
 def constant(tokens: int) -> Lengths:
-    return lambda rng, count: np.full(count, tokens)
+    return Lengths(lambda rng, count: np.full(count, tokens), tokens)
 
 
 def uniform(low: int, high: int) -> Lengths:
-    return lambda rng, count: rng.integers(low, high + 1, count)
+    return Lengths(lambda rng, count: rng.integers(low, high + 1, count), {"type": "uniform", "min": low, "max": high})
 
 
-def lognormal(mean: float, sigma: float, most: int = 100_000) -> Lengths:
+def lognormal(mean: float, sigma: float) -> Lengths:
     """Lengths with this mean, most of them shorter."""
-    shift = math.log(mean) - sigma**2 / 2
-    return lambda rng, count: np.clip(np.rint(np.exp(rng.normal(shift, sigma, count))), 1, most).astype(np.int64)
+    shift, std = math.log(mean) - sigma**2 / 2, mean * math.sqrt(math.exp(sigma**2) - 1)
+
+    def draw(rng: np.random.Generator, count: int) -> np.ndarray:
+        return np.maximum(np.rint(np.exp(rng.normal(shift, sigma, count))), 1).astype(np.int64)
+
+    return Lengths(draw, {"type": "lognormal", "mean": mean, "std": round(std, 2)})
 
 
 def mixed(short: int, long: int, share: float) -> Lengths:
-    return lambda rng, count: np.where(rng.random(count) < share, long, short)
+    config = {"type": "empirical", "values": [short, long], "weights": [1 - share, share]}
+    return Lengths(lambda rng, count: np.where(rng.random(count) < share, long, short), config)
 
 
 class TimedJob(Job):
@@ -131,7 +143,10 @@ class _Run:
     def _send(self, now: int) -> None:
         n = len(self._jobs)
         if n % 1000 == 0:
-            self._lengths = self._server.n_in(self._rng, 1000).tolist(), self._server.n_out(self._rng, 1000).tolist()
+            self._lengths = (
+                self._server.n_in.draw(self._rng, 1000).tolist(),
+                self._server.n_out.draw(self._rng, 1000).tolist(),
+            )
         job = TimedJob(n + 1, self._lengths[0][n % 1000], self._lengths[1][n % 1000], now, self._ended)
         self._timing.advance(now)
         self._jobs.append(job)
@@ -195,8 +210,6 @@ class _Run:
 
 def violating(rows: np.ndarray, limits: dict[str, float], skip: float = 0.05) -> dict[str, float]:
     """The share of requests that violate each limit, after the first part of the run."""
-    from inferometer.analysis.metrics import METRICS  # noqa: PLC0415
-
     columns = Columns.of(rows[int(skip * len(rows)) :])
     shares = {}
     for name, limit in limits.items():

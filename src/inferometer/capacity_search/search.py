@@ -160,8 +160,8 @@ def _next(goal: Goal, trials: Sequence[Trial], known: Sequence[Trial], belief: B
     confirmation = _confirmation(goal, trials, low, left)
     if confirmation is not None and low and high and high.level / low.level <= _NARROW:
         return confirmation
-    level = _narrower(goal, levels, low, high, belief)
-    narrower = None if level is None else _trial(goal, trials, level, left, "narrow")
+    gap = _narrower(goal, levels, low, high, belief)
+    narrower = None if gap is None else _trial(goal, trials, gap, left, "narrow")
     return narrower or confirmation
 
 
