@@ -38,6 +38,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the status has 95 % confidence; otherwise it is likely."""
     is_warming: bool = False
     """The server was still warming up: the first requests took much longer than the last."""
+    is_growing: bool = False
+    """The number in flight grew, but few requests violated an objective yet."""
     seconds: float
     """How long it took, with its start and the wait for its last responses."""
     requests: int
@@ -96,7 +98,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
     folder: str = ""
     at_least: float | None = None
-    """The level that must be shown to hold; None: any."""
+    """The level that must hold; None: any."""
+    strict: bool = False
+    """Whether only ends that were shown with 95 % confidence count for the outcome; otherwise likely ones count, too."""
     ended_by: str = ""
     """Why the search ended early, such as a server that no longer responds; empty: it did not."""
     has_sessions: bool = False
@@ -104,13 +108,21 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the level that must hold, or any level, holds: shown, or likely. Missed if it was seen to fail."""
+        """Whether the level that must hold, or any level, holds. Missed if it was seen to fail. Ends that no probe showed do not count."""
+        if self.is_too_slow:
+            return "missed"
         low, high = self.bracket.low, self.bracket.high
-        if self.at_least is None:
-            return "missed" if low is None and high is not None else "undecided" if low is None else "met"
-        if low is not None and low >= self.at_least and self.bracket.low_basis == "shown":
+        counted = ("shown",) if self.strict else ("shown", "likely")
+        if low is not None and low >= (self.at_least or 0.0) and self.bracket.low_basis in counted:
             return "met"
-        return "missed" if high is not None and high <= self.at_least else "undecided"
+        is_missed = self.at_least and high and high <= self.at_least and self.bracket.high_basis in counted
+        return "missed" if is_missed else "undecided"
+
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether one request at a time violates an objective: no level holds."""
+        first = next(iter(self.curve), None)
+        return first is not None and first.level == 1 and first.status == "fails" and self.bracket.low is None
 
     @property
     def at_low(self) -> Probe | None:
@@ -133,8 +145,17 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def curve(self) -> tuple[Probe, ...]:
-        """The closed loops that explore, by the number of requests in flight."""
-        return tuple(sorted((one for one in self.probes if one.purpose == "explore"), key=lambda one: one.level))
+        """The closed loops that explore, by the number of requests in flight; of those that were repeated, the latest."""
+        latest = {one.level: one for one in self.probes if one.purpose == "explore"}
+        return tuple(latest[level] for level in sorted(latest))
+
+    def level_of(self, probe: Probe) -> float | None:
+        """The level of a probe; of one that explores, the level at which the server has as much to do. None: it is not known."""
+        if probe.purpose != "explore" or self.by == "concurrency":
+            return probe.level
+        if not probe.throughput:
+            return None
+        return probe.throughput if self.by == "rate" else probe.level + probe.throughput * self.think
 
     @property
     def people(self) -> int | None:
@@ -189,6 +210,8 @@ def as_json(found: Capacity, words: str, manifest: Manifest | None = None) -> di
 
 def from_json(tree: dict[str, Any]) -> tuple[Capacity, Manifest | None]:
     """What `as_json` was given. Raises ValueError, KeyError or TypeError when it is something else."""
+    if tree["schema"] != SCHEMA:
+        raise ValueError(f"its layout has version {tree['schema']}, and this inferometer reads version {SCHEMA}")
     answer = tree["capacity"]
     ends = answer[answer["unit"]]
     basis: dict[str, Basis] = answer["basis"]

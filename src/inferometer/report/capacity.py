@@ -1,18 +1,17 @@
-"""The capacity of a server: the answer in words, and the report in the terminal."""
+"""The capacity of a server in words: the answer, what it is based on, and what each probe showed."""
 
 import math
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.text import Text
-
+from inferometer.analysis.slo import SloResult
+from inferometer.analysis.slo_expression import TIME_UNITS, parse
+from inferometer.capacity_search.judgement import excess
 from inferometer.capacity_search.result import By, Capacity, Probe
+from inferometer.capacity_search.trials import Basis
 from inferometer.report import formatting
-from inferometer.report.console import new_console
-from inferometer.report.width import bare, columns
 from inferometer.units import format_number, format_seconds
 
 UNITS: dict[By, str] = {"rate": "requests/s", "concurrency": "requests in flight", "users": "users"}
+PURPOSES = {"explore": "closed loop", "narrow": "narrow down", "repeat": "repeat", "confirm": "confirm"}
 _METRICS = {
     "ttft": "time to first token",
     "ttft_service": "time to first token",
@@ -24,80 +23,116 @@ _METRICS = {
     "e2e_service": "response time",
     "failure_rate": "share of failed requests",
 }
-SIGNS = {"holds": ("✓", "green"), "fails": ("✗", "red"), "undecided": ("?", "yellow")}
-PURPOSES = {"ramp": "ramp", "bisect": "narrow down", "repeat": "repeat", "confirm": "confirm"}
-_TOO_WIDE = 1.5
-"""From here on, the answer names the ends of the interval only."""
+_VIOLATIONS = {"failure_rate": "failed", "goodput": "outside the limits"}
+"""What requests that violate an objective are called; all others are too slow."""
+_BY_CURVE = "by the curve of the closed loops"
+_CLOSE = 0.5, 2.0
+"""A share of violations within these multiples of what is allowed is close to the limit."""
+_WIDE, _SAME = 1.25, 1.02
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
+# --- the answer ------------------------------------------------------------------------------------------------------
 
 
 def words(found: Capacity) -> str:
     """The answer in one sentence that anyone understands."""
-    return headline(found) + "".join(f"{sign} {text}" for sign, text in _rest(found))
+    limit = consequence(found)
+    return f"{headline(found)}; {limit}" if limit else headline(found)
 
 
 def headline(found: Capacity) -> str:
     """The first part of the answer: what holds."""
-    low, high, unit = found.bracket.low, found.bracket.high, UNITS[found.by]
-    if low is None:
-        if high is None:
-            return "the search ended before any level was shown to hold or to fail"
-        return f"no level was shown to hold; {amount(high)} {unit} is too much"
-    if high is None:
-        return f"holds at least {amount(low)} {unit}"
-    if high > _TOO_WIDE * low:  # the middle of a wide interval would be a guess
-        return f"holds at least {amount(low)} {unit} ({amount(high)} is too much)"
-    return f"holds {amount(found.bracket.estimate or low)} {unit} ({amount(low)} to {amount(high)})"
-
-
-def consequences(found: Capacity) -> str:
-    """The rest of the answer: how many people that is, and what limits the server."""
-    text = "; ".join(part for _, part in _rest(found))
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
-
-
-def _rest(found: Capacity) -> list[tuple[str, str]]:
-    """The parts of the answer after the headline, each with the sign before it."""
-    parts = [(",", _people(found))] if found.bracket.low is not None else []
-    if found.bracket.high is not None:
-        parts.append((";", _limit(found)))
-    elif found.bracket.low is not None:
-        parts.append((";", "no level was shown to fail"))
-    return [(sign, text) for sign, text in parts if text]
-
-
-def inferences(found: Capacity) -> float | None:
-    """Inferences per second at the level that holds, for tensor endpoints; None if no level does."""
+    ends, unit = found.bracket, UNITS[found.by]
+    if ends.low is None:
+        return _too_slow(found) if found.is_too_slow else "the search ended before any level was shown to hold"
+    if ends.low_basis == "estimated":
+        estimate = ends.estimate or ends.low
+        both = "" if ends.high is None or ends.high_basis != "estimated" else f", at most {amount(ends.high)}"
+        rest = "" if ends.high is None or both else f", {_at_most(found)}"
+        least = f"at least {amount(ends.low)}{both} {_BY_CURVE} (no probe showed it){rest}"
+        return f"probably holds about {amount(estimate)} {unit}{_bracketed(_people(found, estimate))}: {least}"
     probe = found.at_low
-    rate = found.bracket.low if found.by == "rate" or probe is None else probe.throughput
-    return None if probe is None or rate is None else rate * (found.batch or 1)
+    remarks = [_people(found, ends.low)]
+    if ends.low_basis == "likely":
+        remarks += ["" if probe is None else seen(probe, "requests "), "" if ends.confirmed else "not confirmed"]
+    verb = "likely holds" if ends.low_basis == "likely" else "holds at least"
+    return f"{verb} {amount(ends.low)} {unit}{_bracketed(*remarks)}{_above(found, ends.low)}"
 
 
-def _people(found: Capacity) -> str:
-    """How many people that is, for servers that people talk to."""
-    probe = found.at_low
-    if not found.has_text:
-        rate = inferences(found)
-        return "" if rate is None else f"{amount(rate)} inferences/s"
-    if found.people is None or probe is None or probe.mean_e2e is None or found.by == "users":
+def consequence(found: Capacity) -> str:
+    """The second part of the answer: what limits the server."""
+    if found.bracket.low is None:
         return ""
-    every = probe.mean_e2e + found.think
-    return (
-        f"about {found.people:,} people chatting (one message every {format_seconds(every)} each, "
-        f"of which they think {format_seconds(found.think)})"
-    )
-
-
-def _limit(found: Capacity) -> str:
+    if not _has_failed(found):
+        return "no level failed"
     if found.limited_by is None:
         return ""
-    if found.bracket.low is None:
-        return f"the {limiting_metric(found.limited_by)} is what fails there"
     if found.limited_by.rpartition(": ")[2].startswith("goodput"):
         return "beyond that, fewer requests keep the limits"
     return f"beyond that, the {limiting_metric(found.limited_by)} grows first"
+
+
+def _above(found: Capacity, low: float) -> str:
+    """Where the capacity probably is, and the upper end."""
+    high, estimate = found.bracket.high, found.bracket.estimate
+    if high is None or not _has_failed(found):
+        return ""
+    most = _at_most(found)
+    if estimate is None or estimate < _SAME * low or amount(estimate) in (amount(low), amount(high)):
+        return f", {most}"
+    return f", probably about {amount(estimate)} ({most})"
+
+
+def _at_most(found: Capacity) -> str:
+    high = amount(found.bracket.high or 0.0)
+    texts: dict[Basis, str] = {
+        "shown": f"at most {high}",
+        "likely": f"likely at most {high}",
+        "estimated": f"at most {high} {_BY_CURVE}; no probe showed it",
+    }
+    return texts[found.bracket.high_basis]
+
+
+def _has_failed(found: Capacity) -> bool:
+    return any(probe.status == "fails" for probe in found.probes)
+
+
+def _too_slow(found: Capacity) -> str:
+    """Why no level holds."""
+    worst = decisive(found.curve[0])
+    if worst is None:
+        return "one request at a time already violates the objectives"
+    objective = parse(worst.expression)
+    what = f"{worst.expression}{f' of {worst.class_}' if worst.class_ else ''}"
+    if worst.value is None or not math.isfinite(worst.value):
+        return f"one request at a time already violates {what}"
+    verb = "it takes" if objective.threshold.unit in TIME_UNITS else "it is"
+    return f"one request at a time already violates {what} ({verb} {_measured(worst)})"
+
+
+def _bracketed(*remarks: str) -> str:
+    text = "; ".join(filter(None, remarks))
+    return f" ({text})" if text else ""
+
+
+def _people(found: Capacity, level: float) -> str:
+    """How many people, or inferences per second, a level is."""
+    if found.by == "users":
+        return f"each thinks {format_seconds(found.think)} between messages"
+    if found.has_text:
+        people = found.people_at(level)
+        return "" if people is None else f"about {people:,} people"
+    if found.by == "rate" and (found.batch or 1) == 1:
+        return ""
+    rate = inferences(found)
+    return "" if rate is None else f"{amount(rate)} inferences/s"
+
+
+def inferences(found: Capacity) -> float | None:
+    """Inferences per second at the lower end, for tensor endpoints; None if no level holds."""
+    probe = found.at_low
+    rate = found.bracket.low if found.by == "rate" or probe is None else probe.throughput
+    return None if rate is None or (probe is None and found.by != "rate") else rate * (found.batch or 1)
 
 
 def limiting_metric(limited_by: str) -> str:
@@ -112,45 +147,30 @@ def amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else format_number(value, 3)
 
 
-# --- the report ------------------------------------------------------------------------------------------------------
+def minutes(seconds: float) -> str:
+    """Format a budget: `2m`, `90 s`."""
+    return format_seconds(seconds).removesuffix("00s")
 
 
-def render(found: Capacity, color: bool = False, width: int | None = None) -> str:
-    """Render the report for `width` columns; by default, for the width of standard output."""
-    width = columns() if width is None else width
-    console = new_console(color, width)
-    with console.capture() as capture:
-        for part in (_answer(found), _probes(found), Text(f"probes in {found.folder}", style="dim")):
-            console.print(Padding(part, (0, 0, 1, 1)))
-    lines = [line.rstrip() for line in capture.get().splitlines()]
-    return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _answer(found: Capacity) -> RenderableType:
-    lines = [
-        Text(formatting.one_line(f"{found.url} · {found.model}", 200), style="dim"),
-        Text(words(found), style="bold"),
-        Text(basis(found), style="dim"),
-    ]
-    if found.at_least is not None:
-        sign, style = SIGNS[{"met": "holds", "missed": "fails", "undecided": "undecided"}[found.outcome]]
-        lines.insert(2, Text(f"{sign} {required(found)}", style=style))
-    lines += [Text(note, style="yellow") for note in notes(found)]
-    return Group(*lines)
+# --- what it is based on ---------------------------------------------------------------------------------------------
 
 
 def required(found: Capacity) -> str:
-    """Whether the level that must hold was shown to hold."""
+    """Whether the level that must hold does."""
     assert found.at_least is not None
-    ends = {"met": "is shown to hold", "missed": "is shown to fail", "undecided": "is not shown to hold"}
-    return f"{amount(found.at_least)} {UNITS[found.by]}, which must hold, {ends[found.outcome]}"
+    is_low = found.outcome == "met"
+    likely = "likely " if (found.bracket.low_basis if is_low else found.bracket.high_basis) == "likely" else ""
+    ends = {"met": f"{likely}holds", "missed": f"{likely}fails", "undecided": "is not shown to hold"}
+    if found.is_too_slow:
+        ends["missed"] = "fails"
+    return f"{amount(found.at_least)} {UNITS[found.by]}, which must hold: {ends[found.outcome]}"
 
 
 def basis(found: Capacity) -> str:
     """What was judged, and how long the search took."""
     preset = f"{' + '.join(found.presets)}: " if found.presets else ""
     judged = f"; judged at {found.percentile}" if found.percentile else ""
-    spent = f"{format_seconds(found.seconds)} of {format_seconds(found.budget)}"
+    spent = f"{format_seconds(found.seconds)} of {minutes(found.budget)}"
     return f"{preset}{', '.join(found.slos)}{judged}; {count_probes(found)} in {spent}"
 
 
@@ -158,22 +178,43 @@ def count_probes(found: Capacity) -> str:
     return f"{len(found.probes)} probe{'' if len(found.probes) == 1 else 's'}"
 
 
+def chatting(found: Capacity) -> str:
+    """What a person in the answer does; "" if it has no people."""
+    if not found.has_text or found.by == "users" or found.mean_e2e is None or found.bracket.low is None:
+        return ""
+    every = format_seconds(found.mean_e2e + found.think)
+    return f"each person sends a message every {every}, and thinks for {format_seconds(found.think)} of it"
+
+
+def raised_budget(asked: float | None, budget: float, takes: float) -> str:
+    """Why the search takes longer than usual; "" if it does not."""
+    if asked is None:
+        return ""
+    return (
+        f"a response takes {format_seconds(takes)}, so the search takes up to {minutes(budget)} instead of {minutes(asked)}"
+    )
+
+
 def notes(found: Capacity) -> list[str]:
     """What a reader of the answer should know."""
-    result = []
+    ends, result = found.bracket, []
+    is_complete = not found.interrupted and not found.ended_by
     if found.interrupted:
         result.append("interrupted: this is what the probes had shown until then")
     if found.ended_by:
         result.append(f"the search ended early, and this is what the probes had shown until then: {found.ended_by}")
-    if found.bracket.low is not None and not found.bracket.confirmed:
+    if raised := raised_budget(found.asked_budget, found.budget, _unloaded(found)):
+        result.append(raised)
+    if warming := sum(probe.is_warming for probe in found.probes):
+        which = "a probe" if warming == 1 else f"{warming} probes"
+        result.append(f"the server was still warming up during {which}: search again for a better answer")
+    if found.strict and ends.low is not None and found.outcome == "undecided" and ends.low_basis != "shown":
+        result.append("--strict: no level was shown to hold with 95 % confidence")
+    if ends.low is not None and ends.low_basis == "shown" and not ends.confirmed:
         result.append("the lower end was not confirmed by a fresh run: a larger --budget would allow that")
-    if found.bracket.non_monotone:
+    if ends.non_monotone:
         result.append("a level held although a lower one failed, also when it was repeated: other load on the server?")
-    is_wide = found.bracket.low is None or (found.bracket.high or math.inf) > 1.25 * found.bracket.low
-    is_complete = not found.interrupted and not found.ended_by
-    if is_complete and found.bracket.low is None and found.bracket.high is None:
-        result.append("no probe was long enough to show anything: raise --budget")
-    elif is_complete and is_wide:
+    if is_complete and ends.low is not None and (ends.high or math.inf) > _WIDE * ends.low:
         result.append("the interval is wide because the budget is spent, not because the server varies: raise --budget")
     if found.has_sessions and found.by == "rate":
         result.append(
@@ -185,26 +226,69 @@ def notes(found: Capacity) -> list[str]:
     return result
 
 
-def _probes(found: Capacity) -> RenderableType:
-    table = bare()
-    for name in (UNITS[found.by], "verdict", "requests", "time", "because"):
-        table.add_column(f"{name} ", justify="right" if name in (UNITS[found.by], "requests", "time") else "left")
-    for probe in found.probes:
-        sign, style = SIGNS[probe.status]
-        table.add_row(
-            f"{amount(probe.level)} ",
-            Text(f"{sign} {probe.status}", style=style),
-            f"{probe.requests:,} ",
-            f"{format_seconds(probe.seconds)} ",
-            Text(f"{PURPOSES[probe.purpose]}: {reason(probe)}", style="dim"),
-        )
-    return table
+def _unloaded(found: Capacity) -> float:
+    """Seconds of a response at the lowest level, which is about what it takes without load."""
+    return next((probe.mean_e2e for probe in found.curve if probe.mean_e2e), 0.0)
+
+
+# --- what a probe showed ---------------------------------------------------------------------------------------------
+
+
+def verdict(probe: Probe) -> tuple[str, str, str]:
+    """The verdict on a probe: its sign, one word, and the tone of a page (good, warn, bad)."""
+    if probe.status == "undecided":
+        return "?", _why_undecided(probe), "warn"
+    sign, tone = ("✓", "good") if probe.status == "holds" else ("✗", "bad")
+    if probe.purpose == "explore":
+        return sign, "within" if probe.status == "holds" else "beyond", tone
+    return sign, ("overloaded" if probe.overloaded else probe.status) if probe.is_sure else "likely", tone
+
+
+def _why_undecided(probe: Probe) -> str:
+    worst = decisive(probe)
+    if probe.is_warming:
+        return "warming up"
+    if probe.is_growing:
+        return "growing"
+    if worst is None or not worst.allowed or worst.violations is None:
+        return "not proven"
+    if _CLOSE[0] <= worst.violations / worst.allowed <= _CLOSE[1]:
+        return "close"
+    needed = math.log(0.05) / math.log(1 - worst.allowed) if worst.allowed < 1 else 0.0
+    return "too short" if probe.requests < needed else "not proven"
+
+
+def decisive(probe: Probe) -> SloResult | None:
+    """The objective that decides a probe: one that is missed, or else the one that is closest to its limit."""
+    return max(probe.slos, key=lambda one: (one.status == "missed", excess(one) or 0.0), default=None)
+
+
+def seen(probe: Probe, noun: str = "") -> str:
+    """What a probe saw of the objective that decides it: `0 of 231 too slow`."""
+    worst = decisive(probe)
+    if worst is None:
+        return "nothing could be judged"
+    share = probe.violations.get(worst.slo, worst.violations)
+    if share is None:
+        return _measured(worst)
+    what = _VIOLATIONS.get(parse(worst.expression).kind, "too slow")
+    if worst.class_:
+        return f"{format_number(100 * share, 3)} % {noun and 'of '}{noun}{what}"
+    return f"{round(share * probe.requests):,} of {probe.requests:,} {noun}{what}"
 
 
 def reason(probe: Probe) -> str:
-    """Why a probe has its verdict: the objective that decides it."""
-    order = {"missed": 0, "undecided": 1, "met": 2}
-    worst = min(probe.slos, key=lambda one: order[one.status], default=None)
-    if worst is None:
-        return "nothing could be judged"
-    return f"{worst.slo}: {worst.reason.partition(';')[0]}"
+    """What a probe saw, with the objective that decides it."""
+    worst = decisive(probe)
+    failed = f"; {probe.failed:,} failed" if probe.failed else ""
+    warming = "; warming up" if probe.is_warming and probe.status != "undecided" else ""
+    class_ = "" if worst is None or not worst.class_ else f"{worst.class_}: "
+    subject = "" if worst is None else f"{class_}{parse(worst.expression).subject}: "
+    return formatting.one_line(f"{subject}{seen(probe)}{failed}{warming}", 300)
+
+
+def _measured(result: SloResult) -> str:
+    """The value of an objective in the unit of its limit."""
+    if result.value is None:
+        return "no steady value"
+    return parse(result.expression).amount(float(f"{result.value:.3g}"))

@@ -12,7 +12,7 @@ import click
 from inferometer.capacity_search.result import Capacity, from_json
 from inferometer.errors import UserError
 from inferometer.records import Manifest
-from inferometer.report import capacity, capacity_export
+from inferometer.report import capacity_export, capacity_report
 from inferometer.report.output import wants_color, write_file
 
 FILE = "capacity.json"
@@ -37,9 +37,9 @@ def save(found: Capacity, manifest: Manifest | None) -> None:
 
 
 def deliver_capacity(found: Capacity, manifest: Manifest | None, paths: Mapping[str, str]) -> int:
-    """Print the answer, write the files, and return the exit status: 0 if the level that must hold, or any, is shown to hold."""
+    """Print the answer, write the files, and return the exit status: 0 if the level that must hold, or any, holds."""
     if "-" not in paths.values():
-        click.echo(capacity.render(found, color=wants_color()), nl=False, color=True)
+        click.echo(capacity_report.render(found, color=wants_color()), nl=False, color=True)
     for name, path in paths.items():
         encoded = _encode(name, found, manifest)
         write_file(path, lambda file, encoded=encoded: file.write(encoded))  # type: ignore[misc]

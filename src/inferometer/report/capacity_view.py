@@ -1,6 +1,5 @@
 """The view of a capacity search while it goes on."""
 
-import math
 import time
 from collections.abc import Sequence
 
@@ -9,55 +8,58 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from inferometer.analysis.slo_expression import Slo
+from inferometer.capacity_search.judgement import Look, Objectives
 from inferometer.capacity_search.result import By, Probe
-from inferometer.capacity_search.search import Bracket, Goal, Request, Trial, bracket
-from inferometer.capacity_search.sequential import Look, needed_requests
+from inferometer.capacity_search.trials import Bracket, Goal, Request, Trial
 from inferometer.records import Snapshot
-from inferometer.report.capacity import PURPOSES, SIGNS, UNITS, amount, reason
+from inferometer.report import formatting
+from inferometer.report.capacity import PURPOSES, UNITS, amount, minutes, raised_budget, reason, verdict
+from inferometer.report.capacity_report import closed_loops, interval, scale
 from inferometer.units import format_seconds
-
-_WIDTH = 40
 
 
 class SearchView:
-    """Shows the search: in a terminal, how the interval closes in; elsewhere, a line for each probe."""
+    """Shows the search: in a terminal, the curve of the closed loops and how the interval narrows; elsewhere, a line for each probe."""
 
     def __init__(self, by: By, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._unit = UNITS[by]
-        self._goal: Goal | None = None
-        self._trials: list[Trial] = []
+        self._by = by
+        self._budget = 0.0
+        self._probes: list[Probe] = []
+        self._bracket = Bracket(None, None, None)
         self._request: Request | None = None
         self._snapshot: Snapshot | None = None
-        self._look: Look | None = None
         self._live: Live | None = None
         self._started = time.monotonic()
 
-    def planned(self, goal: Goal, objectives: Sequence[Slo], names: Sequence[str], unloaded: float) -> None:
-        """Say first how long it may take, and what that allows."""
-        self._goal = goal
-        needs = math.ceil(needed_requests(objectives))
-        from_rate = needs / max(goal.telling, 1e-9)
+    def planned(self, goal: Goal, objectives: Objectives, unloaded: float, asked_budget: float | None) -> None:
+        """Say first what is judged, and how long it may take."""
+        self._budget = goal.budget + time.monotonic() - self._started
+        budget = round(self._budget)
+        takes = f"a response takes {format_seconds(unloaded)} without load, so the search takes up to {minutes(budget)}"
         self._print(
-            f"objectives: {', '.join(names)}; a request takes {format_seconds(unloaded)} without load",
-            f"at most {format_seconds(goal.budget)} for probes; each needs {needs:,} requests at least to show that a level holds: "
-            f"{format_seconds(goal.telling)} from {amount(from_rate)} requests/s on, longer below",
+            f"objectives: {', '.join(objectives.names)}",
+            raised_budget(asked_budget, budget, unloaded) or takes,
+            f"first a few closed loops, for the curve of throughput against requests in flight; then probes by {_LOADS[self._by]}",
         )
         if self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._render)
             self._live.start()
 
     def probing(self, request: Request, trials: Sequence[Trial]) -> None:
-        self._request, self._trials, self._look, self._snapshot = request, list(trials), None, None
+        self._request, self._snapshot = request, None
 
     def progress(self, snapshot: Snapshot, look: Look | None) -> None:
-        self._snapshot, self._look = snapshot, look
+        self._snapshot = snapshot
 
     def probed(self, probe: Probe, found: Bracket) -> None:
-        sign, _ = SIGNS[probe.status]
-        line = f"{sign} {amount(probe.level)} {self._unit} {probe.status} ({format_seconds(probe.seconds)}; {reason(probe)})"
-        self._print(f"{line} -> {self._interval(found)}")
+        self._probes.append(probe)
+        self._bracket = found
+        sign, word, _ = verdict(probe)
+        what = f"{amount(probe.level)} {UNITS[self._by]}"
+        if probe.purpose == "explore":
+            what = f"{probe.level:,.0f} in flight, {formatting.number(probe.throughput)} requests/s served"
+        self._print(f"{sign} {what}: {word} ({reason(probe)}; {format_seconds(probe.seconds)}) -> {interval(found)}")
 
     def over(self) -> None:
         if self._live is not None:
@@ -68,55 +70,44 @@ class SearchView:
         for line in lines:
             self._console.print(line, highlight=False, soft_wrap=True, style="dim")
 
-    def _interval(self, found: Bracket) -> str:
-        low = "?" if found.low is None else amount(found.low)
-        return f"{low} .. {'?' if found.high is None else amount(found.high)}"
-
     def _render(self) -> RenderableType:
-        request, snapshot = self._request, self._snapshot
+        request = self._request
         if request is None:
             return Text("starting ...", style="dim")
-        lines = [self._scale(), Text()]
-        done = (
-            "" if snapshot is None else f"{snapshot.elapsed:.0f} of at most {request.seconds:.0f} s, {snapshot.ok:,} ok"
-        )
-        failed = f", {snapshot.failed:,} failed" if snapshot is not None and snapshot.failed else ""
-        lines.append(Text(f"{PURPOSES[request.purpose]} {amount(request.level)} {self._unit}: {done}{failed}"))
-        if self._look is not None and self._look.worst is not None:
-            lines.append(Text(f"  {self._look.worst.slo}: {self._look.worst.reason}", style="dim"))
-        if self._goal is not None:
-            spent = time.monotonic() - self._started
-            lines.append(Text(f"{format_seconds(spent)} of {format_seconds(self._goal.budget)}", style="dim"))
-        return Padding(Group(*lines), (1, 0, 0, 1))
+        is_exploring = request.purpose == "explore"
+        curve = [probe for probe in self._probes if probe.purpose == "explore"]
+        levels = [probe for probe in self._probes if probe.purpose != "explore"]
+        parts: list[RenderableType] = [closed_loops(curve, request.level if is_exploring else None), Text()]
+        if not is_exploring or self._bracket.low is not None:
+            parts += [scale(self._by, levels, self._bracket, None if is_exploring else request.level), Text()]
+        return Padding(Group(*parts, *self._now(request)), (1, 0, 0, 1))
 
-    def _scale(self) -> Text:
-        """A log scale of the levels that were tried: what holds, what fails, and the probe in progress."""
-        assert self._request is not None
-        found = bracket(self._trials)
-        levels = [trial.level for trial in self._trials] + [self._request.level]
-        first, last = min(levels) / 1.1, max(levels) * 1.1
-        marks = [("─", "dim")] * _WIDTH
+    def _now(self, request: Request) -> list[Text]:
+        """The probe in progress, and the time left."""
+        unit = "requests in flight" if request.purpose == "explore" else UNITS[self._by]
+        done, snapshot = "", self._snapshot
+        if snapshot is not None:
+            failed = f", {snapshot.failed:,} failed" if snapshot.failed else ""
+            elapsed = f"{snapshot.elapsed:.0f} of at most {request.seconds:.0f} s"
+            done = f": {elapsed}, {snapshot.ok:,} responses{failed}, {snapshot.in_flight:,} in flight"
+        left = max(self._budget - (time.monotonic() - self._started), 0.0)
+        return [
+            Text(f"{PURPOSES[request.purpose]} {amount(request.level)} {unit}{done}"),
+            Text(f"at most {format_seconds(round(left))} left of {minutes(round(self._budget))}", style="dim"),
+        ]
 
-        def at(level: float) -> int:
-            return min(int(math.log(level / first) / math.log(last / first) * _WIDTH), _WIDTH - 1)
 
-        for index in range(_WIDTH):
-            level = first * (last / first) ** ((index + 0.5) / _WIDTH)
-            if found.low is not None and level <= found.low:
-                marks[index] = ("━", "green")
-            elif found.high is not None and level >= found.high:
-                marks[index] = ("━", "red")
-        for trial in self._trials:
-            marks[at(trial.level)] = SIGNS[trial.status]
-        marks[at(self._request.level)] = ("●", "bold cyan")
-        scale = Text.assemble(*marks)
-        return Text.assemble(f"{amount(first)} ", scale, f" {amount(last)}   ", (self._interval(found), "bold"))
+_LOADS: dict[By, str] = {
+    "rate": "rate, whose requests arrive at random",
+    "concurrency": "number of requests in flight",
+    "users": "number of users",
+}
 
 
 class Quiet:
     """Shows nothing."""
 
-    def planned(self, goal: Goal, objectives: Sequence[Slo], names: Sequence[str], unloaded: float) -> None: ...
+    def planned(self, goal: Goal, objectives: Objectives, unloaded: float, asked_budget: float | None) -> None: ...
 
     def probing(self, request: Request, trials: Sequence[Trial]) -> None: ...
 
