@@ -1,71 +1,193 @@
-"""The answer in words, for what a search may end with."""
+"""The answer in words, for what a search may end with, and what the report says about each probe."""
 
+import re
+
+import made_capacity as made
 import msgspec
 import pytest
 
 from inferometer.capacity_search.result import Capacity, Probe, as_json
-from inferometer.capacity_search.search import Bracket
-from inferometer.report.capacity import render, words
+from inferometer.capacity_search.trials import Bracket
+from inferometer.report.capacity import notes, required, verdict, words
+from inferometer.report.capacity_report import render
 
-PROBE = Probe(
-    level=3.9, purpose="confirm", status="holds", seconds=30.0, requests=110, throughput=3.9, mean_e2e=5.6, slos=()
-)
-FOUND = Capacity(
-    by="rate",
-    bracket=Bracket(3.9, 4.5, 4.2, confirmed=True),
-    limited_by="ttft.p90",
-    probes=(PROBE,),
-    slos=("ttft.p90 < 2s",),
-    presets=("chat",),
-    percentile="p90",
-    budget=120.0,
-    seconds=101.0,
-    think=20.0,
-    url="http://127.0.0.1:8000",
-    model="m",
-    folder="runs/x",
-)
-
-
-def changed(**changes: object) -> Capacity:
-    return msgspec.structs.replace(FOUND, **changes)
+PEOPLE = "each thinks 20 s between messages"
 
 
 def test_the_answer_is_a_sentence_for_anyone() -> None:
-    assert words(FOUND) == (
-        "holds 4.2 requests/s (3.9 to 4.5), about 99 people chatting (one message every 25.6 s each, of which they think 20 s); "
-        "beyond that, the time to first token grows first"
+    assert words(made.text()) == (
+        "holds at least 18 requests/s (about 367 people), probably about 20.3 (at most 22); beyond that, the time to first token grows first"
     )
 
 
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (changed(bracket=Bracket(None, 4.5, None)), "no level was shown to hold; 4.5 requests/s is too much"),
-        (changed(bracket=Bracket(3.9, None, None), limited_by=None), "holds at least 3.9 requests/s"),
-        (changed(bracket=Bracket(None, None, None), limited_by=None), "before any level was shown"),
-        (changed(by="users"), "holds 4.2 users (3.9 to 4.5); beyond"),
-        (changed(has_text=False, batch=8, limited_by="e2e.p90"), "31.2 inferences/s; beyond that, the response time"),
-        (changed(limited_by="failure_rate"), "the share of failed requests grows first"),
+        (
+            made.likely(),
+            "likely holds 18 requests/s (about 367 people; 2 of 100 requests too slow; not confirmed), probably about 20.3 (at most 22); "
+            "beyond that, the time to first token grows first",
+        ),
+        (
+            made.estimated(),
+            "probably holds about 19 requests/s (about 387 people), at least 13, at most 23 by the curve of the closed loops (no probe "
+            "showed it); beyond that, the time to first token grows first",
+        ),
+        (
+            made.text(bracket=Bracket(13.0, 22.0, 19.0, low_basis="estimated", high_basis="likely")),
+            "probably holds about 19 requests/s (about 387 people), at least 13 by the curve of the closed loops (no probe showed it), "
+            "likely at most 22; beyond that, the time to first token grows first",
+        ),
+        (
+            made.text(bracket=Bracket(18.0, 24.0, 20.3, high_basis="estimated")),
+            "holds at least 18 requests/s (about 367 people), probably about 20.3 (at most 24 by the curve of the closed loops; no probe "
+            "showed it); beyond that, the time to first token grows first",
+        ),
+        (
+            made.text(bracket=Bracket(18.0, 24.0, 18.0, high_basis="estimated")),
+            "holds at least 18 requests/s (about 367 people), at most 24 (by the curve of the closed loops; no probe showed it); "
+            "beyond that, the time to first token grows first",
+        ),
+        (
+            made.text(bracket=Bracket(18.0, 22.0, 20.3, high_basis="likely")),
+            "holds at least 18 requests/s (about 367 people), probably about 20.3 (likely at most 22); "
+            "beyond that, the time to first token grows first",
+        ),
+        (made.unlimited(), "holds at least 18 requests/s (about 367 people); no level failed"),
+        (made.too_slow(), "one request at a time already violates ttft.p90 < 50ms (it takes 70 ms)"),
+        (
+            made.too_slow("chat: ttft.p90 < 50ms"),
+            "one request at a time already violates ttft.p90 < 50ms of chat (it takes 70 ms)",
+        ),
+        (made.nothing(), "the search ended before any level was shown to hold"),
+        (
+            made.text(by="users", bracket=Bracket(18.0, 19.0, 18.2)),
+            f"holds at least 18 users ({PEOPLE}), at most 19; beyond that, the time to first token grows first",
+        ),
+        (
+            made.text(by="concurrency"),
+            "holds at least 18 requests in flight (about 917 people), probably about 20.3 (at most 22); "
+            "beyond that, the time to first token grows first",
+        ),
+        (
+            made.tensors(),
+            "holds at least 18 requests/s (144 inferences/s), probably about 20.3 (at most 22); beyond that, the response time grows first",
+        ),
+        (
+            made.tensors(batch=None, limited_by="failure_rate"),
+            "holds at least 18 requests/s, probably about 20.3 (at most 22); beyond that, the share of failed requests grows first",
+        ),
+        (
+            made.text(limited_by="chat: ttft.p90"),
+            "holds at least 18 requests/s (about 367 people), probably about 20.3 (at most 22); "
+            "beyond that, the time to first token of chat grows first",
+        ),
+        (
+            made.text(limited_by="goodput(ttft"),
+            "holds at least 18 requests/s (about 367 people), probably about 20.3 (at most 22); "
+            "beyond that, fewer requests keep the limits",
+        ),
     ],
 )
 def test_words_for_other_ends(found: Capacity, text: str) -> None:
-    assert text in words(found)
+    assert words(found) == text
     assert "nan" not in render(found).lower() and "None" not in render(found)
 
 
-def test_the_report_says_what_it_is_based_on() -> None:
-    text = render(changed(interrupted=True, bracket=Bracket(3.9, 9.0, 5.0)))
-    for part in ("judged at p90", "interrupted", "not confirmed", "--percentile p99"):
-        assert part in " ".join(text.split())
-    assert "raise --budget" in " ".join(render(changed(bracket=Bracket(3.9, 9.0, 5.0))).split())
+PROBE = made.text().probes[7]
+
+
+def changed(share: float | None = 0.0, **changes: object) -> Probe:
+    result = msgspec.structs.replace(PROBE.slos[0], violations=share)
+    values: dict[str, object] = {"slos": (result,), "violations": {}} | changes
+    return msgspec.structs.replace(PROBE, **values)
+
+
+@pytest.mark.parametrize(
+    ("probe", "sign", "word"),
+    [
+        (changed(), "?", "not proven"),
+        (changed(requests=20), "?", "too short"),
+        (changed(0.09), "?", "close"),
+        (changed(is_warming=True), "?", "warming up"),
+        (changed(is_growing=True), "?", "growing"),
+        (changed(None), "?", "not proven"),
+        (made.text().probes[4], "✓", "holds"),
+        (made.likely().at_low, "✓", "likely"),
+        (made.text().probes[6], "✗", "fails"),
+        (msgspec.structs.replace(made.text().probes[6], is_sure=False), "✗", "likely"),
+        (made.text().probes[3], "✗", "overloaded"),
+        (made.text().probes[0], "✓", "within"),
+        (made.text().probes[2], "✗", "beyond"),
+    ],
+)
+def test_a_verdict_is_a_word(probe: Probe, sign: str, word: str) -> None:
+    assert verdict(probe)[:2] == (sign, word)
+
+
+def test_the_report_has_the_curve_the_interval_and_the_evidence() -> None:
+    lines = [" ".join(line.split()) for line in render(made.text()).splitlines()]
+    assert "16 ████████████████▊ 21.00 ✓ within ttft.p90: 0 of 100 too slow 4 s" in lines
+    assert any(line.startswith("15.1 ━━") and line.endswith("25.4 requests/s 18 to 22") for line in lines)
+    assert "24 ✗ overloaded ttft.p90: 72 of 100 too slow; 3 failed 7 s narrow down" in lines
+    assert "20 ? close ttft.p90: 9 of 100 too slow 15 s narrow down" in lines
+    assert "each person sends a message every 20.4 s, and thinks for 20 s of it" in lines
+
+
+@pytest.mark.parametrize(
+    ("found", "note"),
+    [
+        (made.text(interrupted=True), "interrupted"),
+        (made.text(ended_by="the server is gone"), "the search ended early, .* the server is gone"),
+        (
+            made.text(budget=480.0, asked_budget=120.0),
+            "a response takes 400 ms, so the search takes up to 8m instead of 2m",
+        ),
+        (
+            made.text(probes=(msgspec.structs.replace(made.text().probes[0], is_warming=True),)),
+            "still warming up during a probe",
+        ),
+        (made.text(bracket=Bracket(18.0, 22.0, 20.0)), "not confirmed by a fresh run"),
+        (made.text(bracket=Bracket(18.0, 30.0, 20.0)), "raise --budget"),
+        (made.text(), "--percentile p99"),
+        (made.text(has_sessions=True), "--by users"),
+    ],
+)
+def test_notes(found: Capacity, note: str) -> None:
+    assert any(re.search(note, text) for text in notes(found))
+
+
+def test_what_likely_holds_passes_unless_it_is_strict() -> None:
+    found = made.likely()
+    strict = msgspec.structs.replace(found, strict=True)
+    assert (found.outcome, strict.outcome) == ("met", "undecided")
+    assert any("--strict" in note for note in notes(strict)) and not any("--strict" in note for note in notes(found))
+
+
+def test_what_only_the_curve_estimates_does_not_pass() -> None:
+    assert made.estimated().outcome == "undecided"
+    assert msgspec.structs.replace(made.estimated(), at_least=30.0).outcome == "undecided"
+    assert made.too_slow().outcome == "missed"
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (made.text(at_least=18.0), "18 requests/s, which must hold: holds"),
+        (msgspec.structs.replace(made.likely(), at_least=15.0), "15 requests/s, which must hold: likely holds"),
+        (made.text(at_least=20.0), "20 requests/s, which must hold: is not shown to hold"),
+        (made.text(at_least=25.0), "25 requests/s, which must hold: fails"),
+        (msgspec.structs.replace(made.too_slow(), at_least=1.0), "1 requests/s, which must hold: fails"),
+    ],
+)
+def test_the_level_that_must_hold_in_words(found: Capacity, text: str) -> None:
+    assert required(found) == text
 
 
 def test_json_has_the_names_that_others_rely_on() -> None:
-    answer = as_json(FOUND, words(FOUND))["capacity"]
-    assert answer["rate"] == {"low": 3.9, "high": 4.5, "estimate": 4.2}
-    assert answer["limited_by"] == "ttft.p90"
-    assert answer["probes"][0]["level"] == 3.9
-    assert answer["confirmed"] is True
-    assert answer["people"] == 99
-    assert as_json(changed(by="users"), "")["capacity"]["users"]["low"] == 3.9
+    answer = as_json(made.text(), words(made.text()))["capacity"]
+    assert answer["rate"] == {"low": 18.0, "high": 22.0, "estimate": 20.3}
+    assert answer["basis"] == {"low": "shown", "high": "shown"}
+    assert answer["limited_by"] == "ttft.p90" and answer["confirmed"] is True and answer["people"] == 367
+    assert answer["probes"][0] | {"level": 4.0, "purpose": "explore"} == answer["probes"][0]
+    assert as_json(made.text(by="users"), "")["capacity"]["users"]["low"] == 18.0

@@ -62,8 +62,13 @@ _NAMES = {"slo": "--slo", "server.model": "--model NAME", "output": "--set outpu
     "--at-least",
     type=float,
     metavar="N",
-    help="The level that must hold, such as 4 requests per second: exit with status 1 unless it is shown to hold. The search starts "
-    "there. Default: any level.",
+    help="The level that must hold, such as 4 requests per second: exit with status 1 unless it holds. The search starts there. "
+    "Default: any level.",
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Only what was shown with 95 % confidence counts for the exit status. By default, what likely holds counts, too.",
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write the answer as JSON. Use - for standard output.")
 @click.option(
@@ -99,6 +104,7 @@ def command(
     output_tokens: int | None,
     overrides: tuple[str, ...],
     at_least: float | None,
+    strict: bool,
     json_path: str | None,
     html_path: str | None,
     markdown_path: str | None,
@@ -120,18 +126,21 @@ def command(
       inferometer capacity http://127.0.0.1:8000 --percentile p99 --budget 20m
     A report with charts
       inferometer capacity http://127.0.0.1:8000 --html capacity.html
-    A gate in CI: exit status 1 unless 4 requests/s are shown to hold
+    A gate in CI: exit status 1 unless 4 requests/s hold
       inferometer capacity http://127.0.0.1:8000 --at-least 4 --junit out.xml
 
-    The answer is an interval: the highest level shown to hold, confirmed by a fresh run, and the lowest level shown to fail. When
-    the budget is spent, it is what the probes have shown, however wide. Ctrl-C gives the interval so far. docs/how-to/capacity.md
-    explains it.
+    A few short closed loops come first: they show the curve of throughput, and where the objectives break. Probes with the load
+    that --by names follow there. The answer says apart what was shown to hold with 95 % confidence, what is likely, and what is only
+    an estimate from the curve. When the budget is spent, it is what the probes have shown until then; Ctrl-C gives that at any time.
+    docs/how-to/capacity.md explains it.
 
     `inferometer report FOLDER` shows the answer again, where FOLDER is the folder of the probes.
 
-    Exit status: 0 a level was shown to hold (with --at-least: that level, or a higher one), 1 none was, 2 bad input, 3 internal
-    error, 130 interrupted before the first probe was complete.
+    Exit status: 0 a level holds, shown or likely (with --at-least: that level or a higher one; with --strict: only if shown), 1 none
+    does, 2 bad input, 3 internal error, 130 interrupted before the first probe was complete.
     """
+    import msgspec  # noqa: PLC0415
+
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.apis import is_url  # noqa: PLC0415
     from inferometer.cli.run import section, set_data  # noqa: PLC0415
@@ -180,6 +189,7 @@ def command(
         check_formats(paths)
         view = capacity_view.Quiet() if quiet else capacity_view.SearchView(options.by)
         found, manifest = find(config, options, view)
+    found = msgspec.structs.replace(found, strict=strict)
     save(found, manifest)
     return finish_upload(found.folder, deliver_capacity(found, manifest, paths), quiet)
 

@@ -9,6 +9,7 @@ import msgspec
 
 from inferometer.capacity_search.result import Capacity as Found
 from inferometer.capacity_search.result import Probe
+from inferometer.capacity_search.trials import Basis
 from inferometer.errors import UserError, named
 from inferometer.public.pages import in_frame, written
 from inferometer.public.settings import Overrides, Source, config_of, objectives, seconds
@@ -22,12 +23,13 @@ def capacity(
     *,
     slo: str | Sequence[str] | None = None,
     by: Literal["rate", "concurrency", "users"] = "rate",
-    budget: float | str = "2m",
+    budget: float | str | None = None,
     percentile: Literal["p50", "p90", "p95", "p99"] = "p90",
     think: float | str = "20s",
     start: float | None = None,
     precision: float = 0.05,
     at_least: float | None = None,
+    strict: bool = False,
     progress: bool = False,
     **settings: Any,
 ) -> "Capacity":
@@ -38,12 +40,13 @@ def capacity(
     `slo`         what must hold: a preset (chat, inference ...) or expressions. Default: that of the config, else chat, and inference
                   for tensor servers
     `by`          what is raised: requests per second, requests in flight, or users who think between requests
-    `budget`      how long the search may take
+    `budget`      how long the search may take. Default: two minutes, or longer for a server whose responses take that long
     `percentile`  at which presets are judged
     `think`       how long a person thinks between a response and the next message
     `start`       the first level
     `precision`   the search ends when the interval is as narrow as this share
     `at_least`    the level that must hold: see `Capacity.passed`
+    `strict`      only what was shown with 95 % confidence counts for `Capacity.passed`
 
     Raises Error when the config is not right or the server cannot be reached.
     """
@@ -53,7 +56,7 @@ def capacity(
 
     options = Options(
         by=_one_of(by, ("rate", "concurrency", "users"), "by"),  # type: ignore[arg-type]
-        budget=_at_least(seconds(budget, "budget"), 10.0, "budget"),
+        budget=None if budget is None else _at_least(seconds(budget, "budget"), 10.0, "budget"),
         percentile=_one_of(percentile, ("p50", "p90", "p95", "p99"), "percentile"),
         think=_at_least(seconds(think, "think"), 0.0, "think"),
         start=_positive(start, "start"),
@@ -68,6 +71,7 @@ def capacity(
     with named({"slo": "slo="}, source):
         view = capacity_view.SearchView(options.by) if progress else capacity_view.Quiet()
         found, manifest = find(with_objectives(made), options, view)
+    found = msgspec.structs.replace(found, strict=strict)
     capacity_output.save(found, manifest)
     finish(Path(found.folder))
     return Capacity(found, manifest)
@@ -82,13 +86,18 @@ class Capacity(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
     @property
     def value(self) -> float | None:
-        """The highest level shown to hold: requests per second, requests in flight or users. None: no level was."""
+        """The highest level that holds: requests per second, requests in flight or users. None: no level does."""
         return self.result.bracket.low
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """The highest level shown to hold, and the lowest shown to fail; None if nothing was shown."""
+        """The highest level that holds, and the lowest above it that fails; None if nothing is known."""
         return self.result.bracket.low, self.result.bracket.high
+
+    @property
+    def basis(self) -> tuple[Basis, Basis]:
+        """What the two ends of the interval are: shown with 95 % confidence, likely, or estimated, if no probe showed them."""
+        return self.result.bracket.low_basis, self.result.bracket.high_basis
 
     @property
     def by(self) -> str:
@@ -107,7 +116,7 @@ class Capacity(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
     @property
     def passed(self) -> bool:
-        """Whether `at_least`, or any level if that was not given, was shown to hold."""
+        """Whether `at_least`, or any level if that was not given, holds: shown or likely, and only shown if `strict`."""
         return self.result.outcome == "met"
 
     @property
@@ -117,9 +126,9 @@ class Capacity(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
     def report(self, *, color: bool = False) -> str:
         """The answer and the probes as text, as the command prints them."""
-        from inferometer.report import capacity  # noqa: PLC0415
+        from inferometer.report import capacity_report  # noqa: PLC0415
 
-        return capacity.render(self.result, color=color)
+        return capacity_report.render(self.result, color=color)
 
     def html(self, path: str | PathLike[str] | None = None) -> str:
         """The answer as one HTML page with charts. With a path, it is also written there."""

@@ -6,7 +6,6 @@ from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import TIME_UNITS, parse
 from inferometer.capacity_search.judgement import excess
 from inferometer.capacity_search.result import By, Capacity, Probe
-from inferometer.capacity_search.trials import Basis
 from inferometer.report import formatting
 from inferometer.units import format_number, format_seconds
 
@@ -47,10 +46,11 @@ def headline(found: Capacity) -> str:
         return _too_slow(found) if found.is_too_slow else "the search ended before any level was shown to hold"
     if ends.low_basis == "estimated":
         estimate = ends.estimate or ends.low
-        both = "" if ends.high is None or ends.high_basis != "estimated" else f", at most {amount(ends.high)}"
-        rest = "" if ends.high is None or both else f", {_at_most(found)}"
+        high, is_seen = amount(ends.high or 0.0), ends.high is not None and ends.high_basis != "estimated"
+        both = f", at most {high}" if ends.high is not None and not is_seen and _has_failed(found) else ""
+        rest = f", {'likely ' if ends.high_basis == 'likely' else ''}at most {high}" if is_seen else ""
         least = f"at least {amount(ends.low)}{both} {_BY_CURVE} (no probe showed it){rest}"
-        return f"probably holds about {amount(estimate)} {unit}{_bracketed(_people(found, estimate))}: {least}"
+        return f"probably holds about {amount(estimate)} {unit}{_bracketed(_people(found, estimate))}, {least}"
     probe = found.at_low
     remarks = [_people(found, ends.low)]
     if ends.low_basis == "likely":
@@ -77,20 +77,11 @@ def _above(found: Capacity, low: float) -> str:
     high, estimate = found.bracket.high, found.bracket.estimate
     if high is None or not _has_failed(found):
         return ""
-    most = _at_most(found)
+    most = f"{'likely ' if found.bracket.high_basis == 'likely' else ''}at most {amount(high)}"
+    unseen = f"{_BY_CURVE}; no probe showed it" if found.bracket.high_basis == "estimated" else ""
     if estimate is None or estimate < _SAME * low or amount(estimate) in (amount(low), amount(high)):
-        return f", {most}"
-    return f", probably about {amount(estimate)} ({most})"
-
-
-def _at_most(found: Capacity) -> str:
-    high = amount(found.bracket.high or 0.0)
-    texts: dict[Basis, str] = {
-        "shown": f"at most {high}",
-        "likely": f"likely at most {high}",
-        "estimated": f"at most {high} {_BY_CURVE}; no probe showed it",
-    }
-    return texts[found.bracket.high_basis]
+        return f", {most}{_bracketed(unseen)}"
+    return f", probably about {amount(estimate)} ({most}{unseen and ' '}{unseen})"
 
 
 def _has_failed(found: Capacity) -> bool:
@@ -270,7 +261,7 @@ def seen(probe: Probe, noun: str = "") -> str:
         return "nothing could be judged"
     share = probe.violations.get(worst.slo, worst.violations)
     if share is None:
-        return _measured(worst)
+        return "no response was complete" if worst.value is None and not probe.overloaded else _measured(worst)
     what = _VIOLATIONS.get(parse(worst.expression).kind, "too slow")
     if worst.class_:
         return f"{format_number(100 * share, 3)} % {noun and 'of '}{noun}{what}"

@@ -29,6 +29,8 @@ from inferometer.units import format_seconds
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow"}
 _BAR, _SCALE = 18, 56
+_BESIDE = 44
+"""Columns beside the scale."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -37,7 +39,7 @@ def render(found: Capacity, color: bool = False, width: int | None = None) -> st
     width = columns() if width is None else width
     console = new_console(color, width)
     with console.capture() as capture:
-        for part in (_answer(found), *_picture(found), Text(f"probes in {found.folder}", style="dim")):
+        for part in (_answer(found), *_picture(found, width), Text(f"probes in {found.folder}", style="dim")):
             console.print(Padding(part, (0, 0, 1, 1)))
     lines = [line.rstrip() for line in capture.get().splitlines()]
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -55,17 +57,19 @@ def _answer(found: Capacity) -> RenderableType:
     return Group(*lines, *(Text(note, style="yellow") for note in notes(found)))
 
 
-def _picture(found: Capacity) -> list[RenderableType]:
+def _picture(found: Capacity, width: int) -> list[RenderableType]:
     """The closed loops and the probes, without those of which there are none."""
     loops = [closed_loops(found.curve)] if found.curve else []
-    return [*loops, Group(scale(found.by, found.levels, found.bracket), Text(), _probes(found))] if found.levels else loops
+    if not found.levels:
+        return loops
+    return [*loops, Group(scale(found.by, found.levels, found.bracket, width), Text(), _probes(found))]
 
 
 def closed_loops(probes: Sequence[Probe], in_progress: float | None = None) -> Table:
     """The throughput of each closed loop as a bar: the curve."""
     table = bare()
-    table.add_column("requests in flight", justify="right")
-    table.add_column("requests/s served")
+    table.add_column("in flight", justify="right")
+    table.add_column("requests/s")
     for name in ("verdict", "evidence", "time"):
         table.add_column(name)
     most = max((probe.throughput or 0.0 for probe in probes), default=0.0)
@@ -88,16 +92,17 @@ def _bar(share: float) -> str:
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
 
-def scale(by: By, probes: Sequence[Probe], found: Bracket, in_progress: float | None = None) -> Text:
+def scale(by: By, probes: Sequence[Probe], found: Bracket, width: int, in_progress: float | None = None) -> Text:
     """A log scale of the levels: what holds, what fails, each probe with its verdict, and the one in progress. A dotted line is an estimate."""
     levels = [probe.level for probe in probes] + [one for one in (found.low, found.high, in_progress) if one]
     first, last = min(levels) / 1.06, max(levels) * 1.06
-    marks = [("─", "dim")] * _SCALE
+    long = max(min(width - _BESIDE, _SCALE), 20)
+    marks = [("─", "dim")] * long
 
     def at(level: float) -> int:
-        return min(int(math.log(level / first) / math.log(last / first) * _SCALE), _SCALE - 1)
+        return min(int(math.log(level / first) / math.log(last / first) * long), long - 1)
 
-    for index in range(_SCALE):
+    for index in range(long):
         if found.low is not None and index <= at(found.low):
             marks[index] = ("┄" if found.low_basis == "estimated" else "━", "green")
         elif found.high is not None and index >= at(found.high):
@@ -111,9 +116,9 @@ def scale(by: By, probes: Sequence[Probe], found: Bracket, in_progress: float | 
 
 
 def interval(found: Bracket) -> str:
-    """The interval so far: `17.4 to 22.9`; an end that no probe has shown is `about 22.9`."""
+    """The interval so far: `17.4 to 22.9`; an end that no probe has shown is `~22.9`."""
     ends = ((found.low, found.low_basis), (found.high, found.high_basis))
-    texts = ["?" if end is None else f"{'about ' if base == 'estimated' else ''}{amount(end)}" for end, base in ends]
+    texts = ["?" if end is None else f"{'~' if base == 'estimated' else ''}{amount(end)}" for end, base in ends]
     return " to ".join(texts)
 
 

@@ -40,7 +40,7 @@ class SearchView:
         self._print(
             f"objectives: {', '.join(objectives.names)}",
             raised_budget(asked_budget, budget, unloaded) or takes,
-            f"first a few closed loops, for the curve of throughput against requests in flight; then probes by {_LOADS[self._by]}",
+            f"first a few closed loops, for the curve of throughput; then probes of {_LOADS[self._by]}",
         )
         if self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._render)
@@ -58,7 +58,7 @@ class SearchView:
         sign, word, _ = verdict(probe)
         what = f"{amount(probe.level)} {UNITS[self._by]}"
         if probe.purpose == "explore":
-            what = f"{probe.level:,.0f} in flight, {formatting.number(probe.throughput)} requests/s served"
+            what = f"{probe.level:,.0f} in flight, {formatting.number(probe.throughput)} requests/s"
         self._print(f"{sign} {what}: {word} ({reason(probe)}; {format_seconds(probe.seconds)}) -> {interval(found)}")
 
     def over(self) -> None:
@@ -68,7 +68,7 @@ class SearchView:
 
     def _print(self, *lines: str) -> None:
         for line in lines:
-            self._console.print(line, highlight=False, soft_wrap=True, style="dim")
+            self._console.print(line, highlight=False, soft_wrap=not self._console.is_terminal, style="dim")
 
     def _render(self) -> RenderableType:
         request = self._request
@@ -79,7 +79,7 @@ class SearchView:
         levels = [probe for probe in self._probes if probe.purpose != "explore"]
         parts: list[RenderableType] = [closed_loops(curve, request.level if is_exploring else None), Text()]
         if not is_exploring or self._bracket.low is not None:
-            parts += [scale(self._by, levels, self._bracket, None if is_exploring else request.level), Text()]
+            parts += [scale(self._by, levels, self._bracket, self._console.width, None if is_exploring else request.level), Text()]
         return Padding(Group(*parts, *self._now(request)), (1, 0, 0, 1))
 
     def _now(self, request: Request) -> list[Text]:
@@ -98,9 +98,9 @@ class SearchView:
 
 
 _LOADS: dict[By, str] = {
-    "rate": "rate, whose requests arrive at random",
-    "concurrency": "number of requests in flight",
-    "users": "number of users",
+    "rate": "a rate, with random arrivals",
+    "concurrency": "a number of requests in flight",
+    "users": "a number of users",
 }
 
 

@@ -1,100 +1,215 @@
-"""The charts of a search for the capacity: the search itself, and latencies, violations and throughput against the load."""
+"""The charts of a search for the capacity: closed loops and probes in one picture, the search over time, and the load curve."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from inferometer.analysis.slo_expression import parse
+from inferometer.analysis.slo import SloResult
+from inferometer.analysis.slo_expression import TIME_UNITS, parse
 from inferometer.capacity_search.result import Capacity, Probe
-from inferometer.capacity_search.search import Bracket, Status, Trial, bracket
 from inferometer.report import formatting
-from inferometer.report.capacity import PURPOSES, UNITS, amount
+from inferometer.report.capacity import PURPOSES, UNITS, amount, reason, verdict
 from inferometer.report.html import page
 from inferometer.report.html.page import Block
 from inferometer.report.html.parts import TITLES
 from inferometer.units import format_number
 
-_STATUSES: dict[Status, int] = {"holds": 2, "fails": 1, "undecided": 4}
-"""The colour of each verdict, for charts without tones."""
-_TONES = {"holds": "good", "fails": "bad", "undecided": "warn"}
+_TONES = {"good": "holds", "bad": "fails", "warn": "undecided"}
+"""The series of the probes, by the tone of their verdict."""
+_COLOURS = {"good": 2, "bad": 1, "warn": 4}
+_CURVE, _PALE = 0, 7
 _PERCENTILES = ("p50", "p90", "p99")
-_MARGIN = 1.12
-"""Space at the ends of an axis with levels, which is logarithmic."""
+_MARGIN, _FAR = 1.12, 8
+"""Space at the ends of an axis with levels, and from how much between them on it is logarithmic."""
+Value = Callable[[Probe], float | None]
+
+
+# --- the picture -----------------------------------------------------------------------------------------------------
+
+
+def picture(found: Capacity) -> list[Block]:
+    """What each closed loop and each probe measured, against the load: a pane for each objective, the limiting one first."""
+    results = {one.slo: one for probe in found.probes for one in probe.slos}
+    limiting = sorted(found.slos, key=lambda slo: not (found.limited_by and slo.startswith(found.limited_by)))
+    panes = {slo: [_objective(found, results[slo])] for slo in limiting if slo in results}
+    return [page.tabs([[(slo, formatting.one_line(slo, 60)) for slo in panes]], panes)] if panes else []
+
+
+def _objective(found: Capacity, result: SloResult) -> Block:
+    """The measured value of an objective; the share of violations if it has no value of its own."""
+    objective = parse(result.expression)
+    is_value = objective.kind == "metric"
+    name = f"{TITLES.get(objective.name, objective.name)} {objective.statistic}" if is_value else result.expression
+    unit = objective.threshold.unit
+    factor = objective.threshold.number / result.limit if is_value and result.limit else 1.0
+    is_log = is_value and unit in TIME_UNITS
+
+    def value(probe: Probe) -> float | None:
+        own = next((one for one in probe.slos if one.slo == result.slo), None)
+        if not is_value:
+            return probe.violations.get(result.slo)
+        if own is not None and own.value is not None and math.isfinite(own.value):
+            return own.value * factor
+        one = probe.latencies.get(objective.name)  # an overload has no steady value, but what was measured shows how far off it is
+        rough = None if one is None else getattr(one, objective.statistic, one.p90)
+        return None if rough is None else rough * factor
+
+    limit = result.limit * factor if is_value else result.allowed
+    return page.chart(
+        f"{name} against the load.",
+        "The line: short closed loops, each with its number of requests in flight, at the load that the server served. Points: probes, "
+        "coloured by their verdict; hollow if it is only likely, or undecided. Shaded: the interval.",
+        {
+            "kind": "xy",
+            "height": 380,
+            "bands": _band(found),
+            "x": _axis(found, [probe for probe in found.probes if value(probe) is not None]),
+            "y": {"label": f"{name}, {unit} (logarithmic)", "scale": "log", **_room([*map(value, found.probes), limit])} if is_log
+            else {"label": name if is_value else "share of violations", "format": "number" if is_value else "share", "min": 0},
+            "series": [*_curve(found, value), *_by_verdict(found, value)],
+            "marks": _in_flight(found, value),
+            "hlines": [] if limit is None else [{"at": limit, "label": result.slo}],
+            "vlines": _ends(found),
+        },
+    )  # fmt: skip
+
+
+def _room(values: Sequence[float | None]) -> dict[str, float]:
+    """The ends of a logarithmic axis, with room for the names of lines at its top."""
+    known = [value for value in values if value]
+    return {"min": round(min(known) / 1.3, 9), "max": round(max(known) * 2, 9)} if known else {}
+
+
+def _curve(found: Capacity, value: Value) -> list[dict[str, Any]]:
+    """The closed loops as a line, in the order of their number in flight: it turns back if throughput falls."""
+    known = [probe for probe in found.curve if value(probe) is not None and found.level_of(probe)]
+    return [
+        {
+            "name": "closed loops", "colour": _CURVE, "points": True, "x": page.rounded(map(found.level_of, known)),
+            "y": page.rounded(map(value, known)), "labels": [_label(found, probe) for probe in known],
+        }
+    ] if known else []  # fmt: skip
+
+
+def _in_flight(found: Capacity, value: Value) -> list[dict[str, Any]]:
+    return [
+        {"series": 0, "x": found.level_of(probe), "y": at, "colour": _CURVE, "label": f"{probe.level:,.0f} in flight"}
+        for probe in found.curve
+        if (at := value(probe)) is not None and found.level_of(probe)
+    ]
+
+
+def _by_verdict(found: Capacity, value: Value) -> list[dict[str, Any]]:
+    """The probes as points, a series for each verdict."""
+    series = []
+    for tone, name in _TONES.items():
+        own = [probe for probe in found.levels if verdict(probe)[2] == tone and value(probe) is not None]
+        if own:
+            series.append(
+                _points(found, own, value) | {"name": name, "tone": tone, "colour": _COLOURS[tone], "scatter": True}
+            )
+    return series
+
+
+def _points(found: Capacity, probes: Sequence[Probe], value: Value) -> dict[str, Any]:
+    return {
+        "points": True,
+        "x": page.rounded(map(found.level_of, probes)),
+        "y": page.rounded(map(value, probes)),
+        "labels": [_label(found, probe) for probe in probes],
+        "hollow": [not probe.is_sure or probe.status == "undecided" for probe in probes],
+    }
+
+
+def _label(found: Capacity, probe: Probe) -> str:
+    number = found.probes.index(probe) + 1
+    what = f"{amount(probe.level)} {UNITS['concurrency' if probe.purpose == 'explore' else found.by]}"
+    return f"probe {number}, {PURPOSES[probe.purpose]}: {what}, {verdict(probe)[1]}, {reason(probe)}"
+
+
+def _band(found: Capacity) -> list[dict[str, Any]]:
+    """The interval, from end to end."""
+    low, high = found.bracket.low, found.bracket.high
+    return [] if low is None or high is None else [{"from": low, "to": high, "label": ""}]
+
+
+def _ends(found: Capacity) -> list[dict[str, Any]]:
+    """The ends of the interval, as vertical lines."""
+    ends = (
+        (found.bracket.low, "holds", found.bracket.low_basis, "good", 0),
+        (found.bracket.high, "fails", found.bracket.high_basis, "", 1),
+    )
+    texts = {"shown": "{word} {at}", "likely": "likely {word} {at}", "estimated": "{at} by the curve"}
+    return [
+        {"at": level, "label": texts[basis].format(word=word, at=amount(level)), "tone": tone, "row": row}
+        for level, word, basis, tone, row in ends
+        if level is not None
+    ]
+
+
+def _axis(found: Capacity, probes: Sequence[Probe]) -> dict[str, Any]:
+    """The levels, on a logarithmic axis if they are far apart."""
+    levels = [level for probe in probes if (level := found.level_of(probe))]
+    levels += [end for end in (found.bracket.low, found.bracket.high) if end]
+    low, high = min(levels, default=1.0), max(levels, default=1.0)
+    is_log = high > _FAR * low
+    names = "requests/s: offered by probes, served to closed loops" if found.by == "rate" else UNITS[found.by]
+    return {
+        "label": f"{names}{' (logarithmic)' if is_log else ''}",
+        "scale": "log" if is_log else "linear",
+        "min": round(low / _MARGIN, 6),
+        "max": round(high * _MARGIN, 6),
+        "unit": UNITS[found.by],
+    }
+
+
+# --- the search over time --------------------------------------------------------------------------------------------
 
 
 def search(found: Capacity) -> Block:
-    """The levels over time, and how the interval closes in."""
+    """The levels over time, and how the interval narrows."""
     ends = [probe.at + probe.seconds for probe in found.probes]
-    series: list[dict[str, Any]] = []
-    for status, colour in _STATUSES.items():
-        own = [probe.status == status for probe in found.probes]
-        if not any(own):
-            continue
-        series.append(
-            {
-                "name": status,
-                "colour": colour,
-                "tone": _TONES[status],
-                "points": True,
-                "scatter": True,
+    series = [_interval(found, ends)]
+    groups = [("closed loop", "", _PALE), *((name, tone, _COLOURS[tone]) for tone, name in _TONES.items())]
+    for name, tone, colour in groups:
+        own = [
+            (probe.purpose == "explore") == (not tone) and (not tone or verdict(probe)[2] == tone)
+            for probe in found.probes
+        ]
+        if any(own):
+            chosen = [probe if is_own else None for probe, is_own in zip(found.probes, own, strict=True)]
+            series.append({
+                "name": name, "colour": colour, **({"tone": tone} if tone else {}), "points": True, "scatter": True,
                 "x": page.rounded(ends),
-                "y": page.rounded(probe.level if is_own else None for probe, is_own in _pairs(found.probes, own)),
-                "ex": [
-                    page.rounded((probe.at, end)) if is_own else [None, None]
-                    for (probe, is_own), end in zip(_pairs(found.probes, own), ends, strict=True)
-                ],
-                "hollow": [status == "undecided"] * len(ends),
-                "labels": [_label(found, number, probe) for number, probe in enumerate(found.probes, 1)],
-            }
-        )
-    interval = _interval(found, ends)
-    series = ([interval] if interval["x"] else []) + series  # the band is behind the probes
+                "y": page.rounded(None if probe is None else found.level_of(probe) for probe in chosen),
+                "ex": [[None, None] if probe is None else page.rounded((probe.at, end)) for probe, end in zip(chosen, ends, strict=True)],
+                "hollow": [not probe.is_sure or probe.status == "undecided" for probe in found.probes],
+                "labels": [_label(found, probe) for probe in found.probes],
+            })  # fmt: skip
     return page.chart(
         "How the search closed in.",
-        "Each bar is a probe, from its start to its verdict. The band is the interval between the highest level shown to hold "
-        "and the lowest shown to fail; the line in it is the estimate.",
+        "Each bar is a closed loop or a probe, from its start to its verdict. The band is the interval so far: at first by the curve of the "
+        "closed loops alone, then by what the probes show.",
         {
             "kind": "xy",
-            "height": 340,
-            "x": {
-                "label": "seconds since the search began",
-                "min": 0,
-                "max": round(max([*ends, found.seconds]) * 1.03, 3),
-            },
+            "height": 320,
+            "x": {"label": "seconds since the search began", "min": 0, "max": round(max([*ends, found.seconds]) * 1.03, 3)},
             "y": {"label": f"{UNITS[found.by]} (logarithmic)", "scale": "log"},
-            "series": series,
+            "series": [one for one in series if one["x"]],
         },
-    )
-
-
-def _pairs(probes: Sequence[Probe], own: Sequence[bool]) -> list[tuple[Probe, bool]]:
-    return list(zip(probes, own, strict=True))
-
-
-def _label(found: Capacity, number: int, probe: Probe) -> str:
-    return (
-        f"probe {number}, {PURPOSES[probe.purpose]}: {amount(probe.level)} {UNITS[found.by]} "
-        f"{probe.status}{' (overloaded)' if probe.overloaded else ''}"
-    )
+    )  # fmt: skip
 
 
 def _interval(found: Capacity, ends: Sequence[float]) -> dict[str, Any]:
-    """The interval after each probe, as a band with steps: at the end of a probe there is a point before and one after."""
-    trials = [
-        Trial(level=p.level, purpose=p.purpose, status=p.status, seconds=p.seconds, excess=p.excess)
-        for p in found.probes
-    ]
-    steps: list[tuple[float, Bracket]] = []
-    for count, end in enumerate(ends, 1):
-        steps += [(end, steps[-1][1])] if steps else []
-        steps.append((end, bracket(trials[:count])))
-    steps += [(max(found.seconds, ends[-1] * 1.02), steps[-1][1])] if steps else []
-    known = [(at, one) for at, one in steps if one.low is not None and one.high is not None]
+    """The interval after each probe, as a band with steps: each lasts from the end of its probe to the end of the next."""
+    steps = zip(found.probes, ends, [*ends[1:], max(found.seconds, ends[-1] * 1.02)], strict=True) if ends else []
+    known = [(at, one) for one, end, until in steps if one.low and one.high for at in (end, until)]
     return {
         "name": "interval so far",
-        "colour": 0,
+        "colour": _CURVE,
         "faint": True,
         "x": page.rounded(at for at, _ in known),
-        "y": page.rounded(one.estimate for _, one in known),
+        "y": [None] * len(known),
         "lo": page.rounded(one.low for _, one in known),
         "hi": page.rounded(one.high for _, one in known),
     }
@@ -103,72 +218,40 @@ def _interval(found: Capacity, ends: Sequence[float]) -> dict[str, Any]:
 # --- against the level -----------------------------------------------------------------------------------------------
 
 
-def violations(found: Capacity) -> list[Block]:
-    """The share of requests that violate each objective, which is what decides a probe; nothing if none is judged by that."""
-    probes = _by_level(found)
-    series = []
-    limits: dict[float, list[str]] = {}
-    for objective in found.slos:
-        if not any(objective in probe.violations for probe in probes):
-            continue
-        series.append(
-            _series(
-                found, probes, formatting.one_line(objective, 60), [probe.violations.get(objective) for probe in probes]
-            )
-        )
-        allowed = next((one.allowed for p in probes for one in p.slos if one.slo == objective and one.allowed), None)
-        if allowed is not None:
-            limits.setdefault(allowed, []).append(objective)
-    if not series:
-        return []
-    return [
-        page.chart(
-            "Requests that violate an objective.",
-            "A probe holds if the share is shown to be below the dashed line, and fails if it is shown to be above. "
-            "Hollow: undecided.",
-            {
-                "kind": "xy",
-                "height": 280,
-                "x": _axis(found),
-                "y": {"label": "share of the requests", "format": "share", "min": 0},
-                "series": [one | {"colour": index} for index, one in enumerate(series)],
-                "hlines": [
-                    {"at": at, "label": f"{format_number(100 * at, 3)} % may"} for at, _ in sorted(limits.items())
-                ],
-                "vlines": _ends(found),
-            },
-        )
-    ]
-
-
 def latencies(found: Capacity) -> list[Block]:
-    """Percentiles of each latency against the level, one pane per metric."""
-    probes = _by_level(found)
+    """Percentiles of each latency against the level, one pane per metric, what limits the server first."""
+    probes = sorted(found.levels, key=lambda probe: (probe.level, probe.at))
     names = [name for name in TITLES if any(name in probe.latencies for probe in probes)]
-    panes: dict[str, Sequence[Block]] = {name: [_latency(found, probes, name)] for name in names}
     limiting = (found.limited_by or "").rpartition(": ")[2].partition(".")[0]
-    names.sort(key=lambda name: name != limiting)  # what limits the server comes first
-    return (
-        [page.tabs([[(name, TITLES[name]) for name in names]], {name: panes[name] for name in names})] if names else []
-    )
+    names.sort(key=lambda name: name != limiting)
+    panes: dict[str, Sequence[Block]] = {name: [_latency(found, probes, name)] for name in names}
+    return [page.tabs([[(name, TITLES[name]) for name in names]], panes)] if names else []
 
 
 def _latency(found: Capacity, probes: list[Probe], name: str) -> Block:
+    def milliseconds(column: str) -> Value:
+        def value(probe: Probe) -> float | None:
+            one = probe.latencies.get(name)
+            found = None if one is None else getattr(one, column)
+            return None if found is None else 1e3 * found
+
+        return value
+
     series = []
     for colour, column in enumerate(_PERCENTILES):
-        each = [probe.latencies.get(name) for probe in probes]
-        values = [None if one is None else getattr(one, column) for one in each]
-        made = _series(found, probes, column, [None if value is None else 1e3 * value for value in values])
-        few = [one is not None and column in one.unsupported for one in each]
+        few = [name in probe.latencies and column in probe.latencies[name].unsupported for probe in probes]
         hollow = [probe.overloaded or is_few for probe, is_few in zip(probes, few, strict=True)]
-        series.append(made | {"colour": colour, "hollow": hollow})
+        series.append(
+            _points(found, probes, milliseconds(column)) | {"name": column, "colour": colour, "hollow": hollow}
+        )
     return page.chart(
         f"{TITLES[name]} against {UNITS[found.by]}.",
         "One point per probe. Hollow: too few values, or the server was overloaded and has no steady latency.",
         {
             "kind": "xy",
             "height": 320,
-            "x": _axis(found),
+            "bands": _band(found),
+            "x": _axis(found, probes),
             "y": {"label": "ms (logarithmic)", "scale": "log"},
             "series": series,
             "hlines": _limits(found, name),
@@ -178,92 +261,42 @@ def _latency(found: Capacity, probes: list[Probe], name: str) -> Block:
 
 
 def throughput(found: Capacity) -> list[Block]:
-    """What the server completed at each level."""
-    probes = _by_level(found)
-    rates = {"throughput": "requests/s", "output_tokens": "output tokens/s", "inferences": "inferences/s"}
+    """The curve: what the server served at each number of requests in flight."""
+    rates = {"throughput": "requests/s", "inferences": "inferences/s"}
     if found.has_text:
-        del rates["inferences"]
-    else:
-        del rates["output_tokens"]
+        rates = {"throughput": "requests/s", "output_tokens": "output tokens/s"}
     panes: dict[str, Sequence[Block]] = {}
     for field, unit in rates.items():
-        values = [getattr(probe, field) for probe in probes]
-        if all(value is None for value in values):
+        known = [probe for probe in found.curve if getattr(probe, field) is not None]
+        if not known:
             continue
-        series = [_series(found, probes, "completed", values) | {"colour": 0}]
-        if field == "throughput" and found.by == "rate":
-            levels = page.rounded(probe.level for probe in probes)
-            series.insert(0, {"name": "offered", "colour": 7, "dash": True, "x": levels, "y": levels})
-        chart = page.chart(
-            f"Completed {unit} against {'offered ' if found.by == 'rate' else ''}{UNITS[found.by]}.",
-            "It follows the load as long as the server keeps up. Hollow: undecided; in a short probe the figure is rough."
-            if found.by == "rate"
-            else "More in flight is of use until this no longer grows.",
-            {
-                "kind": "xy",
-                "height": 280,
-                "x": _axis(found),
-                "y": {"label": unit, "min": 0},
-                "series": series,
-                "vlines": _ends(found),
-            },
-        )
-        panes[field] = [chart]
+        points = {
+            "name": "closed loops", "colour": _CURVE, "points": True, "x": page.rounded(probe.level for probe in known),
+            "y": page.rounded(getattr(probe, field) for probe in known), "labels": [_label(found, probe) for probe in known],
+            "hollow": [probe.status == "fails" for probe in known],
+        }  # fmt: skip
+        panes[field] = [
+            page.chart(
+                f"Served {unit} against requests in flight.",
+                "More in flight is of use until this no longer grows. Hollow: an objective was violated. Each point is a few seconds long.",
+                {
+                    "kind": "xy",
+                    "height": 260,
+                    "x": {"label": "requests in flight (logarithmic)", "scale": "log", "min": known[0].level / _MARGIN,
+                          "max": known[-1].level * _MARGIN, "ticks": [probe.level for probe in known], "unit": "in flight"},
+                    "y": {"label": unit, "min": 0},
+                    "series": [points],
+                },
+            )
+        ]  # fmt: skip
     return [page.tabs([[(name, rates[name]) for name in panes]], panes)] if panes else []
-
-
-def _by_level(found: Capacity) -> list[Probe]:
-    return sorted(found.probes, key=lambda probe: (probe.level, probe.at))
-
-
-def _series(found: Capacity, probes: list[Probe], name: str, values: Sequence[float | None]) -> dict[str, Any]:
-    numbers = {id(probe): number for number, probe in enumerate(found.probes, 1)}
-    return {
-        "name": name,
-        "points": True,
-        "x": page.rounded(probe.level for probe in probes),
-        "y": page.rounded(values),
-        "labels": [_label(found, numbers[id(probe)], probe) for probe in probes],
-        "hollow": [probe.status == "undecided" for probe in probes],
-    }
-
-
-def _axis(found: Capacity) -> dict[str, Any]:
-    """The levels, on a logarithmic axis: the search takes steps by factors."""
-    levels = [probe.level for probe in found.probes]
-    return {
-        "label": f"{'offered ' if found.by == 'rate' else ''}{UNITS[found.by]} (logarithmic)",
-        "scale": "log",
-        "min": round(min(levels) / _MARGIN, 6),
-        "max": round(max(levels) * _MARGIN, 6),
-        "unit": UNITS[found.by],
-    }
-
-
-def _ends(found: Capacity) -> list[dict[str, Any]]:
-    """The ends of the interval, as vertical lines."""
-    ends = ((found.bracket.low, "holds", "good", 0), (found.bracket.high, "fails", "", 1))
-    return [
-        {"at": level, "label": f"{word} {amount(level)}", "tone": tone, "row": row}
-        for level, word, tone, row in ends
-        if level is not None
-    ]
 
 
 def _limits(found: Capacity, metric: str) -> list[dict[str, Any]]:
     """The objectives for a latency, as lines in ms."""
-    lines = []
-    results = {one.slo: one for probe in found.probes for one in probe.slos}
-    for objective in found.slos:
-        result = results.get(objective)
-        if result is None:
-            continue
-        parsed = parse(result.expression)
-        pairs = [(parsed.name, parsed.threshold)] if parsed.kind == "metric" else []
-        pairs += [(condition.metric, condition.threshold) for condition in parsed.conditions]
-        lines += [
-            {"at": threshold.value * 1e3, "label": formatting.one_line(objective, 60)}
-            for name, threshold in pairs
-            if name == metric
-        ]
-    return lines
+    results = {one.slo: parse(one.expression) for probe in found.probes for one in probe.slos}
+    pairs = [(slo, one.name, one.threshold) for slo, one in results.items() if one.kind == "metric"]
+    pairs += [(slo, part.metric, part.threshold) for slo, one in results.items() for part in one.conditions]
+    return [
+        {"at": limit.value * 1e3, "label": formatting.one_line(slo, 60)} for slo, name, limit in pairs if name == metric
+    ]

@@ -4,21 +4,25 @@ from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.slo_expression import parse
 from inferometer.analysis.slo_presets import PRESETS
 from inferometer.capacity_search.result import Capacity, Probe
+from inferometer.capacity_search.trials import Basis
 from inferometer.records import Manifest
 from inferometer.report import formatting
 from inferometer.report.capacity import (
     PURPOSES,
-    SIGNS,
     UNITS,
     amount,
-    consequences,
+    basis,
+    chatting,
+    consequence,
     count_probes,
     headline,
     inferences,
     limiting_metric,
+    minutes,
     notes,
     reason,
     required,
+    verdict,
 )
 from inferometer.report.html import background, capacity_charts, page
 from inferometer.report.html.overview import describe_data, instant
@@ -26,8 +30,12 @@ from inferometer.report.html.page import Block, Page, Section, render
 from inferometer.report.html.parts import TITLES
 from inferometer.units import format_number, format_seconds
 
-_TONES = {"holds": "good", "fails": "bad", "undecided": "warn"}
 _SLO_SIGNS = {"met": ("✓", "good"), "missed": ("✗", "bad"), "undecided": ("?", "warn")}
+_BASES: dict[Basis, str] = {
+    "shown": "shown with 95 % confidence",
+    "likely": "likely, with less than 95 % confidence",
+    "estimated": "by the curve of the closed loops; no probe showed it",
+}
 _BY = {
     "rate": "requests per second (open loop: requests arrive at random, whether or not earlier ones have ended)",
     "concurrency": "requests in flight (closed loop: each response is followed by the next request)",
@@ -77,27 +85,25 @@ def _answer(found: Capacity) -> Section:
     words = headline(found)
     tone = {"met": "good", "missed": "bad", "undecided": "warn"}[found.outcome]
     blocks: list[Block] = [
-        page.answer(f"{words[:1].upper()}{words[1:]}", consequences(found), tone),
+        page.answer(f"{words[:1].upper()}{words[1:]}", page.sentence(consequence(found)), tone),
         page.cards(_cards(found)),
     ]
     if found.at_least is not None:
         blocks.insert(1, page.items([page.item(*_SLO_SIGNS[found.outcome], page.sentence(required(found)))]))
     if remarks := notes(found):
         blocks.append(page.items([page.item("!", "warn", page.sentence(text)) for text in remarks]))
-    return Section("answer", "Answer", [*blocks, *_objectives(found)])
+    return Section("answer", "Answer", [*blocks, *capacity_charts.picture(found)])
 
 
 def _cards(found: Capacity) -> list[dict[str, str]]:
-    low, high, unit = found.bracket.low, found.bracket.high, UNITS[found.by]
-    at_low = found.at_low
-    confirmed = "confirmed by a fresh run" if found.bracket.confirmed else "not confirmed by a fresh run"
-    cards = [
-        page.card("shown to hold", _level(low), unit if low else "", confirmed if low else "no level was"),
-        page.card(
-            "estimate", _level(found.bracket.estimate), unit if found.bracket.estimate else "", "from all probes"
-        ),
-        page.card("shown to fail", _level(high), unit if high else "", "" if high else "no level was"),
-    ]
+    ends, unit = found.bracket, UNITS[found.by]
+    confirmed = ", confirmed by a fresh run" if ends.confirmed and ends.low_basis != "estimated" else ""
+    low_basis = f"{_BASES[ends.low_basis]}{confirmed}" if ends.low else "no level does"
+    cards = [page.card("holds", _level(ends.low), unit if ends.low else "", low_basis)]
+    if ends.estimate:
+        cards.append(page.card("probably", _level(ends.estimate), unit, "the capacity, by all probes together"))
+    if ends.low is not None:
+        cards.append(page.card("fails", _level(ends.high), unit if ends.high else "", _BASES[ends.high_basis]))
     if found.limited_by is not None:
         class_, _, name = found.limited_by.rpartition(": ")
         metric, _, statistic = name.partition(".")
@@ -106,17 +112,15 @@ def _cards(found: Capacity) -> list[dict[str, str]]:
         cards.append(page.card("limited by", title, "", f"{grows} {'' if class_ else 'grows first'}".strip()))
     if not found.has_text:
         rate = inferences(found)
-        under = "at the level shown to hold" if found.batch is None else f"{found.batch:,} per request"
+        under = "at the level that holds" if found.batch is None else f"{found.batch:,} per request"
         cards.append(page.card("inferences/s", "–" if rate is None else amount(rate), "", under))
     elif found.people is not None and found.by != "users":
-        every = (at_low.mean_e2e or 0.0) + found.think if at_low is not None else found.think
-        under = f"one message every {format_seconds(every)} each, of which they think {format_seconds(found.think)}"
-        cards.append(page.card("people chatting", f"{found.people:,}", "", under))
-    elif at_low is not None:
+        cards.append(page.card("people", f"{found.people:,}", "", f"at the level that holds: {chatting(found)}"))
+    elif found.at_low is not None:
         cards.append(
-            page.card("completed", formatting.number(at_low.throughput), "requests/s", "at the level that holds")
+            page.card("completed", formatting.number(found.at_low.throughput), "requests/s", "at the level that holds")
         )
-    spent = f"of {format_seconds(found.budget)}; {count_probes(found)}"
+    spent = f"of {minutes(found.budget)}; {count_probes(found)}"
     cards.append(page.card("time spent", format_seconds(found.seconds), "", spent))
     return cards
 
@@ -127,8 +131,7 @@ def _level(level: float | None) -> str:
 
 def _objectives(found: Capacity) -> list[Block]:
     """Each objective at both ends of the interval."""
-    failing = [one for one in found.probes if one.level == found.bracket.high and one.status == "fails"]
-    ends = [probe for probe in (found.at_low, failing[-1] if failing else None) if probe is not None]
+    ends = [probe for probe in (found.at_low, found.at_high) if probe is not None]
     if not ends:
         return []
     rows = [
@@ -159,40 +162,39 @@ def _judgement(probe: Probe, objective: str) -> object:
 def _search(found: Capacity) -> Section:
     rows = []
     for number, probe in enumerate(found.probes, 1):
-        sign, _ = SIGNS[probe.status]
+        sign, word, tone = verdict(probe)
         rows.append(
             [
                 f"{number}",
-                amount(probe.level),
-                page.tinted(f"{sign} {probe.status}", _TONES[probe.status]),
                 PURPOSES[probe.purpose],
-                f"{probe.requests:,}",
-                page.tinted(f"{probe.failed:,}", "bad") if probe.failed else "0",
-                format_seconds(probe.seconds),
-                formatting.number(probe.throughput),
+                f"{amount(probe.level)} in flight" if probe.purpose == "explore" else amount(probe.level),
+                page.tinted(f"{sign} {word}", tone),
                 formatting.one_line(reason(probe), 400),
+                formatting.number(probe.throughput),
+                format_seconds(probe.seconds),
+                _after(probe),
             ]
         )
-    titles = ["probe", UNITS[found.by], "verdict", "purpose", "judged", "failed", "time", "completed/s", "evidence"]
+    titles = ["probe", "purpose", UNITS[found.by], "verdict", "evidence", "completed/s", "time", "interval after it"]
     return Section(
         "search",
         "The search",
-        [capacity_charts.search(found), page.table(titles, rows, texts=(8,))],
-        "Each probe is a short run of its own at one level, with fresh prompts, on a server that has no request left. It ends as "
-        "soon as the objectives are shown to hold or to fail.",
+        [capacity_charts.search(found), page.table(titles, rows, texts=(1, 3, 4))],
+        "First a few short closed loops, which cannot be overloaded, show the highest throughput and where the objectives break. Then each "
+        "probe is a run of its own at one level, with fresh prompts, on a server that has no request left.",
     )
+
+
+def _after(probe: Probe) -> str:
+    return f"{_level(probe.low)} to {_level(probe.high)}"
 
 
 def _load_curve(found: Capacity) -> Section:
     return Section(
         "load",
         "Load curve",
-        [
-            *capacity_charts.latencies(found),
-            *capacity_charts.violations(found),
-            *capacity_charts.throughput(found),
-        ],
-        "What the probes measured, by their level. The objectives and the ends of the interval are drawn in.",
+        [*capacity_charts.throughput(found), *capacity_charts.latencies(found)],
+        "The throughput of the closed loops, and what the probes measured, by their level.",
     )
 
 
@@ -200,11 +202,7 @@ def _confirmation(found: Capacity) -> Section:
     """What a user gets at the highest level that holds."""
     probe = found.at_low
     if probe is None:
-        return Section("confirmation", "At the highest level that holds", [])
-    lines = [
-        page.item(*_SLO_SIGNS[one.status], page.sentence(one.reason), formatting.one_line(one.slo, 100))
-        for one in probe.slos
-    ]
+        return Section("confirmation", "At the highest level that holds", _objectives(found))
     names = [name for name in TITLES if name in probe.latencies]
     rows = []
     for name in names:
@@ -214,20 +212,17 @@ def _confirmation(found: Capacity) -> Section:
             for column in ("mean", "p50", "p90", "p99")
         ]
         rows.append([f"{TITLES[name]} (ms)", *cells])
-    blocks: list[Block] = [page.items(lines)] if lines else []
+    blocks = _objectives(found)
     if rows:
-        blocks.append(page.table(["latency", "mean", "p50", "p90", "p99"], rows))
+        blocks += [page.heading("Latencies"), page.table(["latency", "mean", "p50", "p90", "p99"], rows)]
     if any("*" in cell for row in rows for cell in row[1:]):
         blocks.append(page.note("* too few values to support this percentile"))
     if probe.folder:
         folder = f"{found.folder}/{probe.folder}"
         blocks += [page.note("The whole report of this run:"), page.code(f"inferometer report {folder} --open")]
-    kind = (
-        f"A fresh run, longer than the probes, confirmed {amount(probe.level)} {UNITS[found.by]}:"
-        if found.bracket.confirmed
-        else f"{amount(probe.level)} {UNITS[found.by]} was not confirmed by a fresh, longer run. The probe that shows it:"
-    )
-    lead = f"{kind} {probe.requests:,} requests judged in {format_seconds(probe.seconds)}, {probe.failed:,} failed."
+    level = f"{amount(probe.level)} {UNITS[found.by]}"
+    kind = f"The latest run at {level}" if found.bracket.confirmed else f"The probe at {level}, not confirmed by a fresh run"
+    lead = f"{kind}: {probe.requests:,} requests judged in {format_seconds(probe.seconds)}, {probe.failed:,} failed."
     return Section("confirmation", "At the highest level that holds", blocks, lead)
 
 
@@ -248,8 +243,9 @@ def _what_was_run(found: Capacity, manifest: Manifest | None) -> Section:
         *((f"preset {name}", _preset(name)) for name in found.presets if name in PRESETS),
         ("objectives", "; ".join(found.slos)),
         ("presets judged at", found.percentile or ""),
+        ("judged", basis(found)),
         ("must hold", "" if found.at_least is None else f"{amount(found.at_least)} {UNITS[found.by]}"),
-        ("budget", f"{format_seconds(found.budget)}, of which {format_seconds(found.seconds)} were spent"),
+        ("budget", f"{minutes(found.budget)}, of which {format_seconds(found.seconds)} were spent"),
         ("think time", format_seconds(found.think) if found.has_text or found.by == "users" else ""),
         ("probes in", found.folder),
     ]
@@ -265,30 +261,29 @@ def _preset(name: str) -> str:
 
 def _reading(found: Capacity) -> Section:
     """What the words in the report mean."""
-    level = UNITS[found.by]
     pairs = [
-        ("holds", "The objectives are shown to be met, with 95 % confidence."),
-        (
-            "fails",
-            "At least one objective is shown to be missed, or the queue grew for as long as requests arrived (overload).",
-        ),
-        (
-            "undecided",
-            "The probe was too short, or the server too close to a limit. It shows nothing in either direction.",
-        ),
-        ("shown to hold", f"The highest number of {level} at which a probe holds, below everything that fails."),
-        ("shown to fail", f"The lowest number of {level} at which a probe fails."),
-        (
-            "estimate",
-            "Where the share of violations probably reaches what is allowed, by the violations of all probes.",
-        ),
-        ("ramp", "A short probe that looks for the region; one without a violation shows nothing yet."),
-        ("narrow down", "A probe between the highest level that may hold and the lowest that fails."),
-        ("repeat", "A level is tried again, because its verdict does not fit the others or nothing else supports it."),
+        ("holds, fails", "The objectives are shown to be met, or one to be missed, with 95 % confidence."),
+        ("likely", "The same with less confidence: about one in seven such verdicts is wrong."),
+        ("overloaded", "The number of requests in flight grew for as long as requests arrived, and too many were too slow."),
+        ("not proven", "Nothing speaks against the level, but too little speaks for it."),
+        ("close", "About as many requests violate an objective as may: the level is close to the capacity."),
+        ("too short", "Too few requests for any verdict."),
+        ("growing", "The number of requests in flight grew, but few were too slow yet."),
+        ("warming up", "The first requests took more than twice as long as the last: the server was not ready yet."),
+        ("by the curve", "Where the closed loops, and all probes together, put an end of the interval that no probe has shown."),
+        ("probably", "Where the share of violations probably reaches what is allowed, by all probes together."),
+        ("within, beyond", "Whether a closed loop met the objectives as measured, without confidence: it is only seconds long."),
+        ("closed loop", "A number of requests in flight: each response is followed by the next request. It finds the curve of throughput."),
+        ("narrow down", "A probe where the capacity probably is, and then between what holds and what fails."),
+        ("repeat", "A level is tried again, because its verdict contradicts another."),
         ("confirm", "A fresh, longer run at the highest level that holds. If it fails, the next lower level counts."),
     ]
     if found.has_text:
-        pairs.append(("people chatting", "The rate shown to hold x (mean response time + think time)."))
+        pairs.append(("people", "The rate that holds x (mean response time + think time)."))
+    shown = {*(word for probe in found.probes for word in (verdict(probe)[1], PURPOSES[probe.purpose])), "probably", "people"}
+    if "estimated" in (found.bracket.low_basis, found.bracket.high_basis):
+        shown.add("by the curve")
+    pairs = [(name, text) for name, text in pairs if shown & set(name.split(", "))]
     used = {name for probe in found.probes for name in probe.latencies}
     pairs += [(TITLES[name], METRICS[name].definition) for name in TITLES if name in used and name in METRICS]
     return Section("reading", "How to read this", [page.facts(pairs)])
