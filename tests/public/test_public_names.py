@@ -22,8 +22,8 @@ SIGNATURES = {
     "Text": None,
     "TextStream": None,
     "Timed": "(name='', *, cuda=False)",
-    "capacity": "(config, overrides=None, /, *, slo=None, by='rate', budget='2m', percentile='p90', think='20s', start=None, "
-    "precision=0.05, at_least=None, progress=False, **settings)",
+    "capacity": "(config, overrides=None, /, *, slo=None, by='rate', budget=None, percentile='p90', think='20s', start=None, "
+    "precision=0.05, at_least=None, strict=False, progress=False, **settings)",
     "compare": "(a, b, *, fail_if=(), force=False)",
     "compare_outputs": "(reference, output, tolerance=0.02)",
     "dummy_inputs": "(source, *, count=None, model=None, names=None, batch=1, length=None, shapes=None, datatypes=None, "
@@ -35,7 +35,7 @@ SIGNATURES = {
 """Every public name, and what it is called with; None: users do not call it."""
 MEMBERS = {
     "Run": "checks chunks config folder html judge metric passed report requests series slo summary to_pandas to_polars valid verdict",
-    "Capacity": "by folder html interval limited_by passed probes report result value",
+    "Capacity": "basis by folder html interval limited_by passed probes report result value",
     "Comparison": "conditions differs html metrics notes passed report stages",
     "Client": "close config generate infer metadata ready",
     "Text": "arrivals e2e gaps input_tokens model output_tokens text ttft",

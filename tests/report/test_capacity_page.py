@@ -5,12 +5,15 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import made_capacity as made
+import msgspec
 import pytest
 from command import assert_one_line, cli
 from html_runs import Page
 
 from inferometer.capacity_search.result import Capacity, as_json, from_json
 from inferometer.capacity_search.trials import Bracket
+from inferometer.conduct.capacity import Options
+from inferometer.records import Manifest
 from inferometer.report import capacity_export
 from inferometer.report.capacity_output import save
 from inferometer.report.html import capacity_page
@@ -32,7 +35,9 @@ def test_the_answer_comes_first_and_the_explanation_last() -> None:
 
 def test_an_end_that_no_probe_showed_says_so() -> None:
     found = page(made.estimated())
-    assert "by the curve of the closed loops; no probe showed it" in found.text and "13 by the curve" in str(found.charts)
+    assert "by the curve of the closed loops; no probe showed it" in found.text and "13 by the curve" in str(
+        found.charts
+    )
     assert "by the curve" not in page(made.text()).text.replace("at first by the curve", "")
 
 
@@ -147,3 +152,28 @@ def test_report_shows_a_search_again(tmp_path: Path) -> None:
     assert_one_line(cli("report", tmp_path), "its layout has version 1", "inferometer capacity")
     (tmp_path / "capacity.json").write_text('{"capacity": {}}')
     assert_one_line(cli("report", tmp_path), "capacity.json", "inferometer capacity")
+
+
+@pytest.mark.parametrize(
+    ("found", "arguments", "status"),
+    [
+        (made.text(), (), 0),
+        (made.text(), ("--strict", "--at-least", "18"), 0),
+        (made.text(), ("--at-least", "20"), 1),
+        (made.likely(), ("--at-least", "18"), 0),
+        (made.likely(), ("--at-least", "18", "--strict"), 1),
+        (made.likely(), ("--strict",), 1),
+        (made.estimated(), (), 1),
+        (made.too_slow(), (), 1),
+    ],
+)
+def test_the_exit_status(
+    found: Capacity, arguments: tuple[str, ...], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(config: object, options: Options, view: object) -> tuple[Capacity, Manifest]:
+        return msgspec.structs.replace(found, folder=str(tmp_path), at_least=options.at_least), made.MANIFEST
+
+    monkeypatch.setattr("inferometer.conduct.capacity.find", find)
+    monkeypatch.setattr("inferometer.cli.capacity.finish_upload", lambda folder, status, quiet: status)
+    assert cli("capacity", "http://127.0.0.1:9", "-q", *arguments).status == status
+    assert cli("report", tmp_path).status == status

@@ -1,15 +1,20 @@
 """The answer in words, for what a search may end with, and what the report says about each probe."""
 
+import io
 import re
 
 import made_capacity as made
 import msgspec
 import pytest
+from rich.console import Console
 
+from inferometer.analysis.slo_expression import parse_all
+from inferometer.capacity_search.judgement import Objectives
 from inferometer.capacity_search.result import Capacity, Probe, as_json
-from inferometer.capacity_search.trials import Bracket
+from inferometer.capacity_search.trials import Bracket, Goal, Request, Trial
 from inferometer.report.capacity import notes, required, verdict, words
 from inferometer.report.capacity_report import render
+from inferometer.report.capacity_view import SearchView
 
 PEOPLE = "each thinks 20 s between messages"
 
@@ -191,3 +196,33 @@ def test_json_has_the_names_that_others_rely_on() -> None:
     assert answer["limited_by"] == "ttft.p90" and answer["confirmed"] is True and answer["people"] == 367
     assert answer["probes"][0] | {"level": 4.0, "purpose": "explore"} == answer["probes"][0]
     assert as_json(made.text(by="users"), "")["capacity"]["users"]["low"] == 18.0
+
+
+def shown(found: Capacity, is_terminal: bool, asked_budget: float | None = None) -> str:
+    """What the view of this search prints, as words."""
+    file = io.StringIO()
+    view = SearchView(found.by, Console(file=file, force_terminal=is_terminal, width=100, no_color=True))
+    view.planned(Goal(budget=480.0, unloaded=0.4), Objectives(parse_all(list(found.slos))), 31.0, asked_budget)
+    trials: list[Trial] = []
+    for one in found.probes:
+        view.probing(Request(one.level, one.seconds, one.purpose), trials)
+        view.probed(one, Bracket(one.low, one.high, None))
+    view.over()
+    return " ".join(file.getvalue().split())
+
+
+def test_the_view_says_first_how_long_it_takes() -> None:
+    assert "a response takes 31 s without load, so the search takes up to 8m first" in shown(made.text(), False)
+    assert "a response takes 31 s, so the search takes up to 8m instead of 2m first" in shown(made.text(), False, 120.0)
+
+
+def test_the_view_has_a_line_per_probe() -> None:
+    text = shown(made.text(), False)
+    assert "✓ 16 in flight, 21.00 requests/s: within (ttft.p90: 0 of 100 too slow; 4 s) -> 12 to 40" in text
+    assert "? 20 requests/s: close (ttft.p90: 9 of 100 too slow; 15 s) -> 18 to 22" in text
+
+
+def test_the_view_draws_the_curve_and_the_scale_in_a_terminal() -> None:
+    text = shown(made.text(), True)
+    assert "4 ████████ 10.00 ✓ within" in text and "confirm 18 requests/s" in text and "left of 8m" in text
+    assert re.search("━✓━+●", re.sub("\x1b\\[[0-9;]*m", "", text))

@@ -5,7 +5,8 @@ import math
 from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import TIME_UNITS, parse
 from inferometer.capacity_search.judgement import excess
-from inferometer.capacity_search.result import By, Capacity, Probe
+from inferometer.capacity_search.result import Capacity, Probe
+from inferometer.capacity_search.trials import By
 from inferometer.report import formatting
 from inferometer.units import format_number, format_seconds
 
@@ -181,9 +182,7 @@ def raised_budget(asked: float | None, budget: float, takes: float) -> str:
     """Why the search takes longer than usual; "" if it does not."""
     if asked is None:
         return ""
-    return (
-        f"a response takes {format_seconds(takes)}, so the search takes up to {minutes(budget)} instead of {minutes(asked)}"
-    )
+    return f"a response takes {format_seconds(takes)}, so the search takes up to {minutes(budget)} instead of {minutes(asked)}"
 
 
 def notes(found: Capacity) -> list[str]:

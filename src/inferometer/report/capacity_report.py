@@ -8,8 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from inferometer.capacity_search.result import By, Capacity, Probe
-from inferometer.capacity_search.trials import Bracket
+from inferometer.capacity_search.result import Capacity, Probe
+from inferometer.capacity_search.trials import Bracket, By
 from inferometer.report import formatting
 from inferometer.report.capacity import (
     PURPOSES,
@@ -59,7 +59,7 @@ def _answer(found: Capacity) -> RenderableType:
 
 def _picture(found: Capacity, width: int) -> list[RenderableType]:
     """The closed loops and the probes, without those of which there are none."""
-    loops = [closed_loops(found.curve)] if found.curve else []
+    loops: list[RenderableType] = [closed_loops(found.curve)] if found.curve else []
     if not found.levels:
         return loops
     return [*loops, Group(scale(found.by, found.levels, found.bracket, width), Text(), _probes(found))]

@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from inferometer.capacity_search.judgement import Look, Objectives
-from inferometer.capacity_search.result import By, Probe
-from inferometer.capacity_search.trials import Bracket, Goal, Request, Trial
+from inferometer.capacity_search.result import Probe
+from inferometer.capacity_search.trials import Bracket, By, Goal, Request, Trial
 from inferometer.records import Snapshot
 from inferometer.report import formatting
 from inferometer.report.capacity import PURPOSES, UNITS, amount, minutes, raised_budget, reason, verdict
@@ -79,7 +79,10 @@ class SearchView:
         levels = [probe for probe in self._probes if probe.purpose != "explore"]
         parts: list[RenderableType] = [closed_loops(curve, request.level if is_exploring else None), Text()]
         if not is_exploring or self._bracket.low is not None:
-            parts += [scale(self._by, levels, self._bracket, self._console.width, None if is_exploring else request.level), Text()]
+            parts += [
+                scale(self._by, levels, self._bracket, self._console.width, None if is_exploring else request.level),
+                Text(),
+            ]
         return Padding(Group(*parts, *self._now(request)), (1, 0, 0, 1))
 
     def _now(self, request: Request) -> list[Text]:

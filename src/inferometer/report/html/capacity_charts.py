@@ -12,7 +12,6 @@ from inferometer.report.capacity import PURPOSES, UNITS, amount, reason, verdict
 from inferometer.report.html import page
 from inferometer.report.html.page import Block
 from inferometer.report.html.parts import TITLES
-from inferometer.units import format_number
 
 _TONES = {"good": "holds", "bad": "fails", "warn": "undecided"}
 """The series of the probes, by the tone of their verdict."""
@@ -50,7 +49,9 @@ def _objective(found: Capacity, result: SloResult) -> Block:
             return probe.violations.get(result.slo)
         if own is not None and own.value is not None and math.isfinite(own.value):
             return own.value * factor
-        one = probe.latencies.get(objective.name)  # an overload has no steady value, but what was measured shows how far off it is
+        one = probe.latencies.get(
+            objective.name
+        )  # an overload has no steady value, but what was measured shows how far off it is
         rough = None if one is None else getattr(one, objective.statistic, one.p90)
         return None if rough is None else rough * factor
 

@@ -221,7 +221,11 @@ def _confirmation(found: Capacity) -> Section:
         folder = f"{found.folder}/{probe.folder}"
         blocks += [page.note("The whole report of this run:"), page.code(f"inferometer report {folder} --open")]
     level = f"{amount(probe.level)} {UNITS[found.by]}"
-    kind = f"The latest run at {level}" if found.bracket.confirmed else f"The probe at {level}, not confirmed by a fresh run"
+    kind = (
+        f"The latest run at {level}"
+        if found.bracket.confirmed
+        else f"The probe at {level}, not confirmed by a fresh run"
+    )
     lead = f"{kind}: {probe.requests:,} requests judged in {format_seconds(probe.seconds)}, {probe.failed:,} failed."
     return Section("confirmation", "At the highest level that holds", blocks, lead)
 
@@ -264,23 +268,39 @@ def _reading(found: Capacity) -> Section:
     pairs = [
         ("holds, fails", "The objectives are shown to be met, or one to be missed, with 95 % confidence."),
         ("likely", "The same with less confidence: about one in seven such verdicts is wrong."),
-        ("overloaded", "The number of requests in flight grew for as long as requests arrived, and too many were too slow."),
+        (
+            "overloaded",
+            "The number of requests in flight grew for as long as requests arrived, and too many were too slow.",
+        ),
         ("not proven", "Nothing speaks against the level, but too little speaks for it."),
         ("close", "About as many requests violate an objective as may: the level is close to the capacity."),
         ("too short", "Too few requests for any verdict."),
         ("growing", "The number of requests in flight grew, but few were too slow yet."),
         ("warming up", "The first requests took more than twice as long as the last: the server was not ready yet."),
-        ("by the curve", "Where the closed loops, and all probes together, put an end of the interval that no probe has shown."),
+        (
+            "by the curve",
+            "Where the closed loops, and all probes together, put an end of the interval that no probe has shown.",
+        ),
         ("probably", "Where the share of violations probably reaches what is allowed, by all probes together."),
-        ("within, beyond", "Whether a closed loop met the objectives as measured, without confidence: it is only seconds long."),
-        ("closed loop", "A number of requests in flight: each response is followed by the next request. It finds the curve of throughput."),
+        (
+            "within, beyond",
+            "Whether a closed loop met the objectives as measured, without confidence: it is only seconds long.",
+        ),
+        (
+            "closed loop",
+            "A number of requests in flight: each response is followed by the next request. It finds the curve of throughput.",
+        ),
         ("narrow down", "A probe where the capacity probably is, and then between what holds and what fails."),
         ("repeat", "A level is tried again, because its verdict contradicts another."),
         ("confirm", "A fresh, longer run at the highest level that holds. If it fails, the next lower level counts."),
     ]
     if found.has_text:
         pairs.append(("people", "The rate that holds x (mean response time + think time)."))
-    shown = {*(word for probe in found.probes for word in (verdict(probe)[1], PURPOSES[probe.purpose])), "probably", "people"}
+    shown = {
+        *(word for probe in found.probes for word in (verdict(probe)[1], PURPOSES[probe.purpose])),
+        "probably",
+        "people",
+    }
     if "estimated" in (found.bracket.low_basis, found.bracket.high_basis):
         shown.add("by the curve")
     pairs = [(name, text) for name, text in pairs if shown & set(name.split(", "))]
