@@ -8,11 +8,11 @@ from typing import Any
 
 import jsonschema
 import made_campaign
+import made_capacity
 import msgspec
 import pytest
 from html_runs import plain, staged, tensors
 from synthetic_run import closed_rows, fail, manifest, run
-from test_capacity_report import FOUND
 
 from inferometer.analysis.comparison import Side, compare
 from inferometer.analysis.engine_results import summarise_campaign
@@ -20,7 +20,6 @@ from inferometer.analysis.repeats import list_runs, summarise_repeats
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.analysis.sweep import Knee, Point, Sweep
 from inferometer.capacity_search.result import as_json
-from inferometer.capacity_search.search import Bracket
 from inferometer.conduct.saving import changed
 from inferometer.records import Failure, Run
 from inferometer.report import compare as compare_report
@@ -69,10 +68,9 @@ def outputs(name: str) -> Iterator[Any]:
             yield with_words(msgspec.to_builtins(swept()))
         case "capacity":
             for by in ("rate", "concurrency", "users"):
-                found = msgspec.structs.replace(FOUND, by=by)
+                found = made_capacity.text(by=by)
                 yield json.loads(msgspec.json.encode(as_json(found, "holds 4.2")))
-            nothing = msgspec.structs.replace(FOUND, bracket=Bracket(None, None, None), limited_by=None, probes=())
-            yield json.loads(msgspec.json.encode(as_json(nothing, "nothing was shown")))
+            yield json.loads(msgspec.json.encode(as_json(made_capacity.nothing(), "nothing was shown")))
 
 
 def swept() -> Sweep:

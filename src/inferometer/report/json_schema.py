@@ -76,20 +76,29 @@ def capacity() -> Tree:
         "concurrency": interval,
         "users": interval,
         "unit": {"description": "What was searched for.", "enum": ["rate", "concurrency", "users"]},
+        "basis": {"$ref": f"{_REFERENCE}Basis"},
         "confirmed": {"description": "A fresh run confirmed the lower end.", "type": "boolean"},
         "non_monotone": {"description": "A level held above one that failed.", "type": "boolean"},
         "people": {"description": "How many people the server holds.", "anyOf": [{"type": "integer"}, {"type": "null"}]},
         "words": {"description": "The answer in a sentence.", "type": "string"},
         **answer["properties"],
     }  # fmt: skip
-    answer["required"] = ["rate", "unit", "confirmed", "people", "words", *answer["required"]]
+    answer["required"] = ["rate", "unit", "basis", "confirmed", "people", "words", *answer["required"]]
     number = {"$ref": f"{_REFERENCE}Number"}
     definitions["Interval"] = {
         "title": "Interval",
-        "description": "low: the highest level that was shown to hold; high: the lowest that was shown to fail.",
+        "description": "low: the highest level that holds; high: the lowest above it that fails; estimate: where the capacity probably is.",
         "type": "object",
         "properties": {"low": number, "high": number, "estimate": number},
         "required": ["low", "high", "estimate"],
+    }
+    end = {"enum": ["shown", "likely", "estimated"]}
+    definitions["Basis"] = {
+        "title": "Basis",
+        "description": "What the ends of the interval are: shown by a probe with 95 % confidence, likely, or estimated: no probe showed it.",
+        "type": "object",
+        "properties": {"low": end, "high": end},
+        "required": ["low", "high"],
     }
     del definitions["Bracket"], tree["$ref"]
     tree["properties"]["capacity"] = {"$ref": f"{_REFERENCE}Capacity"}
