@@ -83,21 +83,19 @@ def _room(values: Sequence[float | None]) -> dict[str, float]:
 
 def _curve(found: Capacity, value: Value) -> list[dict[str, Any]]:
     """The closed loops as a line, in the order of their number in flight: it turns back if throughput falls."""
-    known = [probe for probe in found.curve if value(probe) is not None and found.level_of(probe)]
-    return [
-        {
-            "name": "closed loops", "colour": _CURVE, "points": True, "x": page.rounded(map(found.level_of, known)),
-            "y": page.rounded(map(value, known)), "labels": [_label(found, probe) for probe in known],
-        }
-    ] if known else []  # fmt: skip
+    known = _known_loops(found, value)
+    return [_points(found, known, value) | {"name": "closed loops", "colour": _CURVE, "hollow": []}] if known else []
 
 
 def _in_flight(found: Capacity, value: Value) -> list[dict[str, Any]]:
     return [
-        {"series": 0, "x": found.level_of(probe), "y": at, "colour": _CURVE, "label": f"{probe.level:,.0f} in flight"}
-        for probe in found.curve
-        if (at := value(probe)) is not None and found.level_of(probe)
-    ]
+        {"series": 0, "x": found.level_of(probe), "y": value(probe), "colour": _CURVE, "label": f"{probe.level:,.0f} in flight"}
+        for probe in _known_loops(found, value)
+    ]  # fmt: skip
+
+
+def _known_loops(found: Capacity, value: Value) -> list[Probe]:
+    return [probe for probe in found.curve if value(probe) is not None and found.level_of(probe)]
 
 
 def _by_verdict(found: Capacity, value: Value) -> list[dict[str, Any]]:
@@ -154,7 +152,9 @@ def _axis(found: Capacity, probes: Sequence[Probe]) -> dict[str, Any]:
     levels += [end for end in (found.bracket.low, found.bracket.high) if end]
     low, high = min(levels, default=1.0), max(levels, default=1.0)
     is_log = high > _FAR * low
-    names = "requests/s: offered by probes, served to closed loops" if found.by == "rate" else UNITS[found.by]
+    names = UNITS[found.by]
+    if found.by == "rate" and any(probe.purpose == "explore" for probe in probes):
+        names += ": offered by probes, served to closed loops"
     return {
         "label": f"{names}{' (logarithmic)' if is_log else ''}",
         "scale": "log" if is_log else "linear",
