@@ -41,6 +41,10 @@ def test_an_end_that_no_probe_showed_says_so() -> None:
     assert "by the curve" not in page(made.text()).text.replace("at first by the curve", "")
 
 
+def test_a_server_that_nothing_limits_has_no_level_that_fails() -> None:
+    assert "fails – no level failed" in " ".join(page(made.unlimited()).text.split())
+
+
 def test_closed_loops_and_probes_are_one_picture() -> None:
     chart = page(made.text()).chart("TTFT p90 against the load")
     series = {one["name"]: one for one in chart["series"]}

@@ -125,6 +125,11 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return first is not None and first.level == 1 and first.status == "fails" and self.bracket.low is None
 
     @property
+    def has_failed(self) -> bool:
+        """Whether any level failed, or a closed loop violated an objective."""
+        return any(probe.status == "fails" for probe in self.probes)
+
+    @property
     def at_low(self) -> Probe | None:
         """The latest probe that holds at the lower end."""
         return self._latest(self.bracket.low, "holds")

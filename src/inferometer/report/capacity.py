@@ -48,7 +48,7 @@ def headline(found: Capacity) -> str:
     if ends.low_basis == "estimated":
         estimate = ends.estimate or ends.low
         high, is_seen = amount(ends.high or 0.0), ends.high is not None and ends.high_basis != "estimated"
-        both = f", at most {high}" if ends.high is not None and not is_seen and _has_failed(found) else ""
+        both = f", at most {high}" if ends.high is not None and not is_seen and found.has_failed else ""
         rest = f", {'likely ' if ends.high_basis == 'likely' else ''}at most {high}" if is_seen else ""
         least = f"at least {amount(ends.low)}{both} {_BY_CURVE} (no probe showed it){rest}"
         return f"probably holds about {amount(estimate)} {unit}{_bracketed(_people(found, estimate))}, {least}"
@@ -64,7 +64,7 @@ def consequence(found: Capacity) -> str:
     """The second part of the answer: what limits the server."""
     if found.bracket.low is None:
         return ""
-    if not _has_failed(found):
+    if not found.has_failed:
         return "no level failed"
     if found.limited_by is None:
         return ""
@@ -76,17 +76,13 @@ def consequence(found: Capacity) -> str:
 def _above(found: Capacity, low: float) -> str:
     """Where the capacity probably is, and the upper end."""
     high, estimate = found.bracket.high, found.bracket.estimate
-    if high is None or not _has_failed(found):
+    if high is None or not found.has_failed:
         return ""
     most = f"{'likely ' if found.bracket.high_basis == 'likely' else ''}at most {amount(high)}"
     unseen = f"{_BY_CURVE}; no probe showed it" if found.bracket.high_basis == "estimated" else ""
     if estimate is None or estimate < _SAME * low or amount(estimate) in (amount(low), amount(high)):
         return f", {most}{_bracketed(unseen)}"
     return f", probably about {amount(estimate)} ({most}{unseen and ' '}{unseen})"
-
-
-def _has_failed(found: Capacity) -> bool:
-    return any(probe.status == "fails" for probe in found.probes)
 
 
 def _too_slow(found: Capacity) -> str:

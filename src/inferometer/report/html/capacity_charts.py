@@ -28,6 +28,8 @@ Value = Callable[[Probe], float | None]
 
 def picture(found: Capacity) -> list[Block]:
     """What each closed loop and each probe measured, against the load: a pane for each objective, the limiting one first."""
+    if not any(map(found.level_of, found.probes)):
+        return []
     results = {one.slo: one for probe in found.probes for one in probe.slos}
     limiting = sorted(found.slos, key=lambda slo: not (found.limited_by and slo.startswith(found.limited_by)))
     panes = {slo: [_objective(found, results[slo])] for slo in limiting if slo in results}
@@ -167,8 +169,10 @@ def _axis(found: Capacity, probes: Sequence[Probe]) -> dict[str, Any]:
 # --- the search over time --------------------------------------------------------------------------------------------
 
 
-def search(found: Capacity) -> Block:
+def search(found: Capacity) -> list[Block]:
     """The levels over time, and how the interval narrows."""
+    if not any(map(found.level_of, found.probes)):
+        return []
     ends = [probe.at + probe.seconds for probe in found.probes]
     series = [_interval(found, ends)]
     groups = [("closed loop", "", _PALE), *((name, tone, _COLOURS[tone]) for tone, name in _TONES.items())]
@@ -187,7 +191,7 @@ def search(found: Capacity) -> Block:
                 "hollow": [not probe.is_sure or probe.status == "undecided" for probe in found.probes],
                 "labels": [_label(found, probe) for probe in found.probes],
             })  # fmt: skip
-    return page.chart(
+    chart = page.chart(
         "How the search closed in.",
         "Each bar is a closed loop or a probe, from its start to its verdict. The band is the interval so far: at first by the curve of the "
         "closed loops alone, then by what the probes show.",
@@ -199,6 +203,7 @@ def search(found: Capacity) -> Block:
             "series": [one for one in series if one["x"]],
         },
     )  # fmt: skip
+    return [chart]
 
 
 def _interval(found: Capacity, ends: Sequence[float]) -> dict[str, Any]:

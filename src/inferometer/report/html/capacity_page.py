@@ -98,18 +98,22 @@ def _answer(found: Capacity) -> Section:
 def _cards(found: Capacity) -> list[dict[str, str]]:
     ends, unit = found.bracket, UNITS[found.by]
     confirmed = ", confirmed by a fresh run" if ends.confirmed and ends.low_basis != "estimated" else ""
-    low_basis = f"{_BASES[ends.low_basis]}{confirmed}" if ends.low else "no level does"
+    low_basis = (
+        f"{_BASES[ends.low_basis]}{confirmed}" if ends.low else "no level does" if found.is_too_slow else "not known"
+    )
     cards = [page.card("holds", _level(ends.low), unit if ends.low else "", low_basis)]
     if ends.estimate:
         cards.append(page.card("probably", _level(ends.estimate), unit, "the capacity, by all probes together"))
-    if ends.low is not None:
+    if ends.low is not None and found.has_failed:
         cards.append(page.card("fails", _level(ends.high), unit if ends.high else "", _BASES[ends.high_basis]))
+    elif ends.low is not None:
+        cards.append(page.card("fails", "–", "", "no level failed"))
     if found.limited_by is not None:
         class_, _, name = found.limited_by.rpartition(": ")
         metric, _, statistic = name.partition(".")
         title = " ".join(filter(None, (TITLES.get(metric, metric.replace("_", " ")), statistic)))
-        grows = limiting_metric(found.limited_by)
-        cards.append(page.card("limited by", title, "", f"{grows} {'' if class_ else 'grows first'}".strip()))
+        grows = "" if class_ or ends.low is None else " grows first"
+        cards.append(page.card("limited by", title, "", f"{limiting_metric(found.limited_by)}{grows}"))
     if not found.has_text:
         rate = inferences(found)
         under = "at the level that holds" if found.batch is None else f"{found.batch:,} per request"
@@ -179,7 +183,7 @@ def _search(found: Capacity) -> Section:
     return Section(
         "search",
         "The search",
-        [capacity_charts.search(found), page.table(titles, rows, texts=(1, 3, 4))],
+        [*capacity_charts.search(found), page.table(titles, rows, texts=(1, 3, 4))],
         "First a few short closed loops, which cannot be overloaded, show the highest throughput and where the objectives break. Then each "
         "probe is a run of its own at one level, with fresh prompts, on a server that has no request left.",
     )
