@@ -35,7 +35,7 @@ def test_the_answer_is_a_sentence_for_anyone() -> None:
         ),
         (
             made.estimated(),
-            "probably holds about 19 requests/s (about 387 people), at least 13, at most 23 by the curve of the closed loops (no probe "
+            "probably holds about 19 requests/s (about 387 people), between 13 and 23 by the curve of the closed loops (no probe "
             "showed it); beyond that, the time to first token grows first",
         ),
         (

@@ -125,9 +125,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return first is not None and first.level == 1 and first.status == "fails" and self.bracket.low is None
 
     @property
-    def has_failed(self) -> bool:
-        """Whether any level failed, or a closed loop violated an objective."""
-        return any(probe.status == "fails" for probe in self.probes)
+    def has_limit(self) -> bool:
+        """Whether any probe failed, or saw more violations than are allowed."""
+        return any(probe.status == "fails" or (probe.excess or 0.0) > 1 for probe in self.probes)
 
     @property
     def at_low(self) -> Probe | None:

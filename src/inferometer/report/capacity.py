@@ -47,10 +47,12 @@ def headline(found: Capacity) -> str:
         return _too_slow(found) if found.is_too_slow else "the search ended before any level was shown to hold"
     if ends.low_basis == "estimated":
         estimate = ends.estimate or ends.low
-        high, is_seen = amount(ends.high or 0.0), ends.high is not None and ends.high_basis != "estimated"
-        both = f", at most {high}" if ends.high is not None and not is_seen and found.has_failed else ""
-        rest = f", {'likely ' if ends.high_basis == 'likely' else ''}at most {high}" if is_seen else ""
-        least = f"at least {amount(ends.low)}{both} {_BY_CURVE} (no probe showed it){rest}"
+        high, is_seen = amount(ends.high or 0.0), ends.high_basis != "estimated"
+        least = f"at least {amount(ends.low)} {_BY_CURVE} (no probe showed it)"
+        if ends.high is not None and is_seen:
+            least += f", {'likely ' if ends.high_basis == 'likely' else ''}at most {high}"
+        elif ends.high is not None and found.has_limit:
+            least = f"between {amount(ends.low)} and {high} {_BY_CURVE} (no probe showed it)"
         return f"probably holds about {amount(estimate)} {unit}{_bracketed(_people(found, estimate))}, {least}"
     probe = found.at_low
     remarks = [_people(found, ends.low)]
@@ -64,7 +66,7 @@ def consequence(found: Capacity) -> str:
     """The second part of the answer: what limits the server."""
     if found.bracket.low is None:
         return ""
-    if not found.has_failed:
+    if not found.has_limit:
         return "no level failed"
     if found.limited_by is None:
         return ""
@@ -76,7 +78,7 @@ def consequence(found: Capacity) -> str:
 def _above(found: Capacity, low: float) -> str:
     """Where the capacity probably is, and the upper end."""
     high, estimate = found.bracket.high, found.bracket.estimate
-    if high is None or not found.has_failed:
+    if high is None or not found.has_limit:
         return ""
     most = f"{'likely ' if found.bracket.high_basis == 'likely' else ''}at most {amount(high)}"
     unseen = f"{_BY_CURVE}; no probe showed it" if found.bracket.high_basis == "estimated" else ""

@@ -28,9 +28,7 @@ from inferometer.report.width import bare, columns
 from inferometer.units import format_seconds
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow"}
-_BAR, _SCALE = 18, 56
-_BESIDE = 44
-"""Columns beside the scale."""
+_BAR, _SCALE, _SHORTEST = 18, 56, 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -96,7 +94,8 @@ def scale(by: By, probes: Sequence[Probe], found: Bracket, width: int, in_progre
     """A log scale of the levels: what holds, what fails, each probe with its verdict, and the one in progress. A dotted line is an estimate."""
     levels = [probe.level for probe in probes] + [one for one in (found.low, found.high, in_progress) if one]
     first, last = min(levels) / 1.06, max(levels) * 1.06
-    long = max(min(width - _BESIDE, _SCALE), 20)
+    text = f" {amount(last)} {UNITS[by]}   "
+    long = max(min(width - len(f" {amount(first)} {text}{interval(found)}"), _SCALE), _SHORTEST)
     marks = [("─", "dim")] * long
 
     def at(level: float) -> int:
@@ -112,7 +111,7 @@ def scale(by: By, probes: Sequence[Probe], found: Bracket, width: int, in_progre
         marks[at(probe.level)] = (sign, f"{'bold ' if probe.is_sure else ''}{COLOURS[tone]}")
     if in_progress is not None:
         marks[at(in_progress)] = ("●", "bold cyan")
-    return Text.assemble(f"{amount(first)} ", *marks, f" {amount(last)} {UNITS[by]}   ", (interval(found), "bold"))
+    return Text.assemble(f"{amount(first)} ", *marks, text, (interval(found), "bold"))
 
 
 def interval(found: Bracket) -> str:

@@ -104,7 +104,7 @@ def _cards(found: Capacity) -> list[dict[str, str]]:
     cards = [page.card("holds", _level(ends.low), unit if ends.low else "", low_basis)]
     if ends.estimate:
         cards.append(page.card("probably", _level(ends.estimate), unit, "the capacity, by all probes together"))
-    if ends.low is not None and found.has_failed:
+    if ends.low is not None and found.has_limit:
         cards.append(page.card("fails", _level(ends.high), unit if ends.high else "", _BASES[ends.high_basis]))
     elif ends.low is not None:
         cards.append(page.card("fails", "–", "", "no level failed"))
