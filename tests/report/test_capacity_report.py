@@ -152,8 +152,11 @@ def test_the_report_has_the_curve_the_interval_and_the_evidence() -> None:
             made.text(probes=(msgspec.structs.replace(made.text().probes[0], is_warming=True),)),
             "still warming up during a probe",
         ),
-        (made.text(bracket=Bracket(18.0, 22.0, 20.0)), "not confirmed by a fresh run"),
-        (made.text(bracket=Bracket(18.0, 30.0, 20.0)), "raise --budget"),
+        (
+            made.text(bracket=Bracket(18.0, 22.0, 20.0)),
+            "^a larger --budget would confirm the lower end by a fresh run$",
+        ),
+        (made.text(bracket=Bracket(18.0, 30.0, 20.0, confirmed=True)), "^a larger --budget would narrow the interval$"),
         (made.text(), "--percentile p99"),
         (made.text(has_sessions=True), "--by users"),
     ],

@@ -198,12 +198,13 @@ def notes(found: Capacity) -> list[str]:
         result.append(f"the server was still warming up during {which}: search again for a better answer")
     if found.strict and ends.low is not None and found.outcome == "undecided" and ends.low_basis != "shown":
         result.append("--strict: no level was shown to hold with 95 % confidence")
-    if ends.low is not None and ends.low_basis == "shown" and not ends.confirmed:
-        result.append("the lower end was not confirmed by a fresh run: a larger --budget would allow that")
     if ends.non_monotone:
         result.append("a level held although a lower one failed, also when it was repeated: other load on the server?")
-    if is_complete and ends.low is not None and (ends.high or math.inf) > _WIDE * ends.low:
-        result.append("the interval is wide because the budget is spent, not because the server varies: raise --budget")
+    is_wide = ends.low is not None and (ends.high or math.inf) > _WIDE * ends.low
+    is_confirmed = ends.low is None or ends.confirmed or ends.low_basis == "estimated"
+    more = ["narrow the interval"] * is_wide + ["confirm the lower end by a fresh run"] * (not is_confirmed)
+    if is_complete and more:
+        result.append(f"a larger --budget would {' and '.join(more)}")
     if found.has_sessions and found.by == "rate":
         result.append(
             "requests are turns of conversations, whose rate builds up for as long as a conversation lasts, which may be longer "

@@ -65,6 +65,7 @@ class SearchView:
         if self._live is not None:
             self._live.stop()
             self._live = None
+            self._console.print()
 
     def _print(self, *lines: str) -> None:
         for line in lines:
