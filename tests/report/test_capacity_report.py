@@ -124,6 +124,7 @@ def changed(share: float | None = 0.0, **changes: object) -> Probe:
         (made.text().probes[3], "✗", "overloaded"),
         (made.text().probes[0], "✓", "within"),
         (made.text().probes[2], "✗", "beyond"),
+        (msgspec.structs.replace(made.text().probes[2], excess=None), "?", "too short"),
     ],
 )
 def test_a_verdict_is_a_word(probe: Probe, sign: str, word: str) -> None:
@@ -176,6 +177,12 @@ def test_what_only_the_curve_estimates_does_not_pass() -> None:
     assert made.estimated().outcome == "undecided"
     assert msgspec.structs.replace(made.estimated(), at_least=30.0).outcome == "undecided"
     assert made.too_slow().outcome == "missed"
+
+
+def test_a_request_that_was_not_seen_to_end_is_not_too_slow() -> None:
+    unseen = [msgspec.structs.replace(one, excess=None) for one in made.too_slow().probes]
+    found = msgspec.structs.replace(made.too_slow(), probes=tuple(unseen))
+    assert words(found) == "the search ended before any level was shown to hold" and found.outcome == "undecided"
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     def is_too_slow(self) -> bool:
         """Whether one request at a time violates an objective: no level holds."""
         first = next(iter(self.curve), None)
-        return first is not None and first.level == 1 and first.status == "fails" and self.bracket.low is None
+        return first is not None and first.level == 1 and (first.excess or 0.0) > 1 and self.bracket.low is None
 
     @property
     def has_limit(self) -> bool:

@@ -176,11 +176,12 @@ def chatting(found: Capacity) -> str:
     return f"each person sends a message every {every}, and thinks for {format_seconds(found.think)} of it"
 
 
-def raised_budget(asked: float | None, budget: float, takes: float) -> str:
+def raised_budget(asked: float | None, budget: float, takes: float | None) -> str:
     """Why the search takes longer than usual; "" if it does not."""
     if asked is None:
         return ""
-    return f"a response takes {format_seconds(takes)}, so the search takes up to {minutes(budget)} instead of {minutes(asked)}"
+    slow = "responses take long" if takes is None else f"a response takes {format_seconds(takes)}"
+    return f"{slow}, so the search takes up to {minutes(budget)} instead of {minutes(asked)}"
 
 
 def notes(found: Capacity) -> list[str]:
@@ -215,9 +216,9 @@ def notes(found: Capacity) -> list[str]:
     return result
 
 
-def _unloaded(found: Capacity) -> float:
+def _unloaded(found: Capacity) -> float | None:
     """Seconds of a response at the lowest level, which is about what it takes without load."""
-    return next((probe.mean_e2e for probe in found.curve if probe.mean_e2e), 0.0)
+    return next((probe.mean_e2e for probe in found.curve if probe.mean_e2e), None)
 
 
 # --- what a probe showed ---------------------------------------------------------------------------------------------
@@ -227,6 +228,8 @@ def verdict(probe: Probe) -> tuple[str, str, str]:
     """The verdict on a probe: its sign, one word, and the tone of a page (good, warn, bad)."""
     if probe.status == "undecided":
         return "?", _why_undecided(probe), "warn"
+    if probe.purpose == "explore" and probe.excess is None:
+        return "?", "too short", "warn"
     sign, tone = ("✓", "good") if probe.status == "holds" else ("✗", "bad")
     if probe.purpose == "explore":
         return sign, "within" if probe.status == "holds" else "beyond", tone

@@ -56,6 +56,7 @@ class SearchView:
         self._probes.append(probe)
         self._bracket = found
         sign, word, _ = verdict(probe)
+        word = f"likely {probe.status}" if word == "likely" else word
         what = f"{amount(probe.level)} {UNITS[self._by]}"
         if probe.purpose == "explore":
             what = f"{probe.level:,.0f} in flight, {formatting.number(probe.throughput)} requests/s"
