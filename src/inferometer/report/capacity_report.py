@@ -57,10 +57,11 @@ def _answer(found: Capacity) -> RenderableType:
 
 def _picture(found: Capacity, width: int) -> list[RenderableType]:
     """The closed loops and the probes, without those of which there are none."""
-    loops: list[RenderableType] = [closed_loops(found.curve)] if found.curve else []
-    if not found.levels:
-        return loops
-    return [*loops, Group(scale(found.by, found.levels, found.bracket, width), Text(), _probes(found))]
+    parts: list[RenderableType] = [closed_loops(found.curve)] if found.curve else []
+    if found.levels or found.bracket.low is not None:
+        line = scale(found.by, found.levels, found.bracket, width)
+        parts.append(Group(line, Text(), _probes(found)) if found.levels else line)
+    return parts
 
 
 def closed_loops(probes: Sequence[Probe], in_progress: float | None = None) -> Table:

@@ -51,9 +51,8 @@ def _objective(found: Capacity, result: SloResult) -> Block:
             return probe.violations.get(result.slo)
         if own is not None and own.value is not None and math.isfinite(own.value):
             return own.value * factor
-        one = probe.latencies.get(
-            objective.name
-        )  # an overload has no steady value, but what was measured shows how far off it is
+        one = probe.latencies.get(objective.name)
+        # An overload has no steady value, but what was measured shows how far off it is.
         rough = None if one is None else getattr(one, objective.statistic, one.p90)
         return None if rough is None else rough * factor
 
@@ -177,12 +176,11 @@ def search(found: Capacity) -> list[Block]:
     series = [_interval(found, ends)]
     groups = [("closed loop", "", _PALE), *((name, tone, _COLOURS[tone]) for tone, name in _TONES.items())]
     for name, tone, colour in groups:
-        own = [
-            (probe.purpose == "explore") == (not tone) and (not tone or verdict(probe)[2] == tone)
+        chosen = [
+            probe if tone == ("" if probe.purpose == "explore" else verdict(probe)[2]) else None
             for probe in found.probes
         ]
-        if any(own):
-            chosen = [probe if is_own else None for probe, is_own in zip(found.probes, own, strict=True)]
+        if any(chosen):
             series.append({
                 "name": name, "colour": colour, **({"tone": tone} if tone else {}), "points": True, "scatter": True,
                 "x": page.rounded(ends),
@@ -237,9 +235,8 @@ def latencies(found: Capacity) -> list[Block]:
 def _latency(found: Capacity, probes: list[Probe], name: str) -> Block:
     def milliseconds(column: str) -> Value:
         def value(probe: Probe) -> float | None:
-            one = probe.latencies.get(name)
-            found = None if one is None else getattr(one, column)
-            return None if found is None else 1e3 * found
+            seconds = getattr(probe.latencies.get(name), column, None)
+            return None if seconds is None else 1e3 * seconds
 
         return value
 

@@ -11,7 +11,6 @@ from inferometer.report.capacity import (
     PURPOSES,
     UNITS,
     amount,
-    basis,
     chatting,
     consequence,
     count_probes,
@@ -98,10 +97,10 @@ def _answer(found: Capacity) -> Section:
 def _cards(found: Capacity) -> list[dict[str, str]]:
     ends, unit = found.bracket, UNITS[found.by]
     confirmed = ", confirmed by a fresh run" if ends.confirmed and ends.low_basis != "estimated" else ""
-    low_basis = (
+    under = (
         f"{_BASES[ends.low_basis]}{confirmed}" if ends.low else "no level does" if found.is_too_slow else "not known"
     )
-    cards = [page.card("holds", _level(ends.low), unit if ends.low else "", low_basis)]
+    cards = [page.card("holds", _level(ends.low), unit if ends.low else "", under)]
     if ends.estimate:
         cards.append(page.card("probably", _level(ends.estimate), unit, "the capacity, by all probes together"))
     if ends.low is not None and found.has_limit:
@@ -164,21 +163,19 @@ def _judgement(probe: Probe, objective: str) -> object:
 
 
 def _search(found: Capacity) -> Section:
-    rows = []
-    for number, probe in enumerate(found.probes, 1):
-        sign, word, tone = verdict(probe)
-        rows.append(
-            [
-                f"{number}",
-                PURPOSES[probe.purpose],
-                f"{amount(probe.level)} in flight" if probe.purpose == "explore" else amount(probe.level),
-                page.tinted(f"{sign} {word}", tone),
-                formatting.one_line(reason(probe), 400),
-                formatting.number(probe.throughput),
-                format_seconds(probe.seconds),
-                _after(probe),
-            ]
-        )
+    rows = [
+        [
+            f"{number}",
+            PURPOSES[probe.purpose],
+            f"{amount(probe.level)}{' in flight' if probe.purpose == 'explore' else ''}",
+            page.tinted(" ".join(verdict(probe)[:2]), verdict(probe)[2]),
+            reason(probe),
+            formatting.number(probe.throughput),
+            format_seconds(probe.seconds),
+            f"{_level(probe.low)} to {_level(probe.high)}",
+        ]
+        for number, probe in enumerate(found.probes, 1)
+    ]
     titles = ["probe", "purpose", UNITS[found.by], "verdict", "evidence", "completed/s", "time", "interval after it"]
     return Section(
         "search",
@@ -187,10 +184,6 @@ def _search(found: Capacity) -> Section:
         "First a few short closed loops, which cannot be overloaded, show the highest throughput and where the objectives break. Then each "
         "probe is a run of its own at one level, with fresh prompts, on a server that has no request left.",
     )
-
-
-def _after(probe: Probe) -> str:
-    return f"{_level(probe.low)} to {_level(probe.high)}"
 
 
 def _load_curve(found: Capacity) -> Section:
@@ -224,13 +217,8 @@ def _confirmation(found: Capacity) -> Section:
     if probe.folder:
         folder = f"{found.folder}/{probe.folder}"
         blocks += [page.note("The whole report of this run:"), page.code(f"inferometer report {folder} --open")]
-    level = f"{amount(probe.level)} {UNITS[found.by]}"
-    kind = (
-        f"The latest run at {level}"
-        if found.bracket.confirmed
-        else f"The probe at {level}, not confirmed by a fresh run"
-    )
-    lead = f"{kind}: {probe.requests:,} requests judged in {format_seconds(probe.seconds)}, {probe.failed:,} failed."
+    confirmed = "" if found.bracket.confirmed else ", not confirmed by a fresh run"
+    lead = f"The latest probe at {amount(probe.level)} {UNITS[found.by]}{confirmed}: {probe.requests:,} requests judged in {format_seconds(probe.seconds)}, {probe.failed:,} failed."
     return Section("confirmation", "At the highest level that holds", blocks, lead)
 
 
@@ -251,7 +239,6 @@ def _what_was_run(found: Capacity, manifest: Manifest | None) -> Section:
         *((f"preset {name}", _preset(name)) for name in found.presets if name in PRESETS),
         ("objectives", "; ".join(found.slos)),
         ("presets judged at", found.percentile or ""),
-        ("judged", basis(found)),
         ("must hold", "" if found.at_least is None else f"{amount(found.at_least)} {UNITS[found.by]}"),
         ("budget", f"{minutes(found.budget)}, of which {format_seconds(found.seconds)} were spent"),
         ("think time", format_seconds(found.think) if found.has_text or found.by == "users" else ""),
@@ -267,47 +254,32 @@ def _preset(name: str) -> str:
     return f"{limits}: {preset.about}. Source: {preset.source}"
 
 
+_WORDS = {
+    "holds, fails": "The objectives are shown to be met, or one to be missed, with 95 % confidence.",
+    "likely": "The same with less confidence: about one in seven such verdicts is wrong.",
+    "overloaded": "The number of requests in flight grew for as long as requests arrived, and too many were too slow.",
+    "not proven": "Too few independent requests to say either.",
+    "close": "About as many requests violate an objective as may: the level is close to the capacity.",
+    "too short": "Too few requests for any verdict.",
+    "growing": "The number of requests in flight grew, but few were too slow yet.",
+    "warming up": "The first requests took more than twice as long as the last: the server was not ready yet.",
+    "by the curve": "Where the closed loops, and all probes together, put an end of the interval that no probe has shown.",
+    "probably": "Where the share of violations probably reaches what is allowed, by all probes together.",
+    "within, beyond": "Whether a closed loop met the objectives as measured, without confidence: it is only seconds long.",
+    "closed loop": "A number of requests in flight: each response is followed by the next request. It finds the curve of throughput.",
+    "narrow down": "A probe where the capacity probably is, and then between what holds and what fails.",
+    "repeat": "A level is tried again, because its verdict contradicts another.",
+    "confirm": "A fresh, longer run at the highest level that holds. If it fails, the next lower level counts.",
+    "people": "The rate that holds x (mean response time + think time).",
+}
+
+
 def _reading(found: Capacity) -> Section:
     """What the words in the report mean."""
-    pairs = [
-        ("holds, fails", "The objectives are shown to be met, or one to be missed, with 95 % confidence."),
-        ("likely", "The same with less confidence: about one in seven such verdicts is wrong."),
-        (
-            "overloaded",
-            "The number of requests in flight grew for as long as requests arrived, and too many were too slow.",
-        ),
-        ("not proven", "Nothing speaks against the level, but too little speaks for it."),
-        ("close", "About as many requests violate an objective as may: the level is close to the capacity."),
-        ("too short", "Too few requests for any verdict."),
-        ("growing", "The number of requests in flight grew, but few were too slow yet."),
-        ("warming up", "The first requests took more than twice as long as the last: the server was not ready yet."),
-        (
-            "by the curve",
-            "Where the closed loops, and all probes together, put an end of the interval that no probe has shown.",
-        ),
-        ("probably", "Where the share of violations probably reaches what is allowed, by all probes together."),
-        (
-            "within, beyond",
-            "Whether a closed loop met the objectives as measured, without confidence: it is only seconds long.",
-        ),
-        (
-            "closed loop",
-            "A number of requests in flight: each response is followed by the next request. It finds the curve of throughput.",
-        ),
-        ("narrow down", "A probe where the capacity probably is, and then between what holds and what fails."),
-        ("repeat", "A level is tried again, because its verdict contradicts another."),
-        ("confirm", "A fresh, longer run at the highest level that holds. If it fails, the next lower level counts."),
-    ]
-    if found.has_text:
-        pairs.append(("people", "The rate that holds x (mean response time + think time)."))
-    shown = {
-        *(word for probe in found.probes for word in (verdict(probe)[1], PURPOSES[probe.purpose])),
-        "probably",
-        "people",
-    }
-    if "estimated" in (found.bracket.low_basis, found.bracket.high_basis):
-        shown.add("by the curve")
-    pairs = [(name, text) for name, text in pairs if shown & set(name.split(", "))]
-    used = {name for probe in found.probes for name in probe.latencies}
-    pairs += [(TITLES[name], METRICS[name].definition) for name in TITLES if name in used and name in METRICS]
+    used = {word for probe in found.probes for word in (verdict(probe)[1], PURPOSES[probe.purpose])} | {"probably"}
+    used |= {"people"} if found.has_text else set()
+    used |= {"by the curve"} if "estimated" in (found.bracket.low_basis, found.bracket.high_basis) else set()
+    pairs = [(name, text) for name, text in _WORDS.items() if used & set(name.split(", "))]
+    metrics = {name for probe in found.probes for name in probe.latencies}
+    pairs += [(TITLES[name], METRICS[name].definition) for name in TITLES if name in metrics and name in METRICS]
     return Section("reading", "How to read this", [page.facts(pairs)])
