@@ -158,6 +158,7 @@ def test_the_report_has_the_curve_the_interval_and_the_evidence() -> None:
             "^a larger --budget would confirm the lower end by a fresh run$",
         ),
         (made.text(bracket=Bracket(18.0, 30.0, 20.0, confirmed=True)), "^a larger --budget would narrow the interval$"),
+        (msgspec.structs.replace(made.nothing(), interrupted=False), "no probe was long enough"),
         (made.text(), "--percentile p99"),
         (made.text(has_sessions=True), "--by users"),
     ],

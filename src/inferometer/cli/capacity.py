@@ -44,7 +44,12 @@ _NAMES = {"slo": "--slo", "server.model": "--model NAME", "output": "--set outpu
     metavar="TIME",
     help="How long a person thinks between a response and the next message.",
 )
-@click.option("--start", type=float, metavar="N", help="The first level. Default: from how long a request takes.")
+@click.option(
+    "--start",
+    type=float,
+    metavar="N",
+    help="The first level after the closed loops. Default: one that will probably hold.",
+)
 @click.option(
     "--precision", default="5%", show_default=True, metavar="SHARE", help="End when the interval is as narrow as this."
 )
@@ -62,7 +67,7 @@ _NAMES = {"slo": "--slo", "server.model": "--model NAME", "output": "--set outpu
     "--at-least",
     type=float,
     metavar="N",
-    help="The level that must hold, such as 4 requests per second: exit with status 1 unless it holds. The search starts there. "
+    help="The level that must hold, such as 4 requests per second: exit with status 1 unless it holds. It is the first after the closed loops. "
     "Default: any level.",
 )
 @click.option(

@@ -204,6 +204,8 @@ def notes(found: Capacity) -> list[str]:
     is_wide = ends.low is not None and (ends.high or math.inf) > _WIDE * ends.low
     is_confirmed = ends.low is None or ends.confirmed or ends.low_basis == "estimated"
     more = ["narrow the interval"] * is_wide + ["confirm the lower end by a fresh run"] * (not is_confirmed)
+    if is_complete and ends.low is None and not found.is_too_slow:
+        result.append("no probe was long enough to show anything: raise --budget")
     if is_complete and more:
         result.append(f"a larger --budget would {' and '.join(more)}")
     if found.has_sessions and found.by == "rate":
