@@ -48,7 +48,7 @@ def summary(found: Capacity) -> str:
     if found.curve:
         loops = [(f"{probe.level:,.0f}", number(probe.throughput), *_cells(probe)[:3]) for probe in found.curve]
         titles = ("requests in flight", "requests/s served", "verdict", "evidence", "time")
-        lines += [*markdown.table(titles, loops), ""]
+        lines += markdown.table(titles, loops)
     if found.levels:
         rows = [(amount(probe.level), *_cells(probe)) for probe in found.levels]
         lines += markdown.table((UNITS[found.by], "verdict", "evidence", "time", "purpose"), rows)
