@@ -5,7 +5,8 @@ throughput and the number of requests in flight at which the objectives break, w
 it must not exceed. What they show becomes a guess of the capacity (`Guess`), and open-loop trials go there at once.
 
 1. Up by FAR while throughput grows in proportion, and by NEAR when it does not, until a level breaks an objective, or throughput no longer grows.
-2. Down to one request in flight, if the first level breaks already.
+2. Down to one request in flight, if the first level breaks already. What broke before the first level that is fine is tried again: the
+   server may have been cold.
 3. Between the last level that is fine and the first that is not, until throughput is the same on both sides of the gap.
 """
 
@@ -33,6 +34,8 @@ _RESPONSES, _SHORTEST = 3.0, 4.0
 """A level lasts this many times as long as a response takes, and at least this many seconds."""
 _REPEATS = 2
 """A level at which the server was still warming up is repeated this often."""
+_COLD = 0.25
+"""Share of the budget after which a server that breaks an objective with one request in flight is not cold, but too slow."""
 _SPREAD, _UNKNOWN_SPREAD = 0.18, 0.3
 """Standard deviation of the logarithm of the capacity around the guess; the second if no level broke an objective and throughput still grew."""
 _BURSTS = 0.8
@@ -64,12 +67,9 @@ def following(goal: Goal, trials: Sequence[Trial]) -> Request | None:
     known = explored(trials)
     if not known:
         return _request(goal, known, goal.explore_from)
-    if sum(trial.seconds for trial in known) > _PART * goal.budget:
+    if sum(trial.seconds for trial in known[_first_fine(known) or 0 :]) > _PART * goal.budget:
         return None
-    last = known[-1]
-    if last.is_warming and breaks(last) and sum(trial.level == last.level for trial in known) <= _REPEATS:
-        return _request(goal, known, int(last.level))
-    level = _next_level(goal, curve(trials))
+    level = _repeated(goal, known) or _next_level(goal, curve(trials))
     return None if level is None else _request(goal, known, level)
 
 
@@ -113,6 +113,23 @@ def guess(goal: Goal, trials: Sequence[Trial]) -> Guess | None:
 
 
 # --- the steps -------------------------------------------------------------------------------------------------------
+
+
+def _repeated(goal: Goal, known: Sequence[Trial]) -> int | None:
+    """A level that breaks an objective, perhaps only because the server was cold."""
+    last, first_fine = known[-1], _first_fine(known)
+    if first_fine is None and last.level == 1:
+        return 1 if sum(trial.seconds for trial in known) < _COLD * goal.budget else None
+    if breaks(last):
+        times = sum(trial.level == last.level for trial in known)
+        return int(last.level) if last.is_warming and times <= _REPEATS else None
+    later = {trial.level for trial in known[first_fine:]}
+    return min((int(trial.level) for trial in known[:first_fine] if trial.level not in later), default=None)
+
+
+def _first_fine(known: Sequence[Trial]) -> int | None:
+    """The number of the first trial that breaks no objective."""
+    return next((number for number, trial in enumerate(known) if not breaks(trial)), None)
 
 
 def _next_level(goal: Goal, points: list[Trial]) -> int | None:

@@ -11,8 +11,10 @@ from rich.text import Text
 
 from inferometer.analysis.slo_expression import Slo
 from inferometer.capacity_search.result import By, Probe
-from inferometer.capacity_search.search import Bracket, Goal, Request, Trial, bracket
-from inferometer.capacity_search.sequential import Look, needed_requests
+from inferometer.capacity_search.search import bracket
+from inferometer.capacity_search.judgement import Look
+from inferometer.capacity_search.trials import Bracket, Goal, Request, Trial
+needed_requests=None
 from inferometer.records import Snapshot
 from inferometer.report.capacity import PURPOSES, SIGNS, UNITS, amount, reason
 from inferometer.units import format_seconds
