@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from inferometer.capacity_search.trials import Goal, Request, Trial, explored
+from inferometer.capacity_search.trials import Goal, Request, Trial, explored, probed
 
 FAR, NEAR = 4, 3
 _LINEAR = 0.85
@@ -99,6 +99,8 @@ def guess(goal: Goal, trials: Sequence[Trial]) -> Guess | None:
     bad = points[len(fine) :]
     best, best_spread = _ceiling([*points, *(trial for trial in trials if trial.is_overloaded and trial.rate)])
     is_bounded = bool(bad) or _is_flat(points)
+    if (served := _served(trials)) > best * (1 + best_spread):  # something disturbed the closed loops
+        return Guess(goal.level_of(served, served * (fine[-1].mean_e2e or goal.unloaded)), _UNKNOWN_SPREAD)
     base, in_flight = _break_point(fine[-1], bad[0] if bad else None)
     if goal.by == "concurrency":
         return Guess(in_flight, _SPREAD if bad else _UNKNOWN_SPREAD)
@@ -193,6 +195,12 @@ def _ceiling(points: Sequence[Trial]) -> tuple[float, float]:
     weights = [point.rate_error**-2 for point in near]
     rate = math.exp(sum(w * math.log(point.rate or 1.0) for w, point in zip(weights, near, strict=True)) / sum(weights))
     return rate, math.hypot(_LEAST_SPREAD, sum(weights) ** -0.5)
+
+
+def _served(trials: Sequence[Trial]) -> float:
+    """The highest rate that a server certainly served in open loops that hold."""
+    rates = [(trial.rate or 0.0) * (1 - trial.rate_error) for trial in probed(trials) if trial.status == "holds"]
+    return max(rates, default=0.0)
 
 
 def _break_point(fine: Trial, bad: Trial | None) -> tuple[float, float]:
