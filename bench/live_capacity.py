@@ -115,14 +115,14 @@ def _text() -> Iterator[dict[str, Any]]:
     """Our own text server with a Llama of random weights."""
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
         text_models.make(Path(folder) / "tiny", "tiny")
-        with serving(Settings(models=(str(Path(folder) / "tiny"),), http=0), patience=120) as running:
-            yield {"url": running.url, "model": "tiny"}
+        with serving(Settings(models=(str(Path(folder) / "tiny"),), http=0)) as running:
+            yield {"url": running.url, "model": "tiny", "api": "completions"}
 
 
 @contextlib.contextmanager
 def _tensors() -> Iterator[dict[str, Any]]:
     """Our own tensor server with a convolutional network."""
-    with serving(Settings(models=("classifier",), http=0, grpc=0), patience=120) as running:
+    with serving(Settings(models=("classifier",), http=0, grpc=0)) as running:
         yield {"url": running.grpc, "model": "classifier"}
 
 
@@ -151,7 +151,7 @@ LIVE = (
         "Triton, gRPC",
         lambda: _other("triton", "--models", str(ROOT / "tests/real/triton_models"), "slow", key="grpc", model="slow"),
         ("e2e.p90 < 100ms",),
-        {"type": "tensors", "inputs": {"DELAY_MS": {"fill": 8}}},
+        {"type": "tensors", "fill": {"DELAY_MS": {"value": 8}}},
         needs="triton",
     ),
     Live("our tensor server, classifier", _tensors, ("e2e.p90 < 100ms",), {"type": "tensors"}, needs="torch"),

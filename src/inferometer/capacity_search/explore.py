@@ -5,7 +5,8 @@ throughput and the number of requests in flight at which the objectives break, w
 it must not exceed. What they show becomes a guess of the capacity (`Guess`), and open-loop trials go there at once.
 
 1. Up by FAR while throughput grows in proportion, and by NEAR when it does not, until a level breaks an objective, or throughput no longer grows.
-2. Down to one request in flight, if the first level breaks already.
+2. Down to one request in flight, if the first level breaks already. What broke before the first level that is fine is tried again: the
+   server may have been cold.
 3. Between the last level that is fine and the first that is not, until throughput is the same on both sides of the gap.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from inferometer.capacity_search.trials import Goal, Request, Trial, explored
+from inferometer.capacity_search.trials import Goal, Request, Trial, explored, probed
 
 FAR, NEAR = 4, 3
 _LINEAR = 0.85
@@ -33,6 +34,8 @@ _RESPONSES, _SHORTEST = 3.0, 4.0
 """A level lasts this many times as long as a response takes, and at least this many seconds."""
 _REPEATS = 2
 """A level at which the server was still warming up is repeated this often."""
+_COLD = 0.25
+"""Share of the budget after which a server that breaks an objective with one request in flight is not cold, but too slow."""
 _SPREAD, _UNKNOWN_SPREAD = 0.18, 0.3
 """Standard deviation of the logarithm of the capacity around the guess; the second if no level broke an objective and throughput still grew."""
 _BURSTS = 0.8
@@ -64,12 +67,9 @@ def following(goal: Goal, trials: Sequence[Trial]) -> Request | None:
     known = explored(trials)
     if not known:
         return _request(goal, known, goal.explore_from)
-    if sum(trial.seconds for trial in known) > _PART * goal.budget:
+    if sum(trial.seconds for trial in known[_first_fine(known) or 0 :]) > _PART * goal.budget:
         return None
-    last = known[-1]
-    if last.is_warming and breaks(last) and sum(trial.level == last.level for trial in known) <= _REPEATS:
-        return _request(goal, known, int(last.level))
-    level = _next_level(goal, curve(trials))
+    level = _repeated(goal, known) or _next_level(goal, curve(trials))
     return None if level is None else _request(goal, known, level)
 
 
@@ -99,6 +99,8 @@ def guess(goal: Goal, trials: Sequence[Trial]) -> Guess | None:
     bad = points[len(fine) :]
     best, best_spread = _ceiling([*points, *(trial for trial in trials if trial.is_overloaded and trial.rate)])
     is_bounded = bool(bad) or _is_flat(points)
+    if (served := _served(trials)) > best * (1 + best_spread):  # something disturbed the closed loops
+        return Guess(goal.level_of(served, served * (fine[-1].mean_e2e or goal.unloaded)), _UNKNOWN_SPREAD)
     base, in_flight = _break_point(fine[-1], bad[0] if bad else None)
     if goal.by == "concurrency":
         return Guess(in_flight, _SPREAD if bad else _UNKNOWN_SPREAD)
@@ -113,6 +115,23 @@ def guess(goal: Goal, trials: Sequence[Trial]) -> Guess | None:
 
 
 # --- the steps -------------------------------------------------------------------------------------------------------
+
+
+def _repeated(goal: Goal, known: Sequence[Trial]) -> int | None:
+    """A level that breaks an objective, perhaps only because the server was cold."""
+    last, first_fine = known[-1], _first_fine(known)
+    if first_fine is None and last.level == 1:
+        return 1 if sum(trial.seconds for trial in known) < _COLD * goal.budget else None
+    if breaks(last):
+        times = sum(trial.level == last.level for trial in known)
+        return int(last.level) if last.is_warming and times <= _REPEATS else None
+    later = {trial.level for trial in known[first_fine:]}
+    return min((int(trial.level) for trial in known[:first_fine] if trial.level not in later), default=None)
+
+
+def _first_fine(known: Sequence[Trial]) -> int | None:
+    """The number of the first trial that breaks no objective."""
+    return next((number for number, trial in enumerate(known) if not breaks(trial)), None)
 
 
 def _next_level(goal: Goal, points: list[Trial]) -> int | None:
@@ -176,6 +195,12 @@ def _ceiling(points: Sequence[Trial]) -> tuple[float, float]:
     weights = [point.rate_error**-2 for point in near]
     rate = math.exp(sum(w * math.log(point.rate or 1.0) for w, point in zip(weights, near, strict=True)) / sum(weights))
     return rate, math.hypot(_LEAST_SPREAD, sum(weights) ** -0.5)
+
+
+def _served(trials: Sequence[Trial]) -> float:
+    """The highest rate that a server certainly served in open loops that hold."""
+    rates = [(trial.rate or 0.0) * (1 - trial.rate_error) for trial in probed(trials) if trial.status == "holds"]
+    return max(rates, default=0.0)
 
 
 def _break_point(fine: Trial, bad: Trial | None) -> tuple[float, float]:

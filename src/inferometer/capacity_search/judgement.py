@@ -36,6 +36,8 @@ from inferometer.units import NS
 
 LIKELY = 0.15
 """How often a verdict that is only likely may be wrong."""
+_FAR = 1.25
+"""A mean, a rate or a percentile of gaps that is this many times better or worse than its limit likely stays on that side of it."""
 _CLEAR, _BEYOND = 0.05, 2.0
 """Growth of the number in flight, as a share of the arrivals, that is an overload if this many times the violations that are allowed
 come with it."""
@@ -295,9 +297,9 @@ def judge(
     independent = _independent(rows[steady], objectives)
     careful = min(independent, _PER_RESIDENCE * (end - begin) / NS / residence) if residence else independent
     status: Status
-    status, is_sure = ("fails", True) if is_over else _status(results, careful, tail)
-    if status == "undecided" and complete_until is None:
-        status, is_sure = _status(results, independent, LIKELY)[0], False
+    status, is_sure = ("fails", True) if is_over else (_status(results, careful, tail), True)
+    if status == "undecided":
+        status, is_sure = _status(results, independent, LIKELY, _FAR) if complete_until is None else status, False
     if status == "holds" and overload(rows, plan, _CLEAR, _HINT).status == "overloaded":
         is_sure = False
     is_growing = (
@@ -347,12 +349,15 @@ def _judge_parts(
     return (*results, *more)
 
 
-def _status(results: Sequence[SloResult], independent: float, tail: float) -> tuple[Status, bool]:
-    """Whether all objectives are met, or any is missed: as judged, or else by counting `independent` requests."""
+def _status(results: Sequence[SloResult], independent: float, tail: float, far: float = math.inf) -> Status:
+    """Whether all objectives are met, or any is missed: as judged, or else by counting `independent` requests. Means, rates and gaps
+    between chunks are decided if they are `far` times better or worse than the limit."""
 
     def of(result: SloResult) -> str:
-        if result.status != "undecided" or result.violations is None or not result.allowed or not independent:
+        if result.status != "undecided" or (ratio := excess(result)) is None:
             return result.status
+        if result.violations is None or not result.allowed:
+            return "met" if ratio * far <= 1 else "missed" if ratio >= far else "undecided"
         seen = result.violations * independent
         if is_below(seen, independent, result.allowed, tail):
             return "met"
@@ -360,8 +365,8 @@ def _status(results: Sequence[SloResult], independent: float, tail: float) -> tu
 
     found = [of(result) for result in results]
     if "missed" in found:
-        return "fails", True
-    return ("holds", True) if found and set(found) == {"met"} else ("undecided", False)
+        return "fails"
+    return "holds" if found and set(found) == {"met"} else "undecided"
 
 
 def _independent(rows: Columns, objectives: Objectives) -> float:

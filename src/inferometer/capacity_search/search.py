@@ -38,6 +38,8 @@ _PROBABLE = 0.4
 """The first level to hold, and to fail, has the capacity on the wrong side of it with this probability."""
 _STEP = 1.15
 """The first step beyond levels that all hold, or all fail."""
+_CALM = 0.25
+"""A level that holds with less than this part of the violations that are allowed is far below the capacity."""
 _APART = 0.03
 """Levels closer than this, on the log scale, are hardly worth a trial between them."""
 _NARROW = 1.25
@@ -59,7 +61,8 @@ def following(goal: Goal, trials: Sequence[Trial]) -> Request | None:
         return None
     curve = guess(goal, trials)
     belief = believe(goal, probed(trials), curve)
-    return None if belief is None else _next(goal, trials, _evidence(trials, curve, belief), belief, left)
+    ceiling = curve.ceiling if curve else None
+    return None if belief is None else _next(goal, trials, _evidence(trials, curve, belief), belief, ceiling, left)
 
 
 def bracket(goal: Goal, trials: Sequence[Trial]) -> Bracket:
@@ -73,6 +76,8 @@ def bracket(goal: Goal, trials: Sequence[Trial]) -> Bracket:
         return Bracket(None, None, None)
     known = _evidence(trials, curve, belief)
     low, high = _ends(known)
+    if low is None and goal.whole and high and high.level <= 1:
+        return Bracket(None, high.level, None)
     below = low.level if low else _outer(goal, belief.quantile(_CAREFUL), high.level if high else None, -1)
     above = high.level if high else _outer(goal, belief.quantile(1 - _CAREFUL), below, 1)
     held = [trial for trial in known if low and trial.level >= low.level and trial.status == "holds"]
@@ -93,8 +98,9 @@ def bracket(goal: Goal, trials: Sequence[Trial]) -> Bracket:
 def _evidence(trials: Sequence[Trial], curve: Guess | None, belief: Belief) -> list[Trial]:
     """The trials of levels that the user raises, with the verdicts that all trials together leave them.
 
-    A number in flight that grows at a level close to the highest throughput is an overload whose requests are not late yet. And a verdict
-    that is only likely shows nothing if all trials together make the opposite more likely.
+    A number in flight that grows at a level close to the highest throughput is an overload whose requests are not late yet. A level that
+    fails while the server is still warming up shows nothing. And a verdict that is only likely shows nothing if all trials together make
+    the opposite more likely.
     """
     middle = belief.quantile(0.5)
 
@@ -102,6 +108,8 @@ def _evidence(trials: Sequence[Trial], curve: Guess | None, belief: Belief) -> l
         is_high = curve is None or not curve.ceiling or trial.level > _NEARLY * curve.ceiling
         if trial.is_growing and is_high and trial.status != "fails":
             trial = msgspec.structs.replace(trial, status="fails", is_sure=False)
+        if trial.is_warming and trial.status == "fails":
+            return msgspec.structs.replace(trial, status="undecided")
         is_lucky = (trial.level > middle) == (trial.status == "holds")
         return msgspec.structs.replace(trial, status="undecided") if is_lucky and not trial.is_sure else trial
 
@@ -135,9 +143,11 @@ def _contradicting(known: Sequence[Trial], low: Trial | None, high: Trial | None
 
 
 def _outer(goal: Goal, level: float, other: float | None, side: int) -> float:
-    """The model's end, at least `precision` away from the other end."""
+    """The model's end, at least `precision`, and one if levels are whole, away from the other end."""
     if other is not None:
         nearest = other * (1 + goal.precision) ** side
+        if goal.whole:
+            nearest = max(nearest, other + 1) if side > 0 else min(nearest, other - 1)
         level = max(level, nearest) if side > 0 else min(level, nearest)
     return goal.rounded(level)
 
@@ -149,7 +159,9 @@ def _basis(trial: Trial | None) -> Basis:
 # --- the next trial --------------------------------------------------------------------------------------------------
 
 
-def _next(goal: Goal, trials: Sequence[Trial], known: Sequence[Trial], belief: Belief, left: float) -> Request | None:
+def _next(
+    goal: Goal, trials: Sequence[Trial], known: Sequence[Trial], belief: Belief, ceiling: float | None, left: float
+) -> Request | None:
     if not known and goal.start:
         return _trial(goal, trials, goal.start, left, "narrow")
     low, high = _ends(known)
@@ -160,19 +172,25 @@ def _next(goal: Goal, trials: Sequence[Trial], known: Sequence[Trial], belief: B
     confirmation = _confirmation(goal, trials, low, left)
     if confirmation is not None and low and high and high.level / low.level <= _NARROW:
         return confirmation
-    gap = _narrower(goal, levels, low, high, belief)
+    gap = _narrower(goal, levels, low, high, belief, ceiling)
     narrower = None if gap is None else _trial(goal, trials, gap, left, "narrow")
     return narrower or confirmation
 
 
 def _narrower(
-    goal: Goal, levels: Sequence[float], low: Trial | None, high: Trial | None, belief: Belief
+    goal: Goal,
+    levels: Sequence[float],
+    low: Trial | None,
+    high: Trial | None,
+    belief: Belief,
+    ceiling: float | None,
 ) -> float | None:
     """A level in the widest gap between what holds and what fails, or beyond what was tried if nothing holds or fails yet."""
     if low is None:
         return min([belief.quantile(_PROBABLE), *(level / _STEP for level in levels)])
     if high is None:
-        return max([belief.quantile(1 - _PROBABLE), *(level * _STEP for level in levels)])
+        middle = math.sqrt(low.level * ceiling) if ceiling and (low.excess or 0.0) < _CALM else 0.0
+        return max([belief.quantile(1 - _PROBABLE), middle, *(level * _STEP for level in levels)])
     tried = sorted({low.level, high.level, *(level for level in levels if low.level <= level <= high.level)})
     below, above = max(pairwise(tried), key=lambda gap: gap[1] / gap[0])
     is_narrow = above / below <= 1 + max(goal.precision, _APART) or (goal.whole and above - below <= 1)
