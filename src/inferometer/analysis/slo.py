@@ -47,7 +47,7 @@ _RAISED = {BLOCKS: (1.7291 / 1.6449) ** 2, BLOCKS // 2: (1.8331 / 1.6449) ** 2}
 assert BLOCKS == 20
 _MORE_OFTEN = 3
 """The design effect is also estimated where this many times the allowed share of requests is beyond."""
-LEAST = 200
+LEAST = 175
 """Counting shows that an objective is met from this number of independent requests on."""
 _PER_REQUEST = ("input_tokens", "total_tokens", "inferences")
 """Rates without an interval of their own: requests per second times what is in a request."""
@@ -360,7 +360,7 @@ def _margin_text(slo: Slo, status: Status, near: NDArray[np.float64], shares: st
     are_times = all(METRICS[name].unit == "s" for name in slo.metrics)
     closest = float(near.min() if status == "missed" else near.max())
     if status == "missed":
-        times = format_number(closest, 2)
+        times = _times(closest)
         text = (
             f"the fastest of {requests} took {times} times"
             if are_times
@@ -369,13 +369,17 @@ def _margin_text(slo: Slo, status: Status, near: NDArray[np.float64], shares: st
         return f"missed with margin: {text} the limit"
     if closest >= 1:
         return f"met with margin: {shares}, and the others are far from the limit"
-    times = f"{format_number(1 / closest, 2)} times" if closest else "infinitely many times"
+    times = _times(1 / closest) if closest else "infinitely many"
     text = (
-        f"the limit is {times} the slowest of {requests}"
+        f"the limit is {times} times the slowest of {requests}"
         if are_times
-        else f"all of {requests} are {times} within the limit"
+        else f"all of {requests} are {times} times within the limit"
     )
     return f"met with margin: {text}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}"
 
 
 def _allowed(counted: _Counted, slo: Slo) -> float | None:
@@ -424,7 +428,7 @@ def _by_interval(counted: _Counted, slo: Slo, is_short: bool) -> SloResult:
         status, by = "met", "interval"
     elif best is not None and not _holds(slo, best):
         status, by = "missed", "interval"
-    elif is_short or None in ci:
+    else:
         status, by = _far_interval(counted, slo, value)
     more = None
     if status == "undecided":
@@ -449,7 +453,7 @@ def _by_interval(counted: _Counted, slo: Slo, is_short: bool) -> SloResult:
 
 
 def _far_interval(counted: _Counted, slo: Slo, value: float) -> tuple[Status, By]:
-    """By the distance from the limit of all values of a metric, or of the rate, where they have no interval.
+    """By the distance from the limit of all values of a metric, or of the rate, if the interval does not tell.
 
     The gaps of one response resemble each other, so each request counts once."""
     low = high = value
