@@ -9,10 +9,10 @@ because min(X / L, 1)^3 is 1 beyond the limit and at least 0 below it. So a requ
 violates the limit, as 1/8 at half of the limit, as 1/1000 at a tenth. A failed one violates it. If the mean of these parts is at
 most the allowed share, the objective is met.
 
-The mean is that of the run, and a short run may not have seen the slowest of the server. For requests that cluster (a queue, a burst
-of a neighbour), only a few clusters are in it. Therefore the largest part is added to the mean, (HORIZON / n)^2 times for n requests: with 100
-requests once, with 1,000 a hundredth of it. This is the safety factor: if all requests take equally long, a p99 is met if the limit is 11
-times as long (30 requests), 5.9 times (100) or 5 times (200).
+The mean is that of the run, and a short run may not have seen the slowest of the server. If requests cluster (a queue, a burst of a
+neighbour), only a few clusters are in it. Therefore the largest part is added to the mean, (HORIZON / n)^2 times for n requests: once
+with 100 requests, a hundredth of it with 1,000. This is the safety factor: if all requests take equally long, a p99 is met if the
+limit is 11 times as long (30 requests), 5.9 times (100) or 5 times (200).
 
 The power 3 and the horizon of 100 requests were chosen by simulation (bench/decisions.py): with a power of 2, far limits stay
 undecided; with 4, a run without a burst is believed too easily. A server whose requests cluster over several hundred, such as a queue at

@@ -303,8 +303,7 @@ def _by_share(counted: _Counted, slo: Slo, tail: float, is_short: bool) -> SloRe
     near = counted.closeness(slo)
     own, largest = counted.design_effects(bad, near, of, allowed)
     count, share = int(of.sum()), int((bad & of).sum()) / int(of.sum())
-    most, least = count / own, count / largest
-    """Independent requests, to show that it is missed, and to show that it is met."""
+    most, least = count / own, count / largest  # independent requests, to show that it is missed, and that it is met
     status: Status = "undecided"
     by: By = ""
     if binomial.is_above(share * most, most, allowed, tail):
@@ -313,22 +312,20 @@ def _by_share(counted: _Counted, slo: Slo, tail: float, is_short: bool) -> SloRe
         status, by = "met", "count"
     else:
         status, by = _by_margin(near[of], allowed)
-    more = None
-    independent = most if share > allowed else least
-    if status == "undecided" and counted.span:
-        times = (binomial.needed(share, allowed) or math.inf) / independent
-        if share <= allowed:
-            times = min(max(times, LEAST / least), margin.needed(near[of], allowed) / count)
-        more = _seconds((times - 1) * counted.span) if times < math.inf else None
     bounds = (binomial.bounds(share * most, most)[0], binomial.bounds(share * least, least)[1])
     value, ci = _figure(counted, slo, share, bounds)
     failed = int(np.count_nonzero(counted.failed & bad & of)) if slo.kind != "failure_rate" else 0
-    text = _shares_text(slo, share, count, allowed, failed)
+    text, more = _shares_text(slo, share, count, allowed, failed), None
     if by == "count":
-        text += f", and they count as {max(math.floor(independent), 1):,} independent ones"
+        text += f", and they count as {max(math.floor(most if status == 'missed' else least), 1):,} independent ones"
     elif by == "margin":
-        text = _margin_text(slo, status, near[of], text)
+        text = _margin_text(slo, status, near[of], allowed, text)
     else:
+        by_count = binomial.needed(share, allowed) or math.inf
+        times = by_count / most
+        if share <= allowed:
+            times = min(max(by_count, LEAST) / least, margin.needed(near[of], allowed) / count)
+        more = _seconds((times - 1) * counted.span) if counted.span and times < math.inf else None
         text = f"too close to the limit for {count:,} requests{_within_text(slo, value)}; {text}{_more_text(more)}"
     return SloResult(
         slo=str(slo),
@@ -354,7 +351,7 @@ def _by_margin(near: NDArray[np.float64], allowed: float) -> tuple[Status, By]:
     return "undecided", ""
 
 
-def _margin_text(slo: Slo, status: Status, near: NDArray[np.float64], shares: str) -> str:
+def _margin_text(slo: Slo, status: Status, near: NDArray[np.float64], allowed: float, shares: str) -> str:
     """How far which requests are from the limit."""
     requests = f"{len(near):,} request{'' if len(near) == 1 else 's'}"
     are_times = all(METRICS[name].unit == "s" for name in slo.metrics)
@@ -375,7 +372,8 @@ def _margin_text(slo: Slo, status: Status, near: NDArray[np.float64], shares: st
         if are_times
         else f"all of {requests} are {times} times within the limit"
     )
-    return f"met with margin: {text}"
+    few = f", and {_percent(allowed)} may violate it" if closest > 0.5 else ""
+    return f"met with margin: {text}{few}"
 
 
 def _times(ratio: float) -> str:
