@@ -42,9 +42,8 @@ By = Literal["", "count", "margin", "interval"]
 _WORST: tuple[Status, ...] = ("missed", "undecided", "met")
 _FAILURES_VIOLATE = ("tpot", "ntpot")
 """Latencies that a failed request violates any limit on, beside those in which it counts as infinitely slow."""
-_RAISED = {BLOCKS: (1.7291 / 1.6449) ** 2, BLOCKS // 2: (1.8331 / 1.6449) ** 2}
-"""By number of blocks: (95 % quantile of Student's t with one degree of freedom less / that of the normal distribution)^2."""
-assert BLOCKS == 20
+_RAISED = {count: (blocks.T[count - 2] / blocks.NORMAL) ** 2 for count in (BLOCKS, BLOCKS // 2)}
+"""By how much a design effect is raised that comes from this number of blocks."""
 _MORE_OFTEN = 3
 """The design effect is also estimated where this many times the allowed share of requests is beyond."""
 LEAST = 175
