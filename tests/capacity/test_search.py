@@ -62,7 +62,9 @@ def test_an_exact_server_is_bracketed_and_confirmed(capacity: float) -> None:
     assert (found.low_basis, found.high_basis) == ("shown", "shown") and not found.non_monotone
 
 
-@given(st.floats(1.5, 1000), st.integers(0, 1000), st.floats(40, 400), st.sampled_from(["rate", "concurrency", "users"]))
+@given(
+    st.floats(1.5, 1000), st.integers(0, 1000), st.floats(40, 400), st.sampled_from(["rate", "concurrency", "users"])
+)
 def test_the_budget_bounds_everything_and_both_ends_are_known(
     capacity: float, seed: int, budget: float, by: str
 ) -> None:
