@@ -110,7 +110,12 @@ def _evidence(goal: Goal, trials: Sequence[Trial], curve: Guess | None, belief: 
         is_high = curve is None or not curve.ceiling or trial.level > _NEARLY * curve.ceiling
         if trial.is_growing and is_high and trial.status != "fails":
             trial = msgspec.structs.replace(trial, status="fails", is_sure=False)
-        if goal.by == "rate" and trial.status == "holds" and (trial.rate or 0.0) * (1 + trial.rate_error) < trial.level:
+        if (
+            goal.by == "rate"
+            and trial.status == "holds"
+            and trial.rate
+            and trial.rate * (1 + trial.rate_error) < trial.level
+        ):
             trial = msgspec.structs.replace(trial, is_sure=False)  # it served fewer requests than arrived
         if trial.is_warming and trial.status == "fails":
             return msgspec.structs.replace(trial, status="undecided")
