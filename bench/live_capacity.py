@@ -1,4 +1,4 @@
-"""Whether `capacity` with its defaults finds the truth on live servers: python -m bench live_capacity [--seeds 3] [NAME ...]
+"""Whether `capacity` with its defaults finds the truth on live servers: python -m bench.live_capacity [--seeds 3] [NAME ...]
 
 The simulator serves the engines of bench/capacity.py in real time, so their truth is known from virtual time; one of them has a noisy
 neighbour on its cores. The truth of a real engine comes from long open loops around what the searches found: the rate at which the
