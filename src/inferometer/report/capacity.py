@@ -2,7 +2,7 @@
 
 import math
 
-from inferometer.analysis.slo import SloResult
+from inferometer.analysis.slo import SloResult, Status
 from inferometer.analysis.slo_expression import TIME_UNITS, parse
 from inferometer.capacity_search.judgement import excess
 from inferometer.capacity_search.result import Capacity, Probe
@@ -259,6 +259,14 @@ def _why_undecided(probe: Probe) -> str:
 def decisive(probe: Probe) -> SloResult | None:
     """The objective that decides a probe: one that is missed, or else the one that is closest to its limit."""
     return max(probe.slos, key=lambda one: (one.status == "missed", excess(one) or 0.0), default=None)
+
+
+def judged(probe: Probe, result: SloResult) -> Status:
+    """How a probe judged one of its objectives: when it holds, all are met; when it fails, the one that decides it is missed."""
+    if probe.status == "holds" and probe.purpose != "explore":
+        return "met"
+    is_worst = decisive(probe) is result and (excess(result) or 0.0) > 1
+    return "missed" if probe.status == "fails" and is_worst else result.status
 
 
 def seen(probe: Probe, noun: str = "") -> str:
