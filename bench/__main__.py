@@ -6,6 +6,7 @@ import sys
 NAMES = (
     "truth",
     "coverage",
+    "decisions",
     "comparison",
     "capacity",
     "throughput",

@@ -3,6 +3,10 @@
 A queue (`queue`) is M/M/1: Poisson arrivals, exponential service, one server, in its steady state from the first request on. The
 time in the system is exponential with rate (service rate - arrival rate), so every percentile has a closed form.
 
+For decisions about objectives there are more kinds of servers, of which requests cluster in other ways: a queue whose service is lognormal
+(`lognormal`), a server with short bursts of slow requests (`calm`), batches that start and end together (`waves`), slow phases (`phases`),
+and long-tailed, independent responses (`heavy`). Their true percentiles come from long simulations.
+
 A quiet server (`quiet`) has no queue. Its latencies drift together, by so little that every percentile is known.
 
 An engine (`engine`) computes in steps, as servers for language models do: each step generates one token for every one of its
@@ -37,15 +41,67 @@ def independent(rng: np.random.Generator, count: int) -> tuple[Array, Array]:
 
 
 def queue(rng: np.random.Generator, load: float, count: int) -> tuple[Array, Array]:
-    """Arrivals and times in the system of M/M/1 at this load, in seconds.
+    """Arrivals and times in the system of M/M/1 at this load, in seconds."""
+    gaps, service = rng.exponential(SERVICE / load, count), rng.exponential(SERVICE, count)
+    first = rng.exponential(SERVICE / (1 - load)) if rng.random() < load else 0.0
+    return np.cumsum(gaps), _in_system(gaps, service, first)
+
+
+def lognormal(rng: np.random.Generator, load: float, count: int, skipped: int = 600) -> tuple[Array, Array]:
+    """The same with lognormal service, of which the squared coefficient of variation is 1.7, after `skipped` requests."""
+    gaps = rng.exponential(SERVICE / load, count + skipped)
+    service = SERVICE * rng.lognormal(-0.5, 1.0, count + skipped)
+    return np.cumsum(gaps)[skipped:], _in_system(gaps, service)[skipped:]
+
+
+def _in_system(gaps: Array, service: Array, first: float = 0.0) -> Array:
+    """The times in the system of a queue; `first` is how long the first request waits.
 
     By Lindley, wait_k+1 = max(wait_k + service_k - gap_k+1, 0): a random walk minus its lowest point so far, if that is
     below 0.
     """
-    gaps, service = rng.exponential(SERVICE / load, count), rng.exponential(SERVICE, count)
-    first = rng.exponential(SERVICE / (1 - load)) if rng.random() < load else 0.0
     walk = np.cumsum(np.concatenate([[first], service[:-1] - gaps[1:]]))
-    return np.cumsum(gaps), walk - np.minimum(np.minimum.accumulate(walk), 0) + service
+    return walk - np.minimum(np.minimum.accumulate(walk), 0) + service
+
+
+def calm(rng: np.random.Generator, count: int) -> tuple[Array, Array]:
+    """50 requests per second of 20 ms and a little more; every 3 s or so, those of 0.15 s are slower by 30 ms on average."""
+    at = np.cumsum(rng.exponential(1 / 50, count))
+    times = 0.020 + rng.exponential(0.0005, count)
+    for begin in rng.uniform(-0.15, at[-1], rng.poisson((at[-1] + 0.15) / 3)):
+        times[slice(*np.searchsorted(at, [begin, begin + 0.15]))] += rng.exponential(0.030)
+    return at, times
+
+
+def waves(rng: np.random.Generator, count: int, slots: int = 16, skipped: int = 200) -> tuple[Array, Array]:
+    """40 requests per second at a server that takes up to 16 waiting ones whenever it is free, and completes them together."""
+    at = np.cumsum(rng.exponential(1 / 40, count + skipped))
+    instants, done, free, first = at.tolist(), [], 0.0, 0
+    for length in rng.lognormal(math.log(0.15) - 0.125, 0.5, count + skipped).tolist():
+        free = max(free, instants[first])
+        size = max(min(int(np.searchsorted(at[first : first + slots], free, "right")), slots), 1)
+        free += length * (0.5 + 0.5 * size / slots) + 0.005 * size
+        done += [free] * size
+        first += size
+        if first == len(at):
+            break
+    return at[skipped:], (np.array(done) - at)[skipped:]
+
+
+def phases(rng: np.random.Generator, count: int) -> tuple[Array, Array]:
+    """50 requests per second of 50 ms (gamma); in slow phases of 0.2 s, about one per 1.2 s, of 250 ms."""
+    at = np.cumsum(rng.exponential(1 / 50, count))
+    times = 0.050 * rng.gamma(4, 0.25, count)
+    lengths = rng.exponential(np.array([[1.0, 0.2]]), (math.ceil(at[-1] / 0.6) + 10, 2))
+    is_slow_first = rng.random() < 1 / 6
+    ends = np.cumsum(lengths.ravel()[is_slow_first:])
+    times[np.searchsorted(ends, at) % 2 != is_slow_first] *= 5
+    return at, times
+
+
+def heavy(rng: np.random.Generator, count: int) -> tuple[Array, Array]:
+    """20 requests per second of independent lengths: 0.2 s, and 20 ms for each of a lognormal number of tokens (median 150)."""
+    return np.cumsum(rng.exponential(1 / 20, count)), 0.2 + 0.020 * rng.lognormal(math.log(150), 1.2, count)
 
 
 def quiet(rng: np.random.Generator, count: int) -> tuple[Array, Array]:

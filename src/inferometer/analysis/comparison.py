@@ -97,6 +97,8 @@ class ConditionResult(msgspec.Struct, frozen=True):
     status: Literal["fails", "passes", "undecided"]
     reason: str
     stage: str = ""
+    within: bool | None = None
+    """Whether B is worse by at most the margin as measured, which is what an undecided condition counts as; null without figures."""
 
 
 class SideInfo(msgspec.Struct, frozen=True):
@@ -120,9 +122,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """What limits the comparison, such as that it does not cover run-to-run variation."""
 
-    def is_passed(self, allow_undecided: bool = False) -> bool:
-        accepted = ("passes", "undecided") if allow_undecided else ("passes",)
-        return all(condition.status in accepted for condition in self.conditions)
+    def is_passed(self, strict: bool = False) -> bool:
+        """Whether no condition fails: one that is undecided counts as the measured figures say or, with `strict`, fails."""
+        return all(
+            each.status == "passes" or (each.status == "undecided" and not strict and bool(each.within))
+            for each in self.conditions
+        )
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -380,10 +385,26 @@ def _condition(condition: FailIf, stage: StageComparison, found: Difference | No
     metric = stage.metrics.get(condition.metric)
     if metric is None:  # no request counts, so there is no failure rate
         return ConditionResult(str(condition), "undecided", f"{condition.metric} was not measured", stage.name)
-    if found is None:
-        status: Literal["fails", "passes", "undecided"] = "fails" if metric.verdict == "worse" else "undecided"
-        return ConditionResult(str(condition), status, metric.sentence, stage.name)
-    low, high = found.interval()
-    worst = -low if is_higher_better(condition.metric) else high
-    status = "fails" if p <= ALPHA else "passes" if worst < condition.limit else "undecided"
-    return ConditionResult(str(condition), status, metric.sentence, stage.name)
+    status: Literal["fails", "passes", "undecided"] = "fails" if metric.verdict == "worse" else "undecided"
+    if found is not None:
+        low, high = found.interval()
+        worst = -low if is_higher_better(condition.metric) else high
+        status = "fails" if p <= ALPHA else "passes" if worst < condition.limit else "undecided"
+    within = _is_within(condition, metric, found)
+    reason = metric.sentence
+    if status == "undecided" and within is not None:
+        reason = f"close to the margin, and {'within' if within else 'beyond'} it as measured: {reason}"
+    return ConditionResult(str(condition), status, reason, stage.name, within)
+
+
+def _is_within(condition: FailIf, metric: MetricComparison, found: Difference | None) -> bool | None:
+    """Whether B is worse by at most the margin, by the measured figures alone; None if a side has none."""
+    if found is not None:
+        difference = found.value
+    elif metric.a is None or metric.b is None:
+        return None
+    elif metric.ratio is not None:
+        difference = math.log(metric.ratio)
+    else:  # one of the figures is 0 or infinite
+        difference = 0.0 if metric.a == metric.b else math.copysign(math.inf, metric.b - metric.a)
+    return (-difference if is_higher_better(condition.metric) else difference) <= condition.limit

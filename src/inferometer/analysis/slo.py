@@ -1,18 +1,21 @@
 """Judge service level objectives: met, missed, or undecided and how much longer to run.
 
-An objective is met only if the run shows it with 95 % confidence, and missed only if the run shows the opposite.
+A decision needs evidence in proportion to how close the limit is. "ttft.p99 < 500ms" says that at most 1 % of the requests violate
+ttft < 500ms, and there are two ways to show it:
 
-"ttft.p99 < 500ms" says that at most 1 % of the requests violate ttft < 500ms. So a percentile is judged by the number of
-violations, with the exact binomial test (binomial.py), and a failed or dropped request is a violation. Requests that are in
-flight together resemble each other: n requests count as n / design effect independent ones (blocks.py). Few violations say
-little about how they cluster, so the design effect is the largest of the violations' own and those of the metric's p90 and
-p99 (percentiles.EFFECTS); and it is itself an estimate from 20 blocks, for which it is raised by (Student's t / normal
-quantile)^2. Simulated at exactly the limit (250 to 420 runs each; independent requests, and M/M/1 queues at 50 and 80 % load;
-500 to 30,000 requests), "p99" is then wrongly met in 0 to 6 % of runs, and "p90" in up to 3 % (independent) and 6 % (50 % load).
-At 80 % load a run of 500 requests is only a few busy periods long, and too short for its blocks: "p90" is wrongly met in 19 %,
-with 2,000 requests in 11 %, and with 10,000 in 5 %; "p50" in 9 %, 5 % and 2 %.
+count     The number of violations, with the exact binomial test (binomial.py) at 5 %. A failed or dropped request is a violation.
+          Requests that are in flight together resemble each other: n requests count as n / design effect independent ones. The
+          design effect comes from blocks of time (blocks.py). It is an estimate from few blocks, so it is raised by (Student's t /
+          normal quantile)^2. Few violations say little about how they cluster, so before an objective is met it is the largest of
+          several: of the violations and of the requests beyond the quantile that three times as many may exceed, each from 20 and
+          from 10 blocks, because a block has to last longer than what makes requests resemble each other. And if fewer than
+          LEAST independent requests remain, the run is too short for its blocks, and counting does not show that it is met.
+margin    The distance of all requests from the limit (margin.py), for limits that are far from everything measured.
 
-Means, rates and gaps between chunks are judged by their confidence intervals.
+What neither decides is close to the limit, for a run of that length. bench/decisions.py has the errors of both together at exactly the
+limit, and the share of runs that are decided at a distance from it, for six kinds of servers.
+
+Means, rates and gaps between chunks are judged by their confidence intervals; where too few values have one, by margin.
 """
 
 import math
@@ -24,7 +27,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import binomial
+from inferometer.analysis import binomial, blocks, margin
 from inferometer.analysis.blocks import BLOCKS, Proportion, proportion
 from inferometer.analysis.checks.evidence import StageEvidence
 from inferometer.analysis.metrics import METRICS
@@ -35,12 +38,16 @@ from inferometer.records import CANCELLED, LOST, MISSING, Run
 from inferometer.units import NS, format_number, format_seconds
 
 Status = Literal["met", "missed", "undecided"]
+By = Literal["", "count", "margin", "interval"]
 _WORST: tuple[Status, ...] = ("missed", "undecided", "met")
 _FAILURES_VIOLATE = ("tpot", "ntpot")
 """Latencies that a failed request violates any limit on, beside those in which it counts as infinitely slow."""
-_RAISED = (1.7291 / 1.6449) ** 2
-"""(95 % quantile of Student's t with BLOCKS - 1 degrees of freedom / that of the normal distribution)^2."""
-assert BLOCKS == 20
+_RAISED = {count: (blocks.T[count - 2] / blocks.NORMAL) ** 2 for count in (BLOCKS, BLOCKS // 2)}
+"""By how much a design effect is raised that comes from this number of blocks."""
+_MORE_OFTEN = 3
+"""The design effect is also estimated where this many times the allowed share of requests is beyond."""
+LEAST = 175
+"""Counting shows that an objective is met from this number of independent requests on."""
 _PER_REQUEST = ("input_tokens", "total_tokens", "inferences")
 """Rates without an interval of their own: requests per second times what is in a request."""
 Bounds = tuple[float | None, float | None]
@@ -52,6 +59,11 @@ class SloResult(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": "cl
     slo: str
     """The expression; that of a traffic class begins with its name and a colon."""
     status: Status
+    by: By = ""
+    """What decided: the number of violations (`count`), the distance from the limit (`margin`) or the confidence interval
+    (`interval`). Empty if it is undecided, or missed because the stage was overloaded."""
+    within: bool | None = None
+    """Whether the measured value is within the limit, which is what an undecided objective counts as; null without a value."""
     reason: str
     """What was observed, in a sentence."""
     value: float | None = None
@@ -117,15 +129,16 @@ def goodput(run: Run, stage: StageEvidence, slos: Sequence[Slo]) -> Goodput | No
 
 
 def together(stages: Sequence[tuple[int, tuple[SloResult, ...]]]) -> tuple[SloResult, ...]:
-    """The objectives of a run with several stages: each as in the first of the stages where it did worst."""
+    """The objectives of a run with several stages: each as in the stage where it did worst, the first if several did."""
     combined = []
     for results in zip(*(results for _, results in stages), strict=True):
         worst = next(status for status in _WORST if any(result.status == status for result in results))
         where = [(number, one) for (number, _), one in zip(stages, results, strict=True) if one.status == worst]
+        worst_one = min((one for _, one in where), key=lambda one: (bool(one.within), one.by != "margin"))
         more = [one.more_seconds for _, one in where if one.more_seconds is not None]
         combined.append(
             msgspec.structs.replace(
-                where[0][1],
+                worst_one,
                 stages=tuple(number for number, _ in where),
                 more_seconds=max(more) if len(more) == len(where) else None,
             )
@@ -133,9 +146,18 @@ def together(stages: Sequence[tuple[int, tuple[SloResult, ...]]]) -> tuple[SloRe
     return tuple(combined)
 
 
-def is_passed(results: Iterable[SloResult], allow_undecided: bool = False) -> bool:
-    """Whether every objective is met, or undecided if that is allowed."""
-    return all(result.status == "met" or (allow_undecided and result.status == "undecided") for result in results)
+def is_passed(results: Iterable[SloResult], strict: bool = False) -> bool:
+    """Whether no objective fails a run: one that is undecided counts as its measured value says.
+
+    With `strict`, everything has to be shown by counting or by an interval: undecided objectives fail it, and so do those that are
+    met by margin only."""
+    return all(_passes(result, strict) for result in results)
+
+
+def _passes(result: SloResult, strict: bool) -> bool:
+    if result.status == "undecided":
+        return not strict and bool(result.within)
+    return result.status == "met" and not (strict and result.by == "margin")
 
 
 # --- what is judged --------------------------------------------------------------------------------------------------
@@ -186,10 +208,40 @@ class _Counted:
         """The larger of the design effects of the metric's p90 and p99."""
         return self.stage.metrics[metric].design_effect.get("p99", 1.0)
 
-    def share(self, hit: Mask, conditions: Iterable[Condition], of: Mask | slice = slice(None)) -> Proportion:
-        """The share of requests (`of` these) that are `hit`, with a design effect that suits the conditions' metrics."""
+    def share(self, hit: Mask, conditions: Iterable[Condition]) -> Proportion:
+        """The share of requests that are `hit`, with a design effect that suits the conditions' metrics."""
         least = max((self.effect(condition.metric) for condition in conditions), default=1.0)
-        return proportion(hit[of], self.at[of], *self.window, least)
+        return proportion(hit, self.at, *self.window, least)
+
+    def closeness(self, slo: Slo) -> NDArray[np.float64]:
+        """How close each request is to violating the objective (margin.py): inf for a failed one, 0 if there is no value.
+
+        Nothing is far from a failure, so for a failure rate all others are as close as can be."""
+        if slo.kind == "failure_rate":
+            return np.where(self.failed, np.inf, 1.0)
+        if slo.kind == "metric":
+            return margin.closeness(self.values(slo.name), slo.sign, slo.threshold.value)
+        near = np.where(self.failed, np.inf, 0.0)
+        for each in slo.conditions:
+            near = np.maximum(near, margin.closeness(self.values(each.metric), each.sign, each.threshold.value))
+        return near
+
+    def design_effects(self, bad: Mask, near: NDArray[np.float64], of: Mask, allowed: float) -> tuple[float, float]:
+        """By how much fewer independent requests there are than `of` these: by their violations, and the largest estimate."""
+        block = blocks.index(self.at[of], *self.window)
+        count = len(block)
+        hits = [bad[of]]
+        if _MORE_OFTEN * allowed <= 0.5:
+            rank = min(max(math.ceil(round((1 - _MORE_OFTEN * allowed) * count, 6)), 1), count)
+            hits.append(near[of] > np.partition(near[of], rank - 1)[rank - 1])
+        values = np.bincount(block, minlength=BLOCKS)
+        found = []
+        for hit in hits:
+            above = np.bincount(block[hit], minlength=BLOCKS)
+            for number, raised in _RAISED.items():
+                counts = (each.reshape(number, -1).sum(1) for each in (above, values))
+                found.append(blocks.design_effect(*counts) * raised)
+        return found[0], max(found)
 
 
 def _judge(counted: _Counted, slo: Slo, tail: float) -> SloResult:
@@ -198,24 +250,26 @@ def _judge(counted: _Counted, slo: Slo, tail: float) -> SloResult:
     unknown = [name for name in slo.metrics if METRICS[name].values is not None and counted.is_unknown(name)]
     if unknown:
         return _result(slo, "undecided", f"{' and '.join(unknown)} could not be measured: no response has a value")
-    overload = counted.stage.overload
+    overload, is_short = counted.stage.overload, False
     if any(METRICS[name].unit == "s" for name in slo.metrics):
         if overload.status == "overloaded":
             growth = "" if overload.growth is None else f", the queue grew by {overload.growth:.3g} requests/s"
             return _result(slo, "missed", f"overloaded: no steady value{growth}")
-        if overload.status == "too_short":
-            return _too_short(counted, slo)
+        is_short = overload.status == "too_short"
     if slo.kind == "throughput" or slo.statistic == "mean" or slo.name == "itl":
-        return _by_interval(counted, slo)
-    return _by_share(counted, slo, tail)
+        found = _by_interval(counted, slo, is_short)
+    else:
+        found = _by_share(counted, slo, tail, is_short)
+    return _too_short(counted, slo, found) if is_short and found.status == "undecided" else found
 
 
-def _too_short(counted: _Counted, slo: Slo) -> SloResult:
+def _too_short(counted: _Counted, slo: Slo, found: SloResult) -> SloResult:
+    """Undecided, because latencies may still grow: only a limit that is far away is decided in such a stage."""
     overload = counted.stage.overload
     needs: float | None = getattr(overload, "needs", None)
     more = None if needs is None else _seconds(needs - counted.span)
-    result = _result(slo, "undecided", f"the stage is too short to tell: {overload.reason}")
-    return msgspec.structs.replace(result, more_seconds=more)
+    reason = f"the stage is too short to tell: {overload.reason}{_within_text(slo, found.value, 'the limit')}"
+    return msgspec.structs.replace(found, reason=reason, more_seconds=more)
 
 
 def _result(slo: Slo, status: Status, reason: str) -> SloResult:
@@ -225,8 +279,11 @@ def _result(slo: Slo, status: Status, reason: str) -> SloResult:
 # --- by the share of violations --------------------------------------------------------------------------------------
 
 
-def _by_share(counted: _Counted, slo: Slo, tail: float) -> SloResult:
-    """Judge a percentile, a failure rate or a goodput by the number of requests that violate it."""
+def _by_share(counted: _Counted, slo: Slo, tail: float, is_short: bool) -> SloResult:
+    """Judge a percentile, a failure rate or a goodput by the requests that violate it, and by how far the others are from that.
+
+    A stage that is too short (`is_short`) is no sample of what comes after it, so that few violations in it show nothing.
+    """
     conditions = slo.per_request() or ()
     of: Mask = np.ones(len(counted.at), np.bool_)
     if slo.kind == "metric":
@@ -242,31 +299,84 @@ def _by_share(counted: _Counted, slo: Slo, tail: float) -> SloResult:
         return _result(slo, "missed", f"only {counted.rate:.4g} requests/s were intended")
     if not of.any():  # a failed request has no value unless it violates any limit
         return _result(slo, "undecided", f"{slo.name} could not be measured: every request failed")
-    found = counted.share(bad, conditions, of)
-    assert found.share is not None and found.design_effect is not None
-    n = found.count / (found.design_effect * _RAISED)
-    k = found.share * n
+    near = counted.closeness(slo)
+    own, largest = counted.design_effects(bad, near, of, allowed)
+    count, share = int(of.sum()), int((bad & of).sum()) / int(of.sum())
+    most, least = count / own, count / largest  # independent requests, to show that it is missed, and that it is met
     status: Status = "undecided"
-    if binomial.is_above(k, n, allowed, tail):
-        status = "missed"
-    elif binomial.is_below(k, n, allowed, tail):
-        status = "met"
-    more = None
-    if status == "undecided" and (needed := binomial.needed(found.share, allowed)) is not None and counted.span:
-        more = _seconds((needed / n - 1) * counted.span)
-    value, ci = _figure(counted, slo, found.share, binomial.bounds(k, n))
+    by: By = ""
+    if binomial.is_above(share * most, most, allowed, tail):
+        status, by = "missed", "count"
+    elif not is_short and least >= LEAST and binomial.is_below(share * least, least, allowed, tail):
+        status, by = "met", "count"
+    else:
+        status, by = _by_margin(near[of], allowed)
+    bounds = (binomial.bounds(share * most, most)[0], binomial.bounds(share * least, least)[1])
+    value, ci = _figure(counted, slo, share, bounds)
     failed = int(np.count_nonzero(counted.failed & bad & of)) if slo.kind != "failure_rate" else 0
+    text, more = _shares_text(slo, share, count, allowed, failed), None
+    if by == "count":
+        text += f", and they count as {max(math.floor(most if status == 'missed' else least), 1):,} independent ones"
+    elif by == "margin":
+        text = _margin_text(slo, status, near[of], allowed, text)
+    else:
+        by_count = binomial.needed(share, allowed) or math.inf
+        times = by_count / most
+        if share <= allowed:
+            times = min(max(by_count, LEAST) / least, margin.needed(near[of], allowed) / count)
+        more = _seconds((times - 1) * counted.span) if counted.span and times < math.inf else None
+        text = f"too close to the limit for {count:,} requests{_within_text(slo, value)}; {text}{_more_text(more)}"
     return SloResult(
         slo=str(slo),
         status=status,
-        reason=_shares_text(slo, found, allowed, failed) + _more_text(status, more),
+        by=by,
+        within=_is_within(slo, value),
+        reason=text,
         value=value,
         limit=slo.threshold.value,
         ci=ci,
-        violations=found.share,
+        violations=share,
         allowed=allowed,
         more_seconds=more,
     )
+
+
+def _by_margin(near: NDArray[np.float64], allowed: float) -> tuple[Status, By]:
+    if len(near) >= margin.needed(near, allowed):
+        return "met", "margin"
+    fastest = float(near.min())
+    if fastest < math.inf and margin.is_far(1 / fastest if fastest else math.inf, len(near)):
+        return "missed", "margin"
+    return "undecided", ""
+
+
+def _margin_text(slo: Slo, status: Status, near: NDArray[np.float64], allowed: float, shares: str) -> str:
+    """How far which requests are from the limit."""
+    requests = f"{len(near):,} request{'' if len(near) == 1 else 's'}"
+    are_times = all(METRICS[name].unit == "s" for name in slo.metrics)
+    closest = float(near.min() if status == "missed" else near.max())
+    if status == "missed":
+        times = _times(closest)
+        text = (
+            f"the fastest of {requests} took {times} times"
+            if are_times
+            else f"all of {requests} are {times} times beyond"
+        )
+        return f"missed with margin: {text} the limit"
+    if closest >= 1:
+        return f"met with margin: {shares}, and the others are far from the limit"
+    times = _times(1 / closest) if closest else "infinitely many"
+    text = (
+        f"the limit is {times} times the slowest of {requests}"
+        if are_times
+        else f"all of {requests} are {times} times within the limit"
+    )
+    few = f", and {_percent(allowed)} may violate it" if closest > 0.5 else ""
+    return f"met with margin: {text}{few}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}"
 
 
 def _allowed(counted: _Counted, slo: Slo) -> float | None:
@@ -292,17 +402,16 @@ def _figure(counted: _Counted, slo: Slo, share: float, bounds: tuple[float, floa
     return (1 - share) * scale, ((1 - bounds[1]) * scale, (1 - bounds[0]) * scale)
 
 
-def _shares_text(slo: Slo, found: Proportion, allowed: float, failed: int) -> str:
-    share = found.share or 0.0
+def _shares_text(slo: Slo, share: float, count: int, allowed: float, failed: int) -> str:
     verb = {"failure_rate": "failed", "goodput": "missed a limit"}.get(slo.kind, "violate it")
     among = f" ({failed:,} of them failed)" if failed else ""
-    return f"{_percent(share)} of {found.count:,} requests {verb}{among}, {_percent(allowed)} may"
+    return f"{_percent(share)} of {count:,} requests {verb}{among}, {_percent(allowed)} may"
 
 
 # --- by the interval of the value ------------------------------------------------------------------------------------
 
 
-def _by_interval(counted: _Counted, slo: Slo) -> SloResult:
+def _by_interval(counted: _Counted, slo: Slo, is_short: bool) -> SloResult:
     """Judge a mean, a rate or a percentile of the gaps: met if all of its confidence interval is on the right side."""
     value, ci, needs = _measured(counted, slo)
     if value is None:
@@ -311,26 +420,53 @@ def _by_interval(counted: _Counted, slo: Slo) -> SloResult:
     limit, is_upper = slo.threshold.value, slo.sign[0] == "<"
     best, worst = ci if is_upper else ci[::-1]
     status: Status = "undecided"
-    if worst is not None and _holds(slo, worst):
-        status = "met"
+    by: By = ""
+    if not is_short and worst is not None and _holds(slo, worst):
+        status, by = "met", "interval"
     elif best is not None and not _holds(slo, best):
-        status = "missed"
+        status, by = "missed", "interval"
+    else:
+        status, by = _far_interval(counted, slo, value)
     more = None
     if status == "undecided":
         ends = (worst, best) if _holds(slo, value) else (best, worst)
         more = _more_for_interval(value, limit, ends[0], counted.span) if ends[0] is not None else needs
     text = _interval_text(counted, slo, ci)
-    if more is not None or ci != (None, None):
-        text += _more_text(status, more)
+    if by == "margin":
+        text = f"{status} with margin: all that was measured is far from the limit"
+    elif status == "undecided":
+        text = f"too close to the limit{_within_text(slo, value)}; {text}{_more_text(more)}"
     return SloResult(
         slo=str(slo),
         status=status,
+        by=by,
+        within=_is_within(slo, value),
         reason=text,
         value=value,
         limit=limit,
         ci=ci,
         more_seconds=more,
     )
+
+
+def _far_interval(counted: _Counted, slo: Slo, value: float) -> tuple[Status, By]:
+    """By the distance from the limit of all values of a metric, or of the rate, if the interval does not tell.
+
+    The gaps of one response resemble each other, so each request counts once."""
+    low = high = value
+    if slo.kind == "metric":
+        figures = counted.stage.metrics[slo.name]
+        low, high = (value if end is None else end for end in (figures.min, figures.max))
+    ends = np.array([low, high])
+    near = margin.closeness(ends, slo.sign, slo.threshold.value)
+    is_share = slo.kind == "metric" and slo.statistic != "mean"
+    allowed = _allowed(counted, slo) if is_share else None
+    if margin.is_far(float(near.max()), len(counted.at), allowed or margin.CLEAR):
+        return "met", "margin"
+    closest = float(near.min())
+    if margin.is_far(1 / closest if closest else math.inf, len(counted.at)):
+        return "missed", "margin"
+    return "undecided", ""
 
 
 def _measured(counted: _Counted, slo: Slo) -> tuple[float | None, Bounds, float | None]:
@@ -381,10 +517,18 @@ def _seconds(more: float) -> float:
     return float(f"{math.ceil(more / step) * step:.2g}")
 
 
-def _more_text(status: Status, more: float | None) -> str:
-    if status != "undecided":
+def _more_text(more: float | None) -> str:
+    return "" if more is None else f"; run about {format_seconds(more)} longer"
+
+
+def _is_within(slo: Slo, value: float | None) -> bool | None:
+    return None if value is None else _holds(slo, value)
+
+
+def _within_text(slo: Slo, value: float | None, limit: str = "it") -> str:
+    if value is None:
         return ""
-    return "; too close to the limit to tell" if more is None else f"; run about {format_seconds(more)} longer"
+    return f": {slo.amount(value)} is {'within' if _holds(slo, value) else 'beyond'} {limit}"
 
 
 def _interval_text(counted: _Counted, slo: Slo, ci: Bounds) -> str:

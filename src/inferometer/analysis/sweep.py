@@ -192,7 +192,7 @@ def _is_overloaded(part: Part) -> bool:
 # --- the verdict of a sweep ------------------------------------------------------------------------------------------
 
 
-def problems(sweep: Sweep, measured: Sequence[Cell], allow_undecided: bool = False) -> list[str]:
+def problems(sweep: Sweep, measured: Sequence[Cell], strict: bool = False) -> list[str]:
     """Why a sweep fails, in words; empty if it does not.
 
     A sweep goes into overload on purpose, so what happens at an overloaded level does not fail it. It fails if a run could not be
@@ -218,6 +218,6 @@ def problems(sweep: Sweep, measured: Sequence[Cell], allow_undecided: bool = Fal
             combinations.append((point.settings, own := []))
         own.append(point)
     for settings, own in combinations:
-        if any(point.slos for point in own) and not any(is_passed(point.slos, allow_undecided) for point in own):
+        if any(point.slos for point in own) and not any(is_passed(point.slos, strict) for point in own):
             found.append(f"{settings_label(settings) or 'objectives'}: no level meets every objective")
     return found

@@ -40,6 +40,8 @@ _SPREAD, _UNKNOWN_SPREAD = 0.18, 0.3
 """Standard deviation of the logarithm of the capacity around the guess; the second if no level broke an objective and throughput still grew."""
 _BURSTS = 0.8
 """An open loop whose mean number in flight is n has n + _BURSTS x sqrt(n) for a good part of the time."""
+_DISTURBED = 1.2
+"""Open loops that serve this many times the highest throughput of the closed loops show that something disturbed these."""
 _LEAST_SPREAD = 0.05
 """Of the highest throughput, in a few short levels."""
 _SLOPES = 6.0, 40.0
@@ -99,7 +101,7 @@ def guess(goal: Goal, trials: Sequence[Trial]) -> Guess | None:
     bad = points[len(fine) :]
     best, best_spread = _ceiling([*points, *(trial for trial in trials if trial.is_overloaded and trial.rate)])
     is_bounded = bool(bad) or _is_flat(points)
-    if (served := _served(trials)) > best * (1 + best_spread):  # something disturbed the closed loops
+    if (served := _served(trials)) > _DISTURBED * best:
         return Guess(goal.level_of(served, served * (fine[-1].mean_e2e or goal.unloaded)), _UNKNOWN_SPREAD)
     base, in_flight = _break_point(fine[-1], bad[0] if bad else None)
     if goal.by == "concurrency":

@@ -62,7 +62,9 @@ def following(goal: Goal, trials: Sequence[Trial]) -> Request | None:
     curve = guess(goal, trials)
     belief = believe(goal, probed(trials), curve)
     ceiling = curve.ceiling if curve else None
-    return None if belief is None else _next(goal, trials, _evidence(trials, curve, belief), belief, ceiling, left)
+    return (
+        None if belief is None else _next(goal, trials, _evidence(goal, trials, curve, belief), belief, ceiling, left)
+    )
 
 
 def bracket(goal: Goal, trials: Sequence[Trial]) -> Bracket:
@@ -74,7 +76,7 @@ def bracket(goal: Goal, trials: Sequence[Trial]) -> Bracket:
     belief = believe(goal, probed(trials), curve)
     if belief is None:
         return Bracket(None, None, None)
-    known = _evidence(trials, curve, belief)
+    known = _evidence(goal, trials, curve, belief)
     low, high = _ends(known)
     if low is None and goal.whole and high and high.level <= 1:
         return Bracket(None, high.level, None)
@@ -95,7 +97,7 @@ def bracket(goal: Goal, trials: Sequence[Trial]) -> Bracket:
 # --- the interval ----------------------------------------------------------------------------------------------------
 
 
-def _evidence(trials: Sequence[Trial], curve: Guess | None, belief: Belief) -> list[Trial]:
+def _evidence(goal: Goal, trials: Sequence[Trial], curve: Guess | None, belief: Belief) -> list[Trial]:
     """The trials of levels that the user raises, with the verdicts that all trials together leave them.
 
     A number in flight that grows at a level close to the highest throughput is an overload whose requests are not late yet. A level that
@@ -108,6 +110,13 @@ def _evidence(trials: Sequence[Trial], curve: Guess | None, belief: Belief) -> l
         is_high = curve is None or not curve.ceiling or trial.level > _NEARLY * curve.ceiling
         if trial.is_growing and is_high and trial.status != "fails":
             trial = msgspec.structs.replace(trial, status="fails", is_sure=False)
+        if (
+            goal.by == "rate"
+            and trial.status == "holds"
+            and trial.rate
+            and trial.rate * (1 + trial.rate_error) < trial.level
+        ):
+            trial = msgspec.structs.replace(trial, is_sure=False)  # it served fewer requests than arrived
         if trial.is_warming and trial.status == "fails":
             return msgspec.structs.replace(trial, status="undecided")
         is_lucky = (trial.level > middle) == (trial.status == "holds")

@@ -64,7 +64,7 @@ def command(
     start_timeout: str,
     abort_on: tuple[str, ...],
     fail_if: tuple[str, ...],
-    allow_undecided: bool,
+    strict: bool,
     force: bool,
     json_path: str | None,
     html_path: str | None,
@@ -132,7 +132,7 @@ def command(
         raise click.Abort
     if complete < pairs:
         progress.print(f"interrupted: comparing {complete} of {pairs} pairs", highlight=False)
-    status = deliver_comparison([compare_pairs(folder, conditions, force)], paths, allow_undecided)
+    status = deliver_comparison([compare_pairs(folder, conditions, force)], paths, strict)
     if "-" not in paths.values():
         click.echo(f" {folder}")
     return finish_upload(folder, status, quiet)

@@ -11,7 +11,7 @@ from inferometer.cli.options import comparison_options
 def command(
     sides: tuple[str, ...],
     fail_if: tuple[str, ...],
-    allow_undecided: bool,
+    strict: bool,
     force: bool,
     json_path: str | None,
     html_path: str | None,
@@ -29,13 +29,13 @@ def command(
       inferometer compare 'runs/before-*' 'runs/after-*'
     The pairs that `inferometer ab` measured
       inferometer compare runs/20261116-103000-cccc
-    A gate in CI: exit status 1 if B is worse by more than 5 %, or undecided
+    A gate in CI: exit status 1 if B is worse by more than 5 %
       inferometer compare A B --fail-if 'ttft.p99 worse by 5%' --junit out.xml
 
     Runs are compared only if they have the same workload, model, load and objectives, and are VALID and complete; --force
     compares them nevertheless. With one run per side, intervals do not cover run-to-run variation.
 
-    Exit status: 0 no condition of --fail-if holds, 1 one holds or is undecided, 2 bad input, or runs that should not be
+    Exit status: 0 no condition of --fail-if holds, 1 one holds, 2 bad input, or runs that should not be
     compared, 3 internal error.
     """
     from inferometer import conduct  # noqa: PLC0415
@@ -45,4 +45,4 @@ def command(
     check_comparison_paths(paths)
     conditions = conduct.parse_conditions(fail_if)
     found = conduct.compare_stored(sides, conditions, force)
-    return deliver_comparison(found, paths, allow_undecided)
+    return deliver_comparison(found, paths, strict)

@@ -2,7 +2,7 @@
 
 import click
 
-from inferometer.cli.options import export_options
+from inferometer.cli.options import export_options, strict_option
 from inferometer.cli.uploads import finish_upload
 from inferometer.errors import named
 
@@ -17,11 +17,11 @@ from inferometer.errors import named
     help="Where the run is stored, in a folder of its own: a folder, or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX.",
 )
 @export_options
-@click.option("--allow-undecided", is_flag=True, help="Let objectives that are undecided, for lack of requests, pass.")
+@strict_option
 @click.option("--explain", is_flag=True, help="Add the definition of every metric and check to the report.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress of uploads.")
 def command(
-    names: tuple[str, ...], output: str, exports: dict[str, str], allow_undecided: bool, explain: bool, quiet: bool
+    names: tuple[str, ...], output: str, exports: dict[str, str], strict: bool, explain: bool, quiet: bool
 ) -> int:
     """Make one run of the parts in the folders RUN, which were measured with `inferometer run --shard`, and give its verdict.
 
@@ -38,7 +38,7 @@ def command(
     Latencies are measured by the clock of one part each. Figures over time, such as rates, put the clocks of several machines side by
     side, which were not compared: keep them synchronized (NTP or PTP).
 
-    Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed or undecided, 2 bad
+    Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed, 2 bad
     input, 3 internal error.
     """
     from inferometer.conduct.merging import merge  # noqa: PLC0415
@@ -47,4 +47,4 @@ def command(
     check_exports(exports)
     with named({"output": "--output", "storage.endpoint": "the endpoint", "storage.local": "--output"}):
         run, summary = merge(names, output)
-    return finish_upload(run.folder, deliver(run, summary, exports, explain, allow_undecided=allow_undecided), quiet)
+    return finish_upload(run.folder, deliver(run, summary, exports, explain, strict=strict), quiet)

@@ -34,12 +34,7 @@ def _parameter(name: str) -> str:
 
 
 def slo_options(function: Command) -> Command:
-    """Add `--slo` and `--allow-undecided`; the command gets `slos` and `allow_undecided`."""
-    undecided = click.option(
-        "--allow-undecided",
-        is_flag=True,
-        help="Exit with status 0 if the run is too short to decide an objective, as long as none is missed.",
-    )
+    """Add `--slo` and `--strict`; the command gets `slos` and `strict`."""
     slo = click.option(
         "--slo",
         "slos",
@@ -49,7 +44,15 @@ def slo_options(function: Command) -> Command:
         "(chat, code, summarize, interactive, inference), instead of those of the config (`slo`). Can be repeated. "
         "docs/reference/slo.md has the grammar.",
     )
-    return slo(undecided(function))
+    return slo(strict_option(function))
+
+
+strict_option = click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with status 1 also if an objective is undecided, even if the measured value is within the limit, or if it is met by "
+    "margin only.",
+)
 
 
 def cost_options(function: Command) -> Command:
@@ -197,7 +200,7 @@ def server_settings(*own: str) -> Callable[[Command], Command]:
 
 
 def comparison_options(function: Command) -> Command:
-    """Add what `compare` and `ab` share: `--fail-if`, `--allow-undecided`, `--force` and the files."""
+    """Add what `compare` and `ab` share: `--fail-if`, `--strict`, `--force` and the files."""
     options = (
         click.option(
             "--fail-if",
@@ -206,9 +209,9 @@ def comparison_options(function: Command) -> Command:
             help="Exit with status 1 if this is shown, such as 'ttft.p99 worse by 5%'. Can be repeated.",
         ),
         click.option(
-            "--allow-undecided",
+            "--strict",
             is_flag=True,
-            help="Exit with status 0 if the runs are too short to decide a condition.",
+            help="Exit with status 1 also if a condition is undecided, even if the measured figures are within it.",
         ),
         click.option("--force", is_flag=True, help="Compare runs that differ or are INVALID; the notes say in what."),
         click.option(

@@ -56,7 +56,7 @@ class _WithOptionalId(click.Command):
 def command(
     run_dirs: tuple[str, ...],
     slos: tuple[str, ...],
-    allow_undecided: bool,
+    strict: bool,
     cost: dict[str, Any],
     percentiles: list[float],
     exports: dict[str, str],
@@ -86,7 +86,7 @@ def command(
     what had been recorded until then. RUN_DIR may also be the folder of a sweep, of a search for the capacity, of `run --repeat` (the
     variation between runs), of `ab` (the comparison), or of `engines` (which engine is best), or a quoted glob.
 
-    Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed or undecided, 2 bad
+    Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed, 2 bad
     input, 3 internal error.
     """
     from inferometer import conduct  # noqa: PLC0415
@@ -111,7 +111,7 @@ def command(
         run_dirs,
         exports,
         slos,
-        allow_undecided,
+        strict,
         {name: keys for name, keys in changes.items() if keys},
         histogram,
         explain,

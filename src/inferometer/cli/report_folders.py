@@ -29,7 +29,7 @@ class Wanted(msgspec.Struct, frozen=True):
     run_dirs: tuple[str, ...]
     exports: dict[str, str]
     slos: tuple[str, ...]
-    allow_undecided: bool
+    strict: bool
     changes: Mapping[str, Mapping[str, object]]
     """Settings of the report, over those of the run."""
     histogram: bool
@@ -99,21 +99,21 @@ def _report_run(wanted: Wanted) -> int:
         return show_as(run, summary, wanted.tool, exports.get("json"))
     if wanted.id is not None:
         return show_request(run, wanted.id, exports.get("json"))
-    return deliver(run, summary, exports, wanted.explain, wanted.histogram, wanted.allow_undecided, has_why)
+    return deliver(run, summary, exports, wanted.explain, wanted.histogram, wanted.strict, has_why)
 
 
 def _report_runs(wanted: Wanted) -> int:
     measured = open_runs(wanted.run_dirs, wanted.slos or None)
-    return deliver_repeats(" ".join(wanted.run_dirs), measured, wanted.exports, wanted.allow_undecided)
+    return deliver_repeats(" ".join(wanted.run_dirs), measured, wanted.exports, wanted.strict)
 
 
 def _report_pairs(wanted: Wanted) -> int:
-    return deliver_comparison([compare_pairs(Path(wanted.run_dirs[0]))], wanted.exports, wanted.allow_undecided)
+    return deliver_comparison([compare_pairs(Path(wanted.run_dirs[0]))], wanted.exports, wanted.strict)
 
 
 def _report_sweep(wanted: Wanted) -> int:
     sweep, measured = open_sweep(Path(wanted.run_dirs[0]), wanted.slos or None, wanted.changes)
-    return deliver_sweep(sweep, measured, wanted.exports, wanted.allow_undecided)
+    return deliver_sweep(sweep, measured, wanted.exports, wanted.strict)
 
 
 def _report_capacity(wanted: Wanted) -> int:

@@ -181,7 +181,7 @@ def command(
     scaling: str | None,
     crop: str | None,
     slos: tuple[str, ...],
-    allow_undecided: bool,
+    strict: bool,
     cost: dict[str, Any],
     abort_on: tuple[str, ...],
     exports: dict[str, str],
@@ -229,7 +229,7 @@ def command(
     A list of values at any key (or in `sweep`) makes a run for each combination, all in one folder; docs/how-to/sweep.md has
     the rules, also of the exit status.
 
-    Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed or undecided, 2 bad
+    Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed, 2 bad
     input, 3 internal error, 130 interrupted before it started. With --shard, 0 says that the part is measured and stored.
     """
     from inferometer import conduct  # noqa: PLC0415
@@ -283,16 +283,16 @@ def command(
                 _check_one_run({"--shard": shard, "--start-at": start_at})
             if grid.is_sweep:
                 _check_single(single, "this is a sweep of several")
-                return _sweep(grid, repeat, exports, allow_undecided, quiet)
+                return _sweep(grid, repeat, exports, strict, quiet)
             if repeat > 1:
                 costs = {"--price-per-hour, --gpus or --cheapest-at": cost}
                 _check_single(single | costs, "--repeat makes several")
-                return _repeat(config, repeat, exports, allow_undecided, quiet)
+                return _repeat(config, repeat, exports, strict, quiet)
             run, summary = conduct.measure(config, None if quiet else LiveView(), part=part, start_ns=start_ns)
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, exports, explain, histogram, why=why)
         raise
-    status = deliver(run, summary, exports, explain, histogram, allow_undecided, why)
+    status = deliver(run, summary, exports, explain, histogram, strict, why)
     return finish_upload(run.folder, status if part is None else 0)  # the verdict is that of all parts together
 
 
@@ -315,7 +315,7 @@ def _check_single(options: Mapping[str, object], reason: str) -> None:
             )
 
 
-def _repeat(config: "Config", count: int, exports: dict[str, str], allow_undecided: bool, quiet: bool) -> int:
+def _repeat(config: "Config", count: int, exports: dict[str, str], strict: bool, quiet: bool) -> int:
     """Measure several times, and report the variation between the runs."""
     from inferometer.conduct.pairs import repeat  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
@@ -330,10 +330,10 @@ def _repeat(config: "Config", count: int, exports: dict[str, str], allow_undecid
         return LiveView()
 
     folder, measured = repeat(config, count, note)
-    return finish_upload(folder, deliver_repeats(str(folder), measured, exports, allow_undecided), quiet)
+    return finish_upload(folder, deliver_repeats(str(folder), measured, exports, strict), quiet)
 
 
-def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], allow_undecided: bool, quiet: bool) -> int:
+def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], strict: bool, quiet: bool) -> int:
     """Measure a grid of settings or an adaptive range, and report all of it together."""
     from inferometer.conduct.sweep import measure_sweep, projection  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
@@ -355,7 +355,7 @@ def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], allow_undecided: 
     if not quiet:
         click.echo(describe_plan([cell.settings for cell in grid.cells], *projection(grid)), err=True)
     sweep, measured = measure_sweep(grid, note)
-    return finish_upload(sweep.folder, deliver_sweep(sweep, measured, exports, allow_undecided), quiet)
+    return finish_upload(sweep.folder, deliver_sweep(sweep, measured, exports, strict), quiet)
 
 
 def set_load(

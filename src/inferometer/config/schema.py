@@ -328,7 +328,7 @@ class Config(Section):
     slo: Annotated[
         str | list[str],
         Meta(
-            description="Service level objectives, such as `ttft.p99 < 500ms`, or a preset: `chat`, `code`, `summarize`, `interactive`, `inference`; docs/reference/slo.md has the grammar. One that is missed or undecided gives exit status 1."
+            description="Service level objectives, such as `ttft.p99 < 500ms`, or a preset: `chat`, `code`, `summarize`, `interactive`, `inference`; docs/reference/slo.md has the grammar. One that is missed gives exit status 1; one that is undecided counts as its measured value says."
         ),
     ] = field(default_factory=list)
     cost: Annotated[Cost, Meta(description="What the measured servers cost, and how many GPUs they have.")] = field(

@@ -75,9 +75,9 @@ class Comparison(msgspec.Struct, frozen=True, eq=False, weakref=True):
         """What limits the comparison."""
         return self._compared.found.notes
 
-    def passed(self, allow_undecided: bool = False) -> bool:
-        """Whether no condition of `fail_if` fails or, unless `allow_undecided`, is undecided."""
-        return self._compared.found.is_passed(allow_undecided)
+    def passed(self, strict: bool = False) -> bool:
+        """Whether no condition of `fail_if` fails. One that is undecided counts as the measured figures say; with `strict`, it fails."""
+        return self._compared.found.is_passed(strict)
 
     def report(self, *, color: bool = False) -> str:
         """The comparison as text, as the command prints it."""

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 PROPERTY = "inferometer"
 """The user property of a test's report with its run, which also reaches junit.xml and, with xdist, the main process."""
-UNDECIDED = ("fail", "pass")
 
 _RUNS: "pytest.StashKey[list[Run]]" = pytest.StashKey()
 
@@ -41,20 +40,18 @@ class Measure(Protocol):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("inferometer", "objectives of model servers")
     group.addoption(
-        "--slo-undecided",
-        choices=UNDECIDED,
-        help="What an objective does that a run is too short to decide: fail the test (default) or pass.",
+        "--slo-strict",
+        action="store_true",
+        help="Fail tests also if an objective is undecided, even if the measured value is within the limit, or met by margin only.",
     )
     group.addoption("--inferometer-output", metavar="DIR", help="Where the runs of tests are stored. Default: runs.")
-    parser.addini(
-        "slo_undecided", "What an objective does that a run is too short to decide: fail or pass.", default="fail"
-    )
+    parser.addini("slo_strict", "The same as --slo-strict.", type="bool", default=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "slo(*objectives, undecided=None): fail the test unless its runs are VALID and meet the objectives, such as "
+        "slo(*objectives, strict=None): fail the test unless its runs are VALID and meet the objectives, such as "
         "'ttft.p99 < 500ms'; without objectives, those of the run's own config.",
     )
 
@@ -121,15 +118,19 @@ def _gate(item: pytest.Item, runs: "list[Run]") -> None:
     """Fail the test unless all runs are VALID and meet the objectives."""
     if not runs:
         pytest.fail("the test is marked with slo, but it has no run: use the fixture inferometer_run", pytrace=False)
+    from inferometer.analysis.slo import is_passed  # noqa: PLC0415
+
     objectives = _objectives(item)
-    accepted = ("met", "undecided") if _undecided(item) == "pass" else ("met",)
+    strict = _is_strict(item)
     problems = []
     for run in runs:
         judged = _judged(run, objectives)
         found = [f"{check.name}: {check.message}" for check in judged.checks if check.status == "fail"]
         problems += [f"INVALID: {each} ({run.folder})" for each in found]
         problems += [
-            f"{one.slo}: {one.status}: {one.reason} ({run.folder})" for one in judged.slo if one.status not in accepted
+            f"{one.slo}: {one.status}: {one.reason} ({run.folder})"
+            for one in judged.slo
+            if not is_passed([one], strict)
         ]
         if not judged.slo:
             problems.append(f"there is no objective: give one to the marker slo, or to the config ({run.folder})")
@@ -151,19 +152,13 @@ def _objectives(item: pytest.Item) -> list[str]:
     return list(dict.fromkeys(text for marker in item.iter_markers("slo") for text in marker.args))
 
 
-def _undecided(item: pytest.Item) -> str:
+def _is_strict(item: pytest.Item) -> bool:
     marker = item.get_closest_marker("slo")
     assert marker is not None
-    unknown = marker.kwargs.keys() - {"undecided"}
-    chosen = (
-        marker.kwargs.get("undecided")
-        or item.config.getoption("--slo-undecided")
-        or str(item.config.getini("slo_undecided"))
-    )
-    if chosen not in UNDECIDED or unknown:
-        what = f"undecided is {chosen!r}" if not unknown else f"unknown argument {unknown.pop()!r}"
-        pytest.fail(f"marker slo: {what}: use undecided='fail' or 'pass'", pytrace=False)
-    return str(chosen)
+    if unknown := marker.kwargs.keys() - {"strict"}:
+        pytest.fail(f"marker slo: unknown argument {unknown.pop()!r}: use strict=True or False", pytrace=False)
+    default = item.config.getoption("--slo-strict") or item.config.getini("slo_strict")
+    return bool(marker.kwargs.get("strict", default))
 
 
 def _described(run: "Run") -> str:

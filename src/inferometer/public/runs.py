@@ -95,9 +95,12 @@ class Run(msgspec.Struct, frozen=True, eq=False, weakref=True):
         """How each objective was judged: met, missed or undecided, with the reason."""
         return self.summary.slos
 
-    def passed(self, allow_undecided: bool = False) -> bool:
-        """Whether the run is VALID and every objective is met; with `allow_undecided`, or undecided because the run is too short."""
-        return self.valid and is_passed(self.slo, allow_undecided)
+    def passed(self, strict: bool = False) -> bool:
+        """Whether the run is VALID and no objective is missed. One that is undecided counts as its measured value says.
+
+        With `strict`, every objective has to be met, and not by margin only.
+        """
+        return self.valid and is_passed(self.slo, strict)
 
     def judge(self, *slos: str) -> "Run":
         """The same run, judged by other objectives: run.judge("ttft.p99 < 500ms", "failure_rate < 1%")."""

@@ -32,10 +32,8 @@ def check_comparison_paths(paths: Mapping[str, str | None]) -> None:
     check_paths({f"--{name}": path for name, path in paths.items()})
 
 
-def deliver_comparison(
-    compared: Sequence[Compared], paths: Mapping[str, str | None], allow_undecided: bool = False
-) -> int:
-    """Print the comparisons, write the files, and return the exit status: 1 if a condition fails, or is undecided."""
+def deliver_comparison(compared: Sequence[Compared], paths: Mapping[str, str | None], strict: bool = False) -> int:
+    """Print the comparisons, write the files, and return the exit status: 1 if a condition fails."""
     found = _found(compared)
     if "-" not in paths.values():
         click.echo(compare.render(found, wants_color()), nl=False, color=True)
@@ -43,4 +41,4 @@ def deliver_comparison(
         if path is not None:
             encoded = _WRITERS[name](compared)
             write_file(path, lambda file, encoded=encoded: file.write(encoded))  # type: ignore[misc]
-    return 0 if all(each.is_passed(allow_undecided) for each in found) else 1
+    return 0 if all(each.is_passed(strict) for each in found) else 1

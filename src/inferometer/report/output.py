@@ -68,13 +68,13 @@ def deliver(
     exports: Mapping[str, str],
     explain: bool = False,
     histogram: bool = False,
-    allow_undecided: bool = False,
+    strict: bool = False,
     why: bool = False,
 ) -> int:
     """Print the report, write the exports, and return the exit status.
 
-    It is 0 for a VALID run that meets all of its service level objectives, and 1 otherwise. `allow_undecided` accepts objectives
-    that the run is too short to decide.
+    It is 0 for a VALID run that meets all of its service level objectives, and 1 otherwise. Those that are undecided count as their
+    measured values say, unless the rule is `strict`.
     """
     if "-" not in exports.values():
         file = settings.report(run.manifest)
@@ -91,7 +91,7 @@ def deliver(
     for name, path in exports.items():
         write_file(path, lambda file, write=EXPORTERS[name].write: write(run, summary, file))  # type: ignore[misc]
     gc.freeze()  # the process ends here: without this, Python would search all it has imported for garbage, for 50 ms
-    return 0 if summary.verdict == "VALID" and is_passed(summary.slos, allow_undecided) else 1
+    return 0 if summary.verdict == "VALID" and is_passed(summary.slos, strict) else 1
 
 
 def wants_color() -> bool:

@@ -42,7 +42,7 @@ def deliver_repeats(
     where: str,
     measured: Sequence[Measured],
     exports: Mapping[str, str],
-    allow_undecided: bool,
+    strict: bool,
 ) -> int:
     """Print the variation between runs, write the exports, and return the exit status: 1 if that of one run is 1.
 
@@ -63,7 +63,7 @@ def deliver_repeats(
     for name, path in exports.items():
         encoded = writers[name]()
         write_file(path, lambda file, encoded=encoded: file.write(encoded))  # type: ignore[misc]
-    passed = all(one.verdict == "VALID" and is_passed(one.slos, allow_undecided) for _, one in measured)
+    passed = all(one.verdict == "VALID" and is_passed(one.slos, strict) for _, one in measured)
     return 0 if passed else 1
 
 

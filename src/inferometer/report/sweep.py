@@ -55,9 +55,9 @@ def check_sweep_exports(exports: Mapping[str, str]) -> None:
             )
 
 
-def deliver_sweep(sweep: Sweep, measured: Sequence[Cell], exports: Mapping[str, str], allow_undecided: bool) -> int:
+def deliver_sweep(sweep: Sweep, measured: Sequence[Cell], exports: Mapping[str, str], strict: bool) -> int:
     """Print the sweep, write the exports, and return the exit status: 1 if it has problems (analysis/sweep.py says which)."""
-    found = problems(sweep, measured, allow_undecided)
+    found = problems(sweep, measured, strict)
     if "-" not in exports.values():
         click.echo(render(sweep, found, wants_color(), columns()), nl=False, color=True)
     for name, path in exports.items():
