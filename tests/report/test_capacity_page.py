@@ -190,3 +190,5 @@ def test_the_exit_status(
     monkeypatch.setattr("inferometer.cli.capacity.finish_upload", lambda folder, status, quiet: status)
     assert cli("capacity", "http://127.0.0.1:9", "-q", *arguments).status == status
     assert cli("report", tmp_path).status == status
+    is_sure = found.bracket.low_basis == "shown"
+    assert cli("report", tmp_path, "--strict").status == (status if is_sure else 1)
