@@ -140,6 +140,15 @@ def test_a_search_without_a_level_that_holds_fails_its_objective() -> None:
     assert "one request at a time" in ET.tostring(first, encoding="unicode")
 
 
+def test_the_objectives_of_a_level_that_holds_are_met_whatever_single_tests_say() -> None:
+    last = made.text().probes[-1]
+    result = msgspec.structs.replace(last.slos[0], status="undecided")
+    probes = (*made.text().probes[:-1], msgspec.structs.replace(last, slos=(result,)))
+    found = made.text(probes=probes)
+    assert "ttft.p90 < 450ms ✓ 220 ms" in " ".join(page(found).text.split())
+    assert ET.fromstring(capacity_export.suite(found)).findall(".//skipped") == []
+
+
 def test_the_answer_comes_back_from_json() -> None:
     for found in (made.text("chat: ttft.p90 < 450ms", at_least=3.0), made.tensors(by="users", strict=True), *ENDS):
         stored = json.loads(json.dumps(as_json(found, "words", made.MANIFEST)))
@@ -181,3 +190,5 @@ def test_the_exit_status(
     monkeypatch.setattr("inferometer.cli.capacity.finish_upload", lambda folder, status, quiet: status)
     assert cli("capacity", "http://127.0.0.1:9", "-q", *arguments).status == status
     assert cli("report", tmp_path).status == status
+    is_sure = found.bracket.low_basis == "shown"
+    assert cli("report", tmp_path, "--strict").status == (status if is_sure else 1)

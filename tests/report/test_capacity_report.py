@@ -64,6 +64,15 @@ def test_the_answer_is_a_sentence_for_anyone() -> None:
             made.too_slow("chat: ttft.p90 < 50ms"),
             "one request at a time already violates ttft.p90 < 50ms of chat (it takes 70 ms)",
         ),
+        (
+            made.text(
+                "ttft.p90 < 250ms",
+                by="users",
+                bracket=Bracket(None, 1.0, None),
+                probes=(msgspec.structs.replace(made.text("ttft.p90 < 250ms").probes[6], level=1.0),),
+            ),
+            "one user already violates ttft.p90 < 250ms (it takes 500 ms)",
+        ),
         (made.nothing(), "the search ended before any level was shown to hold"),
         (
             made.text(by="users", bracket=Bracket(18.0, 19.0, 18.2)),
@@ -116,6 +125,7 @@ def changed(share: float | None = 0.0, **changes: object) -> Probe:
         (changed(0.09), "?", "close"),
         (changed(is_warming=True), "?", "warming up"),
         (changed(is_growing=True), "?", "growing"),
+        (msgspec.structs.replace(made.text().probes[6], is_warming=True), "?", "warming up"),
         (changed(None), "?", "not proven"),
         (made.text().probes[4], "✓", "holds"),
         (made.likely().at_low, "✓", "likely"),

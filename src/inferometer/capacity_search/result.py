@@ -120,9 +120,19 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_too_slow(self) -> bool:
-        """Whether one request at a time violates an objective: no level holds."""
-        first = next(iter(self.curve), None)
-        return first is not None and first.level == 1 and (first.excess or 0.0) > 1 and self.bracket.low is None
+        """Whether one request at a time, or one user, violates an objective: no level holds."""
+        return self.alone is not None
+
+    @property
+    def alone(self) -> Probe | None:
+        """The probe of one request at a time, or one user, if that violates an objective."""
+        if self.bracket.low is not None:
+            return None
+        lowest = [one for one in (*self.curve, *self.levels) if one.level <= 1 and not self._is_rate(one)]
+        return next((one for one in lowest if (one.excess or 0.0) > 1), None)
+
+    def _is_rate(self, probe: Probe) -> bool:
+        return self.by == "rate" and probe.purpose != "explore"
 
     @property
     def has_limit(self) -> bool:

@@ -117,7 +117,9 @@ def _report_sweep(wanted: Wanted) -> int:
 
 
 def _report_capacity(wanted: Wanted) -> int:
-    return deliver_capacity(*read(wanted.run_dirs[0]), wanted.exports)
+    found, manifest = read(wanted.run_dirs[0])
+    strict = found.strict or wanted.strict
+    return deliver_capacity(msgspec.structs.replace(found, strict=strict), manifest, wanted.exports)
 
 
 def _report_campaign(wanted: Wanted) -> int:

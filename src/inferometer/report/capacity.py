@@ -2,7 +2,7 @@
 
 import math
 
-from inferometer.analysis.slo import SloResult
+from inferometer.analysis.slo import SloResult, Status
 from inferometer.analysis.slo_expression import TIME_UNITS, parse
 from inferometer.capacity_search.judgement import excess
 from inferometer.capacity_search.result import Capacity, Probe
@@ -44,7 +44,9 @@ def headline(found: Capacity) -> str:
     """The first part of the answer: what holds."""
     ends, unit = found.bracket, UNITS[found.by]
     if ends.low is None:
-        return _too_slow(found) if found.is_too_slow else "the search ended before any level was shown to hold"
+        return (
+            _too_slow(found.by, found.alone) if found.alone else "the search ended before any level was shown to hold"
+        )
     if ends.low_basis == "estimated":
         estimate = ends.estimate or ends.low
         high, is_seen = amount(ends.high or 0.0), ends.high_basis != "estimated"
@@ -87,17 +89,19 @@ def _above(found: Capacity, low: float) -> str:
     return f", probably about {amount(estimate)} ({most}{unseen and ' '}{unseen})"
 
 
-def _too_slow(found: Capacity) -> str:
+def _too_slow(by: By, alone: Probe) -> str:
     """Why no level holds."""
-    worst = decisive(found.curve[0])
+    is_user = by == "users" and alone.purpose != "explore"
+    start = f"{'one user' if is_user else 'one request at a time'} already violates"
+    worst = decisive(alone)
     if worst is None:
-        return "one request at a time already violates the objectives"
+        return f"{start} the objectives"
     objective = parse(worst.expression)
     what = f"{worst.expression}{f' of {worst.class_}' if worst.class_ else ''}"
     if worst.value is None or not math.isfinite(worst.value):
-        return f"one request at a time already violates {what}"
+        return f"{start} {what}"
     verb = "it takes" if objective.threshold.unit in TIME_UNITS else "it is"
-    return f"one request at a time already violates {what} ({verb} {_measured(worst)})"
+    return f"{start} {what} ({verb} {_measured(worst)})"
 
 
 def _bracketed(*remarks: str) -> str:
@@ -228,7 +232,7 @@ def _unloaded(found: Capacity) -> float | None:
 
 def verdict(probe: Probe) -> tuple[str, str, str]:
     """The verdict on a probe: its sign, one word, and the tone of a page (good, warn, bad)."""
-    if probe.status == "undecided":
+    if probe.status == "undecided" or (probe.is_warming and probe.status == "fails" and probe.purpose != "explore"):
         return "?", _why_undecided(probe), "warn"
     if probe.purpose == "explore" and probe.excess is None:
         return "?", "too short", "warn"
@@ -255,6 +259,14 @@ def _why_undecided(probe: Probe) -> str:
 def decisive(probe: Probe) -> SloResult | None:
     """The objective that decides a probe: one that is missed, or else the one that is closest to its limit."""
     return max(probe.slos, key=lambda one: (one.status == "missed", excess(one) or 0.0), default=None)
+
+
+def judged(probe: Probe, result: SloResult) -> Status:
+    """How a probe judged one of its objectives: when it holds, all are met; when it fails, the one that decides it is missed."""
+    if probe.status == "holds" and probe.purpose != "explore":
+        return "met"
+    is_worst = decisive(probe) is result and (excess(result) or 0.0) > 1
+    return "missed" if probe.status == "fails" and is_worst else result.status
 
 
 def seen(probe: Probe, noun: str = "") -> str:

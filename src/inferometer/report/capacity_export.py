@@ -2,7 +2,6 @@
 
 import msgspec
 
-from inferometer.capacity_search.judgement import excess
 from inferometer.capacity_search.result import Capacity, Probe, as_json
 from inferometer.records import Manifest
 from inferometer.report import junit, markdown
@@ -12,6 +11,7 @@ from inferometer.report.capacity import (
     amount,
     basis,
     chatting,
+    judged,
     notes,
     reason,
     required,
@@ -76,6 +76,5 @@ def suite(found: Capacity) -> bytes:
             continue
         unit = UNITS["concurrency"] if probe.purpose == "explore" else UNITS[found.by]
         message = f"at {amount(probe.level)} {unit}: {result.reason}"
-        is_missed = found.is_too_slow and (excess(result) or 0.0) > 1
-        cases.append(junit.Case("objectives", objective, "failed" if is_missed else _OUTCOMES[result.status], message))
+        cases.append(junit.Case("objectives", objective, _OUTCOMES[judged(probe, result)], message))
     return junit.encode(f"capacity of {found.url}", cases)

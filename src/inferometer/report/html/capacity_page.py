@@ -16,6 +16,7 @@ from inferometer.report.capacity import (
     count_probes,
     headline,
     inferences,
+    judged,
     limiting_metric,
     minutes,
     notes,
@@ -149,8 +150,9 @@ def _judgement(probe: Probe, objective: str) -> object:
     result = next((one for one in probe.slos if one.slo == objective), None)
     if result is None:
         return "–"
-    sign, tone = _SLO_SIGNS[result.status]
-    value: str = "overloaded" if result.value is None and probe.overloaded else result.status
+    status = judged(probe, result)
+    sign, tone = _SLO_SIGNS[status]
+    value: str = "overloaded" if result.value is None and probe.overloaded else status
     if result.value is not None:
         value = parse(result.expression).amount(result.value)
     share = probe.violations.get(objective)
