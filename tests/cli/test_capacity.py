@@ -66,7 +66,7 @@ def test_a_budget_that_cannot_suffice_is_refused(tmp_path: Path) -> None:
         result = cli(
             "capacity", url, "--output", "2", "--budget", "10s", "--set", f"output={tmp_path}", *SETTINGS, "-q"
         )
-    assert_one_line(result, "--budget 10 s is too short for a search: a response takes 1.5", "--budget 2")
+    assert_one_line(result, "--budget: 10s is too short for a search: a response takes 1.5", "give it 2")
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_an_invalid_run_exits_with_1(tmp_path: Path, sim: str) -> None:
 def test_json_on_standard_output_is_summary_json_and_nothing_else(tmp_path: Path, sim: str) -> None:
     result = run(tmp_path, sim, "--json", "-")
     tree = json.loads(result.out)
-    assert tree["schema"] == 2
+    assert tree["schema"] == 3
     assert tree["counts"]["ok"] == 3
     assert result.out.encode() == (runs(tmp_path)[0] / "summary.json").read_bytes()
     assert cli("report", tmp_path / "LATEST", "--json", "-").out == result.out

@@ -129,7 +129,7 @@ run.metric(5)
     )
     (tmp_path / "mypy.ini").write_text(
         f"[mypy]\nstrict = true\nmypy_path = {root / 'src'}\n[mypy-pyarrow.*,pandas.*,polars.*,httptools.*,uvloop.*]\n"
-        "ignore_missing_imports = true\n",
+        "ignore_missing_imports = true\n[mypy-ray.*]\nignore_missing_imports = true\nfollow_imports = skip\n",
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "mypy", "--config-file", str(tmp_path / "mypy.ini"), str(example)]

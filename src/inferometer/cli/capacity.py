@@ -7,7 +7,12 @@ import click
 from inferometer.cli.uploads import finish_upload
 from inferometer.errors import UserError, named
 
-_NAMES = {"slo": "--slo", "server.model": "--model NAME", "output": "--set output=DIR (`output` in the file)"}
+_NAMES = {
+    "slo": "--slo",
+    "budget": "--budget",
+    "server.model": "--model NAME",
+    "output": "--set output=DIR (`output` in the file)",
+}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

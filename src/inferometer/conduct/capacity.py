@@ -244,10 +244,11 @@ class _Prober:
         if options.budget is None and enough > _BUDGET:
             self.budget, self.asked_budget = float(enough), _BUDGET
         elif enough > _FEWEST * self.budget:
-            given, needed = format_seconds(self.budget), format_seconds(enough)
+            given, needed = (format_seconds(each).replace(" ", "") for each in (self.budget, enough))
             raise UserError(
-                f"--budget {given} is too short for a search: a response takes {format_seconds(takes)}",
-                f"--budget {needed}",
+                f"{given} is too short for a search: a response takes {format_seconds(takes)}",
+                f"give it {needed}",
+                "budget",
             )
         is_text = APIS[self._config.server.api].response == "text"
         return Goal(

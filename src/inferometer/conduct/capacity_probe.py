@@ -79,6 +79,7 @@ def record(trial: Trial, found: Look, summary: Summary, run: Run) -> Probe:
         status=trial.status,
         is_sure=trial.is_sure,
         is_warming=trial.is_warming,
+        is_growing=trial.is_growing,
         seconds=trial.seconds,
         requests=found.requests,
         throughput=trial.rate,
