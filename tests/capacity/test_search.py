@@ -24,7 +24,7 @@ def loop(in_flight: float, rate: float, excess: float = 0.0, **more: object) -> 
     status: Status = "holds" if excess <= 1 else "fails"
     takes = in_flight / rate
     values: dict[str, object] = {"seconds": 5.0, "rate": rate, "mean_e2e": takes, "residence": takes, "excess": excess}
-    return trial(in_flight, status, purpose="explore", is_sure=False, **(values | more))
+    return trial(in_flight, **({"status": status, "purpose": "explore", "is_sure": False} | values | more))  # type: ignore[arg-type]
 
 
 def served(goal: Goal, capacity: float, request: Request, rng: random.Random | None = None) -> Trial:
@@ -159,6 +159,12 @@ def test_a_server_that_is_cold_at_first_is_found_as_fast_as_a_warm_one(cold_for:
     found = bracket(GOAL, trials)
     assert found.low is not None and found.high is not None
     assert found.low <= capacity * 1.02 and found.high >= capacity * 0.98 and found.high < 1.8 * found.low
+
+
+def test_a_closed_loop_that_was_too_short_to_tell_is_repeated_for_longer() -> None:
+    short = loop(16, 8, status="undecided")
+    first, again = following(GOAL, [loop(4, 4)]), following(GOAL, [loop(4, 4), short])
+    assert first and again and again.level == 16 and again.seconds >= 1.5 * first.seconds
 
 
 def test_a_level_that_fails_while_the_server_warms_up_shows_nothing() -> None:

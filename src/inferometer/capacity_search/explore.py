@@ -120,20 +120,20 @@ def guess(goal: Goal, trials: Sequence[Trial]) -> Guess | None:
 
 
 def _repeated(goal: Goal, known: Sequence[Trial]) -> int | None:
-    """A level that breaks an objective, perhaps only because the server was cold."""
+    """A level that breaks an objective, perhaps only because the server was cold; or one that was too short to tell."""
     last, first_fine = known[-1], _first_fine(known)
     if first_fine is None and last.level == 1:
         return 1 if sum(trial.seconds for trial in known) < _COLD * goal.budget else None
-    if breaks(last):
+    if last.status != "holds":
         times = sum(trial.level == last.level for trial in known)
-        return int(last.level) if last.is_warming and times <= _REPEATS else None
+        return int(last.level) if (last.is_warming or not breaks(last)) and times <= _REPEATS else None
     later = {trial.level for trial in known[first_fine:]}
     return min((int(trial.level) for trial in known[:first_fine] if trial.level not in later), default=None)
 
 
 def _first_fine(known: Sequence[Trial]) -> int | None:
     """The number of the first trial that breaks no objective."""
-    return next((number for number, trial in enumerate(known) if not breaks(trial)), None)
+    return next((number for number, trial in enumerate(known) if trial.status == "holds"), None)
 
 
 def _next_level(goal: Goal, points: list[Trial]) -> int | None:
@@ -164,7 +164,9 @@ def _request(goal: Goal, known: Sequence[Trial], level: int) -> Request:
         nearest = max(below, key=lambda trial: trial.level)
         slowest = (nearest.residence or 0.0) * level / nearest.level
         expected = max(math.sqrt((nearest.residence or 0.0) * slowest), goal.unloaded)
-    longest = max(_LONGEST * goal.budget, 1.5 * goal.unloaded)
+    unknown = sum(trial.level == level and trial.status == "undecided" for trial in known)
+    longest = max(_LONGEST * goal.budget, 1.5 * goal.unloaded) * 2**unknown
+    expected *= 2**unknown
     return Request(float(level), min(max(_RESPONSES * expected, _SHORTEST), longest), "explore")
 
 
@@ -173,7 +175,7 @@ def _request(goal: Goal, known: Sequence[Trial], level: int) -> Request:
 
 def _fine(points: Sequence[Trial]) -> list[Trial]:
     """The points below the first that breaks an objective."""
-    first = next((index for index, point in enumerate(points) if breaks(point)), len(points))
+    first = next((index for index, point in enumerate(points) if point.status != "holds"), len(points))
     return list(points[:first])
 
 

@@ -210,8 +210,8 @@ class ProbeTest:
         tail = self._spend[self._times[-1]]
         found = judge(rows, self._plan, self._objectives, tail, failures, None, self._warmup, more)
         if self._explores:
-            is_fine = found.excess is not None and found.excess <= 1
-            return msgspec.structs.replace(found, status="holds" if is_fine else "fails", is_sure=False)
+            status = "undecided" if found.excess is None else "holds" if found.excess <= 1 else "fails"
+            return msgspec.structs.replace(found, status=status, is_sure=False)
         if self.decision is None:
             return found
         return msgspec.structs.replace(
