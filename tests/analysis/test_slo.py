@@ -11,14 +11,15 @@ import pytest
 import synthetic_run as made
 from synthetic_run import MS, SECOND
 
-from inferometer.analysis import blocks, slo
+from inferometer.analysis import blocks, slo, slo_result
 from inferometer.analysis.checks.evidence import StageEvidence
 from inferometer.analysis.distributions import NO_GAPS, distributions
 from inferometer.analysis.metrics import ttft
 from inferometer.analysis.overload import Overload
 from inferometer.analysis.percentiles import Distribution, distribution
-from inferometer.analysis.slo import Goodput, SloResult
+from inferometer.analysis.slo import Goodput
 from inferometer.analysis.slo_expression import parse_all
+from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.analysis.throughput import Throughput
 from inferometer.records import CANCELLED, DROPPED, LOST, Failure, Run
@@ -442,7 +443,7 @@ def test_of_several_stages_the_worst_counts() -> None:
     ],
 )
 def test_what_is_undecided_counts_as_it_was_measured_unless_the_rule_is_strict(
-    status: slo.Status, by: slo.By, within: bool | None, passed: bool, strict: bool
+    status: slo_result.Status, by: slo.By, within: bool | None, passed: bool, strict: bool
 ) -> None:
     result = SloResult(slo="", status=status, by=by, within=within, reason="", limit=1.0)
     met = SloResult(slo="", status="met", by="count", reason="", limit=1.0)
@@ -455,6 +456,6 @@ def test_of_several_stages_the_worst_undecided_one_counts() -> None:
     within, beyond = (
         SloResult(slo="", status="undecided", within=each, reason=str(each), limit=1.0) for each in (True, False)
     )
-    (result,) = slo.together([(0, (within,)), (1, (beyond,))])
+    (result,) = slo_result.together([(0, (within,)), (1, (beyond,))])
     assert (result.reason, result.stages) == ("False", (0, 1))
     assert not slo.is_passed([result])

@@ -131,7 +131,7 @@ def test_an_objective_that_is_not_counted_ends_the_exploration(takes: float, sta
 
 
 def judged_mean(value: float) -> object:
-    from inferometer.analysis.slo import SloResult  # noqa: PLC0415
+    from inferometer.analysis.slo_result import SloResult  # noqa: PLC0415
 
     return SloResult(slo="ttft.mean < 200ms", status="undecided", reason="", value=value, limit=0.2)
 

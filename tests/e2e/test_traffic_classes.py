@@ -16,7 +16,7 @@ from helpers import Client, http_response, measure, scripted
 from kserve_peers import over_grpc, over_http
 
 from inferometer import workload
-from inferometer.analysis.slo import is_passed
+from inferometer.analysis.slo_result import is_passed
 from inferometer.analysis.summary import summarise
 from inferometer.config import from_mapping
 from inferometer.errors import UserError

@@ -3,7 +3,7 @@
 import msgspec
 import synthetic_run as made
 
-from inferometer.analysis.slo import SloResult, Status
+from inferometer.analysis.slo_result import SloResult, Status
 from inferometer.capacity_search.result import Capacity, Latency, Probe
 from inferometer.capacity_search.trials import Bracket
 

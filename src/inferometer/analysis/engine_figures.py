@@ -3,7 +3,7 @@
 import msgspec
 
 from inferometer.analysis.efficiency import Estimate, Interval
-from inferometer.analysis.slo import Status
+from inferometer.analysis.slo_result import Status
 
 WORST: tuple[Status, ...] = ("missed", "undecided", "met")
 """The outcomes of objectives, the worst first."""

@@ -11,15 +11,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import slo, throughput
+from inferometer.analysis import slo, slo_result, throughput
 from inferometer.analysis.checks.evidence import StageEvidence
 from inferometer.analysis.counts import Counts, count
 from inferometer.analysis.distributions import NO_GAPS, distributions, itl_by_stage
 from inferometer.analysis.gaps import gather
 from inferometer.analysis.overload import Overload
 from inferometer.analysis.percentiles import Distribution
-from inferometer.analysis.slo import Goodput, SloResult
+from inferometer.analysis.slo import Goodput
 from inferometer.analysis.slo_expression import Slo, parse_all
+from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.throughput import Spans, Throughput
 from inferometer.analysis.window import STEADY
 from inferometer.records import NAMES, Columns, Run, class_settings
@@ -174,5 +175,5 @@ def _whole(run: Run, selection: _Selection, stages: Sequence[Group], spans: Span
     )
     mask = np.zeros(len(run.records.rows), np.bool_)
     mask[selection.rows] = True
-    slos = slo.together([(number, stage.slos) for number, stage in enumerate(stages)])
+    slos = slo_result.together([(number, stage.slos) for number, stage in enumerate(stages)])
     return Group(selection.name, count(run, mask), rates, {}, slos)

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import server_view, sessions, settings, slo, stability
+from inferometer.analysis import server_view, sessions, settings, slo, slo_result, stability
 from inferometer.analysis.breakdown import PARTS, Breakdown, split
 from inferometer.analysis.checks import CHECKS, Check, Evidence, StageEvidence, examine, verdict
 from inferometer.analysis.checks.evidence import FailureCount, count_failures
@@ -25,8 +25,9 @@ from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.resources import DEFINITIONS, ResourceUse, resource_uses
 from inferometer.analysis.server_view import ServerView, server_views
 from inferometer.analysis.sessions import SessionSummary
-from inferometer.analysis.slo import Goodput, SloResult
+from inferometer.analysis.slo import Goodput
 from inferometer.analysis.slo_expression import Slo, parse_all
+from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.tail import CAUSES, Tail, tails
 from inferometer.analysis.throughput import MeasuredWindow, Throughput, measured_spans, rates, together
 from inferometer.analysis.window import STEADY
@@ -245,7 +246,7 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         | (DEFINITIONS if used.whole is not None else {})
         | _tail_definitions(stages)
         | (EFFICIENCY_DEFINITIONS if whole is not None else {}),
-        slos=slo.together([(stage.stage, stage.slos) for stage in stages]) if several else stages[0].slos,
+        slos=slo_result.together([(stage.stage, stage.slos) for stage in stages]) if several else stages[0].slos,
         goodput=None if several else stages[0].goodput,
         sessions=talks,
         classes=classes.whole,

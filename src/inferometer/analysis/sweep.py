@@ -13,7 +13,8 @@ from inferometer.analysis.pareto import Pareto, pareto_of
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.run_figures import Part, parts
 from inferometer.analysis.settings import cost, settings_label
-from inferometer.analysis.slo import Goodput, SloResult, is_passed
+from inferometer.analysis.slo import Goodput
+from inferometer.analysis.slo_result import SloResult, is_passed
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.throughput import Throughput
 from inferometer.records import Run, StagePlan

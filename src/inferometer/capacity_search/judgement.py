@@ -27,8 +27,8 @@ from inferometer.analysis.distributions import NO_GAPS, distributions
 from inferometer.analysis.metrics import METRICS, e2e, start, ttft
 from inferometer.analysis.overload import Overload, overload
 from inferometer.analysis.percentiles import PERCENTILES
-from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import Condition, Slo, met
+from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.throughput import Throughput
 from inferometer.capacity_search.trials import Goal, Request, Status, Trial
 from inferometer.records import CANCELLED, MISSING, ROW, Columns, Failure, Manifest, Records, Run, StagePlan

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from inferometer import __version__
-from inferometer.analysis.slo import SloResult
+from inferometer.analysis.slo_result import SloResult
 from inferometer.capacity_search.trials import Basis, Bracket, By, Purpose, Status
 from inferometer.records import Manifest
 

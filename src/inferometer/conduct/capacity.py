@@ -8,9 +8,9 @@ from typing import Protocol
 import msgspec
 
 from inferometer import records, store, workload
-from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import parse_all
 from inferometer.analysis.slo_presets import PRESETS
+from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
 from inferometer.capacity_search.judgement import (

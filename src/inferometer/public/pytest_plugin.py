@@ -118,7 +118,7 @@ def _gate(item: pytest.Item, runs: "list[Run]") -> None:
     """Fail the test unless all runs are VALID and meet the objectives."""
     if not runs:
         pytest.fail("the test is marked with slo, but it has no run: use the fixture inferometer_run", pytrace=False)
-    from inferometer.analysis.slo import is_passed  # noqa: PLC0415
+    from inferometer.analysis.slo_result import is_passed  # noqa: PLC0415
 
     objectives = _objectives(item)
     strict = _is_strict(item)

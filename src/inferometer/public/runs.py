@@ -14,7 +14,7 @@ from inferometer.analysis.checks import Check
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.percentiles import PERCENTILES, Distribution
 from inferometer.analysis.run_figures import FAILURE_RATE, RATES
-from inferometer.analysis.slo import SloResult, is_passed
+from inferometer.analysis.slo_result import SloResult, is_passed
 from inferometer.analysis.summary import StageSummary, Summary, summarise
 from inferometer.errors import UserError, named
 from inferometer.public.pages import in_frame, written

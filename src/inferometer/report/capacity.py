@@ -2,8 +2,8 @@
 
 import math
 
-from inferometer.analysis.slo import SloResult, Status
 from inferometer.analysis.slo_expression import TIME_UNITS, parse
+from inferometer.analysis.slo_result import SloResult, Status
 from inferometer.capacity_search.judgement import excess
 from inferometer.capacity_search.result import Capacity, Probe
 from inferometer.capacity_search.trials import By

@@ -7,8 +7,8 @@ from inferometer.analysis.checks import in_words
 from inferometer.analysis.comparison import Comparison
 from inferometer.analysis.comparison_text import title
 from inferometer.analysis.percentiles import Distribution, label_of
-from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import parse
+from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.summary import StageSummary, Summary
 from inferometer.records import Run
 from inferometer.report import cost, formatting

@@ -11,7 +11,7 @@ import click
 from rich.console import RenderableType
 
 from inferometer.analysis import other_tools, settings, tail
-from inferometer.analysis.slo import is_passed
+from inferometer.analysis.slo_result import is_passed
 from inferometer.analysis.summary import Summary
 from inferometer.errors import UserError
 from inferometer.records import Run

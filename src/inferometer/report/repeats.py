@@ -12,7 +12,7 @@ from inferometer.analysis.comparable import are_repeats
 from inferometer.analysis.comparison import Measured
 from inferometer.analysis.comparison_text import title
 from inferometer.analysis.repeats import Repeats, RunFigures, RunList, Variation, list_runs, summarise_repeats
-from inferometer.analysis.slo import is_passed
+from inferometer.analysis.slo_result import is_passed
 from inferometer.errors import UserError
 from inferometer.report import formatting, junit, markdown, tables
 from inferometer.report.compare import amount

@@ -5,8 +5,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from inferometer.analysis.slo import Goodput, SloResult
+from inferometer.analysis.slo import Goodput
 from inferometer.analysis.slo_expression import parse
+from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.summary import Summary
 from inferometer.report import formatting
 

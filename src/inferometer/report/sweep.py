@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from inferometer.analysis.settings import short_value
-from inferometer.analysis.slo import SloResult
+from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.sweep import Cell, Point, Sweep, problems
 from inferometer.errors import UserError
 from inferometer.report import cost, formatting, junit, markdown, tables

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from inferometer.analysis.slo import SloResult
 from inferometer.analysis.slo_expression import TIME_UNITS, parse
+from inferometer.analysis.slo_result import SloResult
 from inferometer.capacity_search.result import Capacity, Probe
 from inferometer.report import formatting
 from inferometer.report.capacity import PURPOSES, UNITS, amount, reason, verdict

@@ -7,8 +7,9 @@ from inferometer.analysis import settings
 from inferometer.analysis.groups import Group
 from inferometer.analysis.overload import Overload
 from inferometer.analysis.percentiles import Distribution
-from inferometer.analysis.slo import Goodput, SloResult
+from inferometer.analysis.slo import Goodput
 from inferometer.analysis.slo_expression import Slo, parse
+from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.summary import StageSummary, Summary
 from inferometer.analysis.throughput import MeasuredWindow, Throughput
 from inferometer.records import Run, StagePlan

@@ -7,7 +7,7 @@ from inferometer.analysis.knee import Knee
 from inferometer.analysis.pareto import pareto_of
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.settings import settings_label, short_value
-from inferometer.analysis.slo import SloResult
+from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.sweep import Point, Sweep
 from inferometer.records import Run
