@@ -443,7 +443,7 @@ def test_of_several_stages_the_worst_counts() -> None:
     ],
 )
 def test_what_is_undecided_counts_as_it_was_measured_unless_the_rule_is_strict(
-    status: slo_result.Status, by: slo.By, within: bool | None, passed: bool, strict: bool
+    status: slo_result.Status, by: slo_result.By, within: bool | None, passed: bool, strict: bool
 ) -> None:
     result = SloResult(slo="", status=status, by=by, within=within, reason="", limit=1.0)
     met = SloResult(slo="", status="met", by="count", reason="", limit=1.0)
