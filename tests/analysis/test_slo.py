@@ -448,8 +448,8 @@ def test_what_is_undecided_counts_as_it_was_measured_unless_the_rule_is_strict(
     result = SloResult(slo="", status=status, by=by, within=within, reason="", limit=1.0)
     met = SloResult(slo="", status="met", by="count", reason="", limit=1.0)
     for results in ([result], [met, result]):
-        assert (slo.is_passed(results), slo.is_passed(results, strict=True)) == (passed, strict)
-    assert slo.is_passed([]) and slo.is_passed([], strict=True)
+        assert (slo_result.is_passed(results), slo_result.is_passed(results, strict=True)) == (passed, strict)
+    assert slo_result.is_passed([]) and slo_result.is_passed([], strict=True)
 
 
 def test_of_several_stages_the_worst_undecided_one_counts() -> None:
@@ -458,4 +458,4 @@ def test_of_several_stages_the_worst_undecided_one_counts() -> None:
     )
     (result,) = slo_result.together([(0, (within,)), (1, (beyond,))])
     assert (result.reason, result.stages) == ("False", (0, 1))
-    assert not slo.is_passed([result])
+    assert not slo_result.is_passed([result])
