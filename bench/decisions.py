@@ -21,7 +21,7 @@ import numpy as np
 
 from bench import simulate
 from bench.common import Line, show
-from inferometer.analysis import slo
+from inferometer.analysis import slo, slo_result
 from inferometer.analysis.checks.evidence import StageEvidence
 from inferometer.analysis.distributions import NO_GAPS, distributions
 from inferometer.analysis.overload import Overload
@@ -101,7 +101,7 @@ def cells(
     return list(found.values())
 
 
-def judged(run: Run, slos: Sequence[Slo]) -> tuple[slo.SloResult, ...]:
+def judged(run: Run, slos: Sequence[Slo]) -> tuple[slo_result.SloResult, ...]:
     everything = np.ones(len(run.records.rows), np.bool_)
     metrics = distributions(run, everything, NO_GAPS, True)
     steady = Overload("steady")
