@@ -27,7 +27,8 @@ from bench.virtual_server import (
 )
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.slo_expression import parse_all
-from inferometer.capacity_search.judgement import Objectives, ProbeTest, plan_of
+from inferometer.capacity_search.objectives import Objectives
+from inferometer.capacity_search.probe_verdict import ProbeTest, plan_of
 from inferometer.capacity_search.search import bracket, following
 from inferometer.capacity_search.served import served_rate
 from inferometer.capacity_search.trials import Bracket, Goal, Request, Trial

@@ -26,7 +26,7 @@ import numpy as np
 from bench import capacity, text_models
 from bench.common import Line, show
 from inferometer.analysis.slo_expression import parse_all
-from inferometer.capacity_search.judgement import Objectives
+from inferometer.capacity_search.objectives import Objectives
 from inferometer.capacity_search.result import Capacity
 from inferometer.conduct.capacity import Options, find, with_objectives
 from inferometer.conduct.measuring import measure

@@ -10,16 +10,10 @@ from hypothesis import strategies as st
 from bench.capacity import SERVERS
 from bench.virtual_server import Load
 from inferometer.analysis.slo_expression import parse_all
-from inferometer.capacity_search.judgement import (
-    ClassObjectives,
-    Look,
-    Objectives,
-    ProbeTest,
-    is_counted,
-    judge,
-    plan_of,
-    with_in_flight,
-)
+from inferometer.capacity_search.judgement import Look, judge
+from inferometer.capacity_search.objectives import ClassObjectives, Objectives, is_counted
+from inferometer.capacity_search.probe_requests import with_in_flight
+from inferometer.capacity_search.probe_verdict import ProbeTest, plan_of
 from inferometer.capacity_search.served import Lengths, served_rate
 from inferometer.capacity_search.trials import Goal, Purpose, Request
 from inferometer.records import CANCELLED, MISSING, ROW, Columns, Failure

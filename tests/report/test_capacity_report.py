@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from inferometer.analysis.slo_expression import parse_all
-from inferometer.capacity_search.judgement import Objectives
+from inferometer.capacity_search.objectives import Objectives
 from inferometer.capacity_search.result import Capacity, Probe, as_json
 from inferometer.capacity_search.trials import Bracket, Goal, Request, Trial
 from inferometer.report.capacity import notes, required, verdict, words

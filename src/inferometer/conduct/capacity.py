@@ -13,15 +13,9 @@ from inferometer.analysis.slo_presets import PRESETS
 from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
-from inferometer.capacity_search.judgement import (
-    ClassObjectives,
-    Look,
-    Objectives,
-    ProbeTest,
-    excess,
-    is_counted,
-    plan_of,
-)
+from inferometer.capacity_search.judgement import Look
+from inferometer.capacity_search.objectives import ClassObjectives, Objectives, excess, is_counted
+from inferometer.capacity_search.probe_verdict import ProbeTest, plan_of
 from inferometer.capacity_search.result import Capacity, Probe
 from inferometer.capacity_search.search import bracket, following
 from inferometer.capacity_search.served import Lengths, served_rate

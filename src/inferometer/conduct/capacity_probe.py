@@ -8,7 +8,8 @@ import numpy as np
 
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
-from inferometer.capacity_search.judgement import Look, ProbeTest
+from inferometer.capacity_search.judgement import Look
+from inferometer.capacity_search.probe_verdict import ProbeTest
 from inferometer.capacity_search.result import Latency, Probe
 from inferometer.capacity_search.trials import Trial
 from inferometer.records import CANCELLED, LOST, MISSING, ROW, TIMES, Run, Snapshot

@@ -4,7 +4,7 @@ import math
 
 from inferometer.analysis.slo_expression import TIME_UNITS, parse
 from inferometer.analysis.slo_result import SloResult, Status
-from inferometer.capacity_search.judgement import excess
+from inferometer.capacity_search.objectives import excess
 from inferometer.capacity_search.result import Capacity, Probe
 from inferometer.capacity_search.trials import By
 from inferometer.report import formatting

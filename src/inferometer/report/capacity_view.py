@@ -8,7 +8,8 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from inferometer.capacity_search.judgement import Look, Objectives
+from inferometer.capacity_search.judgement import Look
+from inferometer.capacity_search.objectives import Objectives
 from inferometer.capacity_search.result import Probe
 from inferometer.capacity_search.trials import Bracket, By, Goal, Request, Trial
 from inferometer.records import Snapshot
