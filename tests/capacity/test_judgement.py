@@ -68,6 +68,14 @@ def test_a_few_clean_requests_probably_hold() -> None:
     assert found.requests < OBJECTIVES.needed and (found.status, found.is_sure) == ("holds", False)
 
 
+def test_a_probe_whose_requests_fail_ends_early() -> None:
+    rows = made(10.0, 60.0)
+    rows["failure"] = rows["id"] % 4  # for several reasons
+    test = probe_test(10.0, 60.0)
+    assert run_until_decided(test, rows, 60.0) <= 30.0
+    assert test.decision is not None and test.decision.status == "fails"
+
+
 def test_an_overload_fails_early() -> None:
     test = probe_test(40.0, 60.0)
     assert run_until_decided(test, rows_at(40.0, 60.0), 60.0) <= 15.0

@@ -25,6 +25,7 @@ from inferometer.units import NS
 
 _MOST_WARMUP = 0.4
 """Share of a probe that is left out at its start, at most."""
+_FAILED = (Failure(code="failed", message=""),)
 _CUT = 0.2
 """Seconds for which the responses of a probe that has shown enough are waited for."""
 
@@ -63,11 +64,13 @@ class ProbeTest:
         while len(self._times) > 1 and elapsed >= self._times[0]:
             at = self._times.pop(0)
         now = round(elapsed * NS)
+        rows = rows.copy()
+        rows["failure"] = rows["failure"] != 0  # why they failed is known when the probe is over
         has_sessions = bool((rows["turn"] > 0).any())  # the ids of later turns do not tell which requests are in flight
         known, until = (
             with_in_flight(rows, arrived, now) if self._plan.open and not has_sessions else longest_first(rows, now)
         )
-        found = judge(known, self._plan, self._objectives, self._spend[at], (), until, self._warmup)
+        found = judge(known, self._plan, self._objectives, self._spend[at], _FAILED, until, self._warmup)
         if found.status == "fails" and found.is_sure:
             self.decision = found
         return found
