@@ -198,11 +198,14 @@ def _violating(live: Live, rows: Any) -> float:
 
 
 def crossing(shares: dict[float, float]) -> tuple[float, float]:
-    """The rates between which the share of violations crosses what is allowed: the last run before, and the first from which on all are over."""
+    """The rates between which the share of violations crosses what is allowed: the last run before the first that is over, and the first
+    after the last that is fine. They are further apart if something disturbed a run."""
     rates = sorted(shares)
-    fine = [rate for rate in rates if shares[rate] <= 1]
-    over = [rate for rate in rates if shares[rate] > 1]
-    return (max(fine) if fine else 0.0), (min(over) if over else math.inf)
+    first_over = next((rate for rate in rates if shares[rate] > 1), math.inf)
+    last_fine = next((rate for rate in reversed(rates) if shares[rate] <= 1), 0.0)
+    fine = [rate for rate in rates if rate < first_over]
+    over = [rate for rate in rates if rate > last_fine]
+    return max(fine, default=0.0), min(over, default=math.inf)
 
 
 class Outcome(msgspec.Struct, frozen=True):
