@@ -42,7 +42,7 @@ CLOSE = 1.03
 """A truth that is this close to an end of the interval counts as inside: it is itself known to that."""
 AROUND = (0.75, 0.85, 0.95, 1.05, 1.15, 1.3)
 BEYOND, MOST_RUNS = 1.25, 10
-"""If all of these are fine, the rate is raised by this factor until one is not, in at most so many runs together."""
+"""If all of these are fine, the rate is raised by this factor until one is not; and the maximum number of runs."""
 LONG, SKIPPED = 45.0, 0.15
 """Seconds of each run for the truth, and the share of it that is left out at its start."""
 BUSY, PERIOD, NEIGHBOUR_S = 0.3, 0.5, 1000.0
@@ -199,7 +199,7 @@ def _violating(live: Live, rows: Any) -> float:
 
 def crossing(shares: dict[float, float]) -> tuple[float, float]:
     """The rates between which the share of violations crosses what is allowed: the last run before the first that is over, and the first
-    after the last that is fine. They are further apart if something disturbed a run."""
+    after the last that is fine. If something disturbed a run, there is more than one step between them."""
     rates = sorted(shares)
     first_over = next((rate for rate in rates if shares[rate] > 1), math.inf)
     last_fine = next((rate for rate in reversed(rates) if shares[rate] <= 1), 0.0)
