@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests start no server and no client process.
 QUICK := analysis config schedule wire store report workload timing observe infer server_metrics publish
 
-.PHONY: help setup backends demo test test-all test-extra test-quick lint graph docs engines bench clean
+.PHONY: help setup backends demo test test-all test-extra test-quick lint graph docs protos engines bench clean
 
 help:
 	@echo "make demo        start the embedded simulator, measure it, find its capacity"
@@ -23,14 +23,15 @@ help:
 	@echo "make lint        check style (ruff) and types (mypy)"
 	@echo "make backends    install what the extras need (PyTorch, transformers, matplotlib ...), for the models and tests that need them"
 	@echo "make graph       print which folder of the package imports which"
-	@echo "make docs        regenerate docs/reference/config.md and docs/reference/metrics.md from the code"
+	@echo "make docs        regenerate the pages and JSON Schemas in docs/reference that are made from the code"
+	@echo "make protos      compile src/inferometer/proto/*.proto to the descriptor sets (*.binpb) beside them"
 	@echo "make engines     compare all engines that run on a CPU with a tiny model (installs vLLM and others, 5 GB)"
 	@echo "make bench       run the benchmarks behind the claims (needs wrk and a C compiler)"
 	@echo "make clean       delete everything that these targets created, except benchmark results"
 
 setup: $(VENV)/ready
 
-$(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard src/inferometer/proto/*.proto)
+$(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
@@ -63,6 +64,9 @@ graph: setup
 
 docs: setup
 	$(BIN)/python tools/write_docs.py
+
+protos: setup
+	$(BIN)/python tools/compile_protos.py
 
 engines: backends
 	for server in llama_cpp transformers vllm; do tools/real_servers/install.sh $$server || exit; done

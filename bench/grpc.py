@@ -2,7 +2,7 @@
 
 `calls per CPU second` counts the CPU time of all processes of `inferometer run`, from its start to the printed report, minus
 that of a run with one request per user. For grpcio it counts the client's process while it makes calls; it has no records,
-metrics or report to produce.
+metrics or report to produce. The bare loop (bare_grpc.py) is the floor of a client in Python with the kernel's stamps.
 """
 
 import json
@@ -39,11 +39,13 @@ def main() -> int:
 
 def _load(folder: str, port: int, connections: int, facts: dict[str, object]) -> list[Line]:
     """Calls per CPU second with 64 calls in flight, over the same number of connections for all clients."""
-    per_cpu: dict[str, list[float]] = {name: [] for name in (*PEERS, "inferometer")}
+    per_cpu: dict[str, list[float]] = {name: [] for name in (*PEERS, "bare loop", "inferometer")}
     for _ in range(ROUNDS):
         for kind in PEERS:
             found = _grpcio(kind, port, CONCURRENCY, connections)
             per_cpu[kind].append(found["calls"] / found["cpu"])
+        bare = _peer("-m", "bench.bare_grpc", f"127.0.0.1:{port}", CONCURRENCY, connections, SECONDS)
+        per_cpu["bare loop"].append(bare["calls"] / bare["cpu"])
         per_cpu["inferometer"].append(_calls_per_cpu(folder, port, connections))
     facts[f"per_cpu_{connections}"] = per_cpu
     ratio = median(per_cpu["inferometer"]) / max(median(per_cpu[kind]) for kind in PEERS)
@@ -51,6 +53,7 @@ def _load(folder: str, port: int, connections: int, facts: dict[str, object]) ->
     return [
         *(Line(f"{name}, {over}", f"{median(found):,.0f} calls per CPU second") for name, found in per_cpu.items()),
         Line("inferometer / the better grpcio client", f"{ratio:.1f}", ">= 5", ratio >= 5),
+        Line("inferometer / bare loop", f"{median(per_cpu['inferometer']) / median(per_cpu['bare loop']):.2f}"),
     ]
 
 
@@ -71,9 +74,15 @@ def _latency(folder: str, port: int, facts: dict[str, object]) -> list[Line]:
 
 
 def _grpcio(kind: str, port: int, concurrency: int, connections: int) -> dict[str, float]:
-    script = (sys.executable, "-P", HERE / "grpcio_client.py")  # -P: this folder's grpc.py is not grpcio
-    command = pinned(CLIENT_CORE, *script, kind, f"127.0.0.1:{port}", concurrency, connections, SECONDS)
-    found: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    # -P: this folder's grpc.py is not grpcio
+    return _peer("-P", HERE / "grpcio_client.py", kind, f"127.0.0.1:{port}", concurrency, connections, SECONDS)
+
+
+def _peer(*arguments: object) -> dict[str, float]:
+    """Run a client in Python on its core; return what it prints."""
+    command = pinned(CLIENT_CORE, sys.executable, *arguments)
+    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
     return found
 
 

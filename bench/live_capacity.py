@@ -31,7 +31,7 @@ from inferometer.capacity_search.result import Capacity
 from inferometer.conduct.capacity import Options, find, with_objectives
 from inferometer.conduct.measuring import measure
 from inferometer.config import from_mapping
-from inferometer.probe.scheme import with_scheme
+from inferometer.probe.scheme import DISCOVERY
 from inferometer.report.capacity_view import Quiet
 from inferometer.serve.background import serving
 from inferometer.serve.settings import Settings, simulator
@@ -166,7 +166,7 @@ LIVE = (
 def search(live: Live, section: dict[str, Any], seed: int) -> Capacity:
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
         tree = {"server": section, "data": live.data, "slo": list(live.slos), "output": folder, "seed": 1000 * seed}
-        return find(with_objectives(from_mapping(tree, [], "bench", with_scheme)), Options(), Quiet())[0]
+        return find(with_objectives(from_mapping(tree, [], "bench", DISCOVERY)), Options(), Quiet())[0]
 
 
 def long_runs(live: Live, section: dict[str, Any], about: float) -> dict[float, float]:
@@ -178,7 +178,7 @@ def long_runs(live: Live, section: dict[str, Any], about: float) -> dict[float, 
         with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
             load = {"type": "poisson", "rate": rate, "duration": f"{LONG}s"}
             tree = {"server": section, "data": live.data, "load": load, "slo": list(live.slos), "output": folder}
-            run, _ = measure(from_mapping(tree, [], "bench", with_scheme))
+            run, _ = measure(from_mapping(tree, [], "bench", DISCOVERY))
             rows = run.records.rows[int(SKIPPED * len(run.records.rows)) :]
             shares[rate] = _violating(live, rows) / live.objectives.allowed
         if not rates and max(shares.values()) <= 1 and len(shares) < MOST_RUNS:

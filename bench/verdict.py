@@ -318,7 +318,9 @@ def _error(summary: dict[str, Any], log: Path) -> float | None:
     """The largest relative error of a printed percentile of ttft or itl against the server's log; None if stages differ."""
     if summary["stages"]:
         return None
-    rows = [row for row in truth.read(log) if row.first is not None and "-probe" not in (row.id or "")]
+    logged = [row for row in truth.read(log) if row.first is not None]
+    run = (logged[-1].id or "").rpartition("-")[0]  # the requests before it were estimates of the client's load
+    rows = [row for row in logged if (row.id or "").startswith(run)]
     true = {
         "ttft": np.sort([row.first - row.arrived for row in rows]) / 1e9,
         "itl": np.sort(np.concatenate([np.diff(row.chunks) for row in rows])) / 1e9,

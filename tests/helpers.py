@@ -11,8 +11,14 @@ from typing import Any
 
 from inferometer import conduct
 from inferometer.analysis.summary import Summary
-from inferometer.config import from_mapping
-from inferometer.records import Run
+from inferometer.config import Config, from_mapping
+from inferometer.engine.job import Job
+from inferometer.prepare.jobs import prepared_jobs
+from inferometer.prepare.plans import whole_plan
+from inferometer.prepare.setup import Setup
+from inferometer.probe.reach import Reached
+from inferometer.records import Probe, Run
+from inferometer.wire.target import parse
 
 STREAM = (
     b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -132,6 +138,16 @@ def measure(
         "output": str(folder),
     }
     return conduct.measure(from_mapping(tree | sections), show)
+
+
+@contextlib.contextmanager
+def jobs_of(config: Config, folder: Path, shards: int = 1, probe: Probe | None = None) -> Iterator[list[Job]]:
+    """The jobs of a run, with its requests, for a server that was not reached. The shards' records are to go into the folder."""
+    targets = tuple(map(parse, config.server.urls))
+    reached = Reached(targets, ((2, ("127.0.0.1", 1)),), config.server.model or "m", {})
+    setup = Setup(config, reached, shards, folder, "0a", probe=probe or Probe())
+    with prepared_jobs(setup, whole_plan(config, setup.probe.e2e_ns)) as jobs:
+        yield jobs
 
 
 def bodies(requests: list[tuple[str, dict[str, str], bytes]]) -> list[Any]:

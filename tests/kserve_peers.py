@@ -43,6 +43,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "config": {"model_transaction_policy": {"decoupled": True}},
     },
 }
+PARAMETERS = {"wait_us": 400, "busy": "2.5"}
 TIMING = "queue;dur=0.25, compute;dur=1.5"
 
 
@@ -75,9 +76,11 @@ def outputs_of(name: str, tensors: dict[str, Tensor], best: int = 0) -> list[Ten
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 
 
-def over_http(classifies: bool = True, statistics: bool = False, timing: bool = False) -> Callable[[Client], None]:
-    """Return a script for helpers.scripted."""
-    inferences = [0]
+def over_http(
+    classifies: bool = True, statistics: bool = False, timing: bool = False, name: str = "test"
+) -> Callable[[Client], None]:
+    """Return a script for helpers.scripted. The server called mlserver fails if tensors are binary."""
+    inferences, server = [0], name
 
     def script(client: Client) -> None:
         while request := client.request():
@@ -96,10 +99,10 @@ def over_http(classifies: bool = True, statistics: bool = False, timing: bool = 
         tree: Any
         if path in ("/v2/health/live", "/v2/health/ready") or path.endswith("/ready"):
             return 200, {}, b""
-        if path == "/metrics":
+        if path in ("/metrics", "/v1/models"):
             return 404, {}, b""
         if path == "/v2":
-            tree = {"name": "test", "version": "1", "extensions": ["classification"] if classifies else []}
+            tree = {"name": server, "version": "1", "extensions": ["classification"] if classifies else []}
         elif path == "/v2/repository/index":
             tree = [{"name": name, "state": "READY"} for name in MODELS]
         else:
@@ -122,6 +125,8 @@ def over_http(classifies: bool = True, statistics: bool = False, timing: bool = 
         return 200, {}, json.dumps(tree).encode()
 
     def infer(name: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        if server == "mlserver" and http.JSON_LENGTH.lower() in headers:
+            return 500, {}, b"Traceback (most recent call last)"
         end = int(headers.get(http.JSON_LENGTH.lower(), len(body)))
         tree, offset, tensors = json.loads(body[:end]), end, {}
         for one in tree["inputs"]:
@@ -138,7 +143,7 @@ def over_http(classifies: bool = True, statistics: bool = False, timing: bool = 
         outputs = outputs_of(name, tensors, best)
         response = {"model_name": name, "model_version": "1", "outputs": [
             {"name": one.name, "datatype": one.datatype, "shape": one.shape, "data": to_json(one)} for one in outputs
-        ]}  # fmt: skip
+        ], "parameters": PARAMETERS}  # fmt: skip
         return 200, {"Server-Timing": TIMING} if timing else {}, json.dumps(response).encode()
 
     return script
@@ -238,5 +243,6 @@ def tree_of(model: str, outputs: list[Tensor]) -> dict[str, Any]:
         "model_name": model,
         "model_version": "1",
         "outputs": [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in outputs],
+        "parameters": {"wait_us": {"int64_param": 400}, "busy": {"string_param": "2.5"}},
         "raw_output_contents": [base64.b64encode(one.data).decode() for one in outputs],
     }

@@ -70,6 +70,10 @@ def test_the_index_lists_every_page() -> None:
 
 def test_pages_that_messages_name_exist() -> None:
     """Messages and docstrings send readers to docs/...; those pages must not have moved."""
+    stems = {page.stem for page in DOCS.rglob("*.md")}
+    for path in (ROOT / "src").rglob("*.py"):
+        for name in re.findall(r"`inferometer docs ([a-z-]+)`", path.read_text(encoding="utf-8")):
+            assert name in stems, f"{path.relative_to(ROOT)} names the page {name}"
     for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "tools").rglob("*.py"), ROOT / "Makefile"]:
         for name in re.findall(r"docs/[\w/-]+\.(?:md|svg)", path.read_text(encoding="utf-8")):
             assert (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"

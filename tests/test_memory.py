@@ -1,5 +1,6 @@
 """The memory limit of a process, the estimate for a request, and the error when memory runs out."""
 
+import errno
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -8,24 +9,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from helpers import jobs_of
 
 from inferometer import memory, tensors, workload
 from inferometer.config.data import Tensors
 from inferometer.config.load import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet.job import Job
-from inferometer.fleet.runner import make_task
 from inferometer.infer import inputs
 from inferometer.infer import tensors as infer_tensors
 from inferometer.infer.flags import InferFlags
-from inferometer.probe import reach
 from inferometer.probe.kserve import ModelFacts
 from inferometer.tensors import Tensor, TensorSpec
 from inferometer.wire import calls
 from inferometer.wire.kserve import grpc, http
 from inferometer.wire.kserve.control import ModelMetadata, ServerMetadata
 from inferometer.wire.kserve.http import InferOptions
-from inferometer.wire.target import parse
 from inferometer.workload import random_tensors
 from inferometer.workload import tensors as made
 
@@ -195,12 +193,14 @@ def test_a_run_may_have_memory_for_empty_strings_but_not_for_random_ones(
 # --- running out of memory -------------------------------------------------------------------------------------------
 
 
-def test_enough_for_turns_only_memory_errors_into_user_errors() -> None:
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "a map")])
+def test_enough_for_turns_only_memory_errors_into_user_errors(error: Exception) -> None:
     with pytest.raises(UserError, match="data: there is not enough memory") as caught, memory.enough_for("data"):
-        raise MemoryError
-    assert caught.value.remedy
-    with pytest.raises(KeyError), memory.enough_for("data"):
-        raise KeyError
+        raise error
+    assert caught.value.remedy == "use fewer or smaller requests, or free some memory"
+    for other in (KeyError(), OSError(errno.EACCES, "a file")):
+        with pytest.raises(type(other)), memory.enough_for("data"):
+            raise other
 
 
 def run_out_of_memory(*_: object) -> None:
@@ -224,14 +224,14 @@ def test_running_out_of_memory_while_building_requests_is_a_user_error(
             "load": {"type": "closed", "concurrency": 1, "requests": 1},
         }
     )
-    job = Job(config, reach.Reached((parse("grpc://x:1"),), ((2, ("x", 1)),), "m", {}), 1, tmp_path, "0a")
-    assert make_task(job, 0)
+    with jobs_of(config, tmp_path) as jobs:
+        assert jobs
     if is_built:
         monkeypatch.setattr(calls, "encode", run_out_of_memory)
     else:
         run_out_in("build", monkeypatch)
     with pytest.raises(UserError, match="data: there is not enough memory"):
-        make_task(job, 0)
+        jobs_of(config, tmp_path).__enter__()
 
 
 @pytest.mark.parametrize("name", ["build", "content"])

@@ -4,14 +4,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import inference_perf_keys as key_table
+import json_schema
+
 from inferometer.analysis.breakdown import PARTS
 from inferometer.analysis.checks import CHECKS
 from inferometer.analysis.efficiency import DEFINITIONS as EFFICIENCY
 from inferometer.analysis.metrics import METRICS, OTHER_TOOLS, RATES, TOOL_FIGURES
 from inferometer.analysis.tail_parts import CAUSES
-from inferometer.compat.inference_perf import key_table
 from inferometer.config.reference import engines_markdown, markdown
-from inferometer.report import json_schema
 from inferometer.server_metrics.families import SERVERS, Row, Server
 from inferometer.server_metrics.vocabulary import QUANTITIES
 from inferometer.wire.failures import CODES

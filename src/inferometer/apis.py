@@ -205,7 +205,7 @@ APIS: dict[str, Api] = {
 }
 
 DEFAULT_APIS: dict[Scheme, str] = {"http": "chat", "grpc": "kserve"}
-"""What `server.api: auto` means, by the URL's scheme."""
+"""What `server.api: auto` means, by the URL's scheme, unless the data are tensors."""
 
 
 def scheme_of(url: str) -> Scheme:

@@ -87,7 +87,7 @@ def compare(options: ComparisonOptions, note: Callable[[int, int, str, int], Non
     interrupted = False
     with _folder(options.out) as folder:
         data = _data(options, reached, folder)
-        protocols, left_out = _without_json(options, protocols, reached, data)
+        protocols, left_out = _that_work(options, protocols, reached, data)
         order = run_order(protocols, list(data), options.rounds)
         for number, (protocol, size) in enumerate(order, 1):
             note(number, len(order), protocol, size)
@@ -200,22 +200,21 @@ def _first_request(options: ComparisonOptions, reached: reach.Reached, data: Dat
     return request.payload
 
 
-def _without_json(
+def _that_work(
     options: ComparisonOptions, protocols: list[str], reached: reach.Reached, data: dict[int, Data]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """The protocols that can carry the data, and why JSON is left out if it is."""
-    is_json = {name: PROTOCOLS[name].api == "kserve-json" for name in protocols}
-    if not any(is_json.values()):
-        return protocols, ()
+    """The protocols that the server reads and that can carry the data, and why one is left out if it is."""
+    assert reached.facts is not None
+    if "http" in protocols and reached.facts.server.name in reach.JSON_ONLY:
+        kept = [name for name in protocols if name != "http"]
+        return kept, ("HTTP binary was not measured: the server reads JSON only",)
+    others = [name for name in protocols if PROTOCOLS[name].api != "kserve-json"]
     try:
-        for one in _first_request(options, reached, next(iter(data.values()))):
+        for one in _first_request(options, reached, next(iter(data.values()))) if others != protocols else ():
             if one.datatype in _NOT_IN_JSON:
-                tensors.to_json(one)
+                tensors.json_fields(one)
     except UserError as error:
-        others = [name for name in protocols if not is_json[name]]
-        if others:
-            return others, (f"HTTP JSON was not measured: {error.what}",)
-        raise
+        return others, (f"HTTP JSON was not measured: {error.what}",)
     return protocols, ()
 
 

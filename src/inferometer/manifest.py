@@ -16,7 +16,8 @@ from inferometer.config.data import Images, Tensors
 from inferometer.config.fields import RampUp, Seconds, Window
 from inferometer.config.loads import Constant, Gamma, Poisson, StageSpec, stages_of
 from inferometer.config.schema import Config
-from inferometer.config.secret import REMOVED, is_secret, without_password
+from inferometer.config.secret import is_secret, without_password
+from inferometer.printable import REMOVED
 from inferometer.probe.connect import Address
 from inferometer.probe.kserve import ModelFacts
 from inferometer.records import StagePlan
@@ -103,10 +104,9 @@ def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()  # which runs a program
 
 
 def clock_source() -> str:

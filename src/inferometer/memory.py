@@ -7,6 +7,7 @@ path that /proc/self/cgroup names.
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -24,12 +25,14 @@ def limit() -> int:
 
 @contextlib.contextmanager
 def enough_for(what: str) -> Iterator[None]:
-    """Turn a MemoryError into a UserError about `what`."""
+    """Turn a lack of memory into a UserError about `what`."""
     try:
         yield
-    except MemoryError:
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
         raise UserError(
-            f"{what}: there is not enough memory", "use a smaller shape or a smaller batch, or free some memory"
+            f"{what}: there is not enough memory", "use fewer or smaller requests, or free some memory"
         ) from None
 
 

@@ -4,6 +4,7 @@ import contextlib
 import math
 import sys
 
+from inferometer import processors
 from inferometer.errors import UserError
 
 RESERVED_FILES = 16
@@ -35,8 +36,8 @@ def raise_file_limit(connections: int) -> None:
     limit = file_limit()
     if connections + _OTHER_FILES > limit:
         processes = math.ceil(connections / max(limit - _OTHER_FILES, 1))
+        more = f"set client.processes to {processes}, " if processes <= processors.usable() else ""
         raise UserError(
             f"{connections} connections need more open files than the limit of {limit} (RLIMIT_NOFILE)",
-            f"raise it (ulimit -Hn, limits.conf), set client.processes to {processes}, or lower the concurrency"
-            " (open loop: client.connections)",
+            f"raise it (ulimit -Hn, limits.conf), {more}or lower the concurrency (open loop: client.connections)",
         )

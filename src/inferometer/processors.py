@@ -5,6 +5,10 @@ from pathlib import Path
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
+ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""The environment in which importing numpy starts no threads for linear algebra, of which clients and reports make no use. There would
+be one per processor, and each spins at first (40 ms of CPU with two processors)."""
+
 
 def usable(quota: Path = _QUOTA) -> float:
     """Return the number of processors; a control group may allow a fraction of one."""

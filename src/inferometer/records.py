@@ -13,13 +13,14 @@ that did not happen is MISSING. Such values are left out of the statistics and c
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.series import TimeSeries
+if TYPE_CHECKING:
+    from inferometer.series import TimeSeries
 
 MISSING = -(1 << 63)
 """The time of an event that did not happen."""
@@ -227,6 +228,13 @@ class Records(msgspec.Struct, frozen=True):
 # --- a run in progress ------------------------------------------------------------------------------------------------
 
 
+_NO_ROWS = np.zeros(0, ROW)
+
+
+def _no_rows() -> NDArray[np.void]:
+    return _NO_ROWS
+
+
 def _no_ages() -> NDArray[np.int64]:
     return np.zeros((0, 2), np.int64)
 
@@ -235,21 +243,20 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The current state of the run."""
 
     started: bool
-    elapsed: float
+    elapsed: float = 0.0
     """Seconds since t=0."""
-    sent: int
-    ok: int
-    failed: int
-    in_flight: int
-    queued: int
-    stage: int
-    stopping: bool
-    t0: int
-    rows: Callable[[], NDArray[np.void]]
-    """Return the rows of requests that ended since the last snapshot whose rows were read (only the latest, if there are many), with
-    monotonic times. Every call for one snapshot returns the same array, so that several readers share it: do not change it. The first
-    call is slow."""
-    peeks: Callable[[], NDArray[np.int64]]
+    sent: int = 0
+    ok: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    queued: int = 0
+    stage: int = 0
+    stopping: bool = False
+    t0: int = 0
+    rows: Callable[[], NDArray[np.void]] = _no_rows
+    """Return the rows of all requests that ended since the last snapshot whose rows were read, with monotonic times. Every call for one
+    snapshot returns the same array, so that several readers share it: do not change it. The first call is slow."""
+    peeks: Callable[[], NDArray[np.int64]] = _no_ages
     """Return the time to first token and the latest gap of some requests in flight, in ns."""
     draining: bool = False
     """The next stage starts when the requests in flight have ended."""
@@ -523,5 +530,5 @@ class Run(msgspec.Struct, frozen=True):
     chunk_total: int
     chunks: Callable[[], Iterator[Chunks]]
     """Reads the chunk columns from the start, in slices that fit into memory."""
-    series: Callable[[], tuple[TimeSeries, ...]] = tuple
+    series: "Callable[[], tuple[TimeSeries, ...]]" = tuple
     """Reads what observers recorded beside the run, and the client's own health."""

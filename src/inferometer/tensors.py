@@ -5,9 +5,11 @@ row-major, without padding. An element of BYTES is its length in 4 bytes, follow
 to and from numpy arrays and JSON. They raise UserError with what was expected and what was given when a value does not fit.
 """
 
+import base64
 import math
 import struct
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -63,6 +65,8 @@ DATATYPES = {
 
 _BY_DTYPE = {kind.dtype: name for name, kind in DATATYPES.items() if kind.dtype is not None}
 _NOT_IN_JSON = ("FP16", "BF16")
+BASE64 = "base64"
+"""The `content_type` of BYTES whose elements in JSON are base64."""
 _LENGTH = struct.Struct("<I")
 _FLOAT = np.dtype("<f4")  # what BF16 is widened to
 
@@ -358,17 +362,36 @@ def to_json(tensor: Tensor) -> list[Any]:
     return values
 
 
-def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Tensor:
+def json_fields(tensor: Tensor) -> dict[str, Any]:
+    """The `data` of a tensor in JSON. BYTES that are not text, such as images, are base64, which its `parameters` say."""
+    if tensor.datatype == "BYTES":
+        elements = to_numpy(tensor).reshape(-1)
+        with suppress(UnicodeDecodeError):
+            return {"data": [raw.decode() for raw in elements]}
+        return {"parameters": {"content_type": BASE64}, "data": [base64.b64encode(raw).decode() for raw in elements]}
+    return {"data": to_json(tensor)}
+
+
+def from_json(name: str, datatype: str, shape: Sequence[int], data: Any, content_type: object = "") -> Tensor:
     """Create a tensor from a flat or a nested list. A null among floats is NaN, because some servers write it so."""
     kind, count = datatype_of(name, datatype), elements(shape)
     flat = _flat(data) if isinstance(data, list | tuple) else [data]
     if len(flat) != count:
         raise UserError(f"tensor {name}: the shape {shown(shape)} is {count} elements, but {len(flat)} were given")
     if datatype == "BYTES":
-        return Tensor(name, datatype, tuple(shape), _join(name, flat))
+        return Tensor(
+            name, datatype, tuple(shape), _join(name, _decoded(name, flat) if content_type == BASE64 else flat)
+        )
     dtype = kind.dtype or _FLOAT
     array = (_floats if dtype.kind == "f" else _integers)(name, datatype, flat)
     return Tensor(name, datatype, tuple(shape), from_numpy(name, array, datatype).data)
+
+
+def _decoded(name: str, flat: list[Any]) -> list[bytes]:
+    try:
+        return [base64.b64decode(value, validate=True) for value in flat]
+    except (TypeError, ValueError):
+        raise UserError(f"tensor {name}: its content_type is {BASE64}, but an element is not base64") from None
 
 
 def _flat(data: Sequence[Any]) -> list[Any]:

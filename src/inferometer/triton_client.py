@@ -1,7 +1,6 @@
 """A drop-in for Triton's simple_perf_client.py: one request at a time to a model with one input and one output.
 
-It is an ordinary run (closed loop, one request in flight, a number of warm-up requests), and the numbers are those of its
-report. Its records are kept only on request, as Triton's client leaves nothing behind. The requirements on the model and the
+It is an ordinary run (closed loop, one request in flight, a number of warm-up requests). Its records are kept only on request, as Triton's client leaves nothing behind. The requirements on the model and the
 output are those of Triton's client.
 """
 
@@ -10,11 +9,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from inferometer import conduct
+from inferometer.analysis import exact
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.window import START, STEADY
 from inferometer.config import from_mapping
@@ -29,7 +30,7 @@ from inferometer.tensors import shown
 from inferometer.units import NS
 
 PORTS = {"http": 8000, "grpc": 8001}
-PERCENTILES = ("p50", "p90", "p95", "p99")
+PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
 GIVEN_UP_AFTER = 2
 """Seconds without a connection to the server after which the run ends."""
 _IN_MEMORY = "/dev/shm"
@@ -163,7 +164,7 @@ def only_input(facts: ModelFacts, remedy: str = _OTHERS) -> str:
 
 def without_folder(run: Run) -> Run:
     """The run for a report, which names the folder of the records, if that will be deleted."""
-    return msgspec.structs.replace(run, folder=Path("records not kept: --output DIR keeps them"))
+    return msgspec.structs.replace(run, folder=Path("records not kept: --store FOLDER keeps them"))
 
 
 def gave_up(run: Run) -> str | None:
@@ -174,28 +175,42 @@ def gave_up(run: Run) -> str | None:
     return f"the server could not be reached for {GIVEN_UP_AFTER} s, after {len(run.records.rows):,} of {planned:,} requests"
 
 
-def throughput(run: Run) -> float:
-    """Requests per second as Triton's client counts them: those measured, by the time from the first send to the last response."""
+class Figures(NamedTuple):
+    """What Triton's client prints: of the measured requests that succeeded."""
+
+    throughput: float
+    """Requests per second, by the time from the first send to the last response."""
+    mean: float | None
+    """Seconds; None if no request succeeded, like the percentiles."""
+    percentiles: tuple[float | None, ...]
+    """Interpolated as numpy does and Triton's client with it, whereas reports show a value that was measured (nearest rank)."""
+
+
+def figures(run: Run) -> Figures:
+    """Count every request after the warm-up, the first as well, which the report of a closed loop may leave out."""
     records = run.records
-    measured = records.rows[np.isin(records.phase, (STEADY, START)) & (records.rows["failure"] == 0)]
-    if not len(measured):
-        return 0.0
-    return len(measured) / (int(measured["done"].max() - measured["sent"].min()) / NS)
+    rows = records.rows[np.isin(records.phase, (STEADY, START)) & (records.rows["failure"] == 0)]
+    if not len(rows):
+        return Figures(0.0, None, (None,) * len(PERCENTILES))
+    latencies = (rows["done"] - rows["sent"]) / NS
+    span = int(rows["done"].max() - rows["sent"].min()) / NS
+    found = np.percentile(latencies, list(PERCENTILES.values())).tolist()
+    return Figures(len(rows) / span, exact.mean(latencies), tuple(found))
 
 
-def text(run: Run, summary: Summary) -> str:
+def text(run: Run) -> str:
     """The report in the format of Triton's client, which does not round."""
-    latency = summary.metrics["e2e"]
-    lines = [f"Throughput: {throughput(run)} infer/sec", "Latencies:"]
-    for label, seconds in [("Avg", latency.mean), *((name, latency.value(name)) for name in PERCENTILES)]:
+    found = figures(run)
+    lines = [f"Throughput: {found.throughput} infer/sec", "Latencies:"]
+    for label, seconds in zip(("Avg", *PERCENTILES), (found.mean, *found.percentiles), strict=True):
         lines.append(f"\t{label}: {'-' if seconds is None else seconds * 1e3} ms")
     return "\n".join(lines) + "\n"
 
 
-def csv(run: Run, summary: Summary) -> str:
+def csv(run: Run) -> str:
     """The report as CSV, in the format of Triton's client: a header and one line, with latencies in microseconds."""
-    latencies = [summary.metrics["e2e"].value(name) for name in PERCENTILES]
-    cells = ["1", str(throughput(run))]
-    cells += ["" if seconds is None else str(seconds * 1e6) for seconds in latencies]
+    found = figures(run)
+    cells = ["1", str(found.throughput)]
+    cells += ["" if seconds is None else str(seconds * 1e6) for seconds in found.percentiles]
     header = ["Concurrency", "Inferences/Second", *(f"{name} latency" for name in PERCENTILES)]
     return f"{','.join(header)}\n{','.join(cells)}\n"

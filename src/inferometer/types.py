@@ -4,13 +4,15 @@ workload -> Request      schedule -> Plan      wire -> Call, Event      engine -
 """
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.tensors import Tensor
+if TYPE_CHECKING:
+    from inferometer.tensors import Tensor
+
 
 Messages = list[dict[str, object]]
 
@@ -54,7 +56,7 @@ class Request(msgspec.Struct, frozen=True):
     """What one request sends, before it is encoded for an API."""
 
     id: int
-    payload: str | Messages | tuple[Tensor, ...] | list[Any] | msgspec.Raw | bytes
+    payload: "str | Messages | tuple[Tensor, ...] | list[Any] | msgspec.Raw | bytes"
     """A prompt, chat messages, tensors, the messages of a gRPC method (JSON or bytes), or the ids of a prompt's tokens. A later
     turn of a session: the prompt or the messages as JSON (wire/history.py), or all of its tail, encoded before the run."""
     n_in: int
@@ -220,12 +222,9 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
     """A chunk arrived that carries `n` tokens of content, reasoning or a tool call."""
 
     n: int
-    is_content: bool = True
-    """False if the chunk carries nothing but reasoning."""
 
 
 ONE_TOKEN = Tokens(1)
-ONE_REASONING_TOKEN = Tokens(1, False)
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -262,24 +261,92 @@ class Fail(msgspec.Struct, frozen=True, gc=False):
     code: str
     message: str
     keep_alive: bool = False
+    retry_after: int = 0
+    """Seconds after which the server wants the request again; 0: it does not say."""
 
 
-Event = Tokens | Usage | ServerTiming | End | Fail
+Event = Tokens | ServerTiming | End | Fail
+
+
+class Received:
+    """What a response over HTTP/1.1 has brought so far."""
+
+    __slots__ = (
+        *("arrivals", "contents", "counted", "counts", "finish_reason", "first_content", "is_ended", "messages"),
+        *("partial_usage", "texts", "timing", "usage"),
+    )
+
+    def __init__(self) -> None:
+        self.arrivals: list[int] = []
+        """When each chunk with tokens arrived, and in `counts` how many it had."""
+        self.counts: list[int] = []
+        self.first_content = 0
+        """When the first token arrived that is not reasoning; 0: not yet."""
+        self.usage: Usage | None = None
+        """The server's latest token counts."""
+        self.timing: ServerTiming | None = None
+        self.texts: list[str] = []
+        """The text of each chunk, reasoning included."""
+        self.contents: list[str] | None = None
+        """The same without reasoning and placeholders; None as long as there is no difference."""
+        self.finish_reason: str | None = None
+        self.is_ended = False
+        """The stream has said that it is complete."""
+        self.messages = 0
+        """Events of the stream."""
+        self.counted = 0
+        """Tokens so far, by the server's usage in each chunk; -1: a chunk had none."""
+        self.partial_usage: Any = None
+        """What the API has reported so far, if several events have a part of the usage."""
+
+    @property
+    def text(self) -> str:
+        """Generated text, reasoning included, with placeholders for what has no text."""
+        return "".join(self.texts)
+
+    @property
+    def content(self) -> str:
+        """What a client sends back in the next turn: neither reasoning nor placeholders."""
+        return self.text if self.contents is None else "".join(self.contents)
+
+    def token(self, at: int, text: str, content: str, is_content: bool = True) -> None:
+        """Add the text of a chunk, which counts as one token."""
+        self.add_text(text, content)
+        self.arrivals.append(at)
+        self.counts.append(1)
+        if is_content and not self.first_content:
+            self.first_content = at
+
+    def add_text(self, text: str, content: str) -> None:
+        if content != text and self.contents is None:
+            self.contents = self.texts.copy()
+        self.texts.append(text)
+        if self.contents is not None:
+            self.contents.append(content)
 
 
 class Decoder(Protocol):
     """Decodes the responses that arrive on a connection, one after the other. Sans-IO: it knows no socket and no clock."""
 
+    received: Received
+    """What the current response has brought."""
+
     def reset(self) -> None:
         """Prepare for the next response on the same connection."""
         ...
 
-    def feed(self, data: bytes) -> Sequence[Event]:
-        """Take the bytes as they arrived and return the events that they complete. After End or Fail it is not called."""
+    def feed(self, pieces: Sequence[bytes], stamps: Sequence[int]) -> End | Fail | None:
+        """Take the bytes of one or more reads, and when each arrived. Return how the response ended, after which it is not called."""
         ...
 
-    def eof(self) -> Sequence[Event]:
-        """The server closed the connection: return End or Fail."""
+    def eof(self) -> End | Fail:
+        """The server closed the connection."""
+        ...
+
+    @property
+    def ending(self) -> bytes:
+        """Bytes that do not end with this (and are longer than 3) cannot end the response, so they may be fed later, together with
+        those that follow. Empty: bytes have to be fed as they arrive."""
         ...
 
     @property
@@ -372,6 +439,8 @@ class Calls(msgspec.Struct, frozen=True):
     sequences: tuple[int, ...] = ()
     """Lengths of the sequences that the tails form, one after the other; empty if there are none. One user sends a sequence
     from its first request to its last; to close it early, it skips to the last."""
+    max_response: int = 1 << 30
+    """Maximum bytes of a response."""
     counts_tokens: bool = True
     """The client counts the tokens of responses for which the server does not report them."""
     session: Callable[[int], Session] | None = None
@@ -380,8 +449,6 @@ class Calls(msgspec.Struct, frozen=True):
     """Checks the content of responses; None: it is not checked."""
     encode: Callable[[Request], bytes] | None = None
     """The tail of a request that is made while the run is on: a session's next turn."""
-    content: Callable[[Any], str] | None = None
-    """Sessions: the text that the next turn contains, from the decoder of a response."""
     session_classes: frozenset[int] | None = None
     """The traffic classes whose requests are the first turns of sessions. None: all requests are."""
     classes: Sequence[int] = ()
@@ -390,9 +457,8 @@ class Calls(msgspec.Struct, frozen=True):
     """The heads for each traffic class, which has headers of its own; empty: `heads` are those of all requests."""
     session_header: bytes = b""
     """HTTP/1.1: what comes between a request's id and its tail, followed by the session's id: the start of a header. Empty: none."""
-    token_header: bytes = b""
-    """HTTP/1.1: the start of a header that carries the token of a session, as its latest response had it: it
-    follows the session's own header. Empty: none, and decoders do not look for it."""
+    token_header: str = ""
+    """HTTP/1.1: the header that carries the token of a session, as its latest response had it. Empty: none."""
     trace_header: Callable[[int], bytes] | None = None
     """Returns the header with the trace of the request that has this id (wire/traceparent.py): HTTP/1.1: it follows the id; HTTP/2: the
     header block. None: no such header is sent."""

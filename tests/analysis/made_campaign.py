@@ -103,7 +103,7 @@ class Maker:
         self.engines.append(
             EngineRecord(
                 name=name, type=name, mode="serve", status="failed", reason="not ready", log=f"{name}.log",
-                message=f"{name} did not become ready within 600 s; see its log", log_tail=("loading weights", "RuntimeError: <boom>"),
+                message="it did not become ready within 600 s; see its log", log_tail=("loading weights", "RuntimeError: <boom>"),
             )
         )  # fmt: skip
         return self

@@ -54,12 +54,29 @@ def test_a_shorter_output_agrees_only_as_far_as_it_goes() -> None:
 
 
 def test_nonsense_and_nothing_cannot_win() -> None:
-    failed = engine("c", "1 2", outputs=(Output("1 2 3 4"), Output("", error="HTTP 500")))
-    found = compared(engine("a", "1 2 3 4", "5"), engine("b", "9 9 9 9", "5"), failed, least=0.6)
+    silent = engine("c", "", "1", outputs=(Output(""), Output("", error="HTTP 500")))
+    found = compared(engine("a", "1 2 3 4", "5"), engine("b", "9 9 9 9", "5"), silent, least=0.6)
     assert found["b"].verdict == "nonsense" and not found["b"].can_win and "at least 60%" in found["b"].text
     assert found["c"].verdict == "nothing" and not found["c"].can_win
-    assert found["c"].text == "1 of 2 outputs are empty: HTTP 500"
+    assert found["c"].text == "2 of 2 outputs are empty: HTTP 500"
     assert found["a"].verdict == "reference" and found["a"].can_win
+
+
+def test_an_empty_output_counts_by_its_tokens_and_only_if_the_reference_has_text() -> None:
+    special = engine("a", "", "1 2 3 4", ids=((4, 4), (1, 2, 3, 4)))
+    found = compared(special, engine("b", "", "1 2 3 4"), engine("c", "", "", ids=((4, 4), (1, 2, 3, 9))))
+    assert (found["b"].verdict, found["b"].by, found["b"].empty) == ("agrees", "words", 0)
+    assert (found["c"].verdict, found["c"].by, found["c"].tokens) == ("differs", "token ids", 5 / 6)
+    one = engine("d", outputs=(Output("1 2 3 4"), Output("", error="HTTP 500")))
+    found = compared(engine("a", "1 2 3 4", "5"), one, least=0.6)
+    assert found["d"].can_win and found["d"].text.startswith(
+        "1 of 2 outputs is empty: HTTP 500; 1 of 2 outputs and 80%"
+    )
+    found = compared(engine("a", "", ""), engine("b", "", ""))
+    assert (found["b"].verdict, found["a"].text) == (
+        "agrees",
+        "the others are compared with it; 2 of 2 outputs are empty",
+    )
 
 
 def test_without_a_reference_nothing_is_compared() -> None:

@@ -44,7 +44,7 @@ def found(run: Run, stage: int | None = None) -> Breakdown | None:
 
 
 def adds_up(split: Breakdown) -> bool:
-    parts = split.client + split.overhead + split.queue + split.compute
+    parts = split.client + split.overhead + (split.queue or 0) + (split.compute or 0)
     return parts == pytest.approx(split.e2e + split.excess) and min(split.overhead, split.excess) == 0
 
 
@@ -98,6 +98,30 @@ def test_requests_without_reported_times_are_left_out() -> None:
     rows["queue"][:10], rows["compute"][:10] = MS, 2 * MS
     split = found(made.run(rows))
     assert split is not None and split.requests == 10
+
+
+@pytest.mark.parametrize(
+    ("times", "shown"),
+    [
+        ({"compute": 5}, ["overhead", "compute"]),
+        ({"queue": 2}, ["overhead", "queue"]),
+        ({"server_total": 8}, ["network", "protocol"]),
+        ({"compute": 5, "server_total": 8}, ["network", "protocol", "compute"]),
+    ],
+)
+def test_a_server_may_report_only_some_of_its_times(times: dict[str, int], shown: list[str]) -> None:
+    rows = unary()
+    for name, value in times.items():
+        rows[name] = value * MS
+    run = made.run(rows, statistics=(sums(100),))
+    summary = summarise(run)
+    split = summary.breakdown
+    assert split is not None and split.source == PER_REQUEST and split.requests == 100
+    assert split.reported == {name: value / 1e3 for name, value in times.items() if name != "server_total"}
+    assert split.client + split.overhead + sum(split.reported.values()) == pytest.approx(split.e2e)
+    assert split.network is None or split.network + (split.protocol or 0) == pytest.approx(split.overhead)
+    (line,) = [line for line in console.render(run, summary).splitlines() if "where the time went" in line]
+    assert line.split(", ms")[1].split() == ["e2e", "client", *shown]
 
 
 def test_breakdown_from_the_servers_totals() -> None:

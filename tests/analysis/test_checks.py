@@ -174,7 +174,8 @@ def test_failures_with_404_suggest_checking_the_api() -> None:
         ("tls", "server.tls"),
         ("grpc_UNAUTHENTICATED", "server.api_key_env"),
         ("no_sockets", "ulimit -n"),
-        ("http_503", "Fix the cause"),
+        ("http_500", "Fix the cause"),
+        ("http_503", "Lower the load"),
     ],
 )
 def test_failures_suggest_what_to_check(code: str, words: str) -> None:
@@ -542,7 +543,7 @@ def test_a_sample_too_small_for_p99_warns() -> None:
     more = summary.metrics["ttft"].unsupported["p99"].more_seconds
     assert more is not None and more > 0
     effective = math.floor(found.value or 0)
-    expected = f"p99 of ttft is not supported: effective n of {effective} of 459. Run {math.ceil(more)} s longer."
+    expected = f"p99 of ttft is not supported: effective n of {effective} of 459. Run about {math.ceil(more)} s longer."
     assert found.message == expected
 
 

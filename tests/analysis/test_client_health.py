@@ -9,6 +9,7 @@ import pytest
 import synthetic_run as made
 
 from inferometer.analysis.checks import Check, in_words
+from inferometer.analysis.gate import is_passed
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.records import Chunks, Failure, Sample
 
@@ -278,6 +279,32 @@ def test_lag_warns_above_its_limit_and_fails_if_it_changes_a_percentile() -> Non
     assert "Latencies include the client's own lag, because it sent late: the p99 of ttft is 7" in found.message
 
 
+def gated(data: Made, *slos: str, **about: object) -> bool:
+    found = summarise(made.run(*data, plan=(made.OPEN,), **about), slos)
+    assert found.verdict == "INVALID"
+    return is_passed(found)
+
+
+def test_an_invalid_run_passes_by_objectives_that_are_met_with_the_clients_lag_included() -> None:
+    data = late(20 * MS)
+    assert check(summary_of(data), "lag").overstates
+    assert not gated(data)
+    assert gated(data, "ttft.p99 < 500ms", "throughput.requests > 1")
+    assert not gated(data, "ttft.p99 < 40ms")
+    cut = made.run(*data, plan=(made.OPEN,), outcome=made.INTERRUPTED)
+    assert not is_passed(summarise(cut, ["ttft.p99 < 500ms"]))
+
+
+def test_a_check_that_says_that_latencies_may_be_too_low_fails_every_objective() -> None:
+    rows, chunks = made.open_rows()
+    arrival = chunks.arrival.reshape(600, 10)
+    arrival[:, 0::2] = arrival[:, 1::2]  # the p50 of itl is 0
+    rows["first_byte"] = rows["first_token"] = arrival[:, 0]
+    rows["read_delay"] = 7 * MS
+    assert not check(summary_of((rows, chunks), sampled=BLOCKED), "read_delay").overstates
+    assert not gated((rows, chunks), "itl.p50 < 500ms", sampled=BLOCKED)
+
+
 def test_lag_is_subtracted_exactly() -> None:
     true, found = summary_of(late(0)), summary_of(late(20 * MS))
     assert check(found, "lag").value == pytest.approx(off(true, found, "ttft", "p99"), rel=0.05)
@@ -515,6 +542,27 @@ def test_read_delay_fails_if_every_chunk_may_be_merged() -> None:
     rows["read_delay"] = 7 * MS
     found = check(summary_of((rows, chunks), sampled=BLOCKED), "read_delay")
     assert found.status == "fail" and "the p50 of itl is 0 s, and would be 9.09 ms" in found.message
+
+
+@pytest.mark.parametrize("writes", [1, 2])
+@pytest.mark.parametrize(
+    ("count", "read_delay", "status"), [(600, MS // 14, "pass"), (600, 60 * MS, "fail"), (1, MS // 14, "pass")]
+)
+def test_a_server_that_writes_responses_at_once_does_not_stream(
+    writes: int, count: int, read_delay: int, status: str
+) -> None:
+    """Responses of which the client read the last byte promptly were not merged by it: it would have been blocked for all of them."""
+    rows, chunks = made.closed_rows(chunks=40)
+    arrival = chunks.arrival.reshape(600, 40)
+    arrival[:count] = arrival[:count, -1:]
+    arrival[:count, : 40 // writes] -= (writes - 1) * MS // 2
+    rows["first_byte"][:count] = rows["first_token"][:count] = arrival[:count, 0]
+    rows["read_delay"][:count] = read_delay
+    found = summary_of((rows, chunks), sampled=BLOCKED)
+    assert check(found, "read_delay").status == status
+    if count == 600 and status == "pass":
+        assert found.verdict == "VALID"
+        assert "This endpoint does not stream" in check(found, "merged_chunks").message
 
 
 def test_zero_gaps_of_responses_read_in_time_are_the_servers() -> None:

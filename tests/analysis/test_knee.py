@@ -134,3 +134,12 @@ def test_levels_without_intervals_show_no_knee() -> None:
     rate, counts = Throughput(requests=2.0), Counts(ok=1, failed=0, dropped=0, by_failure={})
     level = measured_level(plan, rate, Distribution(unit="s", count=1, mean=0.5), None, counts)
     assert level is not None and level.error == math.inf
+
+
+@pytest.mark.parametrize(("ok", "failed", "is_saturated"), [(5, 0, False), (60, 0, False), (80, 20, True)])
+def test_a_server_that_refuses_requests_does_not_keep_up(ok: int, failed: int, is_saturated: bool) -> None:
+    """The rate of the completed requests is lower than the offered one because of the wait for the last of them."""
+    plan = StagePlan(type="poisson", open=True, rate=4.0, requests=ok + failed)
+    rate, counts = Throughput(offered=4.0, requests=2.0), Counts(ok=ok, failed=failed, dropped=0, by_failure={})
+    level = measured_level(plan, rate, Distribution(unit="s", count=ok, mean=1.0), None, counts)
+    assert level is not None and level.is_saturated == is_saturated

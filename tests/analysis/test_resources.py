@@ -250,6 +250,16 @@ def test_a_window_that_is_shorter_than_the_interval_has_no_rates() -> None:
     assert "is shorter than observe.interval, 60 s" in use.missing["host.cpu"]
 
 
+def test_a_short_window_has_figures_from_the_samples_right_before_and_after_it() -> None:
+    edges = [series(each.source, each.name, 0.0, until=0.0, **each.labels) for each in PROCESS]
+    for end, cores in ((20.0, 0.75), (60.0, None)):
+        at = (np.array([-0.01, end]) * made.SECOND).astype(np.int64)
+        values = {"cpu": 0.75 * at / made.SECOND, "memory": np.array([1.0, 2.0]) * GIB}
+        short = [msgspec.structs.replace(each, at=at, value=values.get(each.name, np.ones(2))) for each in edges]
+        process = use_of(*short, config=config("http://127.0.0.1:1", interval=60.0)).processes["vllm"]
+        assert process.cpu == (None if cores is None else pytest.approx(cores)) and process.memory_max == 2 * GIB
+
+
 def test_an_added_sample_does_not_make_a_peak() -> None:
     def stepped(at: Any) -> Any:
         return np.round(1.0 * at, 1)

@@ -114,7 +114,6 @@ def test_the_projected_time_is_about_right() -> None:
         limit = f"ttft.p99 < {1.4 * P99}s"
         (short,) = judge(run_of(at[:500], times[:500]), limit)
         if short.status == "undecided" and short.more_seconds is not None:
-            assert f"run about {short.more_seconds:.2g}" in short.reason
             enough = at <= at[499] + 2 * short.more_seconds
             decided.append(judge(run_of(at[enough], times[enough]), limit)[0].status == "met")
     assert len(decided) >= 5

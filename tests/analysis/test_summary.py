@@ -150,7 +150,7 @@ def test_json_has_the_documented_layout() -> None:
     tree = msgspec.json.decode(encode(summarise(made.run(rows, chunks))))
     assert list(tree)[:7] == ["schema", "verdict", "checks", "counts", "throughput", "metrics", "stages"]
     assert tree["schema"] == 3 and tree["stages"] == []
-    assert set(tree["checks"][0]) == {"name", "status", "value", "limit", "message", "affects", "stages"}
+    assert set(tree["checks"][0]) == {"name", "status", "value", "limit", "message", "affects", "stages", "overstates"}
     assert list(tree["counts"]) == ["ok", "failed", "dropped", "by_failure", "retried"]
     assert set(tree["metrics"]) == set(METRICS)
     ttft = tree["metrics"]["ttft"]

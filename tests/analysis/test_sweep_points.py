@@ -136,3 +136,8 @@ def test_objectives_must_be_met_at_one_level_of_each_combination(cells: list[Cel
 
     assert judged("e2e.p50 < 60ms") == []
     assert judged("e2e.p50 < 20ms") == ["data.input 1024: no level meets every objective"]
+
+
+def test_a_single_level_that_the_server_does_not_keep_up_with_says_what_to_do() -> None:
+    (answer,) = sweep([({}, *run("c", [30.0], 20.0))]).answers
+    assert answer == "20 requests/s, overloaded: measure lower levels"

@@ -45,6 +45,11 @@ def served(goal: Goal, capacity: float, request: Request, rng: random.Random | N
     )  # fmt: skip
 
 
+def is_near(end: float | None, level: float) -> bool:
+    """Whether an end is where a trial put it, or a little farther out because all trials together dispute it."""
+    return end is not None and level / 1.151 <= end <= level * 1.151
+
+
 def search(goal: Goal, capacity: float, seed: int | None = None) -> tuple[Bracket, list[Trial]]:
     rng, trials = None if seed is None else random.Random(seed), []
     while (request := following(goal, trials)) is not None:
@@ -114,7 +119,7 @@ def test_a_failed_confirmation_keeps_the_lower_levels_that_held() -> None:
     curve = [loop(4, 4), loop(16, 16), loop(64, 20, 9.0)]
     trials = [*curve, trial(13, "holds"), trial(15, "holds", is_sure=False), trial(18, "fails"), trial(15, "fails")]
     found = bracket(GOAL, trials)
-    assert (found.low, found.high) == (13, 15) and found.low_basis == "shown"
+    assert is_near(found.low, 13) and is_near(found.high, 15) and found.low_basis == "shown"
 
 
 def test_a_level_that_held_above_one_that_failed_is_repeated() -> None:
@@ -124,7 +129,7 @@ def test_a_level_that_held_above_one_that_failed_is_repeated() -> None:
     if bracket(GOAL, trials).non_monotone:
         assert request is not None and (request.level, request.purpose) == (12, "repeat")
     else:  # all trials together make it unlikely enough
-        assert bracket(GOAL, trials).low == 14
+        assert is_near(bracket(GOAL, trials).low, 14)
 
 
 def test_without_open_loops_the_ends_are_estimated_from_the_curve() -> None:
@@ -169,7 +174,7 @@ def test_a_closed_loop_that_was_too_short_to_tell_is_repeated_for_longer() -> No
 
 def test_a_level_that_fails_while_the_server_warms_up_shows_nothing() -> None:
     curve = [loop(4, 4), loop(16, 16), loop(64, 20, 9.0)]
-    assert bracket(GOAL, [*curve, trial(12, "fails", is_warming=True), trial(14, "holds")]).low == 14
+    assert is_near(bracket(GOAL, [*curve, trial(12, "fails", is_warming=True), trial(14, "holds")]).low, 14)
 
 
 def test_closed_loops_that_were_disturbed_do_not_bound_the_search() -> None:
@@ -188,3 +193,34 @@ def test_the_first_open_loop_is_at_the_level_that_was_asked_for() -> None:
 
 def test_nothing_is_claimed_without_a_trial() -> None:
     assert bracket(GOAL, []) == Bracket(None, None, None)
+
+
+def test_a_collapse_far_below_what_closed_loops_served_is_tried_again() -> None:
+    loops = [loop(4, 92), loop(12, 100, 3.0)]
+    collapse = trial(78, "fails", rate=50, is_overloaded=True, excess=None)
+    trials = [*loops, collapse, trial(68, "holds", rate=68, seconds=20)]
+    request = following(GOAL, trials)
+    assert request is not None and (request.level, request.purpose) == (78, "repeat")
+    assert bracket(GOAL, trials).high == 78
+    forgotten = bracket(GOAL, [*trials, trial(78, "holds", rate=78, purpose="repeat")])
+    assert is_near(forgotten.low, 78) and not forgotten.non_monotone
+    twice = [collapse, trial(72, "fails", rate=50, is_overloaded=True, excess=None), *trials[3:]]
+    repeated = following(GOAL, [*loops, *twice])
+    assert repeated is not None and repeated.purpose == "confirm"  # the server collapses: nothing disturbed it
+
+
+def test_growth_above_what_an_overload_served_fails() -> None:
+    trials = [loop(36, 48), loop(144, 146), loop(432, 117, 3.0), trial(54, "holds", rate=54)]
+    over = trial(127, "fails", rate=68, is_overloaded=True, excess=None)
+    for more in ({"rate": 70, "rate_error": 0.05}, {"is_growing": True}):
+        growing = trial(83, "undecided", excess=0.0, **more)
+        assert bracket(GOAL, [*trials, growing]).high_basis == "estimated"
+        found = bracket(GOAL, [*trials, over, growing])
+        assert is_near(found.low, 54) and (found.high, found.high_basis) == (83, "likely")
+
+
+def test_a_short_trial_close_to_saturation_shows_less_than_a_long_one() -> None:
+    """The queue of 19 requests per second at a server that serves 20 takes minutes to become as long as it gets."""
+    curve = [loop(4, 4), loop(16, 16), loop(64, 20, 9.0)]
+    short, long = (bracket(GOAL, [*curve, trial(19, "holds", excess=0.0, seconds=one)]) for one in (20.0, 2000.0))
+    assert short.low is not None and long.low is not None and short.low < 0.95 * long.low and long.low <= 19

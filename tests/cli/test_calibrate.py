@@ -61,7 +61,7 @@ def test_unknown_figures_are_dashes_with_a_remedy(monkeypatch: pytest.MonkeyPatc
     assert lines[0].startswith("ceiling          - requests/s ")
     assert lines[1].endswith("   - of CPU per chunk")
     assert lines[4] == "lag at 500/s     5.47 us p50                - p99"
-    assert lines[-1] == "-: too few values; measure longer with --seconds"
+    assert lines[-1] == "-: too few values; measure longer with --duration"
 
 
 @pytest.mark.slow

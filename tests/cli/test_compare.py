@@ -39,7 +39,7 @@ def slow() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def fast() -> Iterator[str]:
-    with running(simulator(timing=Fixed(ttft=0.002, itl=0.001))) as url:
+    with running(simulator(timing=Fixed(ttft=0.002, itl=0.001), allow_fault_header=True)) as url:
         yield url
 
 
@@ -172,6 +172,33 @@ def test_several_sides_are_compared_with_the_first(stored: Path, tmp_path: Path)
     assert all(each["a"]["label"].endswith("/a") for each in tree["comparisons"])
 
 
+def test_a_glob_leaves_out_folders_without_a_finished_run(stored: Path, tmp_path: Path) -> None:
+    for number, run in enumerate(sorted(path.parent for path in (stored / "a").glob("*/manifest.json"))[:2]):
+        shutil.copytree(run, tmp_path / f"2026-{number}")
+    (tmp_path / "2026-2").mkdir()
+    result = cli("report", tmp_path / "2026*")
+    assert result.status == 0 and "2 runs, all VALID" in result.out
+    assert "left out: " in result.err and "2026-2" in result.err
+
+
+def test_a_glob_has_a_numbered_row_per_run_and_names_the_other_folders(stored: Path, tmp_path: Path) -> None:
+    for name in "ac":
+        [run] = (path.parent for path in (stored / name).glob("2*/manifest.json"))
+        for copy in (f"2026-{name}", "2026-repeats/1", "2026-repeats/2", "2026-search/probe"):
+            shutil.copytree(run, tmp_path / copy, dirs_exist_ok=True)
+    (tmp_path / "2026-search" / "capacity.json").write_text("{}")
+    (tmp_path / "2026-failed").mkdir()
+    (tmp_path / "2026-failed" / "campaign.json").write_text("{}")
+    others = [tmp_path / f"2026-{name}" for name in ("failed", "repeats", "search")]
+    for where in (tmp_path / "2026*", tmp_path):
+        result = cli("report", where)
+        assert result.status == 0 and [line[:9] for line in result.out.splitlines()[3:5]] == [" 1 2026-a", " 2 2026-c"]
+        assert "probe" not in result.out
+        assert result.err.splitlines() == [
+            f"left out: {folder} is not a single run (see inferometer report {folder})" for folder in others
+        ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -268,13 +295,32 @@ def test_ab_starts_and_stops_a_server_for_each_run(tmp_path: Path) -> None:
 
 def test_ab_shows_the_last_lines_of_a_server_that_does_not_start(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    result = cli("ab", url, url, *LOAD, *settings(tmp_path), "--start-a", "echo out of memory; exit 3")
+    commands = ("--start-a", "echo out of memory; exit 3", "--start-b", "true")
+    result = cli("ab", url, url, *LOAD, *settings(tmp_path), *commands)
     assert result.status == 2 and "ended with status 3" in result.err and "out of memory" in result.err
 
 
 def test_ab_refuses_to_start_a_server_beside_one_that_responds(tmp_path: Path, fast: str) -> None:
     result = cli("ab", fast, fast, *LOAD, *settings(tmp_path), "--start-a", "sleep 60")
     assert_one_line(result, "a server responds there already")
+
+
+def test_ab_measures_nothing_if_one_of_the_servers_cannot_be_reached(tmp_path: Path, fast: str) -> None:
+    result = cli("ab", fast, f"http://127.0.0.1:{free_port()}", *LOAD, *settings(tmp_path))
+    assert_one_line(result, "onnection refused")
+    assert not list(tmp_path.glob("2*"))
+
+
+def test_ab_stops_after_two_pairs_if_the_same_check_fails_in_both(tmp_path: Path, fast: str) -> None:
+    load = [word for word in LOAD if word != "--quiet"]
+    fault = ("--set", "server.headers.x-sim-fault=reject=500")
+    result = cli("ab", fast, fast, *load, *settings(tmp_path), *fault)
+    assert result.status == 2 and result.out == ""
+    lines = result.err.splitlines()
+    assert [line[:14] for line in lines if line.startswith("run ")] == [f"run {n} of 16 · " for n in (1, 2, 3, 4)]
+    assert sum(line.startswith("  INVALID · ") for line in lines) == 4
+    assert "left" in next(line for line in lines if line.startswith("run 2"))
+    assert "stopped after 2 of 8 pairs: A is INVALID in both" in lines[-2] and "--force" in lines[-1]
 
 
 @pytest.mark.slow

@@ -69,6 +69,31 @@ def test_pasted_command_line_is_one_argument() -> None:
     assert done.out.startswith("# Converted from perf_analyzer.\n")
 
 
+def test_command_line_of_the_simple_triton_client_is_converted() -> None:
+    line = (
+        "python3",
+        "simple_perf_client.py",
+        "-m",
+        "identity",
+        "-i",
+        "grpc",
+        "-b8",
+        "-s",
+        "100",
+        "--iteration_count=9",
+        "-w",
+        "1",
+    )
+    done = cli("convert", "--", *line)
+    assert yaml.safe_load(done.out) == {
+        "server": {"url": "grpc://127.0.0.1:8001", "model": "identity", "version": None, "api": "kserve"},
+        "data": {"type": "tensors", "fill": "zeros", "length": 100, "batch": 8},
+        "load": {"type": "closed", "concurrency": 1, "requests": 10},
+        "measure": {"warmup": 1},
+    }
+    assert "inferometer triton" in done.out
+
+
 def test_config_of_inference_perf_is_converted_without_its_secrets(folder: Path) -> None:
     (folder / "config.yml").write_text(
         "api: {type: completion, headers: {X-Api-Key: sk-1, X-Team: ours}}\n"

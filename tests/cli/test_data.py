@@ -62,6 +62,13 @@ def test_samples_lengths_and_duplicates_are_shown(spec: Any) -> None:
     assert max(map(len, result.out.splitlines())) <= 100
 
 
+def test_a_mix_with_repeated_prompts_does_not_claim_that_every_request_is_different(spec: Any) -> None:
+    few = "{name: few, data: {type: prompts, prompts: [a, b], output: 8}}"
+    fresh = "{name: fresh, data: {type: synthetic, input: 8, output: 8}}"
+    out = cli("data", spec(f"data: {{type: mix, classes: [{few}, {fresh}]}}"), "--count", "80").out
+    assert "repeat an earlier one (" in out and "every one different" not in out
+
+
 def test_figures_are_those_of_the_requests(spec: Any, tmp_path: Path) -> None:
     path = rows(tmp_path, *({"prompt": "word " * n, "output": n} for n in (1, 2, 2, 10)))
     found = figures(spec(f"data: {{type: jsonl, path: {path}}}"))

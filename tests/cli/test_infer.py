@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha import reflection
 from helpers import NO_USAGE, STREAM, Client, http_response, polite, scripted
 from PIL import Image
 
+import inferometer
 from inferometer.serve.background import running, serving
 from inferometer.serve.settings import Settings, Tls, simulator
 from inferometer.serve.sim.settings import Fixed
@@ -78,7 +79,7 @@ def in_json(*arguments: str | Path) -> Any:
 
 
 def test_a_prompt_shows_text_tokens_and_times(sim: str) -> None:
-    result = infer(sim, "--prompt", "Hello", "--max-tokens", "5")
+    result = infer(sim, "--prompt", "Hello", "--output", "5")
     assert result.status == 0, result
     text, blank, title, *rest = result.out.splitlines()
     assert len(text.split()) == 5
@@ -136,7 +137,7 @@ def test_an_embedding_as_json(sim: str, encoding: str) -> None:
 
 
 def test_an_embedding_has_no_length_in_tokens(sim: str) -> None:
-    assert_one_line(infer(sim, "--api", "embeddings", "--prompt", "Hello", "--max-tokens", "5"), "--max-tokens")
+    assert_one_line(infer(sim, "--api", "embeddings", "--prompt", "Hello", "--output", "5"), "--output")
 
 
 def test_flags_reach_the_server() -> None:
@@ -306,7 +307,7 @@ def test_inputs_and_outputs(request: pytest.FixtureRequest, tmp_path: Path, prot
 
 
 def test_without_inputs_they_are_generated(kserve: str) -> None:
-    tree = in_json(kserve, "--api", "kserve", "--model", "pair")
+    tree = in_json(kserve, "--model", "pair")
     assert [one["source"] for one in tree["inputs"]] == ["random", "random"]
     zeros = in_json(kserve, "--model", "pair", "--fill", "zeros", "--shape", "A=2,4", "--shape", "B=2,4")
     assert zeros["responses"][0]["outputs"][0]["data"] == [0] * 8
@@ -354,8 +355,8 @@ def test_a_stream_that_fails_shows_the_responses_before(kserve_grpc: str) -> Non
 
 
 def test_the_servers_own_time_by_its_header_trailer_or_statistics(kserve_grpc: str) -> None:
-    def server_times(url: str) -> dict[str, Any]:
-        found: dict[str, Any] = in_json(url, "--model", "pair", "--fill", "zeros")["timing"]["server"]
+    def server_times(url: str, *more: str) -> dict[str, Any]:
+        found: dict[str, Any] = in_json(url, "--model", "pair", "--fill", "zeros", *more)["timing"]["server"]
         return found
 
     with scripted(kserve_peers.over_http(timing=True)) as by_header:
@@ -366,6 +367,12 @@ def test_the_servers_own_time_by_its_header_trailer_or_statistics(kserve_grpc: s
     with scripted(kserve_peers.over_http(statistics=True)) as by_statistics:
         found = server_times(by_statistics)
     assert (found["queue"], found["compute"], found["source"]) == (0.0001, 0.0003, "its statistics")
+    named = ("--timing", "queue=wait_us", "--timing", "compute=busy ms")
+    with scripted(kserve_peers.over_http(timing=True)) as by_header:
+        for url in (by_header, kserve_grpc):
+            found = server_times(url, *named)
+            assert (found["queue"], found["compute"]) == (0.0004, 0.0025), "what is named comes before Server-Timing"
+    assert_one_line(infer(kserve_grpc, "--timing", "comput=x"), "comput: unknown key", "compute?")
     with scripted(kserve_peers.over_http()) as silent:
         assert "server" not in in_json(silent, "--model", "pair", "--fill", "zeros")["timing"]
 
@@ -493,7 +500,7 @@ def test_wrong_calls_are_one_line(till: tuple[str, str], arguments: tuple[str, .
         (("--model", "pair", "--input", "A=1,2", "--input", "B=1"), ("expects the shape [-1, 4]; 2 elements",)),
         (("--model", "pair", "--input", "A=a,b", "--input", "B=1"), ("expects INT32; 'a,b' was given",)),
         (("--model", "pair", "--input", "C=1"), ("no input 'C'", "A (INT32 [-1, 4])")),
-        (("--model", "pair", "--output", "NO"), ("no output 'NO'", "SUM")),
+        (("--model", "pair", "--tensor", "NO"), ("no output 'NO'", "SUM")),
         (("--model", "pair", "--image", "x.png"), ("which one the image is for",)),
         (("--model", "scores", "--image", "/nowhere"), ("/nowhere", "No such file")),
         (("--model", "scores", "--image", __file__), ("is not an image",)),
@@ -533,6 +540,19 @@ def test_wrong_command_lines_are_one_line(arguments: tuple[str, ...], words: tup
     result = infer(*arguments)
     assert_one_line(result, *words)
     assert "server." not in result.err
+
+
+def test_a_server_that_reads_no_binary_tensors_gets_json() -> None:
+    with scripted(kserve_peers.over_http(name="mlserver")) as url:
+        found = infer(url, "--model", "pair", "--input", "A=1,2,3,4", "--input", "B=1,1,1,1", "--api", "kserve")
+        assert found.status == 0 and "HTTP, JSON" in found.out and "[[2 3 4 5]]" in found.out, found
+        section = ("--set", "server.api=kserve", "--model", "pair", "--requests", "5", "--set", "client.processes=0")
+        assert "kserve-json" in cli("run", url, *section).out
+        compared = cli("compare-protocols", url, "--model", "pair", "--requests", "5", "--quiet").out
+        assert "HTTP binary was not measured" in compared and "HTTP JSON" in compared
+        with inferometer.Client(url) as client:
+            added = client.infer("pair", dict.fromkeys("AB", np.ones((1, 4), np.int32)))
+        assert added["SUM"].tolist() == [[2, 2, 2, 2]]
 
 
 def test_a_decoupled_model_over_http_or_without_a_stream(kserve_http: str, kserve_grpc: str) -> None:
@@ -596,7 +616,7 @@ def test_an_http_server_behind_grpc_and_the_other_way_round(
         (b"HTTP/1.1 404 No\r\nContent-Length: 9\r\n\r\nNot Found", ("Not Found (404)", "--api")),
         (b"SSH-2.0-OpenSSH_9\r\n", ("not HTTP/1.1",)),
         (b"", ("no response",)),
-        (http_response(b"<html>hello"), ("<html>hello", "--api")),
+        (http_response(b"<html>hello"), ("a web page: hello", "next: this is a web page, not a model server")),
         (http_response(b'{"choices": [{"message": {"content": "x"}}]}'), ("--no-stream",)),
         (http_response(b'{"error": {"message": "out of it"}}'), ("out of it",)),
     ],
@@ -609,6 +629,11 @@ def test_invalid_responses_are_one_line(data: bytes, words: tuple[str, ...]) -> 
 
     with scripted(script) as url:
         assert_one_line(infer(url, "--prompt", "x", "--model", "m"), *words)
+
+
+def test_a_model_that_the_server_does_not_have_is_answered_with_those_it_lists(sim: str) -> None:
+    result = infer(sim, "--prompt", "x", "--model", "gpt-4")
+    assert_one_line(result, "'gpt-4' does not exist", "next: the server lists sim: name one of its models with --model")
 
 
 def test_a_key_is_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The command itself: help, version, what it imports, and how it ends."""
 
 import errno
+import os
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,7 @@ def test_a_wrong_command_line_has_no_traceback_and_exits_with_2(arguments: list[
 def test_an_unknown_command_names_the_nearest_or_all() -> None:
     assert_one_line(cli("rnu", "http://127.0.0.1:8000"), "no command 'rnu'", "inferometer run")
     assert_one_line(cli("xyzzy"), "no command 'xyzzy'", "calibrate")
+    assert_one_line(cli("http://me:s3cret@a"), "no command before the URL", "inferometer run URL")
 
 
 # --- internal errors -------------------------------------------------------------------------------------------------
@@ -112,6 +114,25 @@ def test_an_unexpected_operating_system_error_is_a_bug(monkeypatch: pytest.Monke
     assert cli("report", "x").status == 3
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("calibrate", "--seconds", "0"), "--duration must be from 1s to 1m"),
+        (("merge", "nowhere", "--output=x"), "there is no such folder"),
+        (("run", "http://127.0.0.1:9", "--max-tokens", "1k"), "--output"),
+    ],
+)
+def test_old_spellings_of_options_are_understood(arguments: tuple[str, ...], words: str) -> None:
+    result = cli(*arguments)
+    assert result.status == 2 and words in result.err and "No such option" not in result.err
+
+
+def test_docs_prints_the_pages_that_messages_name() -> None:
+    assert any(line.startswith("config  ") for line in cli("docs").out.splitlines())
+    assert "## `server`" in cli("docs", "config").out
+    assert_one_line(cli("docs", "confg"), "there is no page 'confg'", "did you mean config?")
+
+
 # --- pipes and completion --------------------------------------------------------------------------------------------
 
 
@@ -123,10 +144,22 @@ def test_a_closed_pipe_is_not_an_error() -> None:
     assert done.stderr == ""
 
 
-def test_shell_completion_offers_the_commands() -> None:
-    environment = {"_INFEROMETER_COMPLETE": "bash_complete", "COMP_WORDS": "inferometer r", "COMP_CWORD": "1"}
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("r", {"plain,report", "plain,run", "plain,runs"}),
+        ("run ben", {"file,ben"}),
+        ("run bench.yaml --html ou", {"file,ou"}),
+        ("report runs/LA", {"file,runs/LA"}),
+        ("runs push runs/LA", {"file,runs/LA"}),
+        ("run bench.yaml --keep te", {"plain,text"}),
+    ],
+)
+def test_shell_completion_offers_commands_values_and_files(words: str, offered: set[str]) -> None:
+    line = f"inferometer {words}"
+    environment = {"_INFEROMETER_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     done = subprocess.run(
         [sys.executable, "-c", "from inferometer.cli.main import entry; entry()"],
-        capture_output=True, text=True, check=False, env={"PATH": "/usr/bin"} | environment,
+        capture_output=True, text=True, check=False, env=os.environ | environment,
     )  # fmt: skip
-    assert {line.rpartition(",")[2] for line in done.stdout.splitlines()} == {"report", "run", "runs"}
+    assert set(done.stdout.split()) == offered

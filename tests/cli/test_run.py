@@ -209,6 +209,7 @@ def no_run_left(folder: Path) -> bool:
         (("--set", "server.headers={x: \"\\u2603\"}"), ("server.headers",)),
         (("--set", "server.headers={\"x y\": z}"), ("server.headers",)),
         (("--rate", "1e9", "--duration", "1h"), ("requests",)),
+        (("--header", "X-Team ours"), ("--header: not of the form NAME:VALUE",)),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_one_line(
@@ -286,11 +287,14 @@ PAGE = b"<!doctype html><h1>It works!</h1>"
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (http_response(PAGE), ("a web page", "--model")),
+        (
+            http_response(PAGE),
+            ("It works!", "next: this is a web page, not an LLM server", "--set server.api=kserve", "--model"),
+        ),
         (http_response(b'{"object": "list"}'), ("not OpenAI's JSON",)),
         (http_response(b'{"data": []}'), ("does not list any model",)),
         (http_response(b'{"data": [5]}'), ("not OpenAI's JSON",)),
-        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", ("requires an API key", "api_key_env")),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", ("requires an API key", "--api-key-env")),
         (
             b"HTTP/1.1 500 Oh\r\nContent-Length: 9\r\n\r\nout of it",
             ("status 500: out of it", "next: name the model with --model NAME"),
@@ -319,7 +323,7 @@ def test_a_server_without_openais_api_is_one_line(tmp_path: Path, data: bytes, w
         (
             "/v3",
             b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n",
-            "next: check the path of server.url; for a tensor server use server.api kserve",
+            "next: check the path of server.url; for a tensor server use --set server.api=kserve",
         ),
     ],
     ids=["closed", "gRPC", "path"],
@@ -336,14 +340,14 @@ def test_the_remedy_does_not_mention_the_model_when_that_would_not_help(
 def test_the_remedy_mentions_the_model_when_the_server_lists_none(tmp_path: Path) -> None:
     with scripted(always(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")) as url:
         assert_one_line(
-            run(tmp_path, url), "next: name the model with --model NAME", "check the path", "server.api kserve"
+            run(tmp_path, url), "next: name the model with --model NAME", "check the path", "--set server.api=kserve"
         )
 
 
 def test_a_bad_output_folder_names_the_setting(tmp_path: Path, sim: str) -> None:
     (tmp_path / "file").write_text("")
     result = cli("run", sim, "--requests", "1", "--set", f"output={tmp_path}/file/runs")
-    assert_one_line(result, "not a folder", "--set output=DIR")
+    assert_one_line(result, "not a folder", "--store")
 
 
 def test_a_web_page_is_a_report_with_failures_when_the_model_was_named(tmp_path: Path) -> None:
@@ -417,22 +421,25 @@ def echoing(client: Client) -> None:
             client.send(b"HTTP/1.1 403 No\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
 
 
-@pytest.mark.parametrize("source", ["env", "file"])
+@pytest.mark.parametrize("source", ["options", "file"])
 @pytest.mark.parametrize("processes", [0, 1])
 def test_no_secret_is_in_any_file_or_on_the_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, processes: int
 ) -> None:
     monkeypatch.setenv("SOME_KEY", KEY)
     (tmp_path / "key").write_text(f"{KEY}\n")
-    key = ("server.api_key_env=SOME_KEY",) if source == "env" else (f"server.api_key_file={tmp_path / 'key'}",)
+    given = {
+        "options": ["--api-key-env", "SOME_KEY", "--header", f"X-Own: {HEADER}", "--insecure"],
+        "file": [*("--set", f"server.api_key_file={tmp_path / 'key'}", "--set", f"server.headers={{X-Own: {HEADER}}}")],
+    }
     settings = (
-        *key, f"server.headers={{X-Own: {HEADER}}}", f"server.body={{api_key: {FIELD}, user: me}}", f"output={tmp_path / 'runs'}",
+        f"server.body={{api_key: {FIELD}, user: me}}", f"output={tmp_path / 'runs'}",
         f"client.processes={processes}",
     )  # fmt: skip
     with scripted(echoing) as url:
         result = cli(
             "run", url.replace("//", f"//someone:{PASSWORD}@"), "--model", "m", "--requests", "4", "--concurrency", "1",
-            "--prompt", "hi", "--json", tmp_path / "out.json", "--csv", tmp_path / "out.csv", "--explain",
+            "--prompt", "hi", "--json", tmp_path / "out.json", "--csv", tmp_path / "out.csv", "--explain", *given[source],
             *(part for setting in settings for part in ("--set", setting)),
         )  # fmt: skip
     assert result.status == 1, result
@@ -568,13 +575,15 @@ def test_neither_a_number_nor_a_range_is_an_error(flag: str, word: str) -> None:
 # --- parts, starts, and where a run is stored ------------------------------------------------------------------------
 
 
-def test_output_with_a_slash_is_where_the_run_is_stored(tmp_path: Path, sim: str) -> None:
+@pytest.mark.parametrize("option", ["--store", "--output"])
+def test_the_run_is_stored_where_the_option_says(tmp_path: Path, sim: str, option: str) -> None:
+    """--output with a slash in it is how scripts say it."""
     few = ("--requests", "3", "--concurrency", "1", "--prompt", "hello", "--set", "client.processes=0")
-    result = cli("run", sim, *few, "--set", "client.probe=false", "--output", f"{tmp_path}/here")
+    result = cli("run", sim, *few, "--set", "client.probe=false", option, f"{tmp_path}/here")
     assert result.status in (0, 1), result.err
     assert len(runs(tmp_path / "here")) == 1
     typo = cli("run", sim, "--output", "1k")
-    assert typo.status == 2 and "neither a whole number nor a folder or URL" in typo.err
+    assert typo.status == 2 and "--store says where" in typo.err
 
 
 @pytest.mark.parametrize(

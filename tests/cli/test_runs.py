@@ -1,10 +1,12 @@
 """`inferometer runs`: the list of stored runs, and outputs that are refused."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from command import LENIENT, assert_one_line, cli, options
 
@@ -46,6 +48,12 @@ def test_runs_are_listed_with_what_they_are(stored: Path) -> None:
     assert all(entry["name"] in line for entry, line in zip(entries, table[1:], strict=True))
 
 
+def test_json_goes_to_standard_output_or_to_a_file(stored: Path, tmp_path: Path) -> None:
+    printed, out = cli("runs", stored, "--json").out, tmp_path / "out.json"
+    assert cli("runs", "--json", stored).out == printed
+    assert cli("runs", stored, "--json", out).out == "" and out.read_text() == printed
+
+
 def test_percentiles_that_are_infinite_or_not_supported_are_shown_as_such(stored: Path, tmp_path: Path) -> None:
     folder = next(path.parent for path in stored.glob("*/summary.json"))
     shutil.copytree(folder, tmp_path / folder.name)
@@ -54,6 +62,13 @@ def test_percentiles_that_are_infinite_or_not_supported_are_shown_as_such(stored
     (tmp_path / folder.name / "summary.json").write_text(json.dumps(summary))
     line = cli("runs", tmp_path).out.splitlines()[1]
     assert " VALID " in line and line.split().count("inf") == line.split().count("inf*") == 1
+
+
+def test_only_our_own_styles_reach_the_terminal_as_escape_sequences(stored: Path) -> None:
+    evil = "m\x1b]52;c;x\x07\x1b[2J\x9b2K\u202e"
+    text = render([msgspec.structs.replace(entry, model=evil) for entry in catalog(str(stored))], 300, color=True)
+    assert "m\ufffd]52;c;x" in text
+    assert re.sub(r"\x1b\[[0-9;]*m|\n", "", text).isprintable()
 
 
 def test_filters_select_runs(stored: Path) -> None:
@@ -129,6 +144,17 @@ def test_bad_names_are_refused(arguments: tuple[str, ...], words: tuple[str, ...
 )
 def test_bad_storage_settings_are_refused(settings: dict[str, str], words: tuple[str, ...]) -> None:
     assert_one_line(cli("run", "http://127.0.0.1:1", *options(settings)), *words)
+
+
+def test_a_pipe_gets_at_most_160_columns(stored: Path, tmp_path: Path) -> None:
+    folder = next(path.parent for path in stored.glob("*/summary.json"))
+    shutil.copytree(folder, tmp_path / folder.name)
+    path = tmp_path / folder.name / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    manifest["config"]["server"]["model"] = "/models/" + "a-long-name/" * 12
+    path.write_text(json.dumps(manifest))
+    lines = cli("runs", tmp_path).out.splitlines()
+    assert all(len(line) <= 160 for line in lines) and "p99" in lines[0], "a long name does not cost the figures"
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -104,7 +104,7 @@ def test_adaptive_range_measures_levels_one_by_one(tmp_path: Path, server: Runni
 def test_levels_alone_are_one_run_with_a_knee(tmp_path: Path, server: Running) -> None:
     result = run(tmp_path, server.url, *TEXT)
     assert result.status == 0, result.out
-    assert "no knee up to 4 in flight" in result.out or "the knee is at" in result.out
+    assert "knee" in result.out  # where it is, or why none is shown
     summary = json.loads((tmp_path / "LATEST" / "summary.json").read_text())
     assert [stage["name"] for stage in summary["stages"]] == ["concurrency 1", "concurrency 4"]
 

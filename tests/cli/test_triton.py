@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from command import Result, assert_one_line, cli
 from helpers import Client, scripted
@@ -139,7 +140,7 @@ def test_warm_up_requests_do_not_count_and_records_are_kept_on_request(url: str,
     result = triton(url, "--output", tmp_path / "runs")
     run, summary = conduct.open_run(str(tmp_path / "runs" / "LATEST"))
     assert summary.window.requests == {"warmup": 5, "steady": 12, "cooldown": 0}
-    assert result.out == triton_client.text(run, summary)
+    assert result.out == triton_client.text(run)
     rows = run.records.rows
     counted = rows[run.records.phase == 1]
     span = (counted["done"].max() - counted["sent"].min()) / 1e9
@@ -147,6 +148,16 @@ def test_warm_up_requests_do_not_count_and_records_are_kept_on_request(url: str,
     assert throughput is not None
     assert float(throughput[1]) == pytest.approx(12 / span, rel=1e-9)
     assert set(run.manifest.observer_cpu) == {"kserve"}, "nothing else disturbs the measurement"
+
+
+@pytest.mark.parametrize("warmups", [0, 5])
+def test_every_measured_request_counts_and_percentiles_are_numpys(url: str, tmp_path: Path, warmups: int) -> None:
+    result = cli("triton", "-m", "m", "-u", url, "-c", "60", "-w", str(warmups), "--output", tmp_path / "runs")
+    rows = conduct.open_run(str(tmp_path / "runs" / "LATEST"))[0].records.rows[warmups:]
+    latencies = (rows["done"] - rows["sent"]) / 1e6
+    assert len(latencies) == 60
+    expected = [latencies.mean(), *np.percentile(latencies, [50, 90, 95, 99])]
+    assert [float(one) for one in re.findall(r": ([\d.]+) ms", result.out)] == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_csv_has_a_header_and_a_row_in_microseconds(url: str, tmp_path: Path) -> None:
@@ -183,7 +194,7 @@ def test_without_a_scheme_it_is_http_and_verbose_names_the_folder(url: str, tmp_
     assert result.out.startswith("Throughput: ") and len(result.out.splitlines()) == 7
     (folder,) = (tmp_path / "runs").glob("2*")
     assert " VALID " in result.err and str(folder) in result.err
-    assert triton(url, "-v").err.splitlines()[-1] == " records not kept: --output DIR keeps them"
+    assert triton(url, "-v").err.splitlines()[-1] == " records not kept: --store FOLDER keeps them"
 
 
 @pytest.mark.slow
@@ -201,7 +212,7 @@ def test_without_responses_there_are_no_latencies(url: str, model: Model, tmp_pa
     assert result.status == 1
     assert result.out.splitlines()[0] == "Throughput: 0.0 infer/sec"
     assert result.out.splitlines()[2] == "\tAvg: - ms"
-    assert (tmp_path / "out.csv").read_text().splitlines()[1] == "1,0.0,inf,inf,inf,inf"
+    assert (tmp_path / "out.csv").read_text().splitlines()[1] == "1,0.0,,,,"
 
 
 # --- what is not -----------------------------------------------------------------------------------------------------
@@ -247,7 +258,7 @@ def test_a_decoupled_model_is_measured_by_run(url: str, model: Model) -> None:
 
 def test_records_that_cannot_be_kept(url: str, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    assert_one_line(triton(url, "--output", tmp_path / "runs"), "runs: not a folder", "--output DIR")
+    assert_one_line(triton(url, "--output", tmp_path / "runs"), "runs: not a folder", "--store FOLDER")
 
 
 def test_the_current_folder_need_not_be_writable(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from inferometer.conduct import parts
 from inferometer.conduct.catalog import _NAME
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet.job import Part, part_plan, whole_plan
+from inferometer.prepare.plans import part_plan, whole_plan
+from inferometer.prepare.setup import Part
 from inferometer.units import NS
 
 NOON = datetime(2026, 11, 17, 12, 0, 0, tzinfo=UTC)

@@ -114,6 +114,8 @@ def test_the_given_tree_is_not_changed() -> None:
     ("sections", "what", "remedy"),
     [
         ({"lod": {}}, "lod: unknown key", "did you mean load?"),
+        ({"rate": 5}, "rate: unknown key", "did you mean load.rate?"),
+        ({"load": {"input": 5}}, "load.input: unknown key", "did you mean data.input?"),
         ({"load": {"type": "poisson", "rat": 5}}, "load.rat: unknown key", "did you mean load.rate?"),
         ({"load": {"rat": 5}}, "load.rat: unknown key", "did you mean load.rate? it is a key of load.type: constant, poisson"),
         ({"load": {"type": "closed", "rate": 5}}, "load.rate: unknown key", "it is a key of load.type: constant, poisson"),
@@ -153,7 +155,7 @@ def test_the_given_tree_is_not_changed() -> None:
         ({"server": {"url": ["grpc://x", "http://x"]}}, "mixes gRPC and HTTP", "one protocol"),
         ({"server": {"url": "http://x", "api": "kserve", "stream": True}}, "server.stream: kserve cannot be streamed over HTTP", "grpc://"),
         ({"server": {"url": "grpc://x"}, "data": {"type": "synthetic"}}, "data.type: synthetic does not go with kserve", "tensors"),
-        ({"server": {"url": "http://x"}, "data": {"type": "tensors"}}, "tensors does not go with chat", "server.api kserve for a tensor server, or data.type: synthetic"),
+        ({"server": {"url": "http://x", "api": "chat"}, "data": {"type": "tensors"}}, "tensors does not go with chat", "server.api: kserve for a tensor server, or data.type: synthetic"),
         ({"server": {"url": "http://x"}, "data": {"messages": [{}]}}, "messages does not go with chat", "grpc:// URL"),
         ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"rate": 5, "duration": 1}}, "data.sequence: each request of a sequence waits for the previous response", "closed"),
         ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 15}}, "less than one sequence of 5 per user", "20 or more"),
@@ -219,6 +221,12 @@ def test_overrides_of_missing_list_entries() -> None:
     assert "not an entry of that list" in error("load.stages.x=1", load=stages).line
 
 
+BOMB = "a: &a {{x: 1}}\n" + "".join(
+    f"{name}: &{name} {{}}[{', '.join(9 * [f'*{chr(ord(name) - 1)}'])}]{{}}\n" for name in "bcdefghij"
+).replace("{}[", "{0}[").replace("]{}", "]{1}")
+"""Lines that each repeat the one before nine times."""
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -233,8 +241,10 @@ def test_overrides_of_missing_list_entries() -> None:
         ("x: " + "[" * 1000, "is not YAML"),
         ("? [1]\n: 2", "is not YAML"),
         ("&a {x: *a}", "the file"),
+        (BOMB.format("", ""), "repeat more than"),
+        (BOMB.format("{<<: ", "}"), "repeat more than"),
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, text: str | bytes, what: str) -> None:
     with pytest.raises(UserError) as caught:

@@ -11,7 +11,7 @@ from kubernetes_tools import ROOT, VERSIONS, assert_restricted, resources, viola
 import inferometer
 from inferometer import config
 from inferometer.conduct.parts import parse_part
-from inferometer.fleet.job import Part
+from inferometer.prepare.setup import Part
 
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 pytestmark = [

@@ -227,7 +227,7 @@ def test_a_campaign_that_is_killed_leaves_no_engine_behind(tmp_path: Path) -> No
 
 def test_bad_input_takes_two_lines(tmp_path: Path) -> None:
     assert_one_line(cli("engines"), "--engine")
-    assert_one_line(cli("engines", "--model", "m", "--engine", "vlm"), "vlm", "vllm")
+    assert_one_line(cli("engines", "--model", "m", "--engine", "vlm"), "vlm", "did you mean vllm?")
     assert_one_line(cli("engines", "--model", "m", "--engine", "vllm:continuous"), "continuous")
     assert_one_line(cli("engines", write(tmp_path, {"engines": [{"type": "vllm", "arg": {}}]})), "arg")
     assert_one_line(cli("engines", write(tmp_path, {"engines": [{"type": "vllm"}], "load": {"rat": 5}})), "load.rat")

@@ -297,7 +297,7 @@ def test_a_disk_without_room_for_the_spool_is_one_line_and_nothing_is_sent(tmp_p
         process = start_run(tmp_path, sim, "--quiet", output=disk)
         out, err = finish(process)
         assert (process.returncode, out) == (2, "")
-        assert "No space left" in err
+        assert "the disk is full" in err
         assert len(err.splitlines()) == 2
         assert list(disk.iterdir()) == []
 

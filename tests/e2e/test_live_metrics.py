@@ -17,8 +17,8 @@ from inferometer import conduct
 from inferometer.conduct import observers
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet.job import Job
 from inferometer.observe.observer import Observer
+from inferometer.prepare.setup import Setup
 from inferometer.records import Records, Snapshot
 from inferometer.report.live import Outline
 
@@ -166,7 +166,7 @@ def test_port_in_use_is_reported_before_anything_is_sent(tmp_path: Path, sim: st
 def test_port_is_free_again_when_another_observer_cannot_be_made(
     tmp_path: Path, sim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(job: Job) -> dict[str, Observer]:
+    def refuse(setup: Setup) -> dict[str, Observer]:
         raise UserError("there is no such process", key="observe.processes")
 
     monkeypatch.setattr(observers, "OBSERVERS", (observers._live_metrics, refuse))

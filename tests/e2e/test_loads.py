@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from inferometer import schedule
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
-from inferometer.fleet.job import Job
 from inferometer.fleet.runner import run_shard
+from inferometer.prepare.jobs import prepared_jobs
+from inferometer.prepare.plans import whole_plan
+from inferometer.prepare.setup import Setup
 from inferometer.probe import reach
 from inferometer.records import MISSING, PHASES, Run
 from inferometer.serve.background import running
@@ -336,14 +338,15 @@ def test_single_shard_records_exactly_its_part(tmp_path: Path, sim: str) -> None
         }
     )
     controls = [Control(tmp_path / f"{shard}.control", create=True) for shard in range(3)]
-    job = Job(config, reach.reach(config.server), 3, tmp_path, "tag")
-    worker = threading.Thread(target=run_shard, args=(job, 1))
-    worker.start()
-    while controls[1].state != "ready":
-        assert worker.is_alive()
-        time.sleep(0.001)
-    controls[1]["t0"] = now() + 20_000_000
-    worker.join(20)
+    setup = Setup(config, reach.reach(config.server), 3, tmp_path, "tag")
+    with prepared_jobs(setup, whole_plan(config)) as jobs:
+        worker = threading.Thread(target=run_shard, args=(jobs[1],))
+        worker.start()
+        while controls[1].state != "ready":
+            assert worker.is_alive()
+            time.sleep(0.001)
+        controls[1]["t0"] = now() + 20_000_000
+        worker.join(20)
     controls[0]["t0"] = controls[2]["t0"] = 1
     records, _ = merge(tmp_path, 3)
     assert sorted(records.rows["id"].tolist()) == list(range(1, 30, 3))

@@ -20,7 +20,7 @@ from inferometer.conduct.merging import merge
 from inferometer.conduct.parts import parse_start
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet.job import Part
+from inferometer.prepare.setup import Part
 from inferometer.records import Manifest, Run, Snapshot
 from inferometer.report.console import render
 from inferometer.report.live import Outline

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from command import LENIENT, cli, options
-from helpers import Client, http_response, polite, scripted
+from helpers import STREAM, Client, http_response, polite, scripted
 
+from inferometer import store
 from inferometer.cli import visible_keys
 
 KEYS = {
@@ -22,8 +23,17 @@ KEYS = {
 
 @pytest.mark.parametrize("given", list(KEYS))
 def test_a_key_is_in_nothing_that_we_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    """The server refuses every other request with a message that quotes the key."""
+    """The server quotes the key wherever it can: in errors, cut off in a body that is not JSON, as a finish reason, as a label."""
     secret = KEYS[given]
+    refused = json.dumps({"error": {"message": f"bad key {secret}"}}).encode()
+    replies = [
+        b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n" % len(refused) + refused,
+        http_response(b'data: {"x": "%s%s\n\n' % (b"-" * 181, secret.encode())),  # 10 of its characters are shown
+        http_response(STREAM.replace(b'"stop"', json.dumps(secret).encode())),
+        b"HTTP/1.1 400 Bad Request\r\nContent-Length: 5000\r\n\r\n"
+        + (b" " * 4084 + secret.encode()).ljust(5000),  # cut
+    ]
+    page = b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name="%s"} 1\n' % secret.encode()
     monkeypatch.setenv("OUR_KEY", KEYS["environment"])
     monkeypatch.chdir(tmp_path)
     keys = tmp_path.parent / f"{tmp_path.name}-keys"
@@ -34,12 +44,7 @@ def test_a_key_is_in_nothing_that_we_write(tmp_path: Path, monkeypatch: pytest.M
         count = 0
         while (request := client.request()) is not None:
             count += 1
-            if request[0].startswith("POST") and count % 2:
-                body = json.dumps({"error": {"message": f"bad key {secret}"}}).encode()
-                head = f"HTTP/1.1 400 Bad Request\r\nContent-Length: {len(body)}\r\n\r\n"
-                client.sock.sendall(head.encode() + body)
-            else:
-                client.sock.sendall(http_response())
+            client.sock.sendall(replies[count % 4] if request[0].startswith("POST") else http_response(page))
 
     with scripted(respond) as url:
         server: dict[str, object] = {"url": url, "model": "m"}
@@ -56,11 +61,13 @@ def test_a_key_is_in_nothing_that_we_write(tmp_path: Path, monkeypatch: pytest.M
             part for name in ("json", "html", "csv", "markdown", "junit") for part in (f"--{name}", f"out.{name}")
         ]
         kept = () if given == "body" else ("--keep", "text")  # bodies are stored as they are sent
-        results = [cli("run", config, *exports, *kept, *options(LENIENT), "--explain")]
+        scraped = {"observe.prometheus": f"[{url}/metrics]"}
+        results = [cli("run", config, *exports, *kept, *options(LENIENT | scraped), "--explain")]
     results += [cli("report", "runs/LATEST", "--why"), cli("runs", "--json"), cli("runs")]
     assert results[0].status in (0, 1), results[0]
     assert any(path.name == "manifest.json" for path in tmp_path.rglob("*"))
-    assert_nowhere(secret, tmp_path, *(result.out + result.err for result in results))
+    assert_nowhere(secret[:10], tmp_path, *(result.out + result.err for result in results))
+    assert "malformed_json" in results[0].out and any(run.series for run in map(store.read, tmp_path.glob("runs/2*")))
 
 
 def test_a_key_is_not_in_the_spool_of_a_killed_run_nor_in_the_log_of_a_crash(
@@ -108,6 +115,7 @@ def assert_nowhere(secret: str, folder: Path, *texts: str) -> None:
         ("--header", "Authorization: KEY"),
         ("-H", "Authorization:Bearer KEY"),
         ("--header", "Authorization=Bearer KEY"),
+        ("--header", "Authorization Bearer KEY"),
         ("--server.api_key", "KEY"),
         ("--tokenizer.token=KEY",),
         ("--api.headers", '{"Authorization": "KEY"}'),

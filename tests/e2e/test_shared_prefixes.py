@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_prefixes as prefixes
 from helpers import measure
 from numpy.typing import NDArray
 
@@ -13,7 +14,8 @@ from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim import truth
 from inferometer.serve.sim.settings import Batch
-from inferometer.workload import prefixes, tokenizer
+from inferometer.wire.http1 import id_prefix
+from inferometer.workload import tokenizer
 
 BLOCK = 16
 DATA = {"type": "shared_prefix", "groups": 6, "prompts": 10, "prefix": 200, "question": 24, "output": 2}
@@ -42,7 +44,7 @@ class Served:
 
     def __init__(self, rows: list[truth.Row], prompts: list[list[int]]) -> None:
         rows = sorted(rows, key=lambda row: row.arrived)
-        self.prompts = [prompts[int((row.id or "").rpartition("-")[2])] for row in rows]
+        self.prompts = [prompts[int((row.id or "").rpartition("-")[2], 16)] for row in rows]
         """The tokens that the workload says that it sends."""
         self.n_in, self.cached = _column(rows, "n_in"), _column(rows, "cached")
         self.arrived, self.first = _column(rows, "arrived"), _column(rows, "first")
@@ -66,7 +68,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, int
             prompts[tag] = (key, _prompts(sections, tag))
     log = truth.read(folder / "truth.jsonl")
     return {
-        key: Served([row for row in log if (row.id or "").startswith(tag)], own) for tag, (key, own) in prompts.items()
+        key: Served([row for row in log if (row.id or "").startswith(id_prefix(tag))], own)
+        for tag, (key, own) in prompts.items()
     }
 
 

@@ -1,13 +1,13 @@
-"""Traces against the simulator: the files in shared/data run, at their own instants and with their own lengths."""
+"""Traces against the simulator: files in the formats of others run, at their own instants and with their own lengths."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from helpers import measure
-from workload.trace_files import FILES, ROWS, TRACES
+from shared_data import needs_shared
+from workload.trace_files import FILES, OTHERS, ROWS, TRACES, Case
 
 from inferometer import workload
 from inferometer.config.data import Trace
@@ -15,8 +15,6 @@ from inferometer.errors import UserError
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
-
-pytestmark = pytest.mark.skipif(not TRACES.exists(), reason=f"{TRACES} does not exist")
 
 
 @pytest.fixture(scope="module")
@@ -27,29 +25,38 @@ def fast() -> Iterator[str]:
         yield url
 
 
-def run_trace(folder: Path, url: str, name: str, data: dict[str, Any], load: dict[str, Any] | None) -> Any:
-    section = {"type": "trace", "path": str(TRACES / name), "rows": ROWS} | data
-    sections = {"load": load} if load else {"load": {"type": "trace"}}
-    run, summary = measure(folder, url, server={"model": "sim"}, data=section, **sections)
-    return run, summary, Trace(**{key: value for key, value in section.items() if key != "type"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.relative_to(TRACES).as_posix() for path in TRACES.rglob("*.*")))
-def test_every_trace_file_runs_or_gives_its_error(tmp_path: Path, fast: str, name: str) -> None:
-    expected = FILES[name]
-    if isinstance(expected, str):
-        with pytest.raises(UserError, match=expected):
-            run_trace(tmp_path, fast, name, {}, None)
+def check(folder: Path, url: str, path: Path, case: Case) -> None:
+    """Run the first rows of the trace, or see that it gives its error."""
+    section = {"type": "trace", "path": str(path), "rows": ROWS} | dict(case.data)
+    if case.error:
+        with pytest.raises(UserError, match=case.error):
+            measure(folder, url, server={"model": "sim"}, data=section, load=dict(case.load))
         return
-    run, summary, spec = run_trace(tmp_path, fast, name, expected["data"], expected.get("load"))
+    run, summary = measure(folder, url, server={"model": "sim"}, data=section, load=dict(case.load))
+    spec = Trace(**{key: value for key, value in section.items() if key != "type"})
     assert summary.counts.ok == len(run.records.rows) > 0
     rows = np.sort(run.records.rows, order="id")
     first = rows[rows["turn"] <= 0]
     requests = workload.build(spec, 0, first["id"].tolist())
     assert first["n_in"].tolist() == [request.n_in for request in requests]
     assert first["n_out"].tolist() == [request.n_out or spec.output for request in requests]
-    if "load" not in expected:
+    if case.load["type"] == "trace":
         arrivals = workload.arrivals(spec)
         assert arrivals is not None
         assert first["intended"].tolist() == arrivals.tolist()
+
+
+@pytest.mark.parametrize(
+    "name", [name if case.error else pytest.param(name, marks=pytest.mark.slow) for name, case in FILES.items()]
+)
+def test_a_trace_file_runs_or_gives_its_error(tmp_path: Path, fast: str, name: str) -> None:
+    check(tmp_path, fast, TRACES / name, FILES[name])
+
+
+@needs_shared
+@pytest.mark.slow
+def test_traces_of_other_projects_do_the_same(tmp_path: Path, fast: str) -> None:
+    named = {name: case for case in FILES.values() for name in case.others}
+    assert named.keys() == {path.relative_to(OTHERS).as_posix() for path in OTHERS.rglob("*.*")}
+    for name, case in named.items():
+        check(tmp_path / name, fast, OTHERS / name, case)

@@ -28,8 +28,8 @@ OPEN = {"type": "poisson", "rate": 200, "requests": 60}
 
 
 def id_of(row: truth.Row) -> int:
-    """Return the request's id: X-Request-Id is TAG-ID."""
-    return int((row.id or "").rpartition("-")[2])
+    """Return the request's id: it ends the X-Request-Id."""
+    return int((row.id or "").rpartition("-")[2], 16)
 
 
 class Both:

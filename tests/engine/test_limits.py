@@ -19,19 +19,16 @@ import pytest
 import trustme
 from grpc_peers import GrpcPeer, descriptors, scripted_grpc
 from h2.settings import SettingCodes
-from helpers import Client, measure, scripted
+from helpers import Client, jobs_of, measure, scripted
 
-from inferometer import open_files, store
+from inferometer import open_files, processors, store
 from inferometer.config import from_mapping
 from inferometer.engine.reader import Reader, StampClock
 from inferometer.engine.transport import Transport, out_of_sockets
 from inferometer.errors import UserError
-from inferometer.fleet.job import Job
-from inferometer.fleet.runner import make_task
 from inferometer.open_files import RESERVED_FILES
-from inferometer.probe import reach
+from inferometer.timing.deadlines import Deadlines
 from inferometer.types import Fail
-from inferometer.wire.target import parse
 
 
 @pytest.fixture
@@ -55,15 +52,14 @@ def test_more_connections_than_files_is_an_error_before_the_run() -> None:
     with pytest.raises(UserError) as caught:
         open_files.raise_file_limit(hard + 1)
     assert str(hard) in caught.value.what
-    assert "client.processes" in caught.value.remedy
+    assert ("client.processes to 2," in caught.value.remedy) == (processors.usable() >= 2)
+    with pytest.raises(UserError) as caught:
+        open_files.raise_file_limit(10_000 * hard)
+    assert "client.processes" not in caught.value.remedy
 
 
 @pytest.mark.parametrize(("scheme", "files"), [("grpc", 4), ("http", 500)])
-def test_requests_that_share_connections_do_not_need_a_file_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, files: int
-) -> None:
-    needed: list[int] = []
-    monkeypatch.setattr(open_files, "raise_file_limit", needed.append)
+def test_requests_that_share_connections_do_not_need_a_file_each(tmp_path: Path, scheme: str, files: int) -> None:
     config = from_mapping(
         {
             "server": {"url": f"{scheme}://x:1", "api": "kserve", "model": "m"},
@@ -72,9 +68,8 @@ def test_requests_that_share_connections_do_not_need_a_file_each(
             "client": {"connections": 4},
         }
     )
-    reached = reach.Reached((parse(f"{scheme}://x:1"),), ((2, ("x", 1)),), "m", {})
-    make_task(Job(config, reached, 1, tmp_path, "0a"), 0)
-    assert needed == [files]
+    with jobs_of(config, tmp_path) as (job,):
+        assert job.open_files == files
 
 
 @pytest.mark.parametrize(
@@ -197,7 +192,7 @@ def test_connections_leave_files_for_the_client_itself(low_limit: int) -> None:
     async def open_all() -> list[Fail]:
         with socket.create_server(("127.0.0.1", 0), backlog=low_limit) as listener:
             loop, clock = asyncio.get_running_loop(), StampClock(0, False)
-            reader = Reader(loop, clock, lambda: None, lambda: None)
+            reader = Reader(loop, clock, lambda: None, Deadlines(loop))
             owners = [Owner() for _ in range(low_limit)]
             transports = [Transport(loop, reader, owner) for owner in owners]
             for transport in transports:

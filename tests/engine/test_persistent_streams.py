@@ -20,6 +20,7 @@ from inferometer.tensors import Tensor, from_numpy, to_numpy
 from inferometer.types import ONE_TOKEN, End, Fail
 from inferometer.wire import protobuf
 from inferometer.wire.grpc_framing import framed
+from inferometer.wire.http1 import id_prefix
 from inferometer.wire.kserve import grpc
 from inferometer.wire.kserve.http import InferOptions
 from inferometer.wire.kserve.persistent import PersistentStream
@@ -78,7 +79,7 @@ def test_each_user_has_a_stream_with_many_requests(tmp_path: Path) -> None:
         found = run(tmp_path, url)
     assert not kinds(found)
     assert len(streams) == 3
-    assert sorted(int(id.rpartition("-")[2]) for ids in streams for id in ids) == list(range(60))
+    assert sorted(int(id.rpartition("-")[2], 16) for ids in streams for id in ids) == list(range(60))
     assert (found.records.rows["chunk_count"] == 1).all() and (found.records.rows["status"] == 200).all()
 
 
@@ -236,7 +237,7 @@ def test_the_id_is_added_to_the_encoded_request() -> None:
     sent = stream.request(17, message)
     assert sent[:5] == bytes(1) + (len(sent) - 5).to_bytes(4, "big")
     schema = protobuf.bundled("kserve").message("inference.ModelInferRequest")
-    assert schema.FromString(sent[5:]).id == "tag-17"
+    assert schema.FromString(sent[5:]).id == f"{id_prefix('tag')}{17:012x}"
     assert schema.FromString(sent[5:]).raw_input_contents == [b"x"]
 
 
@@ -244,10 +245,12 @@ def test_messages_may_arrive_in_any_pieces() -> None:
     stream = PersistentStream("t", decoupled=False)
     for id in range(3):
         stream.request(id, b"")
-        data = message_of(infer_response={"model_name": "m", "id": f"t-{id}"})
+        data = message_of(infer_response={"model_name": "m", "id": f"{id_prefix('t')}{id:012x}"})
         found = [event for n in range(len(data)) for event in stream.data(data[n : n + 1], False)]
         assert found == [ONE_TOKEN, End(True)]
-    assert stream.data(message_of(infer_response={"id": "t-2"}), False) == []  # nothing is in flight
+    assert (
+        stream.data(message_of(infer_response={"id": f"{id_prefix('t')}{2:012x}"}), False) == []
+    )  # nothing is in flight
 
 
 def test_a_message_that_cannot_be_decoded_ends_the_stream() -> None:

@@ -6,14 +6,13 @@ import select
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from inferometer.engine.poller import EpollPoller, LoopPoller, new_poller
-from inferometer.timing.loop import new_loop
+from inferometer.engine.poller import EpollPoller, LoopPoller, new_poller, run_loop
 
 KINDS = [LoopPoller, pytest.param(EpollPoller, marks=pytest.mark.skipif(sys.platform != "linux", reason="no epoll"))]
 
@@ -22,12 +21,15 @@ class Sockets:
     """Pairs of sockets, one end of which is watched, and the descriptors reported in each round."""
 
     def __init__(self, kind: Callable[..., EpollPoller | LoopPoller], stack: contextlib.ExitStack) -> None:
-        loop_factory = new_loop if kind is EpollPoller else asyncio.new_event_loop
+        loop_factory = run_loop if kind is EpollPoller else asyncio.new_event_loop
         self.loop = stack.enter_context(contextlib.closing(loop_factory()))
+        self.errors: list[dict[str, Any]] = []
+        self.loop.set_exception_handler(lambda loop, context: self.errors.append(context))
         self.reported: list[list[int]] = []
         self.poller = kind(self.loop, self._ready)
         stack.callback(self.poller.close)
         self.ends: dict[int, tuple[socket.socket, socket.socket]] = {}
+        self.on_ready: Callable[[Iterable[int]], None] = lambda ready: self.reported.append(sorted(ready))
         self._stack = stack
 
     def add(self) -> int:
@@ -45,8 +47,8 @@ class Sockets:
         far.send(b"x")
         assert select.select([near], [], [], 30)[0]
 
-    def _ready(self, ready: object) -> None:
-        self.reported.append(sorted(descriptor for descriptor, _ in ready))  # type: ignore[attr-defined]
+    def _ready(self, ready: Iterable[int]) -> None:
+        self.on_ready(ready)
 
     def rounds(self, count: int = 3) -> list[list[int]]:
         """Run this many rounds of the loop, and return the descriptors reported in each."""
@@ -116,8 +118,71 @@ def test_collected_sockets_are_not_reported_after_close() -> None:
     assert not reported
 
 
-def test_new_poller_uses_epoll_on_linux() -> None:
-    with contextlib.closing(new_loop()) as loop:
-        poller = new_poller(loop, lambda ready: None)
-        assert isinstance(poller, EpollPoller if sys.platform == "linux" else LoopPoller)
-        poller.close()
+@pytest.mark.skipif(sys.platform != "linux", reason="no epoll")
+def test_shards_on_linux_use_epoll() -> None:
+    with contextlib.closing(run_loop()) as loop:
+        assert isinstance(new_poller(loop, lambda ready: None), EpollPoller)
+
+
+def test_writers_of_watched_sockets_are_called(sockets: Sockets) -> None:
+    watched = sockets.add()
+    written: list[int] = []
+
+    def writable() -> None:
+        written.append(watched)
+        sockets.loop.remove_writer(watched)
+
+    sockets.loop.add_writer(watched, writable)
+    sockets.send_to(watched)
+    assert [watched] in sockets.rounds() and written == [watched]
+    sockets.poller.forget(watched)
+    sockets.rounds(1)
+    assert not sockets.rounds()
+
+
+def test_errors_of_callbacks_reach_the_loops_handler(sockets: Sockets) -> None:
+    def fail(ready: Iterable[int]) -> None:
+        sockets.poller.forget(*ready)
+        raise ValueError("a bug")
+
+    sockets.on_ready = fail
+    sockets.send_to(sockets.add())
+    sockets.rounds()
+    assert [str(context["exception"]) for context in sockets.errors] == ["a bug"]
+
+
+def test_what_a_callback_schedules_runs_although_nothing_else_happens(sockets: Sockets) -> None:
+    """Without a timeout of the loop, which only knows what was scheduled before it began to wait."""
+    for schedule in (sockets.loop.call_soon, lambda callback: sockets.loop.call_later(0.001, callback)):
+        done = sockets.loop.create_future()
+        descriptor = sockets.add()
+
+        def ready(
+            ready: object, schedule: Any = schedule, done: "asyncio.Future[None]" = done, own: int = descriptor
+        ) -> None:
+            sockets.poller.forget(own)
+            schedule(lambda: done.set_result(None))
+
+        sockets.on_ready = ready
+        sockets.send_to(descriptor)
+        sockets.loop.run_until_complete(done)
+
+
+def test_threads_wake_a_waiting_loop(sockets: Sockets) -> None:
+    sockets.add()
+    assert sockets.loop.run_until_complete(sockets.loop.run_in_executor(None, lambda: 5)) == 5
+
+
+def test_other_readers_are_called_with_their_arguments(sockets: Sockets) -> None:
+    """Timers are such."""
+    near, far = socket.socketpair()
+    with near, far:
+        done = sockets.loop.create_future()
+
+        def readable(what: str) -> None:
+            sockets.loop.remove_reader(near)
+            done.set_result(what)
+
+        sockets.loop.add_reader(near, readable, "timer")
+        far.send(b"x")
+        assert sockets.loop.run_until_complete(done) == "timer"

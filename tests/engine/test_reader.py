@@ -20,17 +20,18 @@ class World:
         self.log: list[str] = []
         self.watched: list[int] = []
         self.clock = StampClock(0, True)
-        self.catch_up: Callable[[], None] = lambda: None
+        self.when_due: Callable[[], object] = lambda: None
         monkeypatch.setattr(reader, "new_poller", self._new_poller)
-        self.reader = Reader(cast("Any", None), self.clock, lambda: self.log.append("settle"), self._catch_up)
+        self.due = 0
+        self.reader = Reader(cast("Any", None), self.clock, lambda: self.log.append("settle"), self)
 
     def _new_poller(self, loop: object, ready: Any) -> "World":
         self._ready = ready
         return self
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> bool:
         self.log.append("catch up")
-        self.catch_up()
+        return bool(self.when_due())
 
     def watch(self, descriptor: int) -> None:
         self.watched.append(descriptor)
@@ -45,7 +46,7 @@ class World:
         return sources
 
     def read(self, *descriptors: int) -> None:
-        self._ready([(descriptor, 1) for descriptor in descriptors])
+        self._ready(descriptors)
 
     def happened(self) -> list[str]:
         return [what for what in self.log if what != "catch up"]
@@ -62,6 +63,11 @@ class FakeSource:
         self.then: list[bytes | OSError] = []
         self.stamp: int | None = None
         self.delivered: list[tuple[int, int]] = []
+        self.ending = b""
+        self.pieces: list[bytes] = []
+        self.stamps: list[int] = []
+        self.delay = -1
+        self.read_size = 8_192
         self._world = world
 
     def receive(self, size: int, ancillary_size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, None]:
@@ -95,6 +101,36 @@ def test_everything_is_read_then_decoded_in_order_then_settled_once(world: World
     assert world.happened() == ["read 2", "read 0", "read 1", "decode x2", "decode x0", "decode x1", "settle"]
 
 
+def test_bytes_wait_for_those_that_may_end_the_response(world: World) -> None:
+    (source,) = world.sources(1)
+    source.ending = b"\r\n\r\n"
+    for waiting in (b"12\r\ndata: a\n\n\r\n", b"12\r\ndata: b\n\n\r\n"):
+        source.comes = waiting
+        world.read(0)
+    assert world.happened() == ["read 0", "read 0"]
+    assert (len(source.pieces), len(source.stamps), world.clock.reads) == (2, 2, 2)
+    for ending in (b"0\r\n\r\n", b"\r\n", b"", b"x" * 5_000):
+        source.comes = ending
+        world.read(0)
+        assert world.happened()[-2:] == [f"decode {ending.decode()}", "settle"]
+
+
+def test_only_so_many_reads_wait(world: World) -> None:
+    (source,) = world.sources(1)
+    source.ending, source.comes = b"\r\n\r\n", b"data"
+    for _ in range(100):
+        world.read(0)
+    assert world.happened().count("decode data") == 100 - 64
+    assert len(source.pieces) == 64  # a connection takes them with what is delivered
+
+
+def test_sources_of_long_responses_are_read_in_larger_pieces(world: World) -> None:
+    short, long = world.sources(2)
+    short.comes, long.comes = b"x" * 8_191, b"x" * 8_192
+    world.read(0, 1)
+    assert long.read_size > short.read_size == 8_192
+
+
 def test_nothing_is_delivered_to_a_source_that_another_one_closed(world: World) -> None:
     first, second = world.sources(2)
     first.deliver = lambda *_: setattr(second, "is_open", False)  # type: ignore[method-assign]
@@ -104,7 +140,7 @@ def test_nothing_is_delivered_to_a_source_that_another_one_closed(world: World) 
 
 def test_source_is_not_read_after_catch_up_has_closed_it(world: World) -> None:
     world.sources(3)
-    world.catch_up = lambda: world.reader.forget(2)
+    world.when_due = lambda: world.reader.forget(2)
     world.read(0, 1, 2)
     assert world.happened() == ["read 0", "read 1", "decode x0", "decode x1", "settle"]
     assert world.watched == [0, 1]
@@ -202,13 +238,13 @@ def test_reads_without_a_kernel_stamp_are_counted(world: World) -> None:
     assert (world.clock.reads, world.clock.unstamped) == (5, 2), "without kernel stamps, none is missing"
 
 
-def test_catch_up_is_called_at_least_after_every_two_steps(world: World) -> None:
+def test_what_has_come_due_is_done_after_every_step(world: World) -> None:
     """Reading, decoding and settling are the steps."""
     world.sources(7)
     world.read(*range(7))
     steps = "".join("." if what == "catch up" else "s" for what in world.log)
     assert steps.count("s") == 7 + 7 + 1
-    assert "sss" not in steps
+    assert "ss" not in steps
     assert steps.endswith(".s"), "settling may take long, so catch_up comes before it"
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from inferometer.engine.requests import NO_USER, Requests
 from inferometer.types import Calls
+from inferometer.wire.http1 import ID
 
 NO_DECODER: Any = lambda: None  # noqa: E731
 
@@ -33,7 +34,7 @@ def sent(made: Requests, *ids: int) -> list[int]:
     """The indexes of the encoded requests that are sent for these ids."""
     flights = [made.make(0, [id], [(NO_USER, 0)])[0] for id in ids]
     for id, flight in zip(ids, flights, strict=True):
-        assert flight.data == b"id %d body %d" % (id, flight.n_in)
+        assert flight.data == b"id %b body %d" % (ID % id, flight.n_in)
         assert flight.n_want == flight.n_in + 100
     return [flight.n_in for flight in flights]
 
@@ -78,5 +79,5 @@ def test_only_requests_of_sessions_have_the_session_header() -> None:
         session_header=b"\r\nX-Session-ID: t-",
     )
     made = Requests(calls, 0, 1).make(0, [0, 1], [(NO_USER, 0)] * 2)
-    assert [flight.data for flight in made] == [b"a 0 x", b"b 1\r\nX-Session-ID: t-1 y"]
+    assert [flight.data for flight in made] == [b"a %b x" % (ID % 0), b"b %b\r\nX-Session-ID: t-1 y" % (ID % 1)]
     assert [flight.session for flight in made] == [-1, 1]

@@ -26,13 +26,13 @@ SOON = FRESH | {"retries": 2, "retry_backoff": "30ms"}
 
 def failing(times: int, fault: Any) -> Any:
     """A server that lets the first attempts of request 1 fail."""
-    seen: Counter[str] = Counter()
+    seen: Counter[int] = Counter()
 
     def serve(client: Client) -> None:
         while request := client.request():
-            id = request[1]["x-request-id"].rpartition("-")[2]
+            id = int(request[1]["x-request-id"].rpartition("-")[2], 16)
             seen[id] += 1
-            if id == "1" and seen[id] <= times:
+            if id == 1 and seen[id] <= times:
                 fault(client)
                 return
             client.send(http_response())
@@ -62,6 +62,32 @@ def test_request_is_repeated_until_it_succeeds(tmp_path: Path, fault: Any) -> No
     assert int((rows["done"] - rows["sent"])[1]) > 90_000_000  # its latency includes the attempts that failed
     check = next(each for each in summary.checks if each.name == "retries")
     assert check.status == "pass" and "client.retries repeated 1 after a fault, 1 of them successfully" in check.message
+
+
+def test_status_is_repeated_after_the_time_that_the_server_asks_for(tmp_path: Path) -> None:
+    def busy(client: Client) -> None:
+        client.send(b"HTTP/1.1 429 Busy\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    with scripted(failing(1, busy)) as url:
+        run, summary = measure(tmp_path, url, load=ONE, client=SOON | {"retry_statuses": [429]})
+    rows = run.records.rows
+    assert summary.counts.ok == 3
+    assert rows["attempts"].tolist() == [1, 2, 1]
+    assert int(rows["wasted"][1]) >= 1_000_000_000
+    assert int((rows["first_byte"] - rows["sent"])[1]) > 1_000_000_000  # of the response that succeeded
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_refusal_for_overload_is_reported_with_the_time_to_wait_and_the_way_to_repeat_it(
+    tmp_path: Path, status: int
+) -> None:
+    def busy(client: Client) -> None:
+        client.send(b"HTTP/1.1 %d Busy\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n" % status)
+
+    with scripted(failing(1, busy)) as url:
+        _, summary = measure(tmp_path, url, load=ONE)
+    (message,) = (check.message for check in summary.checks if check.name == "failures")
+    assert "Retry-After: 7" in message and "client.retry_statuses" in message
 
 
 def test_request_fails_after_its_last_attempt(tmp_path: Path) -> None:
@@ -137,7 +163,7 @@ def test_request_that_waits_to_be_repeated_can_be_cancelled() -> None:
     ended: list[Any] = []
     sent: list[Flight] = []
     later, state = Later(), RunState(given_up=[], unreached_limit=0)
-    retries = Retries(3, 5, 0, later, state, lambda *args: ended.append(args), sent.append)  # type: ignore[arg-type]
+    retries = Retries(3, (), 5, 0, later, state, lambda *args: ended.append(args), sent.append)  # type: ignore[arg-type]
     flight, response = Flight(id=7, intended=10), object()
     retries.ended(flight, 20, Fail("connect_refused", ""), response)  # type: ignore[arg-type]
     assert not ended and len(later.callbacks) == 1
@@ -154,7 +180,7 @@ def test_request_that_waits_to_be_repeated_can_be_cancelled() -> None:
 def test_request_is_not_repeated_after_its_total_time() -> None:
     ended: list[Any] = []
     later, state = Later(), RunState(given_up=[], unreached_limit=0)
-    retries = Retries(9, 5, 10**9, later, state, lambda *args: ended.append(args), lambda flight: None)  # type: ignore[arg-type]
+    retries = Retries(9, (), 5, 10**9, later, state, lambda *args: ended.append(args), lambda flight: None)  # type: ignore[arg-type]
     started = now()
     recent, old = Flight(id=1, intended=started, sent=started), Flight(id=2, intended=started - 10**10)
     for flight in (recent, old):

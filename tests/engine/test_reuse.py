@@ -1,6 +1,7 @@
 """Connections that are closed after some requests, and names with several addresses that change during a run."""
 
 import contextlib
+import gzip
 import socket
 import ssl
 import sys
@@ -17,7 +18,7 @@ import pytest
 import trustme
 from grpc_peers import grpcio, one
 from grpc_peers import run as grpc_run
-from helpers import Client, http_response, measure, polite, scripted
+from helpers import STREAM, Client, http_response, measure, polite, scripted
 
 from inferometer.engine import resolver
 
@@ -52,6 +53,19 @@ def test_a_connection_carries_no_more_requests_than_it_may(tmp_path: Path, reuse
     assert sorted(seen.values()) == expected
     assert {each.get("connection") for each in headers} == {"close" if reuse == 1 else None}
     assert set(run.records.rows["attempts"]) == {1}
+    assert not run.manifest.outcome.notes
+
+
+def test_a_proxy_that_closes_connections_and_compresses_is_noted(tmp_path: Path) -> None:
+    def script(client: Client) -> None:
+        if client.request() is not None:
+            client.send(http_response(gzip.compress(STREAM), "Content-Encoding: gzip\r\nConnection: close\r\n"))
+
+    with scripted(script) as url:
+        run, summary = measure(tmp_path, url, load=one(requests=12))
+    assert summary.counts.ok == 12
+    closed, compressed = run.manifest.outcome.notes
+    assert "turn on keep-alive" in closed and "compressed (gzip)" in compressed
 
 
 def test_warming_a_connection_does_not_count(tmp_path: Path) -> None:
@@ -79,6 +93,7 @@ def test_a_grpc_connection_takes_no_more_calls_than_it_may(
     assert len(peers) == connections
     assert max(peers.values()) == (reuse or 20)
     assert set(run.records.rows["attempts"]) == {1}
+    assert not run.manifest.outcome.notes
 
 
 def test_calls_in_flight_get_their_responses_on_the_old_connection(tmp_path: Path) -> None:
@@ -144,6 +159,18 @@ def test_all_addresses_of_a_name_get_connections(tmp_path: Path, names: Names) -
     assert summary.counts.ok == 40
     assert set(run.records.replicas) == {f"127.0.0.1:{port}", f"127.0.0.2:{port}"}
     assert min(Counter(run.records.rows["replica"].tolist()).values()) >= 2  # each has two of the four connections
+
+
+@several_loopback_addresses
+def test_an_address_without_a_server_is_left_out_and_named(tmp_path: Path, names: Names) -> None:
+    names.addresses = ["127.0.0.2", "127.0.0.1", "127.0.0.3"]
+    with replicas("127.0.0.1", "127.0.0.3") as (url, port):
+        run, summary = measure(tmp_path, url, client={"reuse": 1})
+    assert (summary.counts.ok, summary.counts.failed) == (6, 0)
+    used = {run.records.replicas[number] for number in run.records.rows["replica"]}
+    assert used == {f"127.0.0.1:{port}", f"127.0.0.3:{port}"}
+    (note,) = run.manifest.outcome.notes
+    assert note == f"{NAME}: 127.0.0.2 was left out (connection refused), its other addresses were used"
 
 
 @several_loopback_addresses

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import jobs_of
 
 from inferometer.config import from_mapping
 from inferometer.engine import dispatcher
@@ -15,14 +16,11 @@ from inferometer.engine.http2_connection import Http2Connection
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.run_state import RunState
 from inferometer.engine.shard import Shard
-from inferometer.fleet.job import Job
-from inferometer.fleet.runner import make_task
-from inferometer.probe import reach
+from inferometer.fleet.runner import requests_of
 from inferometer.store.spool import Control
 from inferometer.timing import deadlines
 from inferometer.types import End
 from inferometer.wire.http2 import Data
-from inferometer.wire.target import parse
 
 OK = End(keep_alive=True)
 
@@ -36,10 +34,10 @@ class World:
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: dict[str, object]) -> None:
         config = from_mapping({"server": {"url": "http://x:1", "model": "m", "stream": False}, "load": load})
-        reached = reach.Reached((parse("http://x:1"),), ((2, ("127.0.0.1", 1)),), "m", {})
         Control(tmp_path / "0.control", create=True)
         self.loop = asyncio.new_event_loop()
-        self.shard = Shard(make_task(Job(config, reached, 1, tmp_path, "0a"), 0), self.loop)
+        with jobs_of(config, tmp_path) as (job,):
+            self.shard = Shard(job, requests_of(job), self.loop)
         self.now = 1_000_000
         self.log: list[str] = []
         monkeypatch.setattr(deadlines, "now", lambda: self.now)

@@ -178,7 +178,7 @@ def test_timeout_sweeps_are_further_apart_the_longer_they_take(monkeypatch: pyte
         given_up.append(flight.id)
 
     monkeypatch.setattr(timeouts, "now", lambda: time)
-    connection = SimpleNamespace(give_up=give_up)
+    connection = SimpleNamespace(give_up=give_up, decode_waiting=lambda: None)
     flights = [(connection, Flight(id=number, intended=0)) for number in range(1000)]
     dispatcher = SimpleNamespace(flights=lambda: iter(flights))
     of = cast("Any", SimpleNamespace(_limits=(NEVER, NEVER, NEVER, NS), _dispatcher=dispatcher, _expiry=expiry))

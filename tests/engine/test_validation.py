@@ -56,6 +56,21 @@ def failures(folder: Path, urls: dict[str, str], way: str, fill: str, **data: An
     return Counter((found[n - 1].code, found[n - 1].message) for n in run.records.rows["failure"] if n)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_times_in_the_parameters_of_responses_that_are_compared(tmp_path: Path, urls: dict[str, str], way: str) -> None:
+    scheme, server = WAYS[way]
+    run, summary = measure(
+        tmp_path / "runs",
+        urls[scheme],
+        server={"model": "pair", "timing": {"queue": "wait_us", "compute": "busy"}} | server,
+        data={"type": "tensors", "fill": file_of(tmp_path, RIGHT), "validate": True},
+        load={"concurrency": 2, "requests": 20},
+    )
+    assert not run.records.rows["failure"].any()
+    assert set(run.records.rows["queue"]) == {400_000} and set(run.records.rows["compute"]) == {2_500_000}
+    assert summary.breakdown is not None and summary.breakdown.queue == pytest.approx(0.0004)
+
+
 RIGHT = [{"SUM": [11, 22, 33, 44]}, {"SUM": [5, 6, 7, 8]}]
 WRONG = [{"SUM": [11, 22, 33, 44]}, {"SUM": [5, 6, 0, 0]}]
 

@@ -14,6 +14,7 @@ from waiting import until
 
 from inferometer.engines.launching import EngineError, free_port
 from inferometer.engines.process import check_port, running
+from inferometer.engines.readiness import LogReader
 
 FAMILY = "sleep 601 & (setsid sleep 602 &); trap '' TERM; echo started; sleep 603"
 """A shell that ignores SIGTERM, with a child, and a grandchild that has left the group and lost its parent."""
@@ -57,6 +58,21 @@ def test_a_command_that_ends_leaves_its_status_and_its_last_output(tmp_path: Pat
         until(lambda: process.status is not None)
     assert process.status == 3
     assert process.tail == ("no memory",)
+
+
+def test_a_log_is_read_as_it_grows_and_a_line_counts_when_it_is_complete(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with running("exec sleep 605", log) as process:
+        reader = LogReader(process)
+        for text, lines in (
+            ("one\ntw", ["one"]),
+            ("o\rthree\n", ["one", "two", "three"]),
+            ("", ["one", "two", "three"]),
+        ):
+            with log.open("a") as file:
+                file.write(text)
+            reader.look()
+            assert [line for _, line in reader.lines] == lines
 
 
 def test_the_status_of_a_server_that_has_just_ended_is_waited_for(tmp_path: Path) -> None:

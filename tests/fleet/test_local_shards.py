@@ -160,7 +160,7 @@ def test_barriers_do_not_wait_for_a_shard_that_was_lost(tmp_path: Path) -> None:
 def stuck_once(client: Client) -> None:
     """Never respond to the request with the id 1; to others after 20 ms."""
     while request := client.request():
-        if request[1]["x-request-id"].endswith("-1"):
+        if request[1]["x-request-id"].endswith("-000000000001"):
             client.request()  # until the client gives up
             return
         time.sleep(0.02)
@@ -209,7 +209,7 @@ def slow_for_odd_shards(client: Client) -> None:
     """Respond after 20 ms, or after 80 ms to the second shard. A shard's first requests have its own ids: even or odd ones."""
     delay = 0.0
     while request := client.request():
-        delay = delay or (0.08 if int(request[1]["x-request-id"].rpartition("-")[2]) % 2 else 0.02)
+        delay = delay or (0.08 if int(request[1]["x-request-id"].rpartition("-")[2], 16) % 2 else 0.02)
         time.sleep(delay)
         client.send(http_response())
 

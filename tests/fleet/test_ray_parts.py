@@ -1,13 +1,16 @@
 """What a fleet on Ray does without a cluster: its settings, how many shards fit, and what an actor does on its node."""
 
 import pickle
+import shutil
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import assert_one_line, cli
+from helpers import NO_USAGE, Client, http_response, jobs_of, scripted
 
 from inferometer.cli.run import set_fleet
 from inferometer.conduct import fleets
@@ -15,16 +18,24 @@ from inferometer.config import from_mapping
 from inferometer.config.fleet import Fleet, split_address
 from inferometer.config.schema import Config
 from inferometer.engine.inflight import Flight
+from inferometer.engine.job import Job
 from inferometer.errors import UserError
-from inferometer.fleet import ray_actor, ray_cluster, sizing
-from inferometer.fleet.control import WorkerResult
+from inferometer.fleet import ray_actor, ray_cluster
+from inferometer.fleet.control import ShardReport, WorkerResult
 from inferometer.fleet.copying import FolderCopy, Numbers
-from inferometer.fleet.job import Job, ShardReport, whole_plan
-from inferometer.fleet.ray_actor import ShardActor
-from inferometer.probe.reach import Reached
-from inferometer.records import Probe
+from inferometer.fleet.ray_actor import ShardActor, Update
+from inferometer.fleet.shipping import files_of, moved
+from inferometer.prepare import sizing
+from inferometer.prepare.jobs import prepared_jobs
+from inferometer.prepare.plans import whole_plan
+from inferometer.prepare.setup import Setup
+from inferometer.probe import reach
+from inferometer.records import COUNTED_BY, Probe
 from inferometer.store.spool import Control, Spool, merge
 from inferometer.store.spool_columns import Piece
+from inferometer.timing.clock import now
+from inferometer.units import NS
+from inferometer.workload.tokenizer import BUILTIN
 
 
 def config_of(**sections: Any) -> Config:
@@ -154,8 +165,8 @@ def test_a_shard_that_cannot_be_started_says_so_to_every_poll(actor: ShardActor)
 class EndedProcess:
     """A shard's process that has recorded 500 requests and ended."""
 
-    def __init__(self, job: Job, shard: int, environment: dict[str, str]) -> None:
-        spool = Spool(job.spool, shard, 0, 0)
+    def __init__(self, job: Job, environment: dict[str, str]) -> None:
+        spool = Spool(job.spool, job.shard, 0, 0)
         chunks = {"arrivals": [5, 6, 7], "counts": [1, 1, 1]}
         spool.add([Flight(id=id, intended=1, done=9, **chunks) for id in range(500)])  # type: ignore[arg-type]
         spool.close()
@@ -176,8 +187,8 @@ def test_records_arrive_in_responses_of_bounded_size(
 ) -> None:
     monkeypatch.setattr(ray_actor, "LocalProcess", EndedProcess)
     monkeypatch.setattr(ray_actor, "_raise_priority", lambda: 0)
-    job = Job(config_of(), Reached((), (), "m", {}), 1, tmp_path, "tag")
-    actor.begin(pickle.dumps((job, 0, None)), 2_000)
+    with jobs_of(config_of(), tmp_path) as (job,):
+        actor.begin(pickle.dumps((job, None)), 2_000)
     copied = tmp_path / "copied"
     copied.mkdir()
     Control(copied / "0.control", create=True)
@@ -190,6 +201,43 @@ def test_records_arrive_in_responses_of_bounded_size(
     assert max(sizes) < 30_000 and len(updates) > 5
     assert all(each.has_more for each in updates[:-1])
     assert merge(copied, 1)[0].rows["id"].tolist() == list(range(500))
+
+
+def test_a_shard_on_a_node_needs_nothing_but_the_files_that_were_copied(actor: ShardActor, tmp_path: Path) -> None:
+    """It sends the parent's requests, and counts the tokens of responses with the parent's tokenizer."""
+    model, spool = tmp_path / "model", tmp_path / "spool"
+    model.mkdir()
+    spool.mkdir()
+    shutil.copy(BUILTIN / "tokenizer.json", model)
+
+    def respond(client: Client) -> None:
+        while client.request():
+            client.send(http_response(NO_USAGE))
+
+    with scripted(respond) as url:
+        server, load = {"url": url, "model": "m"}, {"type": "closed", "concurrency": 2, "requests": 40}
+        config = from_mapping(
+            {"server": server, "load": load, "data": {"type": "synthetic", "input": 8, "tokenizer": str(model)}}
+        )
+        setup = Setup(config, reach.reach(config.server), 1, spool, "0a")
+        with prepared_jobs(setup, whole_plan(config)) as jobs:
+            for file in files_of(jobs):
+                for offset, data in file.pieces(1_000):
+                    actor.put_file(file.name, offset, data)
+            actor.begin(pickle.dumps((moved(jobs[0], str(actor._folder)), None)), 1 << 20)
+        shutil.rmtree(model)
+        Control(spool / "0.control", create=True)
+        copy, polls, update = FolderCopy(spool, 0), count(), Update([], 0, False)
+        while update.result is None:
+            update = actor.poll(next(polls), 0.05, 1 << 20)
+            for change in update.changes:
+                copy.put_numbers(change) if isinstance(change, Numbers) else copy.put(change)
+            if copy.control.state == "ready":
+                actor.command("start", now() + NS // 100)
+    assert isinstance(update.result, WorkerResult) and update.result.report is not None
+    rows = merge(spool, 1)[0].rows
+    assert sorted(rows["id"].tolist()) == list(range(40))
+    assert {COUNTED_BY[number] for number in rows["counted_by"].tolist()} == {"tokenizer"}
 
 
 def test_files_arrive_in_pieces(actor: ShardActor, tmp_path: Path) -> None:

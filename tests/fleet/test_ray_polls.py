@@ -6,14 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import jobs_of
 
 from inferometer.config import from_mapping
 from inferometer.fleet.clocks import Reading
-from inferometer.fleet.control import WorkerResult
-from inferometer.fleet.job import Job, ShardReport
+from inferometer.fleet.control import ShardReport, WorkerResult
 from inferometer.fleet.ray_actor import NodeFacts, Update
 from inferometer.fleet.ray_fleet import RayFleet
-from inferometer.probe.reach import Reached
 from inferometer.store.spool import Control
 
 RESULT = WorkerResult(report=ShardReport("kernel", "", "", ""))
@@ -76,11 +75,11 @@ def polled(tmp_path: Path, log: list[str], *responses: list[Update | None], is_d
     )
     actors.actors[0].is_deaf = is_deaf
     thread: Any = SimpleNamespace(start=lambda poll: None)
-    fleet = RayFleet(FakeRay(), thread, actors)
-    job = Job(config, Reached((), (), "m", {}), len(responses), tmp_path, "tag")
+    fleet = RayFleet(FakeRay(), thread, actors, config.storage)
     for shard in range(len(responses)):
         Control(tmp_path / f"{shard}.control", create=True)
-        fleet(job, shard)
+    with jobs_of(config, tmp_path, len(responses)) as jobs:
+        list(fleet("", jobs))
     fleet._is_synchronized = True
     fleet._closed.wait = lambda timeout: fleet._closed.set()  # type: ignore[assignment,func-returns-value]  # nothing is left to poll
     fleet._poll()

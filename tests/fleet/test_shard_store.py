@@ -16,8 +16,7 @@ from inferometer.config.storage import Storage
 from inferometer.engine.inflight import Flight
 from inferometer.errors import UserError
 from inferometer.fleet import shard_store
-from inferometer.fleet.control import WorkerResult
-from inferometer.fleet.job import ShardReport
+from inferometer.fleet.control import ShardReport, WorkerResult
 from inferometer.fleet.shard_store import Destination, ShardStoring, destination
 from inferometer.records import Chunks
 from inferometer.store import reading
@@ -76,7 +75,7 @@ def storing(
 ) -> tuple[ShardStoring, FakeStore]:
     fake = FakeStore(spool / "bucket", **options)
     monkeypatch.setattr(shard_store, "connect", fake.connect)
-    return ShardStoring(spool, 0, DATA, to), fake
+    return ShardStoring(spool, 0, to), fake
 
 
 def test_chunks_are_stored_when_all_shards_have_ended(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,10 +143,10 @@ def test_a_shard_gets_only_what_its_kind_of_store_reads(tmp_path: Path) -> None:
         "GOOGLE_APPLICATION_CREDENTIALS": str(key),
         "HF_TOKEN": "other",
     }
-    amazon = destination("s3://bench/run", Storage(), environment)
+    amazon = destination("s3://bench/run", Storage(), (), environment)
     assert set(amazon.environment) == {"AWS_ACCESS_KEY_ID", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"}
     assert amazon.files == {"AWS_CONFIG_FILE": key.read_bytes()}
-    google = destination("gs://bench/run", Storage(), environment)
+    google = destination("gs://bench/run", Storage(), (), environment)
     assert google.files == {"GOOGLE_APPLICATION_CREDENTIALS": key.read_bytes()}
     assert pickle.loads(pickle.dumps(google)) == google
     assert "private" not in repr(google) and repr(TO) == "Destination('s3://bench/run')"

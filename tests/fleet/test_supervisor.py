@@ -14,18 +14,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from command import cli
-from helpers import Client, http_response, measure, polite, scripted
+from helpers import Client, http_response, jobs_of, measure, polite, scripted
 from waiting import until
 
 from inferometer.conduct import measuring
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
 from inferometer.fleet import local, runner, supervisor
-from inferometer.fleet.job import Job, whole_plan
-from inferometer.probe.reach import Reached
+from inferometer.prepare.plans import whole_plan
+from inferometer.records import ROW
 from inferometer.store.spool import Control
 from inferometer.units import NS
 
@@ -231,7 +232,7 @@ def test_error_of_a_worker_is_the_last_line_of_its_log() -> None:
     command = [sys.executable, "-m", "inferometer.fleet.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
         assert worker.stdin is not None and worker.stderr is not None
-        job = pickle.dumps(("not a job", 0))
+        job = pickle.dumps("not a job")
         worker.stdin.write(len(job).to_bytes(8, "little") + job)
         worker.stdin.flush()
         assert worker.wait(60) == 1
@@ -248,9 +249,9 @@ def test_ctrl_c_ends_the_preparation_of_requests(tmp_path: Path, processes: int)
     class View(measuring.Show):
         def progress(self, snapshot: Any) -> None:
             assert not snapshot.started
-            if snapshot.prepared and not any(seen):
-                os.kill(os.getpid(), signal.SIGINT)
             seen.append(snapshot.prepared)
+            if snapshot.prepared:
+                os.kill(os.getpid(), signal.SIGINT)
 
     with scripted(polite) as url, pytest.raises(KeyboardInterrupt):
         measure(
@@ -261,12 +262,27 @@ def test_ctrl_c_ends_the_preparation_of_requests(tmp_path: Path, processes: int)
     assert not workers()
 
 
+def test_a_snapshot_has_the_rows_of_all_requests_that_ended_since_the_last(tmp_path: Path) -> None:
+    config = from_mapping({"server": {"url": "http://127.0.0.1:1", "model": "m"}})
+    handle: Any = SimpleNamespace(is_alive=lambda: True, silence=lambda: 0, wait=lambda _: None, kill=lambda: None)
+    with jobs_of(config, tmp_path) as jobs:
+        made = supervisor.Supervisor(jobs, lambda _: [handle], whole_plan(config))
+    rows = np.zeros(50_000, ROW)
+    rows["id"] = np.arange(50_000)
+    rows.tofile(tmp_path / "0.rows")
+    seen = []
+    for count, snapshot in zip((7, 50_000, 50_000), made.watch(0.0), strict=False):
+        Control(tmp_path / "0.control", create=False)["rows"] = count
+        seen.append(snapshot.rows()["id"].tolist())
+    assert seen == [list(range(7)), list(range(7, 50_000)), []]
+
+
 def test_ctrl_c_after_the_last_response_does_not_interrupt_the_run(tmp_path: Path) -> None:
     """The shards may still count tokens, or store their chunks."""
     config = from_mapping({"server": {"url": "http://127.0.0.1:1", "model": "m"}})
-    job = Job(config, Reached((), (), "m", {}), 2, tmp_path, "tag")
     handle: Any = SimpleNamespace()
-    made = supervisor.Supervisor(job, lambda *_: handle, whole_plan(config))
+    with jobs_of(config, tmp_path, 2) as jobs:
+        made = supervisor.Supervisor(jobs, lambda _: [handle, handle], whole_plan(config))
     controls = [Control(tmp_path / f"{shard}.control", create=False) for shard in range(2)]
     for control in controls:
         assert not made.interrupted

@@ -1,6 +1,5 @@
 """One round trip: its instants are in order whatever the server does first, and events are passed on as they arrive."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -12,22 +11,18 @@ from inferometer.errors import UserError
 from inferometer.probe import roundtrip
 from inferometer.probe.connect import Peer
 from inferometer.probe.roundtrip import Instants
-from inferometer.types import Event, Fail, Tokens
+from inferometer.types import Fail, Received
 from inferometer.wire.http1 import ResponseDecoder, request_head
-from inferometer.wire.openai import StreamedResponse
+from inferometer.wire.openai import body_decoder
 from inferometer.wire.target import parse
 
 
-def roundtrip_of(url: str, body: bytes = b"") -> tuple[Instants, Fail | None, list[tuple[int, Event]]]:
-    received: list[tuple[int, Event]] = []
-
-    def on_events(at: int, events: Sequence[Event]) -> None:
-        received.extend((at, event) for event in events)
-
+def roundtrip_of(url: str, body: bytes = b"") -> tuple[Instants, Fail | None, Received]:
+    decoder = ResponseDecoder(body_decoder(True))
     head = request_head("POST", "/", "x", {"Content-Length": str(len(body))}) + b"\r\n"
     peer = Peer(parse(url), timeout=10)
-    instants, fail = roundtrip.over_http(peer, head + body, ResponseDecoder(StreamedResponse()), on_events)
-    return instants, fail, received
+    instants, fail = roundtrip.over_http(peer, head + body, decoder, lambda at, events: None)
+    return instants, fail, decoder.received
 
 
 def in_order(instants: Instants) -> bool:
@@ -41,8 +36,8 @@ def test_instants_are_in_order_and_bytes_counted() -> None:
     assert fail is None
     assert in_order(instants)
     assert instants.bytes_in == len(http_response())
-    assert [event.n for _, event in received if isinstance(event, Tokens)] == [1, 1]
-    assert all(instants.connected <= at <= instants.done for at, _ in received)
+    assert received.counts == [1, 1]
+    assert all(instants.connected <= at <= instants.done for at in received.arrivals)
 
 
 def test_a_server_that_responds_before_it_has_read_the_request() -> None:
@@ -67,7 +62,7 @@ def test_a_response_without_a_length_ends_with_its_last_byte() -> None:
     with scripted(script) as url:
         instants, fail, received = roundtrip_of(url)
     assert fail is None
-    assert instants.done == [at for at, event in received if isinstance(event, Tokens)][-1]
+    assert instants.done == received.arrivals[-1]
 
 
 @pytest.mark.parametrize(

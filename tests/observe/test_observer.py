@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+from waiting import until
+
 from inferometer.errors import UserError
 from inferometer.observe.observer import HelperCpu, Observer, Observers
 from inferometer.series import Columns, TimeSeries
@@ -94,6 +96,18 @@ def test_an_observer_samples_at_its_interval_between_start_and_end() -> None:
     assert set(observer.calls[1:-1]) == {"sample"}
     assert observers.errors == {"calls": "some are missing"}
     assert observers.cpu_seconds["sampling"] > 0
+
+
+def test_an_observer_with_a_long_interval_samples_right_before_the_run_begins() -> None:
+    observer = Sampling()
+    observer.interval = 1000.0
+    with Observers({"sampling": observer}) as observers:
+        observers.start()
+        begun = time.monotonic() + 0.05
+        observers.begin(int(begun * 1e9))
+        until(lambda: "sample" in observer.calls)
+        observers.end()
+    assert observer.calls == ["start", "sample", "end"]
 
 
 def test_an_observer_is_started_marked_and_ended_in_this_order() -> None:

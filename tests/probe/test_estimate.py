@@ -1,4 +1,4 @@
-"""The probe before a run: a few requests of the workload, recorded in the manifest, which never fail the run."""
+"""The probe before a run: a few requests of the workload, recorded in the manifest. It fails the run if every request would fail."""
 
 import io
 import json
@@ -6,6 +6,7 @@ import signal
 import threading
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from command import start
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from inferometer.conduct.measuring import probed
 from inferometer.config import from_mapping
+from inferometer.errors import UserError
 from inferometer.probe import estimate, reach
 from inferometer.records import Probe
 from inferometer.report.live import LiveView
@@ -57,7 +59,42 @@ def test_three_requests_before_the_run_are_in_the_manifest_and_not_in_the_record
     assert probe.response_bytes == len(http_response())
     assert probe.e2e_ns == round(probe.e2e * 1e9)
     assert summary.counts.ok == len(run.records.rows) == 6
-    assert [("-probe-" in id) for id in server.ids] == [True] * 3 + [False] * 6
+    assert len({UUID(id) for id in server.ids}) == 9
+    assert len({id[:-12] for id in server.ids[:3]} | {id[:-12] for id in server.ids[3:]}) == 2
+
+
+def answer(status: int, body: str, headers: str = "") -> bytes:
+    return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{headers}\r\n{body}".encode()
+
+
+@pytest.mark.parametrize(
+    ("response", "settings", "what", "remedy"),
+    [
+        (answer(404, '{"detail": "no such model"}'), {}, "no such model", "the server lists sim, other: name one"),
+        (answer(404, "no"), {"model": "sim"}, "status 404: no", "check {server.url} and its path"),
+        (
+            answer(307, "", "Location: https://x/\r\n"),
+            {},
+            "Location: https://x/",
+            "give the URL that this one leads to",
+        ),
+        (answer(200, "<title>nginx</title>"), {}, "a web page: nginx", "check {server.url} and its path"),
+        (answer(501, "<title>No POST</title>"), {}, "a web page: No POST", "this is a web page, not a model server"),
+        (answer(401, "no"), {}, "status 401: no", "give the API key"),
+        (answer(401, "no"), {"headers": {"Authorization": "Bearer x"}}, "status 401: no", "check the API key"),
+    ],
+)
+def test_a_run_of_nothing_but_failures_is_refused(
+    response: bytes, settings: dict[str, Any], what: str, remedy: str
+) -> None:
+    def script(client: Client) -> None:
+        while request := client.request():
+            client.send(response if request[2] else http_response(b'{"data": [{"id": "sim"}, {"id": "other"}]}'))
+
+    with scripted(script) as url, pytest.raises(UserError) as caught:
+        probe_of(url, server=settings)
+    assert what in caught.value.what
+    assert remedy in caught.value.remedy
 
 
 def test_probe_requests_are_those_of_the_workload(tmp_path: Path) -> None:
@@ -84,7 +121,7 @@ def test_the_probe_can_be_switched_off(tmp_path: Path) -> None:
         run, _ = measure(tmp_path, url, client={"probe": False})
     assert run.manifest.probe.requests == 0
     assert run.manifest.probe.skipped == "client.probe is false"
-    assert not any("-probe-" in id for id in server.ids)
+    assert len(server.ids) == len(run.records.rows)
 
 
 def test_a_failure_of_the_probe_is_recorded_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -93,7 +94,7 @@ def test_ctrl_c_in_the_middle_of_a_response_is_not_a_malformed_response(monkeypa
         raise KeyboardInterrupt
 
     with scripted(sends(http_response(b"{}"))) as url:
-        monkeypatch.setattr(query._HttpResponse, "on_body", interrupted)
+        monkeypatch.setattr(query._HttpResponse, "on_header", interrupted)
         with pytest.raises(KeyboardInterrupt):
             query.http(peer(url), "GET", "/", {})
 
@@ -123,7 +124,7 @@ def test_big_bodies_over_http() -> None:
         ((b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nab",), "closed in the middle"),
         ((b"HTTP/1.1 200 OK\r\nX-Cut",), "closed in the middle"),
         ((b"HTTP/1.1 100 Continue\r\n\r\n",), "closed in the middle"),
-        ((b"SSH-2.0-OpenSSH\r\n",), "not HTTP/1.1: it starts with 'SSH-2.0-OpenSSH'"),
+        ((b"SSH-2.0-OpenSSH\r\n",), "not valid HTTP/1.1: Expected HTTP"),
     ],
 )
 def test_invalid_responses_over_http_are_errors(parts: tuple[bytes, ...], what: str) -> None:
@@ -222,6 +223,49 @@ def test_waiting_for_a_server_that_does_not_read_ends_with_the_timeout(
     over.set()
 
 
+def endless(*parts: bytes, pause: float = 0) -> Callable[[Client], None]:
+    """A script that responds with the first part and repeats the others until the client closes, or for 30 s."""
+
+    def script(client: Client) -> None:
+        client.request()
+        client.sock.sendall(parts[0])
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            for part in parts[1:]:
+                client.sock.sendall(part)
+                time.sleep(pause)
+
+    return script
+
+
+OPEN = b"HTTP/1.1 200 OK\r\n\r\n"
+NAMES = b'{"id": "m"}, ' * 5000
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        (endless(OPEN, NAMES), "larger than 16 MiB"),
+        (endless(b"HTTP/1.1 200 OK\r\n", b"X-More: " + b"x" * 60_000 + b"\r\n"), "more than 1 MiB of headers"),
+        (endless(OPEN, b"x", pause=0.02), "timed out after 200 ms"),
+        (endless(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n", pause=0.02), "timed out after 200 ms"),
+    ],
+    ids=["body", "headers", "trickle", "hints"],
+)
+def test_a_response_without_an_end_is_given_up(script: Callable[[Client], None], what: str) -> None:
+    with scripted(script) as url, pytest.raises(UserError, match=what):
+        query.http(peer(url, timeout=0.1 if "ms" in what else 30.0), "GET", "/v1/models", {})
+
+
+def test_a_grpc_call_without_an_end_is_given_up() -> None:
+    def endless_calls(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        while context.is_active():
+            yield bytes(60_000)
+
+    with grpcio(Both=endless_calls) as url, pytest.raises(UserError, match="larger than 16 MiB"):
+        query.grpc(peer(url), "/t.S/Both", [b""], {})
+
+
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_connection_refused(kind: str) -> None:
     with socket.socket() as unused:
@@ -290,7 +334,7 @@ def test_streams_both_ways(compression: str) -> None:
 def test_big_messages_both_ways() -> None:
     body = bytes(range(256)) * 80_000
     with grpcio(BIG, Unary=lambda message, _: message) as url:
-        reply = query.grpc(peer(url), ECHO, [body], {})
+        reply = query.grpc(peer(url), ECHO, [body], {}, max_size=2 * len(body))
     assert reply.fail is None
     assert reply.body == body
     assert reply.sent_bytes > len(body)

@@ -14,10 +14,10 @@ from helpers import Client, http_response, polite, scripted
 from inferometer.errors import UserError
 from inferometer.probe import query, roundtrip
 from inferometer.probe.connect import Peer, connect
-from inferometer.types import Event, Fail
+from inferometer.types import Event, Fail, Received
 from inferometer.wire.grpc import GrpcResponse, header_block
 from inferometer.wire.http1 import ResponseDecoder, request_head
-from inferometer.wire.openai import StreamedResponse
+from inferometer.wire.openai import body_decoder
 from inferometer.wire.target import parse
 
 REQUEST = request_head("POST", "/", "x", {"Content-Length": "0"}) + b"\r\n"
@@ -29,7 +29,7 @@ def ignore(at: int, events: Sequence[Event]) -> None:
 
 def over_http(url: str, request: bytes = REQUEST, timeout: float = 30.0, context: ssl.SSLContext | None = None):  # type: ignore[no-untyped-def]
     peer = Peer(parse(url), context, timeout=timeout)
-    return roundtrip.over_http(peer, request, ResponseDecoder(StreamedResponse()), ignore)
+    return roundtrip.over_http(peer, request, ResponseDecoder(body_decoder(True)), ignore)
 
 
 def over_grpc(url: str, timeout: float = 30.0):  # type: ignore[no-untyped-def]
@@ -123,15 +123,15 @@ def test_settings_in_pieces_that_the_decoder_fails_at_later() -> None:
     class Patient:
         """Fails when the server closes."""
 
-        status, text = 0, ""
+        status, text, ending, received = 0, "", b"", Received()
 
         def reset(self) -> None: ...
 
-        def feed(self, data: bytes) -> Sequence[Event]:
-            return ()
+        def feed(self, pieces: Sequence[bytes], stamps: Sequence[int]) -> None:
+            return None
 
-        def eof(self) -> Sequence[Event]:
-            return (Fail("cut_short", ""),)
+        def eof(self) -> Fail:
+            return Fail("cut_short", "")
 
     def script(client: Client) -> None:
         client.request()

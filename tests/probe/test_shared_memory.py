@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from inferometer import schedule, workload
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet import job, runner
+from inferometer.prepare import choice, jobs
 from inferometer.probe import shared_memory, shm_region
 from inferometer.probe.shm_region import PREFIX, Region, sweep
 from inferometer.records import Run
@@ -491,7 +491,7 @@ def test_consecutive_requests_have_different_slots(count: int, at_once: int, roo
     """For all requests that can be in flight together, at any point of the round and for any numbers of requests and slots."""
     shard = shared_memory._Shard(({},) * count, at_once, 0)
     slots = shard.slots(room)
-    requests = runner._in_rounds([Request(id, "", 0, 0) for id in range(count)], slots)
+    requests = jobs._in_rounds([Request(id, "", 0, 0) for id in range(count)], slots)
     launched = [n % len(requests) % slots for n in range(3 * len(requests))]
     assert all(len(set(launched[n : n + at_once])) == at_once for n in range(len(launched) - at_once))
     assert [request.id for request in requests] == [n % count for n in range(len(requests))]
@@ -505,7 +505,7 @@ def test_portions_are_what_the_shards_send() -> None:
     server = {"url": "grpc://localhost", "shared_memory": True}
     config = from_mapping({"server": server, "data": data, "load": load})
     plan = schedule.plan(config.load, config.seed)
-    (first, second) = list(job.portions(config, plan, 2, 0))
+    (first, second) = list(choice.portions(config, plan, 2, 0))
     whole = workload.build(config.data, config.seed, range(9))
     assert first.payloads == [request.payload for request in whole[::2]]
     assert second.payloads == [request.payload for request in whole[1::2]]

@@ -47,6 +47,22 @@ def test_values_are_converted_to_what_the_model_takes(client: inferometer.Client
         client.infer("all_types", {"INT8": [300]})
 
 
+def test_the_responses_of_a_decoupled_model_are_an_iterator(client: inferometer.Client) -> None:
+    given = {"text_input": ["hello"], "max_tokens": [3]}
+    with pytest.raises(inferometer.Error, match=r"decoupled.*grpc:// URL, with Client.stream"):
+        client.infer("sim", given)
+    if "grpc" not in repr(client):
+        with pytest.raises(inferometer.Error, match="HTTP cannot stream responses"):
+            next(client.stream("sim", given))
+        return
+    pieces = [outputs["text_output"].item() for outputs in client.stream("sim", given)]
+    assert len(pieces) == 3 and all(pieces)
+    with pytest.raises(inferometer.Error, match="nothing"):
+        list(client.stream("nothing", given))
+    next(client.stream("sim", {**given, "max_tokens": [1000]}))  # ends the call
+    assert client.infer("identity", {"INPUT0": [[1.0]]})["OUTPUT0"].tolist() == [[1.0]]
+
+
 def test_the_server_says_what_it_has(client: inferometer.Client) -> None:
     assert client.metadata()["name"] == "inferometer"
     metadata = client.metadata("identity")

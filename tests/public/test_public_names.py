@@ -29,7 +29,7 @@ SIGNATURES = {
     "dummy_inputs": "(source, *, count=None, model=None, names=None, batch=1, length=None, shapes=None, datatypes=None, "
     "fill='random', seed=None, as_='numpy', device='cpu')",
     "open": "(folder, *, slo=None)",
-    "run": "(config, overrides=None, /, *, progress=False, **settings)",
+    "run": "(config, overrides=None, /, *, inputs=None, progress=False, **settings)",
     "timed": "(name='', *, cuda=False)",
 }
 """Every public name, and what it is called with; None: users do not call it."""
@@ -37,7 +37,7 @@ MEMBERS = {
     "Run": "checks chunks config folder html judge metric passed report requests series slo summary to_pandas to_polars valid verdict",
     "Capacity": "basis by folder html interval limited_by passed probes report result value",
     "Comparison": "conditions differs html metrics notes passed report stages",
-    "Client": "close config generate infer metadata ready",
+    "Client": "close config generate infer metadata ready stream",
     "Text": "arrivals e2e gaps input_tokens model output_tokens text ttft",
     "TextStream": "close result",
     "Timed": "all name seconds statistics",

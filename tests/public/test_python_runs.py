@@ -47,6 +47,19 @@ def test_a_run_has_figures_and_a_verdict(run: inferometer.Run) -> None:
     assert repr(run).startswith("<inferometer.Run VALID: 40 ok, 0 failed")
 
 
+def test_a_run_sends_the_inputs_that_it_is_given(served: Running, tmp_path: Path) -> None:
+    made = inferometer.dummy_inputs(served.grpc, model="identity", batch=2, length=3, count=4)
+    doubles = {"INPUT0": [[0.1, 0.2, 0.3, 0.4]]}  # 64-bit floats, of another shape
+    found = inferometer.run(
+        served.url, settings(tmp_path), inputs=[*made, doubles], server={"url": served.url, "model": "identity"}
+    )
+    assert (found.summary.counts.ok, found.summary.counts.failed) == (40, 0)
+    assert len({row["bytes_out"] for row in found.requests.to_pylist()}) == 2
+    assert not Path(found.config["data"]["fill"][1:]).exists()  # type: ignore[index]
+    with pytest.raises(inferometer.Error, match=r"inputs=\[\{"):
+        inferometer.run(served.url, inputs=[1, 2])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -9,7 +9,7 @@ from inferometer import manifest, schedule
 from inferometer.conduct.live_families import stage_labels, target_rate
 from inferometer.config import from_mapping
 from inferometer.config.loads import Replay, StageSpec, stages_of
-from inferometer.fleet.job import whole_plan
+from inferometer.prepare.plans import whole_plan
 
 
 def stages(load: dict[str, Any]) -> list[StageSpec]:

@@ -65,7 +65,7 @@ def values(span: Any) -> dict[str, Any]:
 
 
 def by_id(received: Received) -> dict[int, Span]:
-    spans = {int(values(span)["inferometer.request_id"].rpartition("-")[2]): span for span in received.spans}
+    spans = {int(values(span)["inferometer.request_id"].rpartition("-")[2], 16): span for span in received.spans}
     assert len(spans) == len(received.spans), "each request has one span"
     return spans
 
@@ -89,7 +89,7 @@ def test_every_request_is_a_span_with_the_recorded_times(tmp_path: Path, protoco
         own = values(span)
         assert own.pop("inferometer.ttft_s") == pytest.approx((row["first_token"] - row["sent"]) / 1e9)
         assert own.pop("inferometer.lag_s") == pytest.approx((row["sent"] - row["intended"]) / 1e9)
-        assert own.pop("inferometer.request_id").endswith(f"-{row['id']}")
+        assert own.pop("inferometer.request_id").endswith(f"-{row['id']:012x}")
         assert own == {
             "gen_ai.operation.name": "chat",
             "gen_ai.request.model": "m",
@@ -355,7 +355,7 @@ def test_http_requests_carry_the_trace_of_their_span(tmp_path: Path) -> None:
     by_request = {headers["x-request-id"]: headers["traceparent"] for headers in server.headers}
     assert len(by_request) == 20 and set(by_request.values()) == traced(spans)
     for name, header in by_request.items():
-        assert spans[int(name.rpartition("-")[2])].trace_id.hex() == header.split("-")[1]
+        assert spans[int(name.rpartition("-")[2], 16)].trace_id.hex() == header.split("-")[1]
 
 
 def test_each_turn_of_a_session_has_its_own_trace(tmp_path: Path) -> None:

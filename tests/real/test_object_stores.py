@@ -14,6 +14,7 @@ import psutil
 import pytest
 from command import LENIENT, Result, assert_one_line, cli, options, start
 from cutting_proxy import Proxy, proxied
+from helpers import http_response
 from real_server import started
 from waiting import until
 
@@ -127,18 +128,22 @@ def test_older_look_alikes_store_the_content_or_the_upload_fails(
 
 
 class _Counting:
-    """A server that counts connections, and responds to none."""
+    """A server with one model that counts prompts, and responds to none of them."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.connections = 0
+        self.requests = 0
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
         while True:
             client, _ = self._listener.accept()
-            self.connections += 1
+            start = client.recv(4096)
+            if start.startswith(b"GET /v1/models"):
+                client.sendall(http_response(b'{"data": [{"id": "m"}]}'))
+            elif start.startswith(b"POST "):
+                self.requests += 1
             client.close()
 
 
@@ -152,7 +157,7 @@ def test_a_bucket_that_does_not_exist_is_refused_before_the_first_request(
     urls = (target.url, target.url) if command == ("ab",) else (target.url,)
     settings = ("--set", f"output={store.scheme}://no-such-bucket/x", "--quiet")
     assert_one_line(cli(*command[:1], *urls, *command[1:], *settings), "no-such-bucket", "there is no such bucket")
-    assert target.connections == 0
+    assert target.requests == 0
     assert not any(Path("runs").glob("*/*"))
 
 
@@ -161,7 +166,7 @@ def test_a_local_folder_that_cannot_be_written_is_refused_before_the_first_reque
     target = _Counting()
     settings = ("--set", f"output={store.url}/x", "--set", "storage.local=/proc/runs", "--quiet")
     assert_one_line(cli("run", target.url, *settings), "storage.local: /proc/runs: ", "on a volume")
-    assert target.connections == 0
+    assert target.requests == 0
 
 
 @S3_ONLY
@@ -176,7 +181,7 @@ def test_a_store_that_does_not_respond_is_refused_in_time(store: Store, fault: s
     result = cli("run", target.url, "--set", f"output={store.url}/x", "--set", "storage.timeout=2s", "--quiet")
     assert_one_line(result, f"{store.url}/x", "did not respond within 2 s" if fault == "frozen" else "bench/x")
     assert time.monotonic() - began < 60  # the clients alone would take 90 s, or longer
-    assert target.connections == 0
+    assert target.requests == 0
 
 
 # --- a run in a bucket -----------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def test_phoenix_has_every_request_as_a_span_of_a_language_model(
     assert not run.manifest.observer_errors
     until(lambda: len(spans_of(phoenix, run.folder.name)) >= 200, "Phoenix stores spans after it has responded")
     spans = spans_of(phoenix, run.folder.name)
-    ids = [int(span["attributes"]["inferometer.request_id"].rpartition("-")[2]) for span in spans]
+    ids = [int(span["attributes"]["inferometer.request_id"].rpartition("-")[2], 16) for span in spans]
     assert sorted(ids) == sorted(run.records.rows["id"].tolist())
     sent = dict(zip(run.records.rows["id"].tolist(), run.records.rows["sent"].tolist(), strict=True))
     for id, span in zip(ids, spans, strict=True):

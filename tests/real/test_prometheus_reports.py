@@ -30,8 +30,8 @@ def test_reports_agree_with_the_run(tmp_path: Path) -> None:
         metrics = {"type": "prometheus", "prometheus": {"url": server.url, "scrape_interval": INTERVAL, "filters": []}}
         wanted = {"prometheus": {"summary": True, "per_stage": True}}
         files = reports.files(run, summary, spec(metrics=metrics, report=wanted, load={"type": "concurrent"}))
-    found = [json.loads(files[f"{name}_prometheus_metrics.json"]) for name in ("summary", "stage_0")]
-    lifecycle = json.loads(files["summary_lifecycle_metrics.json"])["successes"]
+    found = [json.loads(bytes(files[f"{name}_prometheus_metrics.json"])) for name in ("summary", "stage_0")]
+    lifecycle = json.loads(bytes(files["summary_lifecycle_metrics.json"]))["successes"]
     for report in found:
         assert list(problems(report, PROMETHEUS)) == []
         successes = report["successes"]

@@ -340,9 +340,6 @@ SAME_TO_THE_LETTER: dict[str, tuple[str, str, Any]] = {
     "no data": ("POST", INFER, {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [2]}]}),
     "a wrong method": ("GET", INFER, ""),
     "nothing there": ("GET", "/v2/nothing", ""),
-    "live": ("GET", "/v2/health/live", ""),
-    "ready": ("GET", "/v2/health/ready", ""),
-    "a model that is ready": ("GET", "/v2/models/identity/versions/1/ready", ""),
     "a version that is not ready": ("GET", "/v2/models/identity/versions/9/ready", ""),
     "metadata": ("GET", "/v2/models/identity", ""),
 }  # fmt: skip
@@ -374,6 +371,15 @@ def exchange(url: str, method: str, path: str, body: Any) -> tuple[int, str]:
 @pytest.mark.parametrize("words", SAME_TO_THE_LETTER.values(), ids=SAME_TO_THE_LETTER)
 def test_http_responses_are_identical(triton: Triton, ours: Running, words: tuple[str, str, Any]) -> None:
     assert exchange(ours.url, *words) == exchange(triton.http, *words)
+
+
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/identity/versions/1/ready"])
+def test_health_has_the_body_that_kserve_specifies_and_triton_leaves_out(
+    triton: Triton, ours: Running, path: str
+) -> None:
+    assert exchange(triton.http, "GET", path, "") == (200, "")
+    status, body = exchange(ours.url, "GET", path, "")
+    assert status == 200 and json.loads(body)[path.rpartition("/")[2]] is True
 
 
 @pytest.mark.parametrize(("words", "theirs", "own", "why"), BETTER.values(), ids=BETTER)

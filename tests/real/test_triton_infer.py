@@ -143,7 +143,7 @@ def test_the_servers_time_is_a_part_of_the_total(url: str) -> None:
     timing = in_json(url, "--model", "slow", "--input", "50")["timing"]
     assert timing["server"]["source"] == "its statistics"
     assert timing["server"]["compute"] >= 0.05
-    assert timing["wait"] >= 0.05
+    assert timing["send"] + timing["wait"] >= 0.05  # the client may lose its core between the two
     parts = sum(timing[name] for name in ("connect", "send", "wait", "receive"))
     assert parts == pytest.approx(timing["total"])
 

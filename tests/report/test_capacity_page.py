@@ -187,7 +187,7 @@ def test_the_exit_status(
         return msgspec.structs.replace(found, folder=str(tmp_path), at_least=options.at_least), made.MANIFEST
 
     monkeypatch.setattr("inferometer.conduct.capacity.find", find)
-    monkeypatch.setattr("inferometer.cli.capacity.finish_upload", lambda folder, status, quiet: status)
+    monkeypatch.setattr("inferometer.cli.capacity.finish", lambda folder, status, quiet: status)
     assert cli("capacity", "http://127.0.0.1:9", "-q", *arguments).status == status
     assert cli("report", tmp_path).status == status
     is_sure = found.bracket.low_basis == "shown"

@@ -169,6 +169,7 @@ def test_the_report_has_the_curve_the_interval_and_the_evidence() -> None:
         ),
         (made.text(bracket=Bracket(18.0, 30.0, 20.0, confirmed=True)), "^a larger --budget would narrow the interval$"),
         (msgspec.structs.replace(made.nothing(), interrupted=False), "no probe was long enough"),
+        (made.text(bracket=Bracket(17.2, 22.0, 20.0)), "^18 held, but all probes together make less more likely"),
         (made.text(), "--percentile p99"),
         (made.text(has_sessions=True), "--by users"),
     ],

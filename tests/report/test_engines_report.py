@@ -58,6 +58,16 @@ def test_the_recommendation_comes_before_the_table(generators: EngineResults) ->
     assert text.index("For interactive use") < text.index("cannot be recommended: llamacpp") < text.index("ttft p95  ")
 
 
+def test_throughput_and_scaling_stay_however_long_the_names_are() -> None:
+    name = "transformers batched sort batch=16"
+    found = made_campaign.Maker(1).measured(name, levels=(1, 4)).results()
+    for width in (80, 100, 160):
+        text = render(found, False, width)
+        titles = next(line for line in text.splitlines() if line.startswith(" engine ")).split("  ")
+        assert {"req/s", "scaling"} <= {title.strip() for title in titles}
+        assert ("ttft p99" in text) == (width == 160)
+
+
 def test_the_json_has_the_names_that_other_tools_rely_on(generators: EngineResults) -> None:
     tree = json.loads(encode(generators))
     assert [(each["name"], each["status"]) for each in tree["engines"]][-2:] == [
@@ -145,10 +155,21 @@ def test_nothing_in_the_record_can_break_the_page() -> None:
 
 
 def test_a_campaign_without_a_measured_engine_says_so() -> None:
-    found = made_campaign.Maker().failed("vllm").results()
+    found = made_campaign.Maker().failed("vllm").failed("sglang").results()
     text = " ".join(Page(engines_page.encode(found)).text.split())
-    assert "no engine can be recommended: vllm: it failed (not ready)" in text and status(found) == 1
-    assert "no engine can be recommended" in render(found, False, 100)
+    assert "no engine can be recommended." in text and status(found) == 1
+    assert "vllm and sglang: not ready: " in text
+    report = render(found, False, 100)
+    assert "no engine can be recommended" in report and report.count("within 600 s") == 1
+
+
+def test_an_engine_that_an_interruption_left_out_did_not_fail() -> None:
+    maker = made_campaign.Maker(1).measured("vllm", levels=(1,))
+    maker.engines[0] = msgspec.structs.replace(maker.engines[0], status="pending")
+    found = maker.results(interrupted=True)
+    why = "was not measured: the comparison was interrupted"
+    page = " ".join(Page(engines_page.encode(found)).text.split())
+    assert why in " ".join(render(found, False, 100).split()) and why in page
 
 
 def test_charts_have_names_for_plot(generators: EngineResults) -> None:

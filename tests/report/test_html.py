@@ -1,5 +1,6 @@
 """The HTML report: its sections, its charts' data, and that it is safe, small and always the same."""
 
+import re
 from pathlib import Path
 
 import html_runs
@@ -7,6 +8,7 @@ import html_sweeps
 import msgspec
 import numpy as np
 import pytest
+import server_series
 import synthetic_run as made
 from click.testing import CliRunner
 from html_runs import HOSTILE, Page, encoded, page
@@ -21,6 +23,7 @@ from inferometer.errors import UserError
 from inferometer.records import Chunks, Failure, StagePlan
 from inferometer.report import formatting
 from inferometer.report.html import gap_histogram, timeline
+from inferometer.report.html import page as page_of
 from inferometer.report.html.latency import LEVELS, MILLION
 from inferometer.report.html.page import sentence
 
@@ -156,6 +159,34 @@ def test_every_gap_is_in_the_heatmap_however_the_chunks_are_read() -> None:
     whole = list(run.chunks())
     split = msgspec.structs.replace(run, chunks=lambda: (p for w in whole for p in made.pieces(w, 777)))
     assert encoded(split) == encoded(run)
+
+
+def test_a_run_page_says_why_the_tail_is_slow_and_names_things_in_words() -> None:
+    run = html_runs.plain()
+    clock, host = run.manifest.clock | {"step_ns": 21}, run.manifest.host | {"has_server": True}
+    run = msgspec.structs.replace(run, manifest=msgspec.structs.replace(run.manifest, clock=clock, host=host))
+    found = page(run)
+    words = " ".join(found.text.split())
+    assert summarise(run).tail.metrics["e2e"].sentence in words  # type: ignore[union-attr]
+    first = page(run).chart("slowest requests")["rows"][0]["label"]
+    assert re.fullmatch(r"64 → 10 tokens · [0-9.]+ ms · request [0-9]+", first)
+    assert "step 21 ns" in words and "has server: yes" in words and "step_ns" not in words
+    compared = words[words.index("Client and server") :]
+    assert re.search(r"ttft mean, ms [0-9.]+ [0-9.]+ -?[0-9.]+ ttft p50, ms [0-9.]+ [0-9.]+ [a-z]", compared)
+
+
+@pytest.mark.parametrize("use", [0.0, 0.25])
+def test_a_kv_cache_that_was_not_used_has_no_chart(use: float) -> None:
+    run = html_runs.plain()
+    series = server_series.vllm(run.records.rows, server_series.scrapes_of(run.records.rows), kv_cache_usage_perc=use)
+    charts = page(server_series.with_series(run, series)).charts.values()
+    assert any("KV cache" in chart["title"] for chart in charts) == (use > 0)
+
+
+def test_a_word_in_backticks_is_code() -> None:
+    section = page_of.Section("answer", "Answer", [page_of.note("use `repeat: 3` <or> more")])
+    source = page_of.render(page_of.Page("t", "", [section], "", "1"))
+    assert b"use <code>repeat: 3</code> &lt;or&gt; more" in source
 
 
 def test_the_slowest_requests_are_the_slowest() -> None:

@@ -253,6 +253,54 @@ def test_a_comparison_of_engines_opens_and_responds(size: str, tmp_path: Path) -
     assert found["pane"] == ["scaling"]
 
 
+LOOK = """
+const shown = [...document.querySelectorAll("figure[data-chart]")].filter(each => each.querySelector(".plot").clientWidth);
+const boxes = (figure, what) => [...figure.querySelectorAll(what)].map(each => each.getBoundingClientRect());
+const found = { labels: [], legends: [...document.querySelectorAll(".key")].map(each => each.textContent), touching: [], through: [], few: [], cut: [] };
+for (const figure of shown) {
+  found.labels.push(...[...figure.querySelectorAll("text.label")].map(each => each.textContent));
+  const title = figure.querySelector("b").textContent, ticks = boxes(figure, "text.tick[text-anchor=middle]");
+  if (ticks.some((each, index) => index && each.left < ticks[index - 1].right)) found.touching.push(title);
+  const axes = [ticks, boxes(figure, "text.tick[text-anchor=end]")].slice(0, figure.querySelector("svg").clientHeight > 150 ? 2 : 1);
+  if (axes.some(each => each.length === 1 || each.length === 2)) found.few.push(title);
+  const line = Math.min(...boxes(figure, ".one").map(each => each.left));
+  if (boxes(figure, ".forest-name").some(each => each.right > line)) found.through.push(title);
+}
+for (const each of document.querySelectorAll(".scroll")) if (each.scrollWidth > each.clientWidth) found.cut.push(each.closest("section").id);
+document.body.append(Object.assign(document.createElement("pre"), { id: "driven", textContent: JSON.stringify(found) }));
+"""
+
+
+def long_pages() -> dict[str, bytes]:
+    """Pages with long names, many settings, and axes that are logarithmic."""
+    maker = made_campaign.Maker(1)
+    facts = {f"setting number {number}": f"a value {number}" for number in range(12)}
+    for name, slower in (("transformers continuous bfloat16", 1.4), ("inferometer bfloat16", 1.0)):
+        maker.measured(name, slower, levels=(1, 4, 16), facts=facts | {"dtype": name})
+    slow = [measured("a/0"), measured("b/1", seed=1, stages=True)]
+    return {
+        "engines": engines_page.encode(maker.results()),
+        "runs": runs_page.encode(slow),
+        "compare": compare_page.encode([compared(side("a", 1.0), side("b", 1.8))]),
+        "run": html_runs.encoded(html_runs.plain()),
+        "sweep": html_sweeps.encoded(html_sweeps.grid()),
+    }
+
+
+@pytest.mark.parametrize("size", ["1280,900", "390,844"])
+@pytest.mark.parametrize("name", ["engines", "runs", "compare", "run", "sweep"])
+def test_nothing_is_cut_or_in_the_way_and_axes_say_that_they_are_logarithmic(
+    name: str, size: str, tmp_path: Path
+) -> None:
+    source = long_pages()[name]
+    found = driven(source, tmp_path, f"--window-size={size}", driver=LOOK)
+    assert found["touching"] == [] and found["through"] == []
+    is_phone = size.startswith("390")  # where tables are scrolled, and axes have little room
+    assert is_phone or found["cut"] == found["few"] == []
+    assert name != "engines" or "requests in flight (logarithmic)" in found["labels"]
+    assert name != "run" or any("gaps (logarithmic)" in legend for legend in found["legends"])
+
+
 def test_a_comparison_of_encoders_opens_without_an_error(tmp_path: Path) -> None:
     page, log = opened(engines_page.encode(summarise_campaign(made_campaign.encoders(), {})), tmp_path)
     assert 'data-ready="1"' in page and "data-errors" not in page and "CONSOLE" not in log

@@ -8,7 +8,7 @@ from html_sweeps import encoded
 
 from inferometer.analysis.efficiency import Estimate
 from inferometer.analysis.pareto import Pareto, ParetoPoint
-from inferometer.report.html import sweep_page
+from inferometer.report.html import sweep_charts, sweep_page
 from inferometer.report.html.cost import pareto_chart
 from inferometer.report.html.page import named_charts
 
@@ -60,6 +60,17 @@ def test_a_sweep_of_the_load_alone_has_a_line_per_percentile() -> None:
     found = Page(encoded(html_sweeps.single()))
     assert [line["name"] for line in found.chart("TTFT against")["series"]] == ["p50", "p90", "p99"]
     assert "grid" not in found.ids("section")
+
+
+def test_a_sweep_opens_on_the_objectives_percentile_and_colours_by_value() -> None:
+    sweep, measured = html_sweeps.grid()
+    first = next(iter(Page(encoded((sweep, measured))).charts.values()))
+    assert first["title"].startswith("TTFT p90 against")
+    curves, rates = sweep_charts.curves(sweep), sweep_charts.rates_of(sweep)
+    (tabs, _) = sweep_charts.heat_table(sweep, curves, rates).blocks
+    shades = {float(cell["text"].rstrip("*")): cell["shade"] for row in tabs["panes"][0]["blocks"][0]["rows"] for cell in row if isinstance(cell, dict)}  # fmt: skip
+    low, high = min(shades), max(shades)
+    assert all(abs(shade - 70 * (value - low) / (high - low)) <= 1 for value, shade in shades.items())
 
 
 def test_overloaded_levels_have_no_latencies_in_tables_and_are_not_on_the_frontier() -> None:

@@ -12,6 +12,7 @@ import made_capacity
 import msgspec
 import pytest
 from html_runs import plain, staged, tensors
+from json_schema import SCHEMAS
 from synthetic_run import closed_rows, fail, manifest, run
 
 from inferometer.analysis.comparison import Side, compare
@@ -24,7 +25,6 @@ from inferometer.conduct.saving import changed
 from inferometer.records import Failure, Run
 from inferometer.report import compare as compare_report
 from inferometer.report.json import encode, with_words
-from inferometer.report.json_schema import SCHEMAS
 
 SCHEMA_FILES = Path(__file__).parents[2] / "docs" / "reference" / "schema"
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))

@@ -13,6 +13,7 @@ from inferometer import schedule
 from inferometer.config import from_mapping
 from inferometer.records import ROW, Snapshot
 from inferometer.report.live import LiveView, Outline, describe
+from inferometer.report.safe_console import SafeConsole
 
 MS = 1_000_000
 CLOSED = {"type": "closed", "concurrency": 8, "requests": 200}
@@ -380,3 +381,12 @@ def test_what_cannot_be_reached_at_the_start_is_a_line(watched: Any, terminal: b
     view = watched(OPEN, terminal=terminal)
     view.view.warn("http://a:1/metrics: connection refused; its metrics will be missing")
     assert "http://a:1/metrics: connection refused; its metrics will be missing" in view.written.getvalue()
+
+
+def test_the_line_about_probing_is_removed_and_what_follows_starts_in_the_first_column() -> None:
+    written = io.StringIO()
+    view = LiveView(SafeConsole(file=written, force_terminal=True, width=100))
+    view.probing()
+    assert "probing the server" in written.getvalue()
+    view.over()
+    assert written.getvalue().endswith("\r\x1b[2K")

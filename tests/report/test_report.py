@@ -1,9 +1,12 @@
 """The bytes of the report against golden files. INFEROMETER_UPDATE_GOLDEN=1 writes them again: read the diff."""
 
 import csv
+import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import click
 import msgspec
@@ -24,8 +27,9 @@ from inferometer.config.fields import Window
 from inferometer.config.schema import Measure
 from inferometer.errors import UserError
 from inferometer.records import Chunks, Columns, Failure, Run, Spent, StagePlan, StageStatistics
-from inferometer.report import blocks, console, json, output
+from inferometer.report import blocks, console, json, markdown, output
 from inferometer.report.exporters import EXPORTERS, Exporter
+from inferometer.units import format_seconds
 
 GOLDEN = Path(__file__).parent / "golden"
 STAGES = (
@@ -182,6 +186,16 @@ def test_a_note_is_about_columns_that_are_shown() -> None:
     assert "for p99.9" not in console.render(run, summarise(run), width=70)
 
 
+def test_there_is_one_answer_to_how_much_longer_to_run() -> None:
+    run = made.run(*made.open_rows(count=300), plan=(made.OPEN,))
+    summary = summarise(run, ["ttft.p99 < 72ms", "e2e.mean < 140.1ms"])
+    text = " ".join(console.render(run, summary, width=200).split())
+    times = re.findall(r"(\S+ \w+) longer", text)
+    assert len(times) >= 3 and len(set(times)) == 1
+    (more,) = {result.more_seconds for result in summary.slos if result.status == "undecided"}
+    assert more is not None and times[0] == format_seconds(more)
+
+
 def test_huge_numbers_fit() -> None:
     rows, chunks = made.open_rows()
     rows["sent"][300:] += 3_000 * made.SECOND
@@ -321,6 +335,24 @@ def test_csv_has_one_row_per_request_in_seconds(tmp_path: Path) -> None:
     assert dropped["sent_s"] == dropped["lag_s"] == ""
 
 
+HOSTILE = "=2+3 ![x](http://evil) `[y](z)` @all #1 <b>"
+
+
+def test_what_a_server_wrote_is_neither_a_formula_nor_a_link(tmp_path: Path) -> None:
+    run = invalid()
+    failures = (Failure("http_503", f"{HOSTILE}\x1b[2J"), Failure("http_500", "-1"))
+    folder = stored(
+        tmp_path / "run", msgspec.structs.replace(run, records=msgspec.structs.replace(run.records, failures=failures))
+    )
+    messages = {line["message"] for line in csv.DictReader(call(folder, "--csv", "-")[1].decode().splitlines())}
+    assert messages == {"", f"'{HOSTILE}\ufffd[2J", "-1"}
+    assert f"| `{HOSTILE.replace('`', chr(39))} [2J` |" in call(folder, "--markdown", "-")[1].decode()
+
+
+def test_outside_code_a_text_makes_neither_links_nor_mentions() -> None:
+    assert markdown.escape(HOSTILE) == "=2+3 ![x]&#40;http:&#47;/evil) `[y](z)` @&#8203;all #&#8203;1 &lt;b>"
+
+
 def test_csv_of_many_requests_has_one_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferometer.report.csv._ROWS_AT_ONCE", 7)
     _, printed = call(stored(tmp_path / "run", valid()), "--csv", "-")
@@ -339,6 +371,27 @@ def test_exports_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
         call(folder, "--json", tmp_path)
     with pytest.raises(UserError, match="both"):
         call(folder, "--json", "-", "--csv", "-")
+
+
+def test_an_export_that_fails_leaves_the_older_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: Run, summary: object, file: IO[bytes]) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/kept.json").write_text("older")
+    (tmp_path / "out/kept.json").chmod(0o600)
+    (tmp_path / "out/link.json").symlink_to("kept.json")
+    call(folder, "--json", tmp_path / "out/link.json")
+    newer = (tmp_path / "out/kept.json").read_bytes()
+    monkeypatch.setitem(EXPORTERS, "json", Exporter(fail, ""))
+    with pytest.raises(UserError, match="No space left"):
+        call(folder, "--json", tmp_path / "out/link.json")
+    assert (tmp_path / "out/kept.json").read_bytes() == newer != b"older"
+    assert (tmp_path / "out/kept.json").stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["kept.json", "link.json"]
 
 
 def test_every_exporter_is_an_option_of_report_and_run(folder: Path, tmp_path: Path) -> None:

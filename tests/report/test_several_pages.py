@@ -73,6 +73,13 @@ def test_failures_are_compared_in_percentage_points() -> None:
     assert found.found.metrics["failure_rate"].difference == pytest.approx(0.1)
 
 
+def test_differences_in_both_directions_are_counted() -> None:
+    found = compared(
+        side("a", 1.0, 1.0, 1.0), side("b", *FASTER, failed=60)
+    )  # failures are worse, and so are the rates
+    assert "B IS BETTER IN 6, WORSE IN 3 Of 9 headline figures" in text(Page(compare_page.encode([found])))
+
+
 def test_labels_are_escaped_and_the_page_is_always_the_same() -> None:
     found = pairs()
     found = msgspec.structs.replace(found, b=msgspec.structs.replace(found.b, label=HOSTILE))
@@ -95,11 +102,11 @@ def test_repeats_show_their_variation() -> None:
     assert len(runs["y"]) == 3 and min(runs["y"]) < mean["y"][0] < max(runs["y"])
 
 
-def test_other_runs_are_listed_with_what_differs_and_coloured_alike_if_repeated() -> None:
+def test_other_runs_are_listed_with_what_differs_and_each_has_a_colour() -> None:
     runs = [measured("a/0"), measured("a/1", seed=1), measured("b/0"), measured("b/1", seed=1), measured("b/2", seed=2)]
     page = Page(runs_page.encode(runs))
     assert "variation" not in page.ids("section")
-    assert [each["colour"] for each in page.chart("distribution of TTFT")["series"]] == [0, 0, 1, 1, 1]
+    assert [each["colour"] for each in page.chart("distribution of TTFT")["series"]] == [0, 1, 2, 3, 4]
     assert "server.url http://a:8000 a/0, a/1" in text(page) and "5 runs that differ" in text(page)
 
 
@@ -153,7 +160,8 @@ def test_a_list_of_runs_fits_a_narrow_terminal() -> None:
         ("` <img src=x>", "` &lt;img src=x>"),
         ("```<img src=x>`", "```&lt;img src=x>`"),
         ("\\`<img src=x>`", "\\`&lt;img src=x>`"),
+        ("see http://evil.example or www.evil.example", "see http:&#47;/evil.example or www&#46;evil.example"),
     ],
 )
-def test_text_in_markdown_begins_no_html(text: str, shown: str) -> None:
+def test_text_in_markdown_begins_neither_html_nor_a_link(text: str, shown: str) -> None:
     assert markdown.escape(text) == shown

@@ -50,7 +50,7 @@ class RawClient:
         self.send(request(path, body, method, **headers))
         return self.response(head_only=method == "HEAD")
 
-    def response(self, head_only: bool = False) -> Response:
+    def response(self, head_only: bool = False, until_end: bool = False) -> Response:
         response = Response()
         while b"\r\n\r\n" not in self._buffer:
             if not self._more():
@@ -64,6 +64,10 @@ class RawClient:
             response.complete = True
         elif "transfer-encoding" in response.headers:
             response.complete = self._chunked(response)
+        elif until_end:
+            while self._more():
+                pass
+            response.body, self._buffer = self._buffer, b""
         else:
             response.complete = head_only or self._sized(response, int(response.headers["content-length"]))
         response.reset = self._reset

@@ -54,9 +54,27 @@ def test_the_token_comes_from_the_environment(settings_of, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
+    ("arguments", "warns"),
+    [
+        ("", False), ("--host ::1", False), ("--host localhost", False), ("--host 0.0.0.0 --token-env SIM_KEY", False),
+        ("--host 0.0.0.0", True), ("--host gpu-1 --tls-cert a --tls-key b", True),
+        ("--host :: --tls-cert a --tls-key b --tls-client-ca c", False),
+    ],
+)  # fmt: skip
+def test_a_server_that_everyone_can_use_is_warned_about(
+    settings_of, monkeypatch: pytest.MonkeyPatch, arguments: str, warns: bool
+):
+    monkeypatch.setenv("SIM_KEY", "secret")
+    echoed: list[str] = []
+    monkeypatch.setattr("click.echo", lambda text, err: echoed.append(text))
+    assert settings_of(*arguments.split())
+    assert ["can use this server" in line for line in echoed] == [True] * warns
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
-        "--ttft 5x", "--ttft 50ms --decode-step 1ms", "--jitter 300%", "--jitter x", "--max-batch -1", "--prefill-rate 0",
+        "--ttft 5x", "--ttft 50", "--ttft 50ms --decode-step 1ms", "--jitter 300%", "--jitter x", "--max-batch -1", "--prefill-rate 0",
         "--prefill-rate nan", "--token-budget 0", "--block-size 0", "--tokens-per-chunk 0", "--port 70000",
         "--max-queue -1", "--api-key-env NOT_SET_ANYWHERE", "--fault nonsense", "--decode-step 1ms --max-batch 0",
     ],
@@ -111,7 +129,8 @@ def test_the_banner_lists_models_and_the_metrics_port_has_only_metrics(tmp_path:
         assert "ZeroDivisionError" in failed
         with RawClient(metrics.split()[1].removesuffix("/metrics")) as client:
             assert client.request("/metrics").status == 200
-            assert client.request("/v2/models/identity").status == 404
+            refused = client.request("/v2/models/identity")
+            assert refused.status == 404 and b"on this port only /health and /metrics" in refused.body
     finally:
         process.terminate()
         process.communicate(timeout=30)

@@ -11,6 +11,8 @@ import pytest
 from raw_client import RawClient, request
 
 from inferometer.serve.background import running
+from inferometer.serve.models.types import Refused
+from inferometer.serve.openai.requests import IMAGE_TOKENS, MOST_BYTES, parse
 from inferometer.serve.settings import Settings, simulator
 from inferometer.serve.sim.settings import Fixed, Sim
 from inferometer.workload.tokenizer import load
@@ -60,15 +62,17 @@ def test_a_stream_has_tokens_finish_reason_and_done(client: RawClient, path: str
     assert "usage" not in chunks[-1]
 
 
-def test_the_role_chunk_comes_with_the_headers():
+def test_headers_are_sent_at_once():
     with running(simulator(timing=Fixed(ttft=1000, itl=0))) as url, RawClient(url) as client:
         client.send(request(CHAT, body_for(CHAT, stream=True, max_tokens=2)))
-        early = client.sock.recv(65536)
-        assert early.count(b"data: ") == 1
-        assert b'"role":"assistant"' in early
-        client.sock.settimeout(0.25)
-        with pytest.raises(TimeoutError):
-            client.sock.recv(1)
+        assert client.sock.recv(65536).endswith(b"Transfer-Encoding: chunked\r\n\r\n")
+
+
+def test_the_role_comes_with_the_first_token(client: RawClient):
+    """Like vLLM: a client that counts the role as a token must not see it before there is one."""
+    client.request(CHAT, body_for(CHAT, stream=True, max_tokens=2))
+    role = next(read for read in client.reads if b'"role":"assistant"' in read)
+    assert b'"delta":{"content":" ' in role
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -97,8 +101,11 @@ def test_embeddings_are_unit_vectors_that_depend_on_the_text_alone(client: RawCl
     assert len(tokens.json["data"][0]["embedding"]) == 384
 
 
-@pytest.mark.parametrize("fields", [{"input": ""}, {"input": []}, {"input": ["a", 5]}, {"input": "a", "dimensions": 0}])
-def test_embeddings_of_nothing_or_of_no_size_are_refused(client: RawClient, fields: dict[str, Any]):
+@pytest.mark.parametrize(
+    "fields",
+    [{"input": ""}, {"input": []}, {"input": ["a", 5]}, {"input": "a", "dimensions": 0}, {"input": ["a"] * 20_000}],
+)
+def test_embeddings_of_nothing_or_of_no_size_or_too_many_are_refused(client: RawClient, fields: dict[str, Any]):
     assert client.request("/v1/embeddings", fields).status == 400
 
 
@@ -132,6 +139,60 @@ def test_prompts_as_text_or_token_ids(client: RawClient, prompt: Any, n_in: int 
     assert client.request(COMPLETIONS, {"prompt": prompt, "max_tokens": 1}).json["usage"]["prompt_tokens"] == n_in
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_long_prompt_is_counted_in_a_thread_and_one_that_is_too_long_is_not_counted(client: RawClient, path: str):
+    def respond(text: str) -> Any:
+        prompt = {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
+        return client.request(path, prompt | {"max_tokens": 1})
+
+    long = "word  other " * 10_000
+    assert respond(long).json["usage"]["prompt_tokens"] == load(None).count(long)
+    for longer in ("word  other " * 50_000, "word  other " * 1_000_000):
+        response = respond(longer)
+        assert (response.status, response.json["error"]["code"]) == (400, "context_length_exceeded")
+    assert client.request("/health").status == 200
+
+
+def test_a_body_that_no_prompt_needs_is_not_parsed():
+    with pytest.raises(Refused) as refused:
+        parse(COMPLETIONS.encode(), bytes(MOST_BYTES + 1))
+    assert refused.value.status == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "choices"),
+    [
+        (COMPLETIONS, {"prompt": ["hello", [5, 6]]}, 2),
+        (COMPLETIONS, {"prompt": ["hello"] * 2, "n": 2}, 4),
+        (CHAT, {"n": 2}, 2),
+    ],
+)
+def test_choices_for_each_prompt(client: RawClient, path: str, given: dict[str, Any], choices: int):
+    body = body_for(path, max_tokens=3) | given
+    whole = client.request(path, body).json
+    assert [choice["index"] for choice in whole["choices"]] == list(range(choices))
+    assert whole["usage"]["completion_tokens"] == 3 * choices
+    *events, done = client.request(path, body | {"stream": True, "stream_options": {"include_usage": True}}).events
+    assert done == "[DONE]"
+    *chunks, usage = [json.loads(event) for event in events]
+    assert usage["usage"] == whole["usage"]
+    for index in range(choices):
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["length"]
+        texts = [choice.get("text") or choice.get("delta", {}).get("content") for choice in own]
+        assert len([text for text in texts if text]) == 3
+
+
+def test_images_count_as_tokens(client: RawClient):
+    count = load(None).count("hello")
+    url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    block = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
+    for path, image, name in ((CHAT, url, "prompt_tokens"), ("/v1/messages", block, "input_tokens")):
+        messages = [{"role": "user", "content": [{"type": "text", "text": "hello"}, image]}]
+        usage = client.request(path, {"messages": messages, "max_tokens": 1}).json["usage"]
+        assert usage[name] == count + IMAGE_TOKENS
+
+
 def test_message_texts_add_up(client: RawClient):
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " world"}]
     messages = [{"role": "system", "content": PROMPT}, {"role": "user", "content": parts}, {"role": "assistant"}]
@@ -158,15 +219,23 @@ def test_message_texts_add_up(client: RawClient):
         (COMPLETIONS, {"prompt": ""}, 400, "invalid_argument"),
         (COMPLETIONS, {"prompt": []}, 400, "invalid_argument"),
         (COMPLETIONS, {"prompt": [-1]}, 400, "invalid_argument"),
-        (COMPLETIONS, {"prompt": ["a", "b"]}, 400, "invalid_argument"),
+        (COMPLETIONS, {"prompt": ["a", ""]}, 400, "invalid_argument"),
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 65}, 400, "invalid_argument"),
+        ("/tokenize", {"prompt": ["a", "b"]}, 400, "invalid_argument"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": "x"}, 400, "invalid_argument"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, 400, "invalid_argument"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 10**9}, 400, "context_length_exceeded"),
-        (COMPLETIONS, {"prompt": "a", "n": 2}, 400, "invalid_argument"),
+        (COMPLETIONS, {"prompt": "a", "n": 129}, 400, "invalid_argument"),
         (COMPLETIONS, {"prompt": "a", "model": "other"}, 404, "model_not_found"),
         (CHAT, {"messages": []}, 400, "invalid_argument"),
         (CHAT, {"messages": "a"}, 400, "invalid_argument"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "invalid_argument"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": 1}] * 129}]},
+            400,
+            "invalid_argument",
+        ),
         ("/tokenize", {}, 400, "invalid_argument"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model_not_found"),
         ("/tokenize", None, 405, "method_not_allowed"),
@@ -242,10 +311,17 @@ def test_invalid_http_is_reported_and_closed(client: RawClient):
     assert client.at_end()
 
 
-def test_http10_cannot_stream(client: RawClient):
-    client.send(request(COMPLETIONS, body_for(COMPLETIONS, stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0"))
-    assert client.response().status == 400
-    assert client.at_end()
+@pytest.mark.parametrize("fault", ["", "split=3"])
+def test_a_stream_over_http10_has_no_chunks_and_ends_with_the_connection(client: RawClient, fault: str):
+    """nginx uses HTTP/1.0 by default."""
+    body = body_for(CHAT, stream=True, max_tokens=4)
+    client.send(request(CHAT, body, **({"x_sim_fault": fault} if fault else {})).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    response = client.response(until_end=True)
+    assert (response.status, response.headers["connection"]) == (200, "close")
+    assert "transfer-encoding" not in response.headers
+    *events, done = response.events
+    assert done == "[DONE]"
+    assert len([event for event in events if content(json.loads(event))]) == 4
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.serve.sim.prompts import Prompts, response_words, text
+from inferometer.serve.sim.prompts import LONGEST_TOKEN, Prompts, Slow, response_words, text
 from inferometer.workload.tokenizer import load, prose, words
 
 
@@ -17,11 +17,37 @@ def prompts() -> Prompts:
 def test_piecewise_tokenizing_matches_the_tokenizer(prompts: Prompts, prompt: str):
     assert prompts.ids((prompt,)) == load().encode(prompt)
     assert prompts.count((prompt,)) == load().count(prompt)
+    assert prompts.slow_ids(([5, 6], prompt)) == [5, 6, *load().encode(prompt)]
 
 
 def test_prose_is_counted_exactly(prompts: Prompts):
-    prompt = prose()[:20_000]
+    prompt = prose()[:4000]
     assert prompts.ids((prompt,)) == load().encode(prompt)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        " the" * 20_000,
+        "the  end " * 1000,
+        "x" * 10_000,
+        "the\n" * 3000,
+        " ".join(f"{n:x}" for n in range(10**5, 10**5 + 2000)),
+    ],
+    ids=["long", "irregular", "without a space", "lines", "many new words"],
+)
+def test_a_prompt_that_would_delay_streams_is_left_to_a_thread(prompts: Prompts, prompt: str):
+    for parts in ((prompt,), (prompt[:100], prompt[100:])):
+        for tokens in (prompts.count, prompts.ids):
+            with pytest.raises(Slow):
+                tokens(parts)
+        assert prompts.slow_ids(parts) == [token for part in parts for token in load().encode(part)]
+    assert prompts.count((" the the",)) == 2
+
+
+def test_no_token_is_longer_than_the_longest():
+    ordinary = load().ordinary_ids()
+    assert max(len(load().decode([token]).encode()) for token in ordinary) == LONGEST_TOKEN
 
 
 def test_several_texts_add_up(prompts: Prompts):

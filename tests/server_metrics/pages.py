@@ -4,12 +4,16 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shared_data import SHARED
+
 from inferometer.series import Column, TimeSeries
 from inferometer.server_metrics.exposition import parse
 from inferometer.server_metrics.figures import SOURCE, UP, Figures, figures
 from inferometer.units import NS
 
-DUMPS = Path(__file__).parents[2].parent / "shared/data/metrics"
+MADE = Path(__file__).parent / "made"
+"""Pages with values of our own, as servers write them."""
+DUMPS = SHARED / "data" / "metrics"
 A, B = "http://a:8000/metrics", "http://b:8000/metrics"
 
 Sample = tuple[str, dict[str, str], float]
@@ -69,9 +73,9 @@ process_start_time_seconds 1.77100800497e+09
 """
 
 
-def dump(name: str) -> list[Sample]:
-    """Return the samples of a recorded page."""
-    return parse((DUMPS / name).read_text(encoding="utf-8"))
+def read(path: Path) -> list[Sample]:
+    """Return the samples of a page."""
+    return parse(path.read_text(encoding="utf-8"))
 
 
 def scraped(pages: Mapping[float, Iterable[Sample] | None], target: str = A) -> tuple[TimeSeries, ...]:

@@ -1,4 +1,4 @@
-"""Pages of metrics: real dumps and made ones, against prometheus_client's parser."""
+"""Pages of metrics: recorded and made ones, against prometheus_client's parser."""
 
 from pathlib import Path
 
@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from shared_data import SHARED
 
 from inferometer.server_metrics.exposition import NotAnExposition, Sample, parse, parse_page
 
-DUMPS = Path(__file__).parents[3] / "shared" / "data" / "metrics"
-PAGES = sorted(path for path in DUMPS.glob("*.[tp]*") if "families" not in path.name)
+OWN = Path(__file__).parent
+PAGES = [*OWN.glob("recorded/*"), *OWN.glob("made/*"), *(SHARED / "data" / "metrics").glob("*.[tp]*")]
 
 Comparable = tuple[str, tuple[tuple[str, str], ...], float]
 
@@ -29,9 +30,10 @@ def ours(text: str) -> list[Comparable]:
     return [comparable(sample.name, dict(sample.labels), sample.value) for sample in parse(text)]
 
 
-@pytest.mark.skipif(not PAGES, reason="the dumps are not part of the repository")
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_dump_parses_like_prometheus_client(path: Path) -> None:
+@pytest.mark.parametrize(
+    "path", sorted(path for path in PAGES if "families" not in path.name), ids=lambda path: path.name
+)
+def test_every_page_parses_like_prometheus_client(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert ours(text) == by_library(text) != []
 

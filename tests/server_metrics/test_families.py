@@ -29,6 +29,17 @@ def test_every_quantity_is_offered_by_some_server() -> None:
     assert {row.quantity for server in SERVERS.values() for row in server.rows} == QUANTITIES.keys()
 
 
+def test_mlserver_reports_requests_failures_and_their_time() -> None:
+    names = {
+        "request_success_total": 53.0,
+        "request_failure_total": 1.0,
+        "request_duration_sum": 0.0066,
+        "request_duration_count": 54.0,
+    }
+    samples = [(f"model_infer_{name}", {"model": "sum", "version": "None"}, value) for name, value in names.items()]
+    assert _values(*samples, model="sum") == {"requests": 53, "failures": 1, "e2e_seconds": 0.0066}
+
+
 @pytest.mark.parametrize("name", ["vllm:num_requests_running", "nv_inference_pending_request_count"])
 def test_our_own_server_is_recognised_although_its_metrics_have_the_names_of_others(name: str) -> None:
     found = totals([(name, {}, 3.0), ("inferometer_serve_info", {"version": "1"}, 1.0)])

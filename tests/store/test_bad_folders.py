@@ -15,6 +15,7 @@ import synthetic_run as made
 from inferometer import store
 from inferometer.errors import UserError
 from inferometer.records import Chunks
+from inferometer.store import draft
 
 
 @pytest.fixture
@@ -48,6 +49,9 @@ def test_a_file_instead_of_a_folder(folder: Path) -> None:
 
 def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
     assert "there is no manifest.json" in error_of(tmp_path).what
+    (tmp_path / "draft.json").write_text("")
+    with pytest.raises(UserError, match="killed before its first request"):
+        draft.read(tmp_path / "draft.json")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": "x"}', "\x00"])

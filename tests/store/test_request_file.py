@@ -1,5 +1,6 @@
 """The file of encoded requests: what was appended is read back, and only a window of a large file is in memory."""
 
+import contextlib
 import mmap
 import os
 from pathlib import Path
@@ -9,16 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.store import request_file
-from inferometer.store.request_file import MappedBytes, RequestFile, in_memory, packed
+from inferometer.store.request_file import MappedBytes, MappedRequests, RequestWriter, block, in_memory
 
 MB = 1 << 20
 
 
 def written(folder: Path, *blocks: list[bytes]) -> MappedBytes:
-    file = RequestFile(folder)
-    for block in blocks:
-        file.append(packed(block))
-    return file.mapped()
+    """The tails in the files, after these blocks were appended."""
+    return all_written(folder, *blocks).tails
+
+
+def all_written(folder: Path, *blocks: list[bytes]) -> MappedRequests:
+    with contextlib.closing(RequestWriter(folder)) as writer:
+        for tails in blocks:
+            sizes = list(map(len, tails))
+            writer.append(
+                block(tails, sizes, [-n for n in sizes], [n % 3 for n in sizes], [b"l" + tail for tail in tails])
+            )
+        return writer.finish().mapped()
 
 
 def resident(folder: Path) -> int:
@@ -35,9 +44,12 @@ def resident(folder: Path) -> int:
 @given(st.lists(st.lists(st.binary(max_size=50), max_size=5), max_size=5))
 def test_entries_are_read_back_in_order(tmp_path_factory: pytest.TempPathFactory, blocks: list[list[bytes]]) -> None:
     entries = [entry for block in blocks for entry in block]
-    mapped = written(tmp_path_factory.getbasetemp(), *blocks)
-    assert list(mapped) == entries == list(in_memory(entries))
-    assert mapped[1:3] == entries[1:3]
+    found = all_written(tmp_path_factory.getbasetemp(), *blocks)
+    assert list(found.tails) == entries == list(in_memory(entries))
+    assert found.tails[1:3] == entries[1:3]
+    assert list(found.sessions) == [b"l" + entry for entry in entries]
+    sizes = list(map(len, entries))
+    assert (list(found.n_in), [-n for n in found.n_out], list(found.classes)) == (sizes, sizes, [n % 3 for n in sizes])
 
 
 def test_an_index_beyond_the_end_is_an_error(tmp_path: Path) -> None:
@@ -82,15 +94,13 @@ def test_the_next_requests_are_in_memory_before_they_are_read(tmp_path: Path) ->
 
 
 def test_a_file_that_cannot_grow_is_an_error(tmp_path: Path) -> None:
-    file = RequestFile(tmp_path)
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("there is no /dev/full")
-    with full.open("wb", buffering=0) as device:
-        os.dup2(device.fileno(), file._file.fileno())
+    with contextlib.closing(RequestWriter(tmp_path)) as writer, full.open("wb", buffering=0) as device:
+        os.dup2(device.fileno(), writer.descriptors[0])
         with pytest.raises(OSError, match="No space left"):
-            file.append(packed([b"x"]))
-    file.close()
+            writer.append(block([b"x"], [1], [1]))
 
 
 def test_windows_are_whole_pages() -> None:

@@ -1,5 +1,7 @@
 """What is written is what is read, in pieces of any size, and other tools can read the files."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,19 @@ def test_a_run_comes_back_as_it_was_written(
     assert (np.concatenate([each.arrival for each in read]) == chunks.arrival).all()
     assert (np.concatenate([each.tokens for each in read]) == chunks.tokens).all()
     assert json.encode(summarise(again)) == json.encode(summarise(run))
+
+
+def test_a_run_is_read_and_written_without_pandas_which_takes_long_to_import(tmp_path: Path) -> None:
+    run, chunks = some_run()
+    (tmp_path / "run").mkdir()
+    store.write(tmp_path / "run", run.manifest, run.records, made.pieces(chunks, 1 << 20))
+    (tmp_path / "pandas.py").write_text("raise SystemExit('pandas is imported')")
+    code = (
+        "import pathlib; from inferometer import store\n"
+        "run = store.read(pathlib.Path('run')); pathlib.Path('again').mkdir()\n"
+        "store.write(pathlib.Path('again'), run.manifest, run.records, run.chunks())"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
 def test_samples_of_older_runs_lack_the_columns_that_were_added_later(tmp_path: Path) -> None:

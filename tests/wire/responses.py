@@ -3,18 +3,23 @@
 import json
 from collections.abc import Iterable
 
-from inferometer.types import Decoder, End, Event, Fail
+from inferometer.types import Decoder, End, Event, Fail, Tokens
+
+
+def fed(decoder: Decoder, pieces: Iterable[bytes], eof: bool = False) -> End | Fail | None:
+    """Feed the pieces, which arrive at the instants 1, 2, 3 ..., until the response ends; with `eof`, the server then closes."""
+    for at, piece in enumerate(pieces, 1):
+        ending = decoder.feed([piece], [at])
+        if ending is not None:
+            return ending
+    return decoder.eof() if eof else None
 
 
 def events_up_to_the_end(decoder: Decoder, pieces: Iterable[bytes], eof: bool) -> list[Event]:
-    """Events up to the first that ends the response, as the engine reads them; with `eof`, the server then closes."""
-    events: list[Event] = []
-    for piece in pieces:
-        for event in decoder.feed(piece):
-            events.append(event)
-            if isinstance(event, End | Fail):
-                return events
-    return events + list(decoder.eof()) if eof else events
+    """What the response brought, one after the other: tokens, the latest usage, and how it ended."""
+    ending, received = fed(decoder, pieces, eof), decoder.received
+    events: list[Event | None] = [*map(Tokens, received.counts), received.usage, ending]
+    return [event for event in events if event is not None]
 
 
 def chunk(text: str | None = None, finish: str | None = None, **more: object) -> dict[str, object]:

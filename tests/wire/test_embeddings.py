@@ -13,8 +13,9 @@ from responses import events_up_to_the_end, http
 from inferometer.errors import UserError
 from inferometer.types import End, Event, Fail, Request, Usage
 from inferometer.wire import calls
+from inferometer.wire import embeddings as embeddings_wire
 from inferometer.wire.context import CallContext
-from inferometer.wire.embeddings import EmbeddingsResponse
+from inferometer.wire.embeddings import body_decoder
 from inferometer.wire.http1 import ResponseDecoder
 from inferometer.wire.target import parse
 
@@ -26,7 +27,7 @@ ERROR = b'{"error": {"message": "out of memory"}}'
 
 def decode(pieces: list[bytes], eof: bool = False) -> list[Event]:
     """Events up to the first that ends the response, as the engine takes them."""
-    return events_up_to_the_end(ResponseDecoder(EmbeddingsResponse()), pieces, eof)
+    return events_up_to_the_end(ResponseDecoder(body_decoder(False)), pieces, eof)
 
 
 def splits(data: bytes) -> list[list[bytes]]:
@@ -77,10 +78,7 @@ def test_usage_may_be_missing() -> None:
 
 
 def vectors(*embeddings: object) -> tuple[tuple[float, ...], ...]:
-    body = EmbeddingsResponse()
-    body.feed(json.dumps({"data": [{"embedding": one} for one in embeddings]}).encode(), [])
-    assert body.finish([]) is None
-    return body.vectors()
+    return embeddings_wire.vectors(json.dumps({"data": [{"embedding": one} for one in embeddings]}).encode())
 
 
 def test_vectors_are_numbers_or_packed_floats() -> None:

@@ -86,11 +86,11 @@ def test_pipelined_requests_keep_their_order_at_any_split():
 @pytest.mark.parametrize(
     ("data", "keep_alive", "http10"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", True, False),
-        (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", False, False),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", True, False),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", False, False),
         (b"GET / HTTP/1.0\r\n\r\n", False, True),
         (b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", False, True),
-        (b"GET / HTTP/1.1\r\nConnection: x, Close\r\n\r\n", False, False),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: x, Close\r\n\r\n", False, False),
     ],
 )
 def test_keep_alive_follows_version_and_header(data: bytes, keep_alive: bool, http10: bool):
@@ -118,8 +118,10 @@ def test_continue_is_wanted_until_the_body_arrives():
     "data",
     [
         b"\x16\x03\x01\x02\x00\x01",
-        b"nonsense / HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        b"nonsense / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\n",
     ],
 )
@@ -198,7 +200,7 @@ def test_an_announced_body_takes_no_memory():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     before, parser = resident(), new_parser()
-    assert parser.feed(b"POST / HTTP/1.1\r\nContent-Length: 500000000\r\n\r\n", 0) is None
+    assert parser.feed(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 500000000\r\n\r\n", 0) is None
     assert parser.room is not None and len(parser.room) == 500_000_000
     assert resident() - before < 50_000_000
 
@@ -223,21 +225,24 @@ def test_an_announced_body_takes_no_memory():
     ],
 )
 def test_a_body_whose_size_is_not_clear_is_refused(lines: str):
-    (problem,) = feed(f"POST /a HTTP/1.1\r\n{lines}\r\n\r\nabc".encode())
+    (problem,) = feed(f"POST /a HTTP/1.1\r\nHost: x\r\n{lines}\r\n\r\nabc".encode())
     assert isinstance(problem, Problem)
     assert problem.status == 400
 
 
-@pytest.mark.parametrize("chunks", [b"x\r\n", b"-1\r\n", b"\r\n", b"1\r\nab\r\n", b"3 3\r\nabc"])
+@pytest.mark.parametrize(
+    "chunks",
+    [b"x\r\n", b"-1\r\n", b"\r\n", b"1\r\nab\r\n", b"3 3\r\nabc", b"3 \r\nabc", b"\v3\r\nabc", b"3;a\nb\r\nabc"],
+)
 def test_invalid_chunks_are_refused(chunks: bytes):
-    (problem,) = feed(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+    (problem,) = feed(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
     assert isinstance(problem, Problem)
     assert problem.status == 400
 
 
 @pytest.mark.parametrize("coding", ["chunked", "Chunked", " chunked "])
 def test_chunked_is_accepted_in_any_spelling(coding: str):
-    (found,) = feed(f"POST / HTTP/1.1\r\nTransfer-Encoding:{coding}\r\n\r\n3\r\nabc\r\n0\r\n\r\n".encode())
+    (found,) = feed(f"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding:{coding}\r\n\r\n3\r\nabc\r\n0\r\n\r\n".encode())
     assert isinstance(found, Request)
     assert bytes(found.body) == b"abc"
 
@@ -252,10 +257,12 @@ REFUSED_UPGRADES = {
 
 
 @pytest.mark.parametrize("case", REFUSED_UPGRADES)
-@pytest.mark.parametrize("before", [b"", b"GET /first HTTP/1.1\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"])
+@pytest.mark.parametrize(
+    "before", [b"", b"GET /first HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"]
+)
 def test_a_problem_is_reported_once_at_any_split(before: bytes, case: str):
     status, rest = REFUSED_UPGRADES[case]
-    data = before + f"POST /second HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n{rest}".encode()
+    data = before + f"POST /second HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n{rest}".encode()
     for at in range(len(data)):
         *first, problem = feed(data[:at], data[at:] + PLAIN, max_head=200, max_body=150)
         assert [getattr(one, "path", None) for one in first] == ([b"/first"] if before else [])
@@ -272,7 +279,7 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES)
 def test_a_body_after_an_upgrade_belongs_to_the_request(body: str):
-    one = b"POST /v2 HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nX-Request-Id: abc\r\n" + BODIES[body]
+    one = b"POST /v2 HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nX-Request-Id: abc\r\n" + BODIES[body]
     data = one + one + PLAIN
     for at in range(len(data)):
         *upgraded, last = feed(data[:at], data[at:])
@@ -288,13 +295,13 @@ def test_a_body_after_an_upgrade_belongs_to_the_request(body: str):
 # --- headers that were parsed before ---------------------------------------------------------------------------------
 
 HEADS = (
-    b"POST /a HTTP/1.1\r\nX-Request-Id: %b\r\nContent-Type: x\r\nContent-Length: 3\r\n\r\nabc",
-    b"POST /a?q HTTP/1.1\r\nContent-Length: 3\r\nX-Request-Id: %b\r\n\r\nabc",
-    b"POST /a HTTP/1.1\r\nContent-Length: 3\r\nx-request-id: %b\r\n\r\nabc",
-    b"POST /a HTTP/1.1\r\nX-Request-Id: %b\r\nX-Request-Id: a\r\nContent-Length: 3\r\n\r\nabc",
-    b"POST /a HTTP/1.1\r\nX-Request-Id: %b\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc",
+    b"POST /a HTTP/1.1\r\nHost: x\r\nX-Request-Id: %b\r\nContent-Type: x\r\nContent-Length: 3\r\n\r\nabc",
+    b"POST /a?q HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nX-Request-Id: %b\r\n\r\nabc",
+    b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nx-request-id: %b\r\n\r\nabc",
+    b"POST /a HTTP/1.1\r\nHost: x\r\nX-Request-Id: %b\r\nX-Request-Id: a\r\nContent-Length: 3\r\n\r\nabc",
+    b"POST /a HTTP/1.1\r\nHost: x\r\nX-Request-Id: %b\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc",
     b"POST /a HTTP/1.0\r\nX-Request-Id: %b\r\nContent-Length: 3\r\n\r\nabc",
-    b"POST /%b HTTP/1.1\r\nX-Request-Id: a\r\nContent-Length: 3\r\n\r\nabc",
+    b"POST /%b HTTP/1.1\r\nHost: x\r\nX-Request-Id: a\r\nContent-Length: 3\r\n\r\nabc",
 )
 IDS = st.sampled_from([b"a", b"b-1", b"a" * 200, b"a b", b"a\tb", b"\xe9", b"a\rb", b"a\nb", b"a\0b", b"", b'"'])
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from responses import events_up_to_the_end, http
+from responses import events_up_to_the_end, fed, http
 
 from inferometer.types import End, Event, Fail, Request, RequestOptions, Tokens, Usage
 from inferometer.wire import calls, messages
@@ -106,15 +106,17 @@ def test_every_stream_decodes_the_same_at_any_splits(deltas: list[tuple[str, str
     response = http(sse(*events, end(output_tokens=len(deltas)), STOP), chunked=True)
     bounds = [0, *sorted(cut % len(response) for cut in cuts), len(response)]
     it = decoder()
-    found = [event for a, b in pairwise(bounds) for event in it.feed(response[a:b])]
-    counted = [event for event in found if isinstance(event, Tokens)]
+    ending, received = fed(it, [response[a:b] for a, b in pairwise(bounds)]), it.received
     own = [(kind, value) for kind, value in deltas if value]
-    first = next((n for n, (kind, _) in enumerate(own) if kind != "thinking"), len(own))
-    assert [event.is_content for event in counted] == [n >= first for n in range(len(own))]
-    assert messages.content_of(it) == "".join(value for kind, value in own if kind == "text")
-    assert found == decode(response)
+    first = next((n for n, (kind, _) in enumerate(own) if kind != "thinking"), None)
+    assert received.counts == [1] * len(own)
+    assert received.first_content == (0 if first is None else received.arrivals[first])
+    assert received.content == "".join(value for kind, value in own if kind == "text")
+    whole = decoder()
+    assert fed(whole, [response]) == ending
+    assert (whole.received.usage, whole.received.text) == (received.usage, received.text)
     if own:
-        assert found[-1] == End(keep_alive=True)
+        assert ending == End(keep_alive=True)
 
 
 def test_reasoning_and_tool_calls_count_as_tokens() -> None:
@@ -135,10 +137,13 @@ def test_reasoning_and_tool_calls_count_as_tokens() -> None:
         STOP,
     )
     it = decoder()
-    found = it.feed(http(stream))
-    assert found == [Tokens(1, False), *[Tokens(1)] * 3, Usage(25, 9, is_stopped=True), End(keep_alive=True)]
+    assert events_up_to_the_end(it, [http(stream)], False) == [
+        *[Tokens(1)] * 4,
+        Usage(25, 9, is_stopped=True),
+        End(keep_alive=True),
+    ]
     assert it.text == "HmLook: ++"
-    assert (messages.content_of(it), it.finish_reason) == ("Look: ", "tool_use")
+    assert (it.received.content, it.finish_reason) == ("Look: ", "tool_use")
 
 
 ERROR = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
@@ -151,7 +156,7 @@ BAD = {
     "no token": (http(sse(start(), end(output_tokens=0), STOP)), True, "empty", "output_tokens 0"),
     "no token, whole": (http(b'{"type":"message","content":[]}'), False, "empty", "no usage"),
     "not streamed": (http(WHOLE), True, "not_streamed", ""),
-    "a web page": (http(b"<html>hi</html>"), True, "not_json", "<html>"),
+    "a web page": (http(b"<html>hi</html>"), True, "not_json", "a web page: hi"),
     "no content": (http(b'{"choices":[]}'), False, "malformed_json", "no content"),
     "broken JSON": (http(b'event: ping\ndata: {"type":\n\n'), True, "malformed_json", "type"),
 }

@@ -1,17 +1,21 @@
 """OpenAI's chat and completions: request bodies, and every kind of response and failure at every byte split."""
 
+import gzip
 import json
+import zlib
+from itertools import pairwise
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from responses import STREAM, UNSTREAMED, USAGE, chunk, events_up_to_the_end, http, sse
+from responses import STREAM, UNSTREAMED, USAGE, chunk, events_up_to_the_end, fed, http, sse
 
-from inferometer.types import Decoder, End, Event, Fail, Request, Tokens, Usage
+from inferometer.types import Decoder, End, Event, Fail, Received, Request, Tokens, Usage
 from inferometer.wire import calls, openai
 from inferometer.wire.context import CallContext
-from inferometer.wire.http1 import ResponseDecoder
+from inferometer.wire.http1 import ID, ResponseDecoder
 from inferometer.wire.target import parse
 
 
@@ -33,6 +37,16 @@ def joined(events: list[Event]) -> list[Event]:
     return [Tokens(tokens(events)), *(event for event in events if not isinstance(event, Tokens))]
 
 
+def test_a_long_line_in_many_pieces_is_joined_once() -> None:
+    """Joined with every piece, the bytes copied would be 5 TB."""
+    count = 400_000
+    start, end = STREAM[: STREAM.index(b'a"}')], STREAM[STREAM.index(b'a"}') :]
+    body, received = openai.body_decoder(True), Received()
+    for at, piece in enumerate([start, *[b"x" * 64] * count, end]):
+        assert body.feed([piece], [at], received) is None
+    assert len(received.texts[0]) == 64 * count + 1 and received.arrivals[0] == count + 1
+
+
 GOOD = {
     "stream, chunked": (http(STREAM, chunked=True), True, False),
     "stream, length": (http(STREAM), True, False),
@@ -41,6 +55,8 @@ GOOD = {
     "whole": (http(UNSTREAMED), False, False),
     "whole, chunked": (http(UNSTREAMED, chunked=True), False, False),
     "whole, until closed": (http(UNSTREAMED, length=False), False, True),
+    "stream, gzip": (http(gzip.compress(STREAM), chunked=True, headers="content-encoding: gzip\r\n"), True, False),
+    "whole, deflate": (http(zlib.compress(UNSTREAMED), headers="Content-Encoding: deflate\r\n"), False, False),
     "after 100 Continue": (b"HTTP/1.1 100 Continue\r\n\r\n" + http(STREAM, chunked=True), True, False),
 }
 
@@ -54,6 +70,28 @@ def test_a_good_response_decodes_the_same_at_every_split(name: str) -> None:
     for cut in range(1, len(response)):
         assert joined(decode(response, stream, eof, [response[:cut], response[cut:]])) == expected, cut
     assert joined(decode(response, stream, eof, [response[n : n + 1] for n in range(len(response))])) == expected
+
+
+@settings(max_examples=200)
+@given(st.sets(st.integers(1, len(STREAM)), max_size=12), st.sets(st.integers(0, 12), max_size=6), st.booleans())
+def test_every_token_has_the_stamp_of_the_read_that_completes_its_event(
+    cuts: set[int], batches: set[int], is_chunked: bool
+) -> None:
+    """However the body is cut into reads, and however many reads are decoded at once."""
+    bounds = sorted({0, *cuts, len(STREAM)})
+    reads = [STREAM[a:b] for a, b in pairwise(bounds)]
+    ends = [STREAM.index(b"\n\n", STREAM.index(b'"content": "%c"' % letter)) + 2 for letter in b"abc"]
+    expected = [next(n for n, bound in enumerate(bounds) if bound >= end) for end in ends]
+    pieces = [b"%x\r\n%b\r\n" % (len(read), read) if is_chunked else read for read in reads]
+    it = decoder()
+    assert it.feed([http(b"", length=False, headers="Transfer-Encoding: chunked\r\n" * is_chunked)], [0]) is None
+    starts = sorted({0, *batches, len(pieces)} & set(range(len(pieces) + 1)))
+    for first, end in pairwise(starts):
+        assert it.feed(pieces[first:end], range(first + 1, end + 1)) is None
+    ending = it.feed([b"0\r\n\r\n"], [99]) if is_chunked else it.eof()
+    assert ending == End(keep_alive=is_chunked)
+    assert it.received.arrivals == expected
+    assert it.received.text == "abc"
 
 
 def failed(response: bytes, stream: bool = True, eof: bool = False) -> Fail:
@@ -72,7 +110,37 @@ BAD = {
     "status 503": (http(json.dumps(ERROR).encode(), 503), True, False, "http_503", "out of memory"),
     "status 422 of FastAPI": (http(b'{"detail":[{"msg":"extra field"}]}', 422), True, False, "http_422", "extra field"),
     "status 500 without a body": (http(b"", 500), True, False, "http_500", ""),
-    "status 302": (http(b"", 302, headers="Location: /x\r\n"), False, False, "http_302", ""),
+    "status 307": (http(b"", 307, headers="location: /x\r\n"), False, False, "http_307", "Location: /x"),
+    "status 429": (http(b"busy", 429, headers="Retry-After: 3\r\n"), True, False, "http_429", "busy (Retry-After: 3)"),
+    "status 400, gzip": (
+        http(gzip.compress(b'{"detail": "no"}'), 400, headers="Content-Encoding: gzip\r\n"),
+        True,
+        False,
+        "http_400",
+        "no",
+    ),
+    "brotli": (
+        http(b"\x0b\x02\x80a", headers="Content-Encoding: br\r\n"),
+        True,
+        False,
+        "compressed",
+        "Content-Encoding: br",
+    ),
+    "not gzip": (http(b"\x1f\x8bnot", headers="Content-Encoding: gzip\r\n"), True, False, "compressed", "is not"),
+    "gzip, cut short": (
+        http(gzip.compress(STREAM)[:-9], headers="Content-Encoding: gzip\r\n"),
+        True,
+        False,
+        "cut_short",
+        "gzip",
+    ),
+    "web page of a proxy": (
+        http(b"<!doctype html><head><title>502 Bad\nGateway</title><body><p>x", 502),
+        True,
+        False,
+        "http_502",
+        "a web page: 502 Bad Gateway",
+    ),
     "error frame": (http(sse(chunk("a"), ERROR), chunked=True), True, False, "error_frame", "out of memory"),
     "error event": (
         http(b'event: error\ndata: {"message": "gone"}\n\n', chunked=True),
@@ -97,8 +165,8 @@ BAD = {
     ),
     "error body": (http(json.dumps(ERROR).encode()), False, False, "error_body", "out of memory"),
     "error as text": (http(b'{"error": "no slot"}'), False, False, "error_body", "no slot"),
-    "web page": (http(b"<html><body>Welcome</body></html>"), True, False, "not_json", "Welcome"),
-    "web page, not streamed": (http(b"<!doctype html>"), False, False, "not_json", "doctype"),
+    "web page": (http(b"<html><body>Welcome</body></html>"), True, False, "not_json", "a web page: Welcome"),
+    "web page, not streamed": (http(b"<!doctype html>x"), False, False, "not_json", "a web page: x"),
     "unstreamed although a stream was requested": (http(UNSTREAMED), True, False, "not_streamed", ""),
     "no end of the stream": (http(sse(chunk("a"), done=False), chunked=True), True, False, "truncated", ""),
     "no body": (http(b""), True, False, "truncated", "empty"),
@@ -218,14 +286,20 @@ def reasoning(**delta: object) -> dict[str, object]:
     ],
 )
 def test_reasoning_chunks_before_the_first_content_are_marked(chunk_of_reasoning: dict[str, object]) -> None:
-    def kinds(*frames: object) -> list[bool]:
-        return [event.is_content for event in decode(http(sse(*frames))) if isinstance(event, Tokens)]
+    def first_content(*frames: object) -> int:
+        """The number of the frame that brings the first content; 0: none."""
+        it = decoder()
+        assert it.feed([http(b"", length=False)], [0]) is None
+        for at, frame in enumerate(frames, 1):
+            assert it.feed([sse(frame, done=False)], [at]) is None
+        assert it.received.arrivals == list(range(1, len(frames) + 1))
+        return it.received.first_content
 
     call = reasoning(tool_calls=[{"index": 0, "function": {"arguments": "{"}}])
-    assert kinds(chunk_of_reasoning, chunk_of_reasoning, chunk("a"), chunk("b")) == [False, False, True, True]
-    assert kinds(chunk_of_reasoning, call) == [False, True]
-    assert kinds(chunk_of_reasoning) == [False]
-    assert kinds({"choices": [{"text": "a"}]}) == [True]
+    assert first_content(chunk_of_reasoning, chunk_of_reasoning, chunk("a"), chunk("b")) == 3
+    assert first_content(chunk_of_reasoning, call) == 2
+    assert first_content(chunk_of_reasoning) == 0
+    assert first_content({"choices": [{"text": "a"}]}) == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -249,8 +323,7 @@ def test_one_decoder_serves_all_responses_of_a_connection() -> None:
     for text in ("one", "two"):
         it.reset()
         assert it.status == 0
-        events = list(it.feed(http(sse(chunk(text), {"choices": [], "usage": USAGE}), chunked=True)))
-        assert isinstance(events[-1], End)
+        assert isinstance(fed(it, [http(sse(chunk(text), {"choices": [], "usage": USAGE}), chunked=True)]), End)
         assert it.text == text
         assert it.status == 200
 
@@ -285,11 +358,11 @@ THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
 )
 def test_the_next_turn_contains_neither_reasoning_nor_placeholders(deltas: list[dict[str, Any]], content: str) -> None:
     streamed = ResponseDecoder(openai.body_decoder(True))
-    list(streamed.feed(http(sse(*({"choices": [{"delta": delta}]} for delta in deltas)))))
-    assert openai.content_of(streamed) == content
+    fed(streamed, [http(sse(*({"choices": [{"delta": delta}]} for delta in deltas)))])
+    assert streamed.received.content == content
     whole = ResponseDecoder(openai.body_decoder(False))
-    list(whole.feed(http(json.dumps({"choices": [{"message": delta} for delta in deltas]}).encode())))
-    assert openai.content_of(whole) == content
+    fed(whole, [http(json.dumps({"choices": [{"message": delta} for delta in deltas]}).encode())])
+    assert whole.received.content == content
     assert whole.text == streamed.text
 
 
@@ -330,7 +403,7 @@ def test_calls_are_complete_http_requests() -> None:
         headers={"X-A": "1", "Authorization": "Bearer k"},
     )
     encoded = calls.encode(context, [Request(0, "hé", 2, 5)])
-    data = encoded.heads[0] + b"7" + encoded.tails[0]
+    data = encoded.heads[0] + ID % 7 + encoded.tails[0]
     head, _, payload = data.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     assert lines[0] == "POST /base/v1/chat/completions HTTP/1.1"
@@ -338,7 +411,9 @@ def test_calls_are_complete_http_requests() -> None:
         "Host: x:8000",
         "X-A: 1",
         "Authorization: Bearer k",
-        "X-Request-Id: tag-7",
         f"Content-Length: {len(payload)}",
     } <= set(lines)
+    (request_id,) = (line.removeprefix("X-Request-Id: ") for line in lines if line.startswith("X-Request-Id"))
+    assert str(UUID(request_id, version=4)) == request_id  # some servers refuse anything else
+    assert request_id.endswith("-000000000007")
     assert json.loads(payload)["messages"][0]["content"] == "hé"

@@ -1,11 +1,13 @@
 """The durations of Server-Timing headers."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from inferometer.types import End, Event, Fail, ServerTiming
+from inferometer.types import End, Fail, Received, ServerTiming
 from inferometer.wire.http1 import TimedResponseDecoder
 from inferometer.wire.server_timing import parse
 
@@ -66,22 +68,26 @@ def test_any_two_durations(queue: float, compute: float) -> None:
 class IgnoredBody:
     """A body decoder that ignores the body."""
 
-    text = ""
+    is_stream = False
 
     def reset(self) -> None: ...
 
-    def feed(self, piece: bytes, events: list[Event]) -> None: ...
+    def feed(self, pieces: Sequence[bytes], stamps: Sequence[int], into: Received) -> Fail | None:
+        return None
 
-    def finish(self, events: list[Event]) -> Fail | None:
+    def finish(self, into: Received) -> Fail | None:
         return None
 
 
 def test_several_header_lines_form_one_list() -> None:
     head = b"HTTP/1.1 200 OK\r\nServer-Timing: queue;dur=1\r\nserver-timing: compute;dur=2\r\nContent-Length: 0\r\n\r\n"
-    assert TimedResponseDecoder(IgnoredBody()).feed(head) == [ServerTiming(1_000_000, 2_000_000), End(True)]
+    decoder = TimedResponseDecoder(IgnoredBody())
+    assert decoder.feed([head], [1]) == End(True)
+    assert decoder.received.timing == ServerTiming(1_000_000, 2_000_000)
 
 
 def test_timing_of_early_hints_is_not_attributed_to_the_response() -> None:
     decoder = TimedResponseDecoder(IgnoredBody())
-    decoder.feed(b"HTTP/1.1 103 Early Hints\r\nServer-Timing: queue;dur=1\r\n\r\n")
-    assert decoder.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") == [End(True)]
+    assert decoder.feed([b"HTTP/1.1 103 Early Hints\r\nServer-Timing: queue;dur=1\r\n\r\n"], [1]) is None
+    assert decoder.feed([b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"], [2]) == End(True)
+    assert decoder.received.timing is None

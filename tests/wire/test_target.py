@@ -27,6 +27,17 @@ def test_parts(url: str, host: str, port: int, tls: bool, prefix: str, authority
     )
 
 
+def test_white_space_around_a_pasted_url_is_left_out() -> None:
+    assert parse(" http://a:8000\n") == parse("http://a:8000")
+
+
+def test_the_url_of_an_endpoint_is_answered_with_the_base_url() -> None:
+    for path, api in (("completions", ", with {server.api=completions}"), ("chat/completions", ""), ("models", "")):
+        with pytest.raises(UserError) as caught:
+            parse(f"https://me:s3cret@a/x/v1/{path}/")
+        assert caught.value.remedy == f"write https://a/x{api}"
+
+
 def test_credentials_become_a_header_and_leave_the_url() -> None:
     target = parse("http://me:s3cret@a:1")
     assert target.credentials == "Basic bWU6czNjcmV0"

@@ -1,4 +1,4 @@
-"""What each file of shared/data/perf_analyzer gives: the model that it is for and further settings, or the error.
+"""What each file in perf_analyzer/ gives, and the one of the same name in ../shared: the model that it is for and settings, or the error.
 
 A model is its inputs, `NAME: (datatype, sizes without the batch)`; the datatype has a `?` if the input is optional.
 """

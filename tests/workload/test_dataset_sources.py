@@ -50,7 +50,7 @@ def test_the_url_of_a_batch_must_be_that_of_the_api(tmp_path: Path) -> None:
     workload.check(spec, APIS["completions"])
     with pytest.raises(UserError, match=r"the requests are for /v1/completions, but server\.api is chat") as error:
         workload.check(spec, APIS["chat"])
-    assert error.value.remedy == "set {server.api} to completions"
+    assert error.value.remedy == "use {server.api=completions}"
     mix = Mix(classes=[TrafficClass(name="a", data=spec)])
     with pytest.raises(UserError, match=r"but server\.api is chat"):
         workload.check(mix, APIS["chat"])

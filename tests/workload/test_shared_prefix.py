@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_prefixes as prefixes
 import small_tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,6 @@ from inferometer.config.data import PrefixTier, SharedPrefix
 from inferometer.config.lengths import LogNormal, PoissonLength, Uniform
 from inferometer.errors import UserError
 from inferometer.types import Request
-from inferometer.workload import prefixes
 from inferometer.workload.tokenizer import load
 
 

@@ -1,4 +1,4 @@
-"""Every file of shared/data/perf_analyzer runs against the reference server, or gives the error that the table names."""
+"""Files in the formats of perf_analyzer run against the reference server, or give the error that the table names."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tensor_file_table as table
 from helpers import measure
+from shared_data import SHARED, needs_shared
 
 from inferometer import workload
 from inferometer.config.data import Tensors
@@ -18,8 +19,8 @@ from inferometer.serve.settings import Settings
 from inferometer.tensors import TensorSpec
 from inferometer.workload import tensors
 
-FOLDER = Path(__file__).parents[3] / "shared" / "data" / "perf_analyzer"
-pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason=f"{FOLDER} does not exist")
+OWN = Path(__file__).parent / "perf_analyzer"
+OTHERS = SHARED / "data" / "perf_analyzer"
 
 INPUT_DATA = {**table.RUNS, **table.ERRORS, **table.WRONG}
 
@@ -72,8 +73,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.grpc
 
 
-def run(folder: Path, url: str, file: str) -> Run:
-    path = FOLDER / "input_data" / file
+def run(folder: Path, url: str, path: Path) -> Run:
+    file = path.name
     settings = INPUT_DATA[file][1]
     found, _ = measure(
         folder,
@@ -85,28 +86,36 @@ def run(folder: Path, url: str, file: str) -> Run:
     return found
 
 
+def check(folder: Path, url: str, path: Path) -> None:
+    if path.name in table.ERRORS:
+        with pytest.raises(UserError) as caught:
+            run(folder, url, path)
+        assert table.ERRORS[path.name][2] in str(caught.value)
+        assert caught.value.remedy
+        return
+    done = run(folder, url, path)
+    failures = [(failure.code, failure.message) for failure in done.records.failures]
+    if path.name in table.WRONG:
+        assert failures == [("wrong_output", table.WRONG[path.name][2])]
+        assert (done.records.rows["failure"] > 0).sum() == 9
+        return
+    assert failures == []
+    assert len(done.records.rows) in (35, 36)  # sequences are sent to their end, and no more are begun than fit
+    assert done.manifest.workload["distinct"] == table.RUNS[path.name][2]
+
+
+@pytest.mark.parametrize(
+    "file", [pytest.param(file, marks=[pytest.mark.slow] if file in table.RUNS else []) for file in INPUT_DATA]
+)
+def test_a_file_runs_or_gives_its_error(tmp_path: Path, url: str, file: str) -> None:
+    check(tmp_path, url, OWN / "input_data" / file)
+
+
+@needs_shared
 @pytest.mark.slow
-@pytest.mark.parametrize("file", table.RUNS)
-def test_a_file_runs(tmp_path: Path, url: str, file: str) -> None:
-    found = run(tmp_path, url, file)
-    assert [one.message for one in found.records.failures] == []
-    assert len(found.records.rows) in (35, 36)  # sequences are sent to their end, and no more are begun than fit
-    assert found.manifest.workload["distinct"] == table.RUNS[file][2]
-
-
-@pytest.mark.parametrize("file", table.WRONG)
-def test_a_file_with_wrong_outputs_has_failures(tmp_path: Path, url: str, file: str) -> None:
-    found = run(tmp_path, url, file)
-    assert [(one.code, one.message) for one in found.records.failures] == [("wrong_output", table.WRONG[file][2])]
-    assert (found.records.rows["failure"] > 0).sum() == 9
-
-
-@pytest.mark.parametrize("file", table.ERRORS)
-def test_a_file_that_cannot_run_is_an_error(tmp_path: Path, url: str, file: str) -> None:
-    with pytest.raises(UserError) as caught:
-        run(tmp_path, url, file)
-    assert table.ERRORS[file][2] in str(caught.value)
-    assert caught.value.remedy
+def test_files_of_perf_analyzer_do_the_same(tmp_path: Path, url: str) -> None:
+    for file in INPUT_DATA:
+        check(tmp_path / file, url, OTHERS / "input_data" / file)
 
 
 def metadata_of(config: Any) -> list[TensorSpec]:
@@ -120,17 +129,30 @@ def metadata_of(config: Any) -> list[TensorSpec]:
     return found
 
 
-@pytest.mark.parametrize("file", table.CONFIGS)
-def test_a_request_is_made_for_every_model_configuration(file: str) -> None:
-    config = configs.read(FOLDER / "config_pbtxt" / file)
+def check_config(path: Path) -> None:
+    config = configs.read(path)
+    if path.name in table.NOT_CONFIGS:
+        assert not metadata_of(config)
+        return
     full = tensors.complete(Tensors(), metadata_of(config), config.max_batch_size)
     (request,) = workload.build(full, 0, [0])
     assert isinstance(request.payload, tuple)
-    assert {one.name: (one.datatype, list(one.shape)) for one in request.payload} == table.CONFIGS[file]  # type: ignore[union-attr]
+    shapes = {tensor.name: (tensor.datatype, list(tensor.shape)) for tensor in request.payload}  # type: ignore[union-attr]
+    assert shapes == table.CONFIGS[path.name]
 
 
-def test_the_table_is_complete() -> None:
-    assert {path.name for path in (FOLDER / "input_data").iterdir()} == set(INPUT_DATA)
-    assert {path.name for path in (FOLDER / "config_pbtxt").iterdir()} == {*table.CONFIGS, *table.NOT_CONFIGS}
-    for file in table.NOT_CONFIGS:
-        assert not metadata_of(configs.read(FOLDER / "config_pbtxt" / file))
+@pytest.mark.parametrize("file", [*table.CONFIGS, *table.NOT_CONFIGS])
+def test_a_request_is_made_for_every_model_configuration(file: str) -> None:
+    check_config(OWN / "config_pbtxt" / file)
+
+
+@needs_shared
+def test_the_configurations_of_triton_do_the_same() -> None:
+    for file in (*table.CONFIGS, *table.NOT_CONFIGS):
+        check_config(OTHERS / "config_pbtxt" / file)
+
+
+@pytest.mark.parametrize("folder", [OWN, pytest.param(OTHERS, marks=needs_shared)], ids=["own", "others"])
+def test_the_table_is_complete(folder: Path) -> None:
+    assert {path.name for path in (folder / "input_data").iterdir()} == set(INPUT_DATA)
+    assert {path.name for path in (folder / "config_pbtxt").iterdir()} == {*table.CONFIGS, *table.NOT_CONFIGS}

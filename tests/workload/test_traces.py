@@ -16,22 +16,20 @@ import pytest
 import small_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from workload.trace_files import TRACES
+from shared_data import needs_shared
+from workload.trace_files import OTHERS, TRACES
 
 from inferometer import schedule, workload
 from inferometer.config import from_mapping
 from inferometer.config.data import Trace
 from inferometer.config.fields import Seconds
 from inferometer.errors import UserError
-from inferometer.fleet.job import whole_plan
+from inferometer.prepare.plans import whole_plan
 from inferometer.types import OpenStage, Request
 from inferometer.units import NS
 from inferometer.wire.history import history
 from inferometer.workload import text, tokenizer, traces
 from inferometer.workload.traces import blocks
-
-needs_files = pytest.mark.skipif(not TRACES.exists(), reason=f"{TRACES} does not exist")
-AZURE = TRACES / "AzureLLMInferenceTrace_conv.csv"
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -63,18 +61,27 @@ def azure_ns(text: str) -> int:
     return int(seconds) * NS + int(fraction.ljust(9, "0"))
 
 
-@needs_files
 @pytest.mark.parametrize("speed", [1, 60, 0.1, 7.3])
-def test_the_whole_azure_trace_is_planned_at_its_own_instants_and_lengths(speed: float) -> None:
-    with AZURE.open(encoding="utf-8", newline="") as file:
+def test_an_azure_trace_is_planned_at_its_own_instants_and_lengths(speed: float) -> None:
+    check_azure(TRACES / "azure.csv", speed)
+
+
+@needs_shared
+def test_the_whole_azure_trace_is_planned_at_its_own_instants_and_lengths() -> None:
+    for speed in (1, 60, 0.1, 7.3):
+        check_azure(OTHERS / "AzureLLMInferenceTrace_conv.csv", speed)
+
+
+def check_azure(path: Path, speed: float) -> None:
+    with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     times = [azure_ns(row["TIMESTAMP"]) for row in rows]
     exact = [Fraction(time - times[0]) / Fraction(str(speed)) for time in times]
-    stage = plan_of({"path": str(AZURE), "speed": speed})
-    assert len(stage.instants) == len(rows) == 19_366
+    stage = plan_of({"path": str(path), "speed": speed})
+    assert len(stage.instants) == len(rows)
     assert all(abs(instant - at) <= Fraction(1, 2) for instant, at in zip(stage.instants.tolist(), exact, strict=True))
     assert stage.duration > stage.instants[-1]
-    lengths = traces._table(Trace(path=str(AZURE)))
+    lengths = traces._table(Trace(path=str(path)))
     assert lengths.input.tolist() == [int(row["ContextTokens"]) for row in rows]
     assert lengths.output.tolist() == [int(row["GeneratedTokens"]) for row in rows]
 
@@ -208,42 +215,31 @@ def hits(rows: list[list[Any]]) -> list[int]:
     return counts
 
 
-@needs_files
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("mooncake_conversation_trace.jsonl", 30),
-        pytest.param("mooncake_synthetic_trace.jsonl", 60, marks=pytest.mark.slow),
-        pytest.param("mooncake_arxiv_trace_first1000.jsonl", 30, marks=pytest.mark.slow),
-    ],
-)
-def test_block_reuse_of_mooncake_equals_the_traces(name: str, rows: int) -> None:
-    lines = [json.loads(line) for line in (TRACES / name).read_text(encoding="utf-8").splitlines()[:rows]]
-    spec = Trace(path=str(TRACES / name), rows=rows)
-    requests = workload.build(spec, 0, range(rows))
-    assert [request.n_in for request in requests] == [line["input_length"] for line in lines]
-    whole = [line["hash_ids"][: line["input_length"] // 512] for line in lines]
-    in_trace = hits(whole)
-    assert sum(in_trace) > 0
-    assert hits([token_blocks(request, 512) for request in requests]) == in_trace
+def test_block_reuse_of_mooncake_equals_the_traces() -> None:
+    check_mooncake(TRACES / "mooncake.jsonl", 6)
 
 
-@needs_files
-@pytest.mark.parametrize(
-    "name",
-    ["mooncake_conversation_trace.jsonl", "mooncake_synthetic_trace.jsonl", "mooncake_arxiv_trace_first1000.jsonl"],
-)
-def test_blocks_of_a_thousand_rows_of_mooncake_are_reused_as_in_the_trace(name: str) -> None:
-    lines = [json.loads(line) for line in (TRACES / name).read_text(encoding="utf-8").splitlines()[:1000]]
-    table = traces._table(Trace(path=str(TRACES / name), rows=1000))
+@needs_shared
+@pytest.mark.slow
+def test_block_reuse_of_published_traces_of_mooncake_equals_theirs() -> None:
+    for name, rows in (("conversation_trace", 30), ("synthetic_trace", 60), ("arxiv_trace_first1000", 30)):
+        check_mooncake(OTHERS / f"mooncake_{name}.jsonl", rows)
+
+
+def check_mooncake(path: Path, rows: int) -> None:
+    """Compare the tokens of the first rows with the trace's blocks, and the keys of the blocks of a thousand."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:1000]]
+    in_trace = hits([line["hash_ids"][: line["input_length"] // 512] for line in lines])
+    assert sum(in_trace[:rows]) > 0
+    requests = workload.build(Trace(path=str(path), rows=rows), 0, range(rows))
+    assert [request.n_in for request in requests] == [line["input_length"] for line in lines[:rows]]
+    assert hits([token_blocks(request, 512) for request in requests]) == in_trace[:rows]
+    table = traces._table(Trace(path=str(path), rows=1000))
     assert table.hash_ids is not None
     made = blocks._block_texts(None, 0, "", table.hash_ids.block)
-    rows = [blocks.Row(table.hash_ids.of(n), int(table.input[n]), n, continues=False) for n in range(len(lines))]
-    keys = [made._keys(row) for row in rows]  # a block's text is a function of its key
-    whole = [line["input_length"] // 512 for line in lines]
-    in_trace = hits([line["hash_ids"][:count] for line, count in zip(lines, whole, strict=True)])
-    assert sum(in_trace) > 1000
-    assert hits([row[:count] for row, count in zip(keys, whole, strict=True)]) == in_trace
+    of_rows = [blocks.Row(table.hash_ids.of(n), int(table.input[n]), n, continues=False) for n in range(len(lines))]
+    keys = [made._keys(row) for row in of_rows]  # a block's text is a function of its key
+    assert hits([row[: line["input_length"] // 512] for row, line in zip(keys, lines, strict=True)]) == in_trace
 
 
 TREES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=2, max_size=8)
@@ -571,6 +567,24 @@ def test_sessions_of_aiperf_have_their_turns_in_one_row(tmp_path: Path) -> None:
     ]
     assert [turn.messages[0]["content"] for turn in second.later] == ["What else?", "Thanks"]
     assert workload.notes(spec)["skipped"]["first"].endswith("line 3: a turn does not have a text")
+
+
+def test_turns_with_a_text_and_turns_with_a_length_may_be_in_one_file(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"turns": [{"text": "Hello there", "input_length": 9}, {"input_length": 20}, {"text": "And now?"}]},
+        {"turns": [{"input_length": 600, "hash_ids": [1, 2]}]},
+        {"turns": [{"input_length": 700, "hash_ids": [1, 3]}]},
+    ]
+    spec = Trace(path=write(tmp_path, "t.jsonl", json_lines(rows)), output=16)
+    first, second, third = workload.build(spec, 0, range(3))
+    count = tokenizer.load().count
+    texts = [first.payload, *(turn.messages[0]["content"] for turn in first.later)]
+    assert (texts[0], texts[2]) == ("Hello there", "And now?")
+    lengths = [first.n_in, *(turn.n_in for turn in first.later)]
+    assert lengths == [count(str(text)) for text in texts] == [count("Hello there"), 20, count("And now?")]
+    assert (second.n_in, third.n_in) == (600, 700)
+    assert str(second.payload)[:1500] == str(third.payload)[:1500]  # the block with the id 1
+    assert "skipped" not in workload.notes(spec)
 
 
 def test_sessions_of_aiperf_with_times_are_replayed_at_them(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Do the engines' outputs agree? Greedy completions of the same prompts, compared with those of a reference engine.
 
 Outputs are compared token by token: by the token ids if both engines report them, else by the ids that the model's tokenizer gives
-the texts, else by words. An output agrees as far as its tokens are those of the reference at the same positions. Greedy outputs that
+the texts, else by words. An empty output is a fault only if the reference's is not: special tokens have no text. An output agrees as far as its tokens are those of the reference at the same positions. Greedy outputs that
 differ in one token mostly differ in all that follow, so the common prefix says when they first differ.
 """
 
@@ -40,8 +40,8 @@ class EngineAgreement(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine's outputs compare with the reference's. Null if they were not compared."""
 
     verdict: Verdict
-    """`differs`: not all outputs are the same, but enough of them is; `nonsense`: less than agreement.least is; `nothing`: an output is
-    empty or missing."""
+    """`differs`: not all outputs are the same, but enough of them is; `nonsense`: less than agreement.least is; `nothing`: so is every
+    output, because it is empty or missing."""
     text: str
     """The verdict in a sentence."""
     reference: str = ""
@@ -49,7 +49,7 @@ class EngineAgreement(msgspec.Struct, frozen=True, kw_only=True):
     """What was compared."""
     prompts: int = 0
     empty: int = 0
-    """Prompts without an output."""
+    """Prompts without an output, although the reference has one."""
     exact: float | None = None
     tokens: float | None = None
     prefix: float | None = None
@@ -70,12 +70,13 @@ def compare_outputs(
 
 def reference_of(engines: Sequence[EngineRecord], wanted: Agreement) -> EngineRecord | None:
     """The engine that the others are compared with: the one that is named; else transformers, one request at a time; else the first
-    engine that has outputs. None if it has none."""
-    usable = [engine for engine in engines if engine.outputs and not all(_is_empty(each) for each in engine.outputs)]
+    engine that has outputs, if possible with text. None if there is none."""
+    usable = [engine for engine in engines if not all(output.error for output in engine.outputs)]
     if wanted.reference is not None:
         return next((engine for engine in usable if engine.name == wanted.reference), None)
     serial = [engine for engine in usable if engine.type == "transformers" and engine.mode == "serial"]
-    return next(iter([*serial, *usable]), None)
+    ranked = [*serial, *usable]
+    return next((engine for engine in ranked if not all(map(_is_empty, engine.outputs))), next(iter(ranked), None))
 
 
 def _is_empty(output: Output) -> bool:
@@ -85,19 +86,19 @@ def _is_empty(output: Output) -> bool:
 def _agreement(
     engine: EngineRecord, reference: EngineRecord | None, wanted: Agreement, encode: Encode | None
 ) -> EngineAgreement:
-    empty = [each for each in engine.outputs if _is_empty(each)]
-    count = len(engine.outputs)
-    if empty:
-        why = next((f": {each.error}" for each in empty if each.error), "")
-        text = f"{len(empty)} of {count} outputs are empty{why}"
-        return EngineAgreement(verdict="nothing", text=text, prompts=count, empty=len(empty))
+    missing = [output for output in engine.outputs if _is_empty(output)]
+    count, empty = len(engine.outputs), len(missing)
+    if all(output.error for output in engine.outputs):
+        text = _empty_text(missing, count)
+        return EngineAgreement(verdict="nothing", text=text, prompts=count, empty=empty)
     if reference is None or len(reference.outputs) != count:
         name = wanted.reference or (reference.name if reference else "")
         text = f"not compared: {name} has no outputs" if name else "not compared: no engine has outputs to compare with"
-        return EngineAgreement(verdict="not compared", text=text, prompts=count)
+        return EngineAgreement(verdict="not compared", text=text, prompts=count, empty=empty)
     if reference.name == engine.name:
+        words = ["the others are compared with it", *([_empty_text(missing, count)] if missing else [])]
         return EngineAgreement(
-            verdict="reference", text="the others are compared with it", reference=engine.name, prompts=count
+            verdict="reference", text="; ".join(words), reference=engine.name, prompts=count, empty=empty
         )
     return _compared(engine, reference, wanted, encode)
 
@@ -108,41 +109,55 @@ def _compared(
     pairs = [
         (number, expected, own)
         for number, (expected, own) in enumerate(zip(reference.outputs, engine.outputs, strict=True))
-        if not _is_empty(expected)
+        if not expected.error
     ]
-    has_ids = all(each.ids for _, *both in pairs for each in both)
+    has_ids = all(each.ids is not None or each.error for _, *both in pairs for each in both)
     by: Literal["token ids", "tokenizer", "words"] = "token ids" if has_ids else "tokenizer" if encode else "words"
 
     def tokens(output: Output) -> Sequence[int | str]:
-        if has_ids:
+        if has_ids or output.error:
             return output.ids or ()
-        return encode(output.text) if encode is not None else output.text.split()
+        return encode(output.text) if encode is not None and output.text.strip() else output.text.split()
 
     same = longest = prefixes = exact = 0
     examples: list[Example] = []
+    missing: list[Output] = []
     for number, expected, own in pairs:
         a, b = tokens(expected), tokens(own)
         prefix = _common_prefix(a, b)
         prefixes += prefix
         same += sum(one == other for one, other in zip(a, b, strict=False))
         longest += max(len(a), len(b))
-        if list(a) == list(b):
+        if own.error or (a and not b):
+            missing.append(own)
+        if list(a) == list(b) and not own.error:
             exact += 1
         elif len(examples) < _MOST_EXAMPLES:
             examples.append(Example(number, prefix, expected.text, own.text))
-    share = same / longest if longest else 0.0
-    verdict: Verdict = "agrees" if exact == len(pairs) else "differs" if share >= wanted.least else "nonsense"
+    share = same / longest if longest else exact / len(pairs)
+    enough: Verdict = "differs" if share >= wanted.least else "nothing" if len(missing) == len(pairs) else "nonsense"
+    verdict: Verdict = "agrees" if exact == len(pairs) else enough
+    words = [_empty_text(missing, len(pairs))] if missing else []
+    if verdict != "nothing":
+        words.append(_text(verdict, share, exact, len(pairs), prefixes / len(pairs), reference.name, wanted.least))
     return EngineAgreement(
         verdict=verdict,
-        text=_text(verdict, share, exact, len(pairs), prefixes / len(pairs), reference.name, wanted.least),
+        text="; ".join(words),
         reference=reference.name,
         by=by,
         prompts=len(pairs),
+        empty=len(missing),
         exact=exact / len(pairs),
         tokens=share,
         prefix=prefixes / len(pairs),
         examples=tuple(examples),
     )
+
+
+def _empty_text(empty: Sequence[Output], count: int) -> str:
+    """`1 of 8 outputs is empty: HTTP 500`."""
+    why = next((f": {output.error}" for output in empty if output.error), "")
+    return f"{len(empty)} of {count} outputs {'is' if len(empty) == 1 else 'are'} empty{why}"
 
 
 def _common_prefix(a: Sequence[int | str], b: Sequence[int | str]) -> int:

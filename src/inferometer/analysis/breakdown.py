@@ -7,6 +7,8 @@ are averages over all requests that it counted during the stage, including the w
     e2e + excess = client + overhead + queue + compute
     overhead - excess = network + protocol          if the server reports how long it had each request
 
+A server may report any of queue, compute and the total; what it does not report is part of overhead, or of protocol.
+
 Excess is 0 unless the server reports more time than the client saw; then overhead, which is the remainder, is 0 (PARTS). Network and
 protocol are never changed: a negative mean is shown as it is, and reports say that it is.
 
@@ -29,11 +31,11 @@ AVERAGES = "server statistics"
 
 PARTS = {
     "client": "from the intended instant to the send; 0 in closed loop, where latencies count from the send",
-    "overhead": "the remainder: transfer in both directions and the server's protocol handling; never less than 0",
+    "overhead": "the remainder: transfer in both directions, the server's protocol handling, and whichever of queue and compute the server does not report; never less than 0",
     "network": "outside of the server: from the send until the server received the request, and from its send until the response had arrived; null if the server does not report how long it had each request",
-    "protocol": "in the server, but neither in its queue nor in the model: waiting to be read, decoding, encoding; null likewise",
-    "queue": "waiting in the server, as reported by it",
-    "compute": "in the model, as reported by the server: input, inference, output and cache lookup",
+    "protocol": "in the server, besides what it reports as queue and compute: waiting to be read, decoding, encoding; null likewise",
+    "queue": "waiting in the server, as reported by it; null if it does not report it",
+    "compute": "in the model, as reported by the server: input, inference, output and cache lookup; null likewise",
     "excess": "how much more time the server reports than the client saw: its totals include work after a response was sent, "
     "other clients' requests, and requests that this client gave up; overhead is then 0, and e2e + excess is the sum of the parts",
     "rtt": "the shortest round trip of the requests' connections, as the kernel measured it; the mean over the requests",
@@ -58,8 +60,8 @@ class Breakdown(msgspec.Struct, frozen=True):
     e2e: float
     client: float
     overhead: float
-    queue: float
-    compute: float
+    queue: float | None
+    compute: float | None
     compute_input: float | None = None
     compute_infer: float | None = None
     compute_output: float | None = None
@@ -74,6 +76,12 @@ class Breakdown(msgspec.Struct, frozen=True):
     protocol: float | None = None
     rtt: float | None = None
 
+    @property
+    def reported(self) -> dict[str, float]:
+        """Those of queue and compute that the server reports."""
+        parts = {"queue": self.queue, "compute": self.compute}
+        return {name: value for name, value in parts.items() if value is not None}
+
 
 def breakdown(run: Run, ok: NDArray[np.bool_], stage: int | None = None) -> Breakdown | None:
     """The breakdown of the rows of `ok`, which belong to `stage` if one is given; None if the server reports no times."""
@@ -84,9 +92,10 @@ def breakdown(run: Run, ok: NDArray[np.bool_], stage: int | None = None) -> Brea
 def split(run: Run, ok: NDArray[np.bool_], stage: int | None = None) -> Breakdown | str:
     """The same, or the reason why there is none."""
     rows, manifest = run.records.rows, run.manifest
-    reported = ok & (rows["queue"] >= 0) & (rows["compute"] >= 0)
-    if reported.any():
-        return _from_requests(rows[reported])
+    known = [rows[name] >= 0 for name in ("queue", "compute", "server_total")]
+    complete, some = ok & known[0] & known[1], ok & (known[0] | known[1] | known[2])
+    if some.any():
+        return _from_requests(rows[complete if complete.any() else some])
     stages = range(len(manifest.statistics)) if stage is None else (stage,)
     if reason := _why_no_statistics(manifest, rows, stages):
         return reason
@@ -140,9 +149,9 @@ def _counted_in(rows: Columns, statistics: tuple[StageStatistics | None, ...], s
 
 def _from_requests(rows: Columns) -> Breakdown:
     e2e, service = exact.mean(metrics.e2e(rows)), exact.mean(metrics.e2e_service(rows))
-    queue, compute = exact.mean(rows["queue"]) / NS, exact.mean(rows["compute"]) / NS
-    overhead, excess = rest(service - queue - compute)
-    total = exact.mean(rows["server_total"]) / NS if (rows["server_total"] >= 0).all() else None
+    queue, compute, total = (_mean_if_known(rows[name]) for name in ("queue", "compute", "server_total"))
+    model = (queue or 0.0) + (compute or 0.0)
+    overhead, excess = rest(service - model)
     return Breakdown(
         PER_REQUEST,
         len(rows),
@@ -153,7 +162,7 @@ def _from_requests(rows: Columns) -> Breakdown:
         compute,
         excess=excess,
         network=None if total is None else service - total,
-        protocol=None if total is None else total - queue - compute,
+        protocol=None if total is None else total - model,
         rtt=_rtt(rows),
     )
 
@@ -185,6 +194,10 @@ def _from_totals(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
         excess,
         rtt=_rtt(rows),
     )
+
+
+def _mean_if_known(column: NDArray[np.int64]) -> float | None:
+    return exact.mean(column) / NS if (column >= 0).all() else None
 
 
 def _rtt(rows: Columns) -> float | None:

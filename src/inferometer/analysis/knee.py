@@ -32,7 +32,8 @@ _Z = 1.96
 _LEAST = 0.05
 """Two powers that differ by less are taken for equal."""
 _KEPT_UP = 0.9
-"""Share of the offered rate that a server completes at least if it keeps up; it may refuse the rest instead of queueing it."""
+"""Share of the requests that a server completes at least if it keeps up; it may refuse the rest instead of queueing it. The rate of the
+completed ones says less: that of a few requests is lower because of the wait for the last."""
 _FAILED = 0.05
 """Share of the requests that may fail: the mean latency is that of the others, which may be the fast ones."""
 
@@ -89,12 +90,10 @@ def measured_level(
     by, value = level_of(plan)
     if value is None:
         return None
-    falls_behind = bool(throughput.offered) and (throughput.requests or 0.0) < _KEPT_UP * (throughput.offered or 0.0)
-    is_saturated = (overload is not None and overload.status == "overloaded") or (
-        by == "rate" and throughput.requests is not None and falls_behind
-    )
-    is_short = overload is not None and overload.status == "too_short"
     failed = counts.failed + counts.dropped
+    refuses = by == "rate" and failed > (1 - _KEPT_UP) * (failed + counts.ok)
+    is_saturated = refuses or (overload is not None and overload.status == "overloaded")
+    is_short = overload is not None and overload.status == "too_short"
     is_steady = not is_short and failed <= _FAILED * (failed + counts.ok)
     latency = e2e.mean if e2e is not None and is_steady else None
     error = _error(latency, e2e.ci.get("mean", (None, None)) if e2e is not None else (None, None))

@@ -13,6 +13,11 @@ merges chunks does so in all responses: if those read in time have many gaps of 
 A merge turns the gaps a, b into a + b, 0: both of them are suspects, and have probably been the response's mean gap and the
 rest. If the first chunks of a response are merged, there is no gap before them, and it is the time to first token that is too
 long.
+
+If a whole response came at once, its gaps do not say for how long a client must have been blocked to merge it. Its read delay does: a
+client that was blocked while the response arrived reads it at any time up to the end of that, so that half of the read delays are
+more than half as long as the responses took to arrive. If most are too short to change the time to first token, the server or a proxy
+wrote the responses at once. (Long ones may take several reads: ONE_PIECE.)
 """
 
 from collections.abc import Iterator
@@ -34,6 +39,13 @@ SEEN = 0.1
 SEVERAL = 3
 """Merges in a response that was read in time from which on they are the server's: each of the client's leaves a read delay
 below a quarter of the gap in one of four cases only, so that three of them do in one of 64."""
+ONE_PIECE = 0.9
+"""Share of gaps of 0 from which on a response came at once."""
+PROMPT, PROMPT_SHARE = 250_000, 0.025
+"""Median read delay of responses that came at once, up to which the client did not merge them: ns, or a share of the median time to first
+token if that is more."""
+FEWEST = 5
+"""Responses that it takes to say so."""
 
 Whole = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -57,7 +69,7 @@ NONE = Merges({}, {}, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 def find(run: Run, gaps: Gaps, stalls: Stalls) -> Merges:
     """Look at the responses that were read late. Reads the chunks once more if there are any."""
-    late = gaps.late_rows
+    late = gaps.late_rows[~np.isin(gaps.late_rows, _at_once(run, gaps))]
     if not len(late):
         return NONE
     suspects = _suspects(run, late, stalls)
@@ -77,6 +89,20 @@ def find(run: Run, gaps: Gaps, stalls: Stalls) -> Merges:
     first = ours & (suspects.before < 0)
     found = {stage: values for stage, values in found.items() if len(values)}
     return Merges(found, likely, suspects.row[first], suspects.stall[first] + TICK)
+
+
+def _at_once(run: Run, gaps: Gaps) -> Whole:
+    """Rows of responses that the server or a proxy wrote at once, in the stages where they were read promptly."""
+    slices, rows = gaps.slices, run.records.rows
+    at_once = slices.counted & (slices.zeros > 0) & (slices.zeros >= ONE_PIECE * (slices.end - slices.start - 1))
+    found = [gaps.late_rows[:0]]
+    for stage in gaps.stages:
+        own = slices.own[at_once & (slices.stage == stage)]
+        if len(own) >= FEWEST:
+            first_token = np.median(rows["first_token"][own] - rows["sent"][own])
+            if np.median(rows["read_delay"][own]) <= max(PROMPT, PROMPT_SHARE * first_token):
+                found.append(own)
+    return np.concatenate(found)
 
 
 class _Suspects(msgspec.Struct, frozen=True):

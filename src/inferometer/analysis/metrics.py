@@ -142,12 +142,19 @@ def compute(rows: Columns) -> Column:
     return _known(rows["compute"]) / NS
 
 
+def _queue_and_compute(rows: Columns) -> Column:
+    """Those of the two that the server reports."""
+    parts: Column = (np.maximum(rows["queue"], 0) + np.maximum(rows["compute"], 0)) / NS
+    return parts
+
+
 def overhead(rows: Columns) -> Column:
-    return e2e_service(rows) - queue(rows) - compute(rows)
+    is_known = (rows["queue"] >= 0) | (rows["compute"] >= 0)
+    return np.where(is_known, e2e_service(rows) - _queue_and_compute(rows), np.nan)
 
 
 def protocol(rows: Columns) -> Column:
-    return _known(rows["server_total"]) / NS - queue(rows) - compute(rows)
+    return _known(rows["server_total"]) / NS - _queue_and_compute(rows)
 
 
 def network(rows: Columns) -> Column:
@@ -181,11 +188,11 @@ METRICS = {
         Metric("lag", "s", "how late a request was sent: sent - intended, for all requests that were sent", lag, "sent"),
         Metric("client_lag", "s", "the part of lag that the client caused: lag - time spent waiting at the concurrency cap or for a connection", client_lag, "sent"),
         Metric("read_delay", "s", "the longest time that bytes of a response waited in the socket before the client read them (latencies do not include it if the kernel stamped the bytes)", read_delay),
-        Metric("queue", "s", "how long a request waited in the server's queue, if the server reports it per request", queue),
+        Metric("queue", "s", "how long a request waited in the server's queue, if the server reports it per request (in Server-Timing, or as `server.timing` says)", queue),
         Metric("compute", "s", "how long the server spent computing a request, if it reports it per request", compute),
-        Metric("protocol", "s", "the server's time outside of its queue and the model: total - queue - compute, where total is from receiving the request to sending the response, if the server reports all three per request", protocol),
+        Metric("protocol", "s", "the server's time outside of its queue and the model: total - queue - compute, where total is from receiving the request to sending the response, if the server reports it per request; a queue or compute that it does not report counts as 0", protocol),
         Metric("network", "s", "the time outside of the server: e2e_service - total, if the server reports total per request; it may be slightly negative, because server and client round and stamp on their own", network),
-        Metric("overhead", "s", "the remainder: e2e_service - queue - compute, which is network + protocol if the server reports total", overhead),
+        Metric("overhead", "s", "the remainder: e2e_service - queue - compute, of which the server reports at least one; network + protocol if it reports total", overhead),
         Metric("rtt", "s", "the shortest round trip of the request's connection up to the last sample before the send, as the kernel measured it (TCP_INFO, tcpi_min_rtt; Linux)", rtt),
         Metric("tokens_per_chunk", "tokens/chunk", "output tokens of a response / its chunks", tokens_per_chunk),
         Metric("input_tokens", "tokens", "tokens in the prompt", _count_of("n_in")),

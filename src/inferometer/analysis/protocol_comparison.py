@@ -180,11 +180,12 @@ def _split(summaries: Sequence[Summary]) -> dict[str, Any]:
     requests = sum(one.requests for one in known)
 
     def mean(name: str) -> float:
-        return math.fsum(getattr(one, name) * one.requests for one in known) / requests
+        return math.fsum((getattr(one, name) or 0.0) * one.requests for one in known) / requests
 
-    server = mean("queue") + mean("compute")
+    has_parts = any(one.reported for one in known)
+    server = mean("queue") + mean("compute") if has_parts else mean("protocol")
     overhead, excess = rest(mean("e2e") - server)
-    is_full = all(one.network is not None for one in known)
+    is_full = has_parts and all(one.network is not None for one in known)
     return {
         "mean": mean("e2e"),
         "server": server,

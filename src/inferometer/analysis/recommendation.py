@@ -113,7 +113,7 @@ def choose(
         (each for each in found.values() if isinstance(each, Held)), key=lambda each: (-each.figure.value, each.engine)
     )
     if not ranked:
-        return Recommendation(use=use, engine="", text=_nobody(title, left_out), rule=RULES[use], left_out=left_out)
+        return Recommendation(use=use, engine="", text=_nobody(title, found), rule=RULES[use], left_out=left_out)
     best, *others = ranked
     ratios = [compare(best, other) for other in others]
     equal = tuple(each.engine for each in ratios if not each.is_clear)
@@ -146,9 +146,10 @@ def _standing(held: Held) -> Standing:
     )
 
 
-def _nobody(title: str, left_out: Mapping[str, str]) -> str:
+def _nobody(title: str, found: Mapping[str, Found]) -> str:
+    """The reasons that belong to this use alone: why an engine can be recommended for none is said once, elsewhere."""
     start = f"{title[:1].upper()}{title[1:]}, no engine can be recommended"
-    reasons = "; ".join(f"{name}: {why}" for name, why in sorted(left_out.items()))
+    reasons = "; ".join(f"{name}: {why}" for name, why in sorted(found.items()))
     return f"{start}: {reasons}." if reasons else f"{start}."
 
 

@@ -53,11 +53,20 @@ class SeriesFigures:
         return None if grown is None else grown / self.seconds
 
     def growth(self, name: str, counter: TimeSeries | None) -> float | None:
-        """By how much a counter grew. Edges are interpolated, so of less than an interval most would be from outside."""
-        if counter is not None and 0 < self.seconds < self._interval:
+        """By how much a counter grew. Edges are interpolated: of a short time, most may be from outside."""
+        if counter is not None and 0 < self.seconds < self._interval and self._outside(counter.at) > self.seconds:
             length, interval = format_seconds(self.seconds), format_seconds(self._interval)
             return self._no(name, f"{length} is shorter than observe.interval, {interval}")
         return self._sum(name, counter, growth, _LONGEST_GAP * self._interval)
+
+    def _outside(self, at: Instants) -> float:
+        """Seconds by which the samples around the times begin before them and end after them."""
+        around = [(at[at <= time.start], at[at >= time.end], time) for time in self.times]
+        return sum(
+            (time.start - int(before[-1]) + int(after[0]) - time.end) / NS
+            for before, after, time in around
+            if len(before) and len(after)
+        )
 
     def energy(self, name: str, power: TimeSeries | None) -> float | None:
         """The integral of the power."""
@@ -88,8 +97,11 @@ class SeriesFigures:
                 earliest = int(at[index]) + round(self._interval / 2 * NS)
 
     def highest(self, name: str, gauge: TimeSeries | None) -> float | None:
-        """The highest of the samples."""
+        """The highest of the samples; of a short time without one, those around it."""
         values = self.within(gauge)
+        if not len(values) and gauge is not None and self.seconds < self._interval:
+            outside = [(gauge.value[gauge.at <= time.start], gauge.value[gauge.at >= time.end]) for time in self.times]
+            values = np.concatenate([part for before, after in outside for part in (before[-1:], after[:1])])
         return float(values.max()) if len(values) else self._no(name, "no sample was taken")
 
     def mean(self, name: str, gauge: TimeSeries | None) -> float | None:

@@ -18,7 +18,6 @@ from inferometer.analysis.slo_result import (
     SloResult,
     Status,
     is_within,
-    more_text,
     percent,
     projected,
     result,
@@ -75,7 +74,7 @@ def by_count(counted: JudgedRequests, slo: Slo, tail: float, is_short: bool) -> 
         if share <= allowed:
             times = min(max(by_count, LEAST) / least, margin.needed(near[of], allowed) / count)
         more = projected((times - 1) * counted.span) if counted.span and times < math.inf else None
-        text = f"too close to the limit for {count:,} requests{within_text(slo, value)}; {text}{more_text(more)}"
+        text = f"too close to the limit for {count:,} requests{within_text(slo, value)}; {text}"
     return SloResult(
         slo=str(slo),
         status=status,

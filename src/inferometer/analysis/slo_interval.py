@@ -14,7 +14,6 @@ from inferometer.analysis.slo_result import (
     Status,
     is_held,
     is_within,
-    more_text,
     projected,
     result,
     within_text,
@@ -49,7 +48,7 @@ def by_interval(counted: JudgedRequests, slo: Slo, is_short: bool) -> SloResult:
     if by == "margin":
         text = f"{status} with margin: all that was measured is far from the limit"
     elif status == "undecided":
-        text = f"too close to the limit{within_text(slo, value)}; {text}{more_text(more)}"
+        text = f"too close to the limit{within_text(slo, value)}; {text}"
     return SloResult(
         slo=str(slo),
         status=status,

@@ -39,7 +39,8 @@ class SloResult(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": "cl
     allowed: float | None = None
     """Share of the requests that may violate it."""
     more_seconds: float | None = None
-    """Undecided: about how much longer to run. None if no run of a reasonable length would decide."""
+    """Undecided: about how much longer to run. In a summary, that is the time after which all such objectives are decided, and the p99s
+    are supported. None if no run of a reasonable length would decide."""
     stages: tuple[int, ...] = ()
     """Of a run with several stages: indices of the stages with this status, the worst of all."""
     class_: str = ""
@@ -102,8 +103,18 @@ def projected(more: float) -> float:
     return float(f"{math.ceil(more / step) * step:.2g}")
 
 
-def more_text(more: float | None) -> str:
+def longer_text(more: float | None) -> str:
     return "" if more is None else f"; run about {format_seconds(more)} longer"
+
+
+def with_time(results: Iterable[SloResult], more: float | None) -> tuple[SloResult, ...]:
+    """The results, in which every objective that a longer run would decide says `more`: what all of the report needs."""
+    return tuple(
+        one
+        if one.more_seconds is None or more is None
+        else msgspec.structs.replace(one, more_seconds=more, reason=f"{one.reason}{longer_text(more)}")
+        for one in results
+    )
 
 
 def is_within(slo: Slo, value: float | None) -> bool | None:

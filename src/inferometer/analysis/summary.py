@@ -11,6 +11,7 @@ from inferometer.analysis import server_view, sessions, settings, slo, slo_resul
 from inferometer.analysis.breakdown import PARTS, Breakdown, split
 from inferometer.analysis.checks import CHECKS, Check, Evidence, StageEvidence, examine, verdict
 from inferometer.analysis.checks.evidence import FailureCount, count_failures
+from inferometer.analysis.checks.sample import more_seconds
 from inferometer.analysis.counts import Counts, count
 from inferometer.analysis.distributions import NO_GAPS, distributions, itl_by_stage, itl_of_all
 from inferometer.analysis.efficiency import DEFINITIONS as EFFICIENCY_DEFINITIONS
@@ -193,11 +194,18 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     )
     several = len(stages) > 1
     evidence = _evidence(run, steady, gaps, stages, seen.whole)
-    checks = examine(evidence)
     stages = tuple(_judged(run, *pair, objectives) for pair in zip(stages, evidence.stages, strict=True))
     stages = tuple(_with_groups(stage, classes, replicas) for stage in stages)
+    more = more_seconds(evidence, [result for stage in stages for result in stage.slos])
+    checks = examine(msgspec.structs.replace(evidence, more_seconds=more))
     stages = tuple(
-        msgspec.structs.replace(stage, server=seen.stages[stage.stage], resources=used.stages[stage.stage], tail=tail)
+        msgspec.structs.replace(
+            stage,
+            slos=slo_result.with_time(stage.slos, more),
+            server=seen.stages[stage.stage],
+            resources=used.stages[stage.stage],
+            tail=tail,
+        )
         for stage, tail in zip(stages, tails(run), strict=True)
     )
     window, total_rates = together(each)

@@ -8,6 +8,7 @@ import msgspec
 from inferometer import __version__
 from inferometer.analysis.counts import Counts
 from inferometer.analysis.efficiency import Efficiency
+from inferometer.analysis.gate import obstacles
 from inferometer.analysis.knee import By, Knee, Level, find_knee, level_of, level_unit, measured_level
 from inferometer.analysis.pareto import Pareto, pareto_of
 from inferometer.analysis.percentiles import Distribution
@@ -97,7 +98,7 @@ def summarise_sweep(
         levels = [level for _, level in own if level is not None]
         knee = find_knee(levels, settings)
         knees += [knee] if isinstance(knee, Knee) else []
-        sentence = describe_knee(knee) if len(levels) > 1 else _figures(own[0][0])
+        sentence = describe_knee(knee) if len(levels) > 1 else _figures(*own[0])
         answers.append(f"{label}: {sentence}" if (label := settings_label(settings)) else sentence)
         points += [
             msgspec.structs.replace(point, is_knee=isinstance(knee, Knee) and point.level == knee.level)
@@ -136,13 +137,14 @@ def describe_knee(knee: Knee | str) -> str:
     return f"the knee is at {format_number(knee.level, 4)} {level_unit(knee.by)} ({bounds}): {knee.reason}"
 
 
-def _figures(point: Point) -> str:
+def _figures(point: Point, level: Level | None) -> str:
     """The rate and the latency of a combination that was measured at one level."""
+    is_overloaded = point.is_overloaded or (level is not None and level.is_saturated)
     unit, rate = _main_rate(point)
-    latency = point.metrics["e2e"].mean if "e2e" in point.metrics and not point.is_overloaded else None
+    latency = point.metrics["e2e"].mean if "e2e" in point.metrics and not is_overloaded else None
     words = [f"{format_number(rate, 4)} {unit}"] if rate is not None else ["no rate"]
     words += [f"mean latency {format_seconds(latency)}"] if latency is not None else []
-    return ", ".join([*words, *(["overloaded"] if point.is_overloaded else [])])
+    return ", ".join([*words, *(["overloaded: measure lower levels"] if is_overloaded else [])])
 
 
 def _best(points: Sequence[Point]) -> list[str]:
@@ -207,10 +209,10 @@ def problems(sweep: Sweep, measured: Sequence[Cell], strict: bool = False) -> li
         overloaded = {index for index, part in enumerate(parts(summary)) if _is_overloaded(part)}
         name = run.manifest.plan[0].name if len(run.manifest.plan) == 1 else ""
         where = ", ".join(each for each in (settings_label(settings), name) if each) or run.folder.name
-        for check in summary.checks:
+        for check in obstacles(summary):
             if check.name == "interrupted" and sweep.interrupted:
                 continue
-            if check.status == "fail" and not (check.stages and set(check.stages) <= overloaded):
+            if not (check.stages and set(check.stages) <= overloaded):
                 found.append(f"{where}: {check.name}: {check.message}")
     combinations: list[tuple[dict[str, Any], list[Point]]] = []
     for point in sweep.points:

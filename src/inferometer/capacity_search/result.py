@@ -141,17 +141,17 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def at_low(self) -> Probe | None:
-        """The latest probe that holds at the lower end."""
-        return self._latest(self.bracket.low, "holds")
+        """The latest probe that holds at the lower end, or closest above it."""
+        low = self.bracket.low
+        held = [one for one in self.levels if low is not None and one.status == "holds" and one.level >= low]
+        return min(reversed(held), key=lambda one: one.level, default=None)
 
     @property
     def at_high(self) -> Probe | None:
-        """The latest probe that fails at the upper end."""
-        return self._latest(self.bracket.high, "fails")
-
-    def _latest(self, level: float | None, status: Status) -> Probe | None:
-        found = [one for one in self.levels if one.level == level and one.status == status]
-        return found[-1] if found else None
+        """The latest probe that fails at the upper end, or closest below it."""
+        high = self.bracket.high
+        failed = [one for one in self.levels if high is not None and one.status == "fails" and one.level <= high]
+        return max(reversed(failed), key=lambda one: one.level, default=None)
 
     @property
     def levels(self) -> tuple[Probe, ...]:

@@ -6,7 +6,8 @@ the interval. Neither measures anything.
 1. Explore: a few short closed loops (explore.py), which end in a guess of the capacity.
 2. Narrow: the first trials are at the levels that model.py thinks will probably hold, and fail. From then on, the next one is in the
    middle of the widest gap between the highest level that holds and the lowest that fails.
-3. Repeat: a level that failed below one that held is tried again, and the other way round.
+3. Repeat: a level that failed below one that held is tried again, and the other way round. So is the upper end if the server collapsed
+   there, and nowhere else: if it holds the second time, the first is forgotten.
 4. Confirm: a fresh trial of the highest level that holds, for up to twice as long.
 
 `budget` limits the seconds of all trials together. When it is spent, the interval is what the trials have shown. An end that no trial
@@ -44,10 +45,15 @@ _APART = 0.03
 """Levels closer than this, on the log scale, are hardly worth a trial between them."""
 _NARROW = 1.25
 """Once the interval is as narrow as this, its lower end is confirmed before anything else."""
-_CAREFUL = 0.1
+_CAREFUL = 0.05
 """The probability that the capacity is beyond an end that only the model puts there."""
+_DISPUTED = 0.25
+"""The probability that the capacity is beyond an end that a trial has shown, from which on the end is moved."""
 _NEARLY = 0.97
 """Part of the highest throughput from which on growth of the number in flight is an overload whose requests are not late yet."""
+_COLLAPSED = 0.8
+"""A trial below the highest throughput that failed while the server served less than this part of what arrived: something disturbed it,
+or the server collapses under a burst."""
 _WEIGHTS = {True: 3, False: 1}
 """Of a trial that is sure, and of one that is not, when trials contradict each other."""
 
@@ -60,11 +66,9 @@ def following(goal: Goal, trials: Sequence[Trial]) -> Request | None:
     if explore.is_too_slow(trials):
         return None
     curve = guess(goal, trials)
+    trials = _corrected(goal, trials, curve)
     belief = believe(goal, probed(trials), curve)
-    ceiling = curve.ceiling if curve else None
-    return (
-        None if belief is None else _next(goal, trials, _evidence(goal, trials, curve, belief), belief, ceiling, left)
-    )
+    return None if belief is None else _next(goal, trials, _evidence(goal, trials, belief), belief, curve, left)
 
 
 def bracket(goal: Goal, trials: Sequence[Trial]) -> Bracket:
@@ -73,15 +77,20 @@ def bracket(goal: Goal, trials: Sequence[Trial]) -> Bracket:
         slowest = explore.curve(trials)[0]
         return Bracket(None, goal.level_of(slowest.rate or 0.0, 1.0) or None, None)
     curve = guess(goal, trials)
+    trials = _corrected(goal, trials, curve)
     belief = believe(goal, probed(trials), curve)
     if belief is None:
         return Bracket(None, None, None)
-    known = _evidence(goal, trials, curve, belief)
+    known = _evidence(goal, trials, belief)
     low, high = _ends(known)
     if low is None and goal.whole and high and high.level <= 1:
         return Bracket(None, high.level, None)
-    below = low.level if low else _outer(goal, belief.quantile(_CAREFUL), high.level if high else None, -1)
-    above = high.level if high else _outer(goal, belief.quantile(1 - _CAREFUL), below, 1)
+    below = (
+        _disputed(goal, belief, low, -1)
+        if low
+        else _outer(goal, belief.quantile(_CAREFUL), high.level if high else None, -1)
+    )
+    above = _disputed(goal, belief, high, 1) if high else _outer(goal, belief.quantile(1 - _CAREFUL), below, 1)
     held = [trial for trial in known if low and trial.level >= low.level and trial.status == "holds"]
     return Bracket(
         low=below,
@@ -97,26 +106,49 @@ def bracket(goal: Goal, trials: Sequence[Trial]) -> Bracket:
 # --- the interval ----------------------------------------------------------------------------------------------------
 
 
-def _evidence(goal: Goal, trials: Sequence[Trial], curve: Guess | None, belief: Belief) -> list[Trial]:
+def _corrected(goal: Goal, trials: Sequence[Trial], curve: Guess | None) -> list[Trial]:
+    """The trials as the others show them.
+
+    A collapse at a level that held in another trial is forgotten. A number in flight that grows at a level close to the highest
+    throughput is an overload whose requests are not late yet, and so is an undecided trial that served fewer requests than arrived there.
+    (Closed loops whose requests start together may serve more than any open loop can, so what an overload served counts as well.)
+    """
+    held = {trial.level for trial in probed(trials) if trial.status == "holds"}
+    served = [trial.rate for trial in probed(trials) if trial.is_overloaded and trial.rate and goal.by == "rate"]
+    ceilings = [curve.ceiling] if curve and curve.ceiling else []
+    highest = min([*ceilings, max(served)] if served else ceilings, default=0.0)
+
+    def corrected(trial: Trial) -> Trial:
+        is_growing = trial.is_growing or (trial.status == "undecided" and served and _serves_less(goal, trial))
+        if not is_growing or trial.status == "fails" or trial.level <= _NEARLY * highest:
+            return trial
+        return msgspec.structs.replace(trial, status="fails", is_sure=False, is_overloaded=True)
+
+    return [corrected(trial) for trial in trials if trial.level not in held or not _has_collapsed(goal, trial, curve)]
+
+
+def _has_collapsed(goal: Goal, trial: Trial, curve: Guess | None) -> bool:
+    is_low = curve is not None and trial.level < _NEARLY * (curve.ceiling or 0.0)
+    is_overloaded = trial.is_overloaded and goal.by == "rate" and trial.purpose != "explore"
+    return is_low and is_overloaded and (trial.rate or 0.0) < _COLLAPSED * trial.level
+
+
+def _serves_less(goal: Goal, trial: Trial) -> bool:
+    """Whether the server served fewer requests than arrived."""
+    return goal.by == "rate" and bool(trial.rate) and (trial.rate or 0.0) * (1 + trial.rate_error) < trial.level
+
+
+def _evidence(goal: Goal, trials: Sequence[Trial], belief: Belief) -> list[Trial]:
     """The trials of levels that the user raises, with the verdicts that all trials together leave them.
 
-    A number in flight that grows at a level close to the highest throughput is an overload whose requests are not late yet. A level that
-    fails while the server is still warming up shows nothing. And a verdict that is only likely shows nothing if all trials together make
-    the opposite more likely.
+    A level that fails while the server is still warming up shows nothing. And a verdict that is only likely shows nothing if all trials
+    together make the opposite more likely.
     """
     middle = belief.quantile(0.5)
 
     def verdict(trial: Trial) -> Trial:
-        is_high = curve is None or not curve.ceiling or trial.level > _NEARLY * curve.ceiling
-        if trial.is_growing and is_high and trial.status != "fails":
-            trial = msgspec.structs.replace(trial, status="fails", is_sure=False)
-        if (
-            goal.by == "rate"
-            and trial.status == "holds"
-            and trial.rate
-            and trial.rate * (1 + trial.rate_error) < trial.level
-        ):
-            trial = msgspec.structs.replace(trial, is_sure=False)  # it served fewer requests than arrived
+        if trial.status == "holds" and _serves_less(goal, trial):
+            trial = msgspec.structs.replace(trial, is_sure=False)
         if trial.is_warming and trial.status == "fails":
             return msgspec.structs.replace(trial, status="undecided")
         is_lucky = (trial.level > middle) == (trial.status == "holds")
@@ -161,6 +193,14 @@ def _outer(goal: Goal, level: float, other: float | None, side: int) -> float:
     return goal.rounded(level)
 
 
+def _disputed(goal: Goal, belief: Belief, end: Trial, side: int) -> float:
+    """The level of an end that a trial has shown, or farther out if all trials together dispute it: a probe close to saturation may be over before
+    its queue is as long as it gets."""
+    if side < 0:
+        return goal.rounded(min(end.level, max(belief.quantile(_DISPUTED), end.level / _STEP)))
+    return goal.rounded(max(end.level, min(belief.quantile(1 - _DISPUTED), end.level * _STEP)))
+
+
 def _basis(trial: Trial | None) -> Basis:
     return "estimated" if trial is None else "shown" if trial.is_sure else "likely"
 
@@ -169,7 +209,7 @@ def _basis(trial: Trial | None) -> Basis:
 
 
 def _next(
-    goal: Goal, trials: Sequence[Trial], known: Sequence[Trial], belief: Belief, ceiling: float | None, left: float
+    goal: Goal, trials: Sequence[Trial], known: Sequence[Trial], belief: Belief, curve: Guess | None, left: float
 ) -> Request | None:
     if not known and goal.start:
         return _trial(goal, trials, goal.start, left, "narrow")
@@ -179,9 +219,13 @@ def _next(
         if levels.count(level) == 1:
             return _trial(goal, trials, level, left, "repeat")
     confirmation = _confirmation(goal, trials, low, left)
-    if confirmation is not None and low and high and high.level / low.level <= _NARROW:
-        return confirmation
-    gap = _narrower(goal, levels, low, high, belief, ceiling)
+    if low and high and high.level / low.level <= _NARROW:
+        collapsed = [trial.level for trial in trials if _has_collapsed(goal, trial, curve)]
+        if collapsed == [high.level] and levels.count(high.level) == 1:
+            return _trial(goal, trials, high.level, left, "repeat") or confirmation
+        if confirmation is not None:
+            return confirmation
+    gap = _narrower(goal, levels, low, high, belief, curve.ceiling if curve else None)
     narrower = None if gap is None else _trial(goal, trials, gap, left, "narrow")
     return narrower or confirmation
 

@@ -99,9 +99,9 @@ class Bracket(msgspec.Struct, frozen=True):
     """The interval; None if nothing is known about that end."""
 
     low: float | None
-    """The highest level that holds."""
+    """The highest level that holds, or a little less if all probes together dispute it."""
     high: float | None
-    """The lowest level above it that fails."""
+    """The lowest level above it that fails, or a little more if all probes together dispute it."""
     estimate: float | None
     low_basis: Basis = "shown"
     high_basis: Basis = "shown"

@@ -1,13 +1,24 @@
 """`inferometer ab`: measure two servers in interleaved pairs of runs, and compare them."""
 
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from inferometer.cli.options import abort_options, comparison_options
-from inferometer.cli.run import number_or_range, section, set_abort, set_data, set_load
-from inferometer.cli.uploads import finish_upload
+from inferometer.cli import startup
+from inferometer.cli.options import SERVER_NAMES, abort_options, comparison_options, server_options
+from inferometer.cli.run import number_or_range, section, set_abort, set_data, set_load, set_server
+from inferometer.cli.uploads import finish
 from inferometer.errors import UserError, named
+from inferometer.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from inferometer.conduct.pairs import Ended, Note, Starter
+    from inferometer.config import Config
+
+_NAMES = SERVER_NAMES | {"server.model": "--model NAME"}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,6 +30,7 @@ from inferometer.errors import UserError, named
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any key of the config, over the file."
 )
 @click.option("--model", help="The model to use on both servers. Default: the first that each lists.")
+@server_options
 @click.option("--rate", callback=number_or_range(float), metavar="N", help="Open loop: send N requests per second.")
 @click.option(
     "--concurrency",
@@ -51,6 +63,7 @@ def command(
     file: str | None,
     overrides: tuple[str, ...],
     model: str | None,
+    server: dict[str, Any],
     rate: float | str | None,
     concurrency: int | str | None,
     duration: str | None,
@@ -76,27 +89,27 @@ def command(
 
     \b
     Two servers, 8 pairs of 30 s
-      inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8001 --rate 20
+      inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8010 --rate 20
     Two builds: each is started for its runs and stopped after them
       inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8000 --pairs 10 \\
         --start-a './old --port 8000' --start-b './new --port 8000'
     A gate in CI, and a page with charts
-      inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8001 --rate 20 \\
+      inferometer ab http://127.0.0.1:8000 http://127.0.0.1:8010 --rate 20 \\
         --fail-if 'ttft.p99 worse by 5%' --html comparison.html
 
     All runs are stored in one folder, and `inferometer compare FOLDER` prints the comparison again. A pair with an INVALID run is
-    left out unless --force is given. Ctrl-C compares the pairs that are complete.
+    left out unless --force is given, and if the first two pairs fail the same check, the
+    measurement ends. Ctrl-C compares the pairs that are complete.
 
     Exit status: as for `inferometer compare`; 130 if it was interrupted before there was a pair to compare.
     """
-    from rich.console import Console  # noqa: PLC0415
-
+    startup.prepare()
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.conduct.comparing import compare_pairs  # noqa: PLC0415
     from inferometer.conduct.pairs import Starter, measure_pairs  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
     from inferometer.config.secret import without_password  # noqa: PLC0415
-    from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
+    from inferometer.probe.scheme import DISCOVERY  # noqa: PLC0415
     from inferometer.report.compare_output import check_comparison_paths, deliver_comparison  # noqa: PLC0415
 
     paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "junit": junit_path}
@@ -108,34 +121,54 @@ def command(
     for letter, url, start in (("A", url_a, start_a), ("B", url_b, start_b)):
         tree: dict[str, Any] = read_tree(file) if file is not None else {}
         section(tree, "server").update({"url": url} | ({"model": model} if model is not None else {}))
+        set_server(tree, server)
         is_stable = any(setting.startswith("load.stable=") for setting in overrides)
         set_load(tree, rate, concurrency, duration, requests, is_stable)
         set_data(tree, input_tokens, output_tokens, prompts)
         if slos:
             tree["slo"] = list(slos)
         set_abort(tree, abort_on)
-        with named({"server.model": "--model NAME"}, file or "command line"):
-            config = from_mapping(tree, overrides, file or "command line", with_scheme if start is None else None)
+        with named(_NAMES, file or "command line"):
+            config = from_mapping(tree, overrides, file or "command line", DISCOVERY if start is None else None)
         name = without_password(url) if "://" in url else url.rpartition("@")[2]
         name = name if url_a != url_b else f"{letter}: {start or name}"
         sides.append((name, config, Starter(start, patience) if start else None))
-    progress = Console(stderr=True)
-
-    def note(number: int, of: int, side: str) -> None:
-        if not quiet:
-            url = without_password(sides["AB".index(side)][1].server.urls[0])
-            progress.print(f"[dim]{number}/{of}[/dim] {side} {url}", highlight=False)
-
-    with named({"server.model": "--model NAME"}):
-        folder, complete = measure_pairs(sides, pairs, note)
+    note, ended = _progress(sides, quiet)
+    with named(_NAMES):
+        folder, complete = measure_pairs(sides, pairs, note, ended, force)
     if not complete:
         raise click.Abort
     if complete < pairs:
-        progress.print(f"interrupted: comparing {complete} of {pairs} pairs", highlight=False)
+        click.echo(f"interrupted: comparing {complete} of {pairs} pairs", err=True)
     status = deliver_comparison([compare_pairs(folder, conditions, force)], paths, strict)
     if "-" not in paths.values():
         click.echo(f" {folder}")
-    return finish_upload(folder, status, quiet)
+    return finish(folder, status, quiet)
+
+
+def _progress(sides: "Sequence[tuple[str, Config, Starter | None]]", quiet: bool) -> "tuple[Note, Ended]":
+    """What to call before a run and after it: a line each, and a live view in between."""
+    from inferometer.config.grid import projected_seconds  # noqa: PLC0415
+    from inferometer.config.secret import without_password  # noqa: PLC0415
+    from inferometer.report.live import LiveView  # noqa: PLC0415
+    from inferometer.units import format_seconds  # noqa: PLC0415
+
+    began = time.monotonic()
+
+    def note(number: int, of: int, side: str) -> LiveView | None:
+        if quiet:
+            return None
+        config = sides["AB".index(side)][1]
+        per_run = (time.monotonic() - began) / (number - 1) if number > 1 else projected_seconds(config)
+        left = f" · about {format_seconds(round(per_run * (of - number + 1)))} left" if per_run else ""
+        click.echo(f"run {number} of {of} · {side} {without_password(config.server.urls[0])}{left}", err=True)
+        return LiveView()
+
+    def ended(line: str) -> None:
+        if not quiet:
+            click.echo(printable(f"  {line}"), err=True)
+
+    return note, ended
 
 
 def _patience(text: str) -> float:

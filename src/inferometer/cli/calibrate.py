@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from inferometer.units import format_seconds
+from inferometer.errors import UserError
+from inferometer.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:
     from inferometer.calibrate import Calibration
@@ -12,19 +13,15 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--seconds",
-    type=click.FloatRange(1, 60),
-    default=4.0,
-    show_default=True,
-    help="How long each step takes, in seconds.",
+    "--duration", default="4s", show_default=True, metavar="TIME", help="How long each step takes, from 1s to 1m."
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON. Use - for standard output.")
-def command(seconds: float, json_path: str | None) -> int:
+def command(duration: str, json_path: str | None) -> int:
     """Measure what this machine itself adds to a latency, and how much load it can generate.
 
     \b
     inferometer calibrate
-    inferometer calibrate --seconds 10 --json calibration.json
+    inferometer calibrate --duration 10s --json calibration.json
 
     The load goes to a null server on loopback, which responds at once, so what is measured is the client. Do not trust a
     latency below the added latency, nor a rate near the ceiling: there you would measure this machine. The figures are for
@@ -33,13 +30,19 @@ def command(seconds: float, json_path: str | None) -> int:
     Exit status: 0 measured, 2 bad input, 3 internal error.
     """
     import msgspec  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
 
     from inferometer.calibrate import STEPS, calibrate  # noqa: PLC0415
     from inferometer.report.output import check_paths, write_file  # noqa: PLC0415
+    from inferometer.report.safe_console import SafeConsole  # noqa: PLC0415
 
     check_paths({"--json": json_path})
-    progress = Console(stderr=True)
+    try:
+        seconds = parse_seconds(duration)
+    except ValueError as error:
+        raise UserError(f"--duration: {error}", "write it as 4s") from None
+    if not 1 <= seconds <= 60:
+        raise UserError(f"--duration must be from 1s to 1m (got {duration})", "write it as 4s")
+    progress = SafeConsole(stderr=True)
     done = 0
 
     def note(step: str) -> None:
@@ -78,7 +81,7 @@ def _text(found: "Calibration") -> str:
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     lines = [f"{name:<{first}}   {one:<{second}}   {other}" for name, one, other in rows]
     if any(part.startswith("- ") for row in rows for part in row):
-        lines.append("-: too few values; measure longer with --seconds")
+        lines.append("-: too few values; measure longer with --duration")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -4,10 +4,12 @@ from typing import Any
 
 import click
 
-from inferometer.cli.uploads import finish_upload
+from inferometer.cli import startup
+from inferometer.cli.options import SERVER_NAMES, server_options
+from inferometer.cli.uploads import finish
 from inferometer.errors import UserError, named
 
-_NAMES = {
+_NAMES = SERVER_NAMES | {
     "slo": "--slo",
     "budget": "--budget",
     "server.model": "--model NAME",
@@ -23,7 +25,7 @@ _NAMES = {
     multiple=True,
     metavar="OBJECTIVE",
     help="What must hold: a preset (chat, code, summarize, interactive, inference) or an expression such as 'ttft.p99 < 500ms'. "
-    "Can be repeated. Default: that of the file, else chat, and inference for tensor servers. docs/reference/slo.md lists them.",
+    "Can be repeated. Default: that of the file, else chat, and inference for tensor servers. `inferometer docs slo` lists them.",
 )
 @click.option(
     "--by",
@@ -59,6 +61,7 @@ _NAMES = {
     "--precision", default="5%", show_default=True, metavar="SHARE", help="End when the interval is as narrow as this."
 )
 @click.option("--model", help="The model to use. Default: the first that the server lists.")
+@server_options
 @click.option("--input", "input_tokens", type=int, metavar="N", help="The number of tokens in each prompt.")
 @click.option("--output", "output_tokens", type=int, metavar="N", help="The number of tokens to generate per request.")
 @click.option(
@@ -110,6 +113,7 @@ def command(
     start: float | None,
     precision: str,
     model: str | None,
+    server: dict[str, Any],
     input_tokens: int | None,
     output_tokens: int | None,
     overrides: tuple[str, ...],
@@ -142,7 +146,7 @@ def command(
     A few short closed loops come first: they show the curve of throughput, and where the objectives break. Probes with the load
     that --by names follow there. The answer says apart what was shown to hold with 95 % confidence, what is likely, and what is only
     an estimate from the curve. When the budget is spent, it is what the probes have shown until then; Ctrl-C gives that at any time.
-    docs/how-to/capacity.md explains it.
+    `inferometer docs capacity` explains it.
 
     `inferometer report FOLDER` shows the answer again, where FOLDER is the folder of the probes.
 
@@ -151,13 +155,14 @@ def command(
     """
     import msgspec  # noqa: PLC0415
 
+    startup.prepare()
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.apis import is_url  # noqa: PLC0415
-    from inferometer.cli.run import section, set_data  # noqa: PLC0415
+    from inferometer.cli.run import section, set_data, set_server  # noqa: PLC0415
     from inferometer.conduct.capacity import Options, find, with_objectives  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
     from inferometer.probe.local import find_server  # noqa: PLC0415
-    from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
+    from inferometer.probe.scheme import DISCOVERY  # noqa: PLC0415
     from inferometer.report import capacity_view  # noqa: PLC0415
     from inferometer.report.capacity_output import check_formats, deliver_capacity, save  # noqa: PLC0415
     from inferometer.report.output import check_exports, with_file_exports  # noqa: PLC0415
@@ -187,13 +192,14 @@ def command(
     tree: dict[str, Any] = {"server": {"url": source}} if has_url else read_tree(source, or_url=True)
     tree.pop("load", None)
     set_data(tree, input_tokens, output_tokens, ())
+    set_server(tree, server)
     if model is not None:
         section(tree, "server")["model"] = model
     if slos:
         tree["slo"] = list(slos)
     origin = "command line" if has_url else source
     with named(_NAMES, origin):
-        config = from_mapping(tree, overrides, origin, with_scheme)
+        config = from_mapping(tree, overrides, origin, DISCOVERY)
         config = with_objectives(config)
         paths = with_file_exports(paths, config.report.exports)
         check_formats(paths)
@@ -201,7 +207,7 @@ def command(
         found, manifest = find(config, options, view)
     found = msgspec.structs.replace(found, strict=strict)
     save(found, manifest)
-    return finish_upload(found.folder, deliver_capacity(found, manifest, paths), quiet)
+    return finish(found.folder, deliver_capacity(found, manifest, paths), quiet)
 
 
 def _seconds(given: str, option: str, least: float) -> float:

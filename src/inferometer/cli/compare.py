@@ -2,6 +2,7 @@
 
 import click
 
+from inferometer.cli import startup
 from inferometer.cli.options import comparison_options
 
 
@@ -38,6 +39,7 @@ def command(
     Exit status: 0 no condition of --fail-if holds, 1 one holds, 2 bad input, or runs that should not be
     compared, 3 internal error.
     """
+    startup.prepare()
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.report.compare_output import check_comparison_paths, deliver_comparison  # noqa: PLC0415
 

@@ -70,7 +70,7 @@ _NAMES = {
     help="How many times to measure all cells; each round begins with another protocol.",
 )
 @click.option("--out", metavar="DIR", help="Keep the runs in this folder. Default: they are not kept.")
-@click.option("--json", "json_path", metavar="FILE", help="Write the figures as JSON. Use - for standard output.")
+@click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON. Use - for standard output.")
 @click.option("--chart", "chart_path", metavar="FILE", help="Draw a chart: .svg, .png or .html.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 @server_settings("url", "model", "api", "stream")
@@ -114,16 +114,16 @@ def command(
     Exit status: 0 all cells are VALID, 1 one is INVALID (the report says why), 2 bad input, 3 internal error.
     """
     import msgspec  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
 
     from inferometer import compare_protocols  # noqa: PLC0415
     from inferometer.report import protocol_comparison as report  # noqa: PLC0415
     from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
+    from inferometer.report.safe_console import SafeConsole  # noqa: PLC0415
 
     if chart_path is not None:
         report.check_chart(chart_path)
     check_paths({"--json": json_path, "--chart": chart_path})
-    progress = Console(stderr=True)
+    progress = SafeConsole(stderr=True)
 
     def note(number: int, of: int, way: str, size: int) -> None:
         if not quiet:

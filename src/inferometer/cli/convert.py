@@ -7,7 +7,7 @@ import click
 @click.option("-o", "--output", metavar="FILE", help="Write the YAML to this file. Default: standard output.")
 @click.argument("source", metavar="FILE | -- COMMAND...", nargs=-1, required=True)
 def command(output: str | None, source: tuple[str, ...]) -> int:
-    """Turn an inference-perf config, or a command line of vllm bench serve or perf_analyzer, into a file for inferometer run.
+    """Turn an inference-perf config, or a command line of vllm bench serve, perf_analyzer or simple_perf_client.py, into a file for inferometer run.
 
     \b
     A config file of inference-perf

@@ -47,7 +47,7 @@ class _Data(click.Command):
 @click.option(
     "--jsonl", "jsonl_path", metavar="OUT", help="Write the requests to a file that `data: {type: jsonl}` reads."
 )
-@click.option("--json", "json_path", metavar="OUT", help="Write the figures as JSON. Use - for standard output.")
+@click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON. Use - for standard output.")
 def command(
     source: str,
     overrides: tuple[str, ...],

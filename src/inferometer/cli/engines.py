@@ -1,11 +1,13 @@
 """`inferometer engines`: start several engines with the same model, measure them with the same workload, and recommend one."""
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import click
 
 from inferometer.cli.options import cost_options
+from inferometer.cli.uploads import finish
 from inferometer.errors import UserError
 
 
@@ -20,13 +22,19 @@ from inferometer.errors import UserError
     multiple=True,
     metavar="TYPE[:MODE][,KEY=VALUE...]",
     help="An engine, instead of those of the file: vllm, transformers:serial, transformers:batched,batch=8, "
-    "'command,url=http://127.0.0.1:9000'. Can be repeated.",
+    "'command,url=http://127.0.0.1:9000', vllm,max-model-len=1024,env.OMP_NUM_THREADS=1. Can be repeated.",
 )
 @click.option(
     "--concurrency", metavar="N,N...", help="The levels: requests in flight, or the batch size. Default: 1,8."
 )
 @click.option("--requests", type=click.IntRange(min=1), metavar="N", help="Requests per level. Default: 64.")
-@click.option("--input", "input_tokens", type=int, metavar="N", help="The number of tokens in each prompt.")
+@click.option(
+    "--input",
+    "input_tokens",
+    type=int,
+    metavar="N",
+    help="The number of tokens in each prompt, without what a chat template adds.",
+)
 @click.option("--output", "output_tokens", type=int, metavar="N", help="The number of tokens to generate per request.")
 @click.option("--repeat", type=click.IntRange(min=1), metavar="N", help="Measure everything in N interleaved rounds.")
 @click.option("--slo", "slos", multiple=True, metavar="OBJECTIVE", help="What interactive use requires, such as 'ttft.p95 < 500ms'. Can be repeated.")  # fmt: skip
@@ -89,7 +97,7 @@ def command(
       slo: ["ttft.p95 < 500ms"]
 
     An engine that cannot be started, or dies, is reported with the reason and its last output, and the others go on. Nothing is left
-    running. docs/how-to/choose-an-engine.md explains the rest.
+    running. `inferometer docs choose-an-engine` explains the rest.
 
     Exit status: 0 at least one engine was measured, 1 none was, 2 bad input, 3 internal error, 130 interrupted.
     """
@@ -120,7 +128,7 @@ def command(
     campaign = campaign_from(tree, overrides, file or "command line")
     folder = run_campaign(campaign, Quiet() if quiet else CampaignView(), Path(resume) if resume else None)
     results = open_campaign(folder)
-    status = deliver_engines(results, given)
+    status = finish(folder, deliver_engines(results, given), quiet)
     return 130 if results.interrupted else status
 
 
@@ -164,7 +172,8 @@ def _levels(text: str) -> Any:
 
 def _engine(text: str) -> dict[str, Any]:
     """Read `transformers:batched,batch=8`. Keys that an engine does not have are its flags: `vllm,max-num-seqs=32`."""
-    from inferometer.config.engines import EngineSpec  # noqa: PLC0415
+    from inferometer.config.engines import Campaign, EngineSpec  # noqa: PLC0415
+    from inferometer.config.load import put  # noqa: PLC0415
     from inferometer.config.yaml_text import parse  # noqa: PLC0415
 
     kind, *settings = text.split(",")
@@ -174,6 +183,16 @@ def _engine(text: str) -> dict[str, Any]:
         key, equals, value = setting.partition("=")
         if not equals:
             raise UserError(f"--engine {text}: {setting!r} is not KEY=VALUE", "write --engine vllm,max-num-seqs=32")
-        known = key.strip() in EngineSpec.__struct_fields__
-        (entry if known else entry.setdefault("args", {}))[key.strip()] = parse(value)
+        section, dot, name = key.strip().partition(".")
+        near = get_close_matches(section, {*EngineSpec.__struct_fields__, *Campaign.__struct_fields__}, 1, 0.8)
+        if dot and section in ("env", "server"):
+            put(entry, key.strip(), value if section == "env" else parse(value), f"--engine {text}")
+        elif dot and near:
+            own = {"args": "", "env": "env.", "server": "server."}.get(near[0])
+            correct = f"--set {near[0]}.{name}={value}" if own is None else f"--engine {kind},{own}{name}={value}"
+            raise UserError(f"--engine {text}: an engine has no key {key.strip()!r}", f"write {correct}")
+        else:
+            (entry if section in EngineSpec.__struct_fields__ else entry.setdefault("args", {}))[key.strip()] = parse(
+                value
+            )
     return entry

@@ -44,7 +44,7 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
     type=click.Choice(["auto", *APIS]),
     metavar="API",
     default="auto",
-    help=f"API to use: {', '.join(APIS)}. auto: chat for a prompt, kserve for tensors, grpc for a --method.",
+    help=f"API to use: {', '.join(APIS)}. auto: chat for a prompt, kserve for tensors or a tensor server, grpc for a --method.",
 )
 @click.option(
     "--stream/--no-stream",
@@ -52,7 +52,9 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
     help="Stream the response, or not (default: text is streamed, tensors only from decoupled models).",
 )
 @click.option("--prompt", metavar="TEXT", help="Text: the prompt, or the text to embed.")
-@click.option("--max-tokens", type=click.IntRange(min=0), default=0, help="Text: maximum length of the response.")
+@click.option(
+    "--output", "lengths", multiple=True, metavar="N", help="Text: the maximum number of tokens in the response."
+)
 @click.option(
     "--input", "inputs", multiple=True, metavar="NAME=VALUE",
     help="Tensors: @FILE.npy; numbers 1,2,3; @FILE, whose bytes are a BYTES element or raw data; or text for BYTES. "
@@ -79,7 +81,7 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
     help="Tensors: show the N top classes of an output of scores (default: 5 with --image or --labels; 0: the values).",
 )  # fmt: skip
 @click.option("--labels", metavar="FILE", help="Tensors: names of the classes, one per line (default: Triton's own).")
-@click.option("--output", "outputs", multiple=True, metavar="NAME", help="Tensors: request this output. Repeatable.")
+@click.option("--tensor", "outputs", multiple=True, metavar="NAME", help="Tensors: request this output. Repeatable.")
 @click.option("--method", metavar="PKG.SERVICE/METHOD", help="gRPC: the method to call.")
 @click.option(
     "--data",
@@ -92,10 +94,18 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
     help="A parameter of the request; for OpenAI's APIs a field of its body: temperature=0. Repeatable.",
 )  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header; gRPC: metadata. Repeatable.")
+@click.option(
+    "--timing", multiple=True, metavar="queue|compute|total=NAME",
+    help="Parameter or field of the response that has the server's own time, such as compute=server_us. Repeatable.",
+)  # fmt: skip
 @click.option("--api-key-env", metavar="VARIABLE", help="Environment variable that holds the API key.")
 @click.option("--api-key-file", metavar="FILE", help="File that holds the API key.")
 @click.option(
-    "--timeout", default="60s", show_default=True, metavar="TIME", help="Longest wait for bytes; 0: no limit."
+    "--timeout",
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="Longest wait for bytes; a response may take ten times as long. 0: no limit.",
 )
 @click.option("--deadline", metavar="TIME", help="gRPC: time limit of the call; it is sent to the server as well.")
 @click.option("--insecure", is_flag=True, help="TLS: do not verify the server's certificate.")
@@ -108,7 +118,7 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
     "--json", "json_path", metavar="PATH", help="Write the result to this file as JSON (- is standard output)."
 )
 @click.option("--save", metavar="FILE.npz", help="Tensors: write the outputs to this file as numpy arrays.")
-def command(json_path: str | None, **given: Any) -> int:
+def command(json_path: str | None, lengths: tuple[str, ...], outputs: tuple[str, ...], **given: Any) -> int:
     """Send one request to the server at URL, show the response, and where the time went."""
     from inferometer.infer import export, show  # noqa: PLC0415
     from inferometer.infer.flags import InferFlags  # noqa: PLC0415
@@ -117,9 +127,11 @@ def command(json_path: str | None, **given: Any) -> int:
 
     check_paths({"--json": json_path, "--save": given["save"]})
     quiet = json_path == "-"
+    max_tokens = max((int(each) for each in lengths if each.isdecimal()), default=0)
+    outputs += tuple(each for each in lengths if not each.isdecimal())  # scripts name a tensor with --output, too
     printer = _TextPrinter(quiet)
     try:
-        outcome = infer(InferFlags(**given), printer)
+        outcome = infer(InferFlags(max_tokens=max_tokens, outputs=outputs, **given), printer)
     except UserError:
         printer.end()
         raise
@@ -144,11 +156,11 @@ class _TextPrinter:
         self._last = ""
 
     def __call__(self, text: str) -> None:
-        from inferometer.infer.show import harmless  # noqa: PLC0415
+        from inferometer.printable import printable  # noqa: PLC0415
 
         if not self._quiet:
             self._last = text
-            click.echo(harmless(text), nl=False)
+            click.echo(printable(text), nl=False)
 
     def end(self, blank: bool = False) -> None:
         """End the current line, if there is one, and add a blank line."""

@@ -123,7 +123,7 @@ def command(arguments: list[str]) -> int:
     Charts of a run's report files
       inferometer inference-perf --analyze reports-20260930-142501
 
-    Every key of the config is a flag: --load.interval 5. Lists and maps are JSON. docs/reference/inference-perf.md lists the keys.
+    Every key of the config is a flag: --load.interval 5. Lists and maps are JSON. `inferometer docs inference-perf` lists the keys.
 
     The report files go where the config's section `storage` says, by default to reports-TIMESTAMP; the run itself is stored in the
     folder inferometer/ there, for `inferometer report`. An executable called inference-perf, such as a symbolic link to inferometer,

@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -14,6 +15,7 @@ import click
 from inferometer import __version__
 from inferometer.cli import visible_keys
 from inferometer.errors import UserError
+from inferometer.printable import printable
 
 GROUPS = {
     "Measure": {
@@ -41,9 +43,19 @@ GROUPS = {
     "Servers, and this machine": {
         "serve": "Start the reference server, or a simulated LLM.",
         "calibrate": "Measure how much load this machine can generate.",
+        "docs": "Print a page of the documentation.",
     },
 }
 """The commands as `--help` lists them."""
+
+_OLD = {
+    "run": {"--max-tokens": "--output"},
+    "infer": {"--max-tokens": "--output"},
+    "merge": {"--output": "--store"},
+    "triton": {"--output": "--store"},
+    "calibrate": {"--seconds": "--duration"},
+}
+"""Spellings of options that the help does not list and that scripts may use, with those that replaced them."""
 
 COMMANDS = [name for group in GROUPS.values() for name in group]
 _NAME_WIDTH = max(map(len, COMMANDS))
@@ -61,21 +73,35 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"inferometer.cli.{cmd_name.replace('-', '_')}").command
+        if ctx.resilient_parsing:
+            _complete_files(command)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            if "://" in args[0]:
+                raise UserError("there is no command before the URL", "measure the server with inferometer run URL")
             near = difflib.get_close_matches(args[0], COMMANDS, 1, 0.5)
             remedy = f"did you mean inferometer {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
             raise UserError(f"there is no command '{args[0]}'", remedy)
-        return super().resolve_command(ctx, args)
+        new = _OLD.get(args[0], {})
+        parts = [arg.partition("=") for arg in args[1:]]
+        current = [new.get(option, option) + equals + value for option, equals, value in parts]
+        return super().resolve_command(ctx, [args[0], *current])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, group in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(_NAME_WIDTH), text) for name, text in group.items()])
+
+
+def _complete_files(command: click.Command) -> None:
+    """Let the shell complete file names wherever a parameter has no values of its own, as it does for programs without completion."""
+    for parameter in command.params:
+        if parameter.type in (click.STRING, click.UNPROCESSED):
+            parameter.type = click.Path()
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -132,6 +158,8 @@ def entry() -> None:
         sys.exit(2)
     except Exception as error:  # a bug: it must not look like an INVALID measurement
         sys.exit(_internal_error(error))
+    finally:
+        gc.freeze()  # or Python, as it ends, looks for garbage among all that was imported (80 ms)
 
 
 _ALIAS = "inference-perf"
@@ -159,7 +187,7 @@ def _internal_error(error: Exception) -> int:
     if os.environ.get("INFEROMETER_DEBUG"):
         traceback.print_exception(error)
     log = _write_log(error)
-    summary = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    summary = printable(" ".join(f"{type(error).__name__}: {error}".split())[:200])
     click.echo(f"inferometer: internal error: {summary}{f'; the traceback is in {log}' if log else ''}", err=True)
     click.echo(f"  next: this is a bug in inferometer: please report it{' with that file' if log else ''}", err=True)
     return INTERNAL_ERROR

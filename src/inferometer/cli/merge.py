@@ -3,14 +3,15 @@
 import click
 
 from inferometer.cli.options import export_options, strict_option
-from inferometer.cli.uploads import finish_upload
+from inferometer.cli.uploads import finish
 from inferometer.errors import named
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", metavar="RUN...", nargs=-1, required=True)
 @click.option(
-    "--output",
+    "--store",
+    "output",
     metavar="FOLDER|URL",
     default="runs",
     show_default=True,
@@ -29,7 +30,7 @@ def command(
     inferometer merge parts                        all parts in a folder
     inferometer merge 'runs/20261117-*-part*'      a quoted glob
     inferometer merge a/runs/LATEST b/runs/LATEST  the parts one by one
-    inferometer merge s3://bucket/parts --output runs
+    inferometer merge s3://bucket/parts --store runs
 
     The parts stay as they are. A part that is missing is named and makes the run INVALID. Parts of different runs (another config,
     seed, start or number of parts) and a part that is there twice are errors. In a folder of runs, those that are not parts are
@@ -45,6 +46,6 @@ def command(
     from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
     check_exports(exports)
-    with named({"output": "--output", "storage.endpoint": "the endpoint", "storage.local": "--output"}):
+    with named({"output": "--store", "storage.endpoint": "the endpoint", "storage.local": "--store"}):
         run, summary = merge(names, output)
-    return finish_upload(run.folder, deliver(run, summary, exports, explain, strict=strict), quiet)
+    return finish(run.folder, deliver(run, summary, exports, explain, strict=strict), quiet)

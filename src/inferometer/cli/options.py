@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from inferometer.errors import UserError
+from inferometer.errors import ANY_KEY, UserError
 from inferometer.report.exporters import EXPORTERS
 
 Command = Callable[..., Any]
@@ -42,7 +42,7 @@ def slo_options(function: Command) -> Command:
         metavar="OBJECTIVE",
         help="Judge the run by this service level objective, such as 'ttft.p99 < 500ms' or 'failure_rate < 0.1%', or by a preset "
         "(chat, code, summarize, interactive, inference), instead of those of the config (`slo`). Can be repeated. "
-        "docs/reference/slo.md has the grammar.",
+        "`inferometer docs slo` has the grammar.",
     )
     return slo(strict_option(function))
 
@@ -156,6 +156,44 @@ def percentile_option(function: Command) -> Command:
     )(function)
 
 
+SERVER_NAMES = {
+    "server.api_key_env": "--api-key-env",
+    "server.api_key_file": "--api-key-file",
+    "server.tls.verify": "--insecure",
+    ANY_KEY: "--set",
+}
+"""What commands with `server_options` call these settings."""
+
+
+def server_options(function: Command) -> Command:
+    """Add options for the requests' headers, the API key and TLS; the command gets `server`: the config's section as far as it is given."""
+
+    @functools.wraps(function)
+    def command(
+        headers: tuple[str, ...], api_key_env: str | None, api_key_file: str | None, insecure: bool, **given: Any
+    ) -> Any:
+        server: dict[str, Any] = {"api_key_env": api_key_env, "api_key_file": api_key_file}
+        server |= {"headers": dict(map(_header, headers)), "tls": {"verify": False} if insecure else None}
+        return function(server={key: value for key, value in server.items() if value}, **given)
+
+    options = (
+        click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header. Can be repeated."),
+        click.option("--api-key-env", metavar="VARIABLE", help="Environment variable that holds the API key."),
+        click.option("--api-key-file", metavar="FILE", help="File that holds the API key."),
+        click.option("--insecure", is_flag=True, help="TLS: do not verify the server's certificate."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise UserError("--header: not of the form NAME:VALUE", "write, for example, --header 'X-Team: ours'")
+    return name.strip(), value.strip()
+
+
 def image_options(function: Command) -> Command:
     """Add `--scaling` and `--crop`, which say how images become tensors (workload/image_tensors.py)."""
     crop = click.option(
@@ -195,7 +233,7 @@ def server_settings(*own: str) -> Callable[[Command], Command]:
         callback=check,
         metavar="server.KEY=VALUE",
         help="Set a key of the config's section server, such as server.api_key_env=VARIABLE or server.tls.ca=FILE "
-        "(docs/reference/config.md lists them). Can be repeated.",
+        "(`inferometer docs config` lists them). Can be repeated.",
     )
 
 

@@ -20,7 +20,7 @@ def command(options: tuple[str, ...]) -> int:
 
     All options are those of perf_analyzer, with the same defaults: one request in flight, windows of 5 s, until three of them
     agree within 10 %. An option that does nothing here is noted; one whose meaning cannot be kept is an error.
-    docs/how-to/from-perf-analyzer.md lists them, and `inferometer convert -- perf_analyzer ...` writes the same as a file for
+    `inferometer docs from-perf-analyzer` lists them, and `inferometer convert -- perf_analyzer ...` writes the same as a file for
     `inferometer run`, which has more options.
 
     Exit status: 0 the run is VALID, 1 it is INVALID, 2 bad input, 3 internal error, 130 interrupted before it started.

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from inferometer.cli import startup
 from inferometer.cli.options import cost_options, export_options, percentile_option, slo_options
 from inferometer.errors import UserError, named
 
@@ -89,8 +90,9 @@ def command(
     Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed, 2 bad
     input, 3 internal error.
     """
+    startup.prepare()
     from inferometer import conduct  # noqa: PLC0415
-    from inferometer.cli.report_folders import Wanted, kind_of  # noqa: PLC0415
+    from inferometer.cli.report_folders import Wanted, kind_of, the_only  # noqa: PLC0415
     from inferometer.conduct.remote import local_names  # noqa: PLC0415
     from inferometer.report.output import check_exports  # noqa: PLC0415
 
@@ -102,7 +104,7 @@ def command(
         raise UserError(f"--as {tool} has no --{min(set(exports) - {'json'})}", "use --json, or leave out --as")
     conduct.parse_slos(slos, "--slo")
     changes = {"cost": cost, "report": {"percentiles": percentiles} if percentiles else {}}
-    run_dirs = local_names(run_dirs)
+    run_dirs = the_only(local_names(run_dirs))
     kind = kind_of(run_dirs)
     if is_opened and "html" not in exports:
         exports["html"] = str(kind.home(run_dirs) / "report.html")

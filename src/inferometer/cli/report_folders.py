@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import click
 import msgspec
 
 from inferometer import conduct
 from inferometer.conduct.campaign_reading import open_campaign
-from inferometer.conduct.comparing import compare_pairs, open_runs, runs_of
-from inferometer.conduct.folders import Stored, stored_in
+from inferometer.conduct.comparing import compare_pairs, folders_of, runs_of
+from inferometer.conduct.folders import Stored, open_runs, stored_in
 from inferometer.conduct.sweep import open_sweep
 from inferometer.errors import UserError, named
 from inferometer.report.capacity_output import FORMATS as CAPACITY_FORMATS
@@ -82,6 +83,12 @@ class Kind(msgspec.Struct, frozen=True):
             )
 
 
+def the_only(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The folder that a glob matches, if it matches only one; else the names as they are."""
+    folders = [folder for name in names for folder in folders_of(name)]
+    return (str(folders[0]),) if len(folders) == 1 else names
+
+
 def kind_of(run_dirs: tuple[str, ...]) -> Kind:
     """The kind of what is stored there."""
     return _KINDS[stored_in(run_dirs)]
@@ -103,8 +110,12 @@ def _report_run(wanted: Wanted) -> int:
 
 
 def _report_runs(wanted: Wanted) -> int:
-    measured = open_runs(wanted.run_dirs, wanted.slos or None)
+    measured = open_runs(wanted.run_dirs, wanted.slos or None, _skip)
     return deliver_repeats(" ".join(wanted.run_dirs), measured, wanted.exports, wanted.strict)
+
+
+def _skip(error: UserError) -> None:
+    click.echo(f"left out: {error}", err=True)
 
 
 def _report_pairs(wanted: Wanted) -> int:

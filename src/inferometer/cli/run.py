@@ -8,24 +8,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inferometer.apis import is_url, scheme_of
+from inferometer.cli import startup
 from inferometer.cli.options import (
+    SERVER_NAMES,
     abort_options,
     cost_options,
     export_options,
     image_options,
     percentile_option,
+    server_options,
     slo_options,
 )
-from inferometer.cli.uploads import finish_upload
+from inferometer.cli.uploads import finish
 from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
     from inferometer.config import Config
     from inferometer.config.grid import Grid
 
-_NAMES = {
+_NAMES = SERVER_NAMES | {
     "keep": "--keep",
-    "output": "--set output=DIR (`output` in the file)",
+    "output": "--store (`output` in the file)",
     "server.model": "--model NAME",
     "observe.prometheus": "--observe",
     "export.metrics_port": "--metrics-port",
@@ -55,11 +58,11 @@ def number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, c
 
 
 def tokens_or_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
-    """Read --output: a number of tokens, or where the run is stored. A typing error in a number must not make a folder."""
+    """Read --output: a number of tokens or, as --store has it, where the run is stored."""
     if value is None or "/" in value:
         return value
     if not value.isdecimal():
-        raise click.BadParameter(f"{value!r} is neither a whole number nor a folder or URL: write a folder as ./NAME.")
+        raise click.BadParameter(f"{value!r} is not a whole number of tokens; --store says where the run is stored.")
     return int(value)
 
 
@@ -70,9 +73,10 @@ def tokens_or_folder(ctx: click.Context, param: click.Parameter, value: str | No
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set any key of the config, over the file: --set load.rate=50. Can be repeated. docs/reference/config.md lists the keys.",
+    help="Set any key of the config, over the file: --set load.rate=50. Can be repeated. `inferometer docs config` lists the keys.",
 )
 @click.option("--model", help="The model to use. Default: the first that the server lists.")
+@server_options
 @click.option(
     "--rate",
     callback=number_or_range(float),
@@ -87,15 +91,17 @@ def tokens_or_folder(ctx: click.Context, param: click.Parameter, value: str | No
     help="Closed loop: keep N requests in flight; each response makes room for the next request. 1,8,64 or 1:8:2 or "
     "1:64:x2 measures a stage for each level; 1:64:adaptive finds the knee. Default: 16.",
 )
-@click.option("--duration", metavar="TIME", help="Measure for this long, such as 30s or 5m. Default: 30s.")
+@click.option("--duration", metavar="TIME", help="Measure for this long, such as 30s or 5m; 45 is 45s. Default: 30s.")
 @click.option("--requests", type=int, metavar="N", help="Measure with this many requests instead.")
 @click.option("--input", "input_tokens", type=int, metavar="N", help="The number of tokens in each prompt.")
 @click.option(
     "--output",
     callback=tokens_or_folder,
-    metavar="N|FOLDER|URL",
-    help="The number of tokens to generate per request. Or, with a slash in it, where the run is stored: ./parts, "
-    "s3://BUCKET/PREFIX.",
+    metavar="N",
+    help="The number of tokens to generate per request.",
+)
+@click.option(
+    "--store", metavar="FOLDER|URL", help="Where the run is stored: ./parts, s3://BUCKET/PREFIX. Default: runs."
 )
 @click.option(
     "--prompt",
@@ -170,12 +176,14 @@ def command(
     source: str,
     overrides: tuple[str, ...],
     model: str | None,
+    server: dict[str, Any],
     rate: float | list[float] | str | None,
     concurrency: int | list[int] | str | None,
     duration: str | None,
     requests: int | None,
     input_tokens: int | None,
     output: int | str | None,
+    store: str | None,
     prompts: tuple[str, ...],
     image: str | None,
     scaling: str | None,
@@ -226,22 +234,23 @@ def command(
     Each run is stored in a folder of its own under runs/; `inferometer report runs/LATEST` prints the report again. The first
     Ctrl-C stops sending, waits for the responses in flight and reports what was measured; the second does not wait.
 
-    A list of values at any key (or in `sweep`) makes a run for each combination, all in one folder; docs/how-to/sweep.md has
+    A list of values at any key (or in `sweep`) makes a run for each combination, all in one folder; `inferometer docs sweep` has
     the rules, also of the exit status.
 
     Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed, 2 bad
     input, 3 internal error, 130 interrupted before it started. With --shard, 0 says that the part is measured and stored.
     """
+    startup.prepare()
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.conduct.parts import part_and_start  # noqa: PLC0415
     from inferometer.config import read_tree  # noqa: PLC0415
     from inferometer.config.grid import grid_from_mapping, override_sweep  # noqa: PLC0415
-    from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
+    from inferometer.probe.scheme import DISCOVERY  # noqa: PLC0415
+    from inferometer.report.closing import conclusion  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver, with_file_exports  # noqa: PLC0415
 
     part, start_ns = part_and_start(shard, start_at, os.environ, time.time_ns())
-    output_tokens = output if isinstance(output, int) else None
     has_url = is_url(source)
     tree: dict[str, Any] = {"server": {"url": source}} if has_url else read_tree(source, or_url=True)
     is_stable = any(setting.startswith("load.stable=") for setting in overrides)
@@ -250,11 +259,11 @@ def command(
         raise UserError(
             "--prompt and --image exclude each other: a request has one or the other", "leave out one of them"
         )
-    set_data(tree, input_tokens, output_tokens, prompts)
+    set_data(tree, input_tokens, output if isinstance(output, int) else None, prompts)
     _set_images(tree, image, scaling, crop)
     _set_observed(tree, observed, metrics_port, otlp)
     set_fleet(tree, fleet)
-    _set_others(tree, model, cost, percentiles, kept, output)
+    _set_others(tree, model, server, cost, percentiles, kept, store or output)
     origin = "command line" if has_url else source
     check_exports(exports)
     if slos:
@@ -268,7 +277,7 @@ def command(
         "load.duration": duration,
         "load.requests": requests,
         "data.input": input_tokens,
-        "data.output": output_tokens,
+        "data.output": output if isinstance(output, int) else None,
         "server.model": model,
     }
     override_sweep(tree, [key for key, value in set_by_option.items() if value is not None])
@@ -276,7 +285,7 @@ def command(
     single = {"--histogram": histogram, "--why": why, "--explain": explain, "--percentiles": percentiles}
     try:
         with named(_NAMES | (_IMAGE_NAMES if image is not None else {}), origin):
-            grid = grid_from_mapping(tree, overrides, origin, with_scheme)
+            grid = grid_from_mapping(tree, overrides, origin, DISCOVERY)
             config = grid.cells[0].config
             exports = with_file_exports(exports, config.report.exports)
             if grid.is_sweep or repeat > 1:
@@ -293,7 +302,10 @@ def command(
         deliver(error.run, error.summary, exports, explain, histogram, why=why)
         raise
     status = deliver(run, summary, exports, explain, histogram, strict, why)
-    return finish_upload(run.folder, status if part is None else 0)  # the verdict is that of all parts together
+    # the verdict is that of all parts together
+    return (
+        finish(run.folder, status, quiet, conclusion(summary, strict)) if part is None else finish(run.folder, 0, quiet)
+    )
 
 
 def _check_one_run(options: Mapping[str, object]) -> None:
@@ -330,7 +342,7 @@ def _repeat(config: "Config", count: int, exports: dict[str, str], strict: bool,
         return LiveView()
 
     folder, measured = repeat(config, count, note)
-    return finish_upload(folder, deliver_repeats(str(folder), measured, exports, strict), quiet)
+    return finish(folder, deliver_repeats(str(folder), measured, exports, strict), quiet)
 
 
 def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], strict: bool, quiet: bool) -> int:
@@ -355,7 +367,7 @@ def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], strict: bool, qui
     if not quiet:
         click.echo(describe_plan([cell.settings for cell in grid.cells], *projection(grid)), err=True)
     sweep, measured = measure_sweep(grid, note)
-    return finish_upload(sweep.folder, deliver_sweep(sweep, measured, exports, strict), quiet)
+    return finish(sweep.folder, deliver_sweep(sweep, measured, exports, strict), quiet)
 
 
 def set_load(
@@ -427,6 +439,13 @@ def set_data(
             section(tree, "data")[name] = value
 
 
+def set_server(tree: dict[str, Any], given: dict[str, Any]) -> None:
+    """Put the options of `server_options` over the file's."""
+    for key, value in given.items():
+        server = section(tree, "server")
+        section(server, key).update(value) if isinstance(value, dict) else server.update({key: value})
+
+
 def set_abort(tree: dict[str, Any], limits: tuple[str, ...]) -> None:
     """Put the limits that end a run early over the file's."""
     if limits:
@@ -462,6 +481,7 @@ def _set_observed(tree: dict[str, Any], observed: tuple[str, ...], metrics_port:
 def _set_others(
     tree: dict[str, Any],
     model: str | None,
+    server: dict[str, Any],
     cost: dict[str, Any],
     percentiles: list[float],
     kept: tuple[str, ...],
@@ -470,6 +490,7 @@ def _set_others(
     """Put options that stand for one key each over the file's. An `output` that is a number is about the data."""
     if model is not None:
         section(tree, "server")["model"] = model
+    set_server(tree, server)
     if cost:
         section(tree, "cost").update(cost)
     if percentiles:

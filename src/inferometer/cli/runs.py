@@ -4,12 +4,15 @@ import importlib
 import shutil
 import sys
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import click
 
 from inferometer.errors import UserError, named
 
+_PIPE_WIDTH = 160
+"""Columns of the table if standard output is a file or a pipe."""
 _STATES = ("complete", "incomplete", "running", "not-uploaded", "damaged")
 
 
@@ -35,9 +38,12 @@ class _Runs(click.Command):
     "--verdict", type=click.Choice(["VALID", "INVALID"], case_sensitive=False), help="Only runs with this verdict."
 )
 @click.option("--state", type=click.Choice(_STATES), help="Only runs in this state.")
-@click.option("--json", "is_json", is_flag=True, help="Print JSON: a list of objects, one per run.")
+@click.option(
+    "--json", "json_path", is_flag=False, flag_value="-", metavar="[PATH]",
+    help="Write a list of objects as JSON, one per run. Without PATH, or with -, to standard output.",
+)  # fmt: skip
 def command(
-    where: str, model: str | None, since: str | None, verdict: str | None, state: str | None, is_json: bool
+    where: str, model: str | None, since: str | None, verdict: str | None, state: str | None, json_path: str | None
 ) -> None:
     """List the runs in FOLDER (default: runs) or at the URL of a bucket, the newest last.
 
@@ -63,24 +69,25 @@ def command(
     import msgspec  # noqa: PLC0415
 
     from inferometer.conduct.catalog import catalog, chosen  # noqa: PLC0415
-    from inferometer.report.output import wants_color  # noqa: PLC0415
+    from inferometer.config.storage import is_remote  # noqa: PLC0415
+    from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
     from inferometer.report.runs_table import render  # noqa: PLC0415
 
+    if json_path is not None and (is_remote(json_path) or Path(json_path).is_dir()):  # runs --json FOLDER
+        where, json_path = json_path, "-"
+    check_paths({"--json": json_path})
     start = _since(since)
     with named({"output": "the URL", "storage.endpoint": "the endpoint"}):
         entries = catalog(where)
     found = chosen(entries, model, start, verdict, state.replace("-", " ") if state else None)
-    if is_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    if json_path is not None:
+        encoded = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+        write_file(json_path, lambda file: file.write(encoded))
     elif found:
-        click.echo(render(found, _terminal_width(), wants_color()), nl=False, color=True)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+        click.echo(render(found, width, wants_color()), nl=False, color=True)
     else:
         click.echo(f"{where}: {'no run matches' if entries else 'there are no runs'}", err=True)
-
-
-def _terminal_width() -> int | None:
-    """The width of the terminal; None if standard output is a file or a pipe."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _since(text: str | None) -> datetime | None:

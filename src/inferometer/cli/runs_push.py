@@ -8,7 +8,7 @@ from inferometer.errors import UserError
 
 
 @click.command("push", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", metavar="FOLDER... [URL]", nargs=-1)
+@click.argument("names", metavar="FOLDER... [URL]", nargs=-1, type=click.Path())
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 def command(names: tuple[str, ...], quiet: bool) -> None:
     """Upload the run in FOLDER to a bucket: to URL (s3://BUCKET/PREFIX, gs://BUCKET/PREFIX), or to the one that it belongs to. What is there already is skipped, so an upload that failed goes on where it ended.

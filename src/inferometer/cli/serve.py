@@ -1,5 +1,6 @@
 """`inferometer serve`: turns command-line options into settings, then starts the server in serve/."""
 
+import ipaddress
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ _ONLY_BATCH = (
 )  # fmt: skip
 _ONLY_SIMULATOR = ("lora", "seed", "tokens_per_chunk", "max_queue", "max_len", "truth", "faults", "allow_fault_header")
 _SIM = "sim"
+_OPEN = (
+    "inferometer: warning: everyone who can reach %s can use this server\n  next: require a token with --token-env NAME"
+)
 
 
 def _parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -36,6 +40,13 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Param
     return read
 
 
+def _parse_latency(text: str) -> float:
+    """Parse a simulated time. It needs a unit: a bare number could be seconds or milliseconds."""
+    if text.strip().replace(".", "", 1).isdecimal() and float(text):
+        raise ValueError(f"{text} has no unit: write {text}ms or {text}s")
+    return parse_seconds(text)
+
+
 def _parse_share(text: str) -> float:
     try:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
@@ -44,6 +55,7 @@ def _parse_share(text: str) -> float:
 
 
 _TIME: dict[str, Any] = {"metavar": "TIME", "callback": _parsed(parse_seconds)}
+_LATENCY: dict[str, Any] = {"metavar": "TIME", "callback": _parsed(_parse_latency)}
 _SHARE: dict[str, Any] = {"metavar": "SHARE", "callback": _parsed(_parse_share)}
 _SIZE: dict[str, Any] = {"metavar": "SIZE", "callback": _parsed(parse_bytes)}
 _FILE: dict[str, Any] = {"type": click.Path(dir_okay=False), "metavar": "FILE"}
@@ -56,7 +68,7 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 _EPILOG = f"""
 Models: any number of built-in names, model files, model folders, and model repositories in Triton's layout
-(REPOSITORY/MODEL/config.pbtxt and REPOSITORY/MODEL/1/...). docs/reference/server.md describes the server, docs/how-to/serve-your-model.md the
+(REPOSITORY/MODEL/config.pbtxt and REPOSITORY/MODEL/1/...). `inferometer docs server` describes the server, `inferometer docs serve-your-model` the
 models that it can load.
 
 \b
@@ -115,6 +127,12 @@ WHEN:
     metavar="KEY=VALUE",
     help="Override a field of the models' configurations. May be repeated.",
 )
+@click.option(
+    "--shape",
+    multiple=True,
+    metavar="[NAME=]-1,3,224,224",
+    help="TorchScript: full shape of an input, which the file does not say; -1: any size. May be repeated.",
+)
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ...; auto: CUDA if available.")
 @click.option("--tls-cert", **_FILE, help="Certificate chain (PEM): serve HTTPS and gRPC over TLS.")
 @click.option("--tls-key", **_FILE, help="Private key of --tls-cert (PEM).")
@@ -161,17 +179,17 @@ WHEN:
     metavar="NAME",
     help="Simulator: name of a LoRA adapter, which is served like the model. May be repeated.",
 )
-@click.option("--ttft", **_TIME, help="Fixed: time to the first token.  [default: 50ms]")
-@click.option("--itl", **_TIME, help="Fixed: time between tokens.  [default: 10ms]")
+@click.option("--ttft", **_LATENCY, help="Fixed: time to the first token.  [default: 50ms]")
+@click.option("--itl", **_LATENCY, help="Fixed: time between tokens.  [default: 10ms]")
 @click.option(
     "--max-batch", type=int,
     help="Simulator: maximum requests served at a time; others queue.  [default: no limit, Batch: 64]",
 )  # fmt: skip
 @click.option("--max-queue", type=int, help="Simulator: maximum queued requests; further ones get a 503.")
 @click.option("--prefill-rate", type=float, help="Batch: prompt tokens per second.  [default: 20000]")
-@click.option("--prefill-overhead", **_TIME, help="Batch: additional time of a step that prefills.  [default: 0]")
-@click.option("--decode-step", **_TIME, help="Batch: time of a step that decodes.  [default: 10ms]")
-@click.option("--decode-per-seq", **_TIME, help="Batch: additional time per decoding sequence.  [default: 0]")
+@click.option("--prefill-overhead", **_LATENCY, help="Batch: additional time of a step that prefills.  [default: 0]")
+@click.option("--decode-step", **_LATENCY, help="Batch: time of a step that decodes.  [default: 10ms]")
+@click.option("--decode-per-seq", **_LATENCY, help="Batch: additional time per decoding sequence.  [default: 0]")
 @click.option(
     "--kv-tokens",
     type=int,
@@ -218,7 +236,7 @@ def command(
     settings = Settings(
         models=tuple(name for name in models if name != _SIM),
         sim=_simulator(options, not models or _SIM in models),
-        config=options["config"],
+        config=(*options["config"], *([f"parameters.shape={';'.join(options['shape'])}"] if options["shape"] else ())),
         device=options["device"],
         processes=options["processes"],
         host=host,
@@ -240,10 +258,19 @@ def command(
         drain=options["drain"],
     )
     check(settings)
+    if settings.token is None and not (settings.tls and settings.tls.client_ca) and not _is_loopback(host):
+        click.echo(_OPEN % host, err=True)
     from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: not for --help)
     from inferometer.serve.background import run_process  # noqa: PLC0415
 
     run_process(serve(settings, lambda listening: click.echo(_banner(settings, listening))))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _port(given: int | None, http: int, further: int) -> int | None:

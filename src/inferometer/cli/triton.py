@@ -6,9 +6,10 @@ import click
 
 from inferometer.cli.options import server_settings
 from inferometer.errors import named
+from inferometer.printable import printable
 
 _NAMES = {
-    "output": "--output DIR",
+    "output": "--store FOLDER",
     "server.url": "-u",
     "server.model": "-m",
     "server.version": "-x",
@@ -58,7 +59,9 @@ _NAMES = {
     help="The number of requests to send before, which do not count.",
 )
 @click.option("--csv", "csv_path", metavar="FILE", help="Write the figures as CSV, latencies in microseconds.")
-@click.option("--output", metavar="DIR", help="Keep the records of the run, in a folder of its own under DIR.")
+@click.option(
+    "--store", "output", metavar="FOLDER", help="Keep the records of the run, in a folder of its own under FOLDER."
+)
 @server_settings("url", "model", "version", "api", "stream")
 def command(
     verbose: bool,
@@ -81,8 +84,9 @@ def command(
     inferometer triton -m identity -i grpc -u 127.0.0.1:8001 -b 8 --csv out.csv
 
     This command has the flags and the output of Triton's simple performance client. Requests are tensors of zeros;
-    `infer/sec` counts requests, so a batch counts once. The model must have one input and one output, each with one variable
-    dimension. The records of the run are deleted unless there is an --output.
+    `infer/sec` counts requests, so a batch counts once, and percentiles are interpolated, as that client's are (other commands
+    print values that were measured). The model must have one input and one output, each with one variable
+    dimension. The records of the run are deleted unless there is a --store.
 
     Exit status: 0 the run is VALID, 1 it is INVALID or the server stopped (standard error says why), 2 bad input, 3 internal error.
     """
@@ -114,17 +118,18 @@ def command(
             shown = run if output is not None else triton_client.without_folder(run)
             click.echo(console.render(shown, summary, width=columns(sys.stderr)), nl=False, err=True)
     if why := triton_client.gave_up(run):
-        click.echo(f"inferometer: {why}\n  next: check whether the server is still up", err=True)
+        click.echo(f"inferometer: {printable(why)}\n  next: check whether the server is still up", err=True)
         return 1
-    click.echo(triton_client.text(run, summary), nl=False)
+    click.echo(triton_client.text(run), nl=False)
     if csv_path is not None:
-        write_file(csv_path, lambda file: file.write(triton_client.csv(run, summary).encode()))
+        write_file(csv_path, lambda file: file.write(triton_client.csv(run).encode()))
     for check in summary.checks:
         if check.name == "concurrency" and check.status == "warn" and not verbose:
-            click.echo(f"inferometer: {check.message}", err=True)  # why throughput x latency is less than one request
+            # why throughput x latency is less than one request
+            click.echo(printable(f"inferometer: {check.message}"), err=True)
     if summary.verdict == "INVALID" and not verbose:
         failed = [f"  {check.name}: {check.message}" for check in summary.checks if check.status == "fail"]
-        click.echo("\n".join(["inferometer: INVALID", *failed]), err=True)
+        click.echo(printable("\n".join(["inferometer: INVALID", *failed])), err=True)
     if unsaved is not None and output is not None:
         raise unsaved
     return 0 if summary.verdict == "VALID" else 1

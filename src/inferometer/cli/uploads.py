@@ -1,18 +1,22 @@
-"""What the commands that measure say about a bucket that their output goes to."""
+"""How the commands that measure end: an upload to the bucket that their output goes to, and what they say last."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 
-def finish_upload(folder: str | Path, status: int, quiet: bool = False) -> int:
-    """Upload the folder if it belongs to a bucket and is not there yet, say where it is, and return the status of its report.
+def finish(folder: str | Path, status: int, quiet: bool = False, answer: Iterable[str] = ()) -> int:
+    """Upload the folder if it belongs to a bucket and is not there yet, say where it is, what the answer is and how to open it, and return the status.
 
     Raises UserError when the upload fails: by then, the report has been printed.
     """
-    from inferometer.conduct.uploading import finish  # noqa: PLC0415
+    from inferometer.conduct import uploading  # noqa: PLC0415
+    from inferometer.report.closing import say_last  # noqa: PLC0415
 
-    url = finish(Path(folder), None if quiet else lambda line: click.echo(line, err=True))
+    url = uploading.finish(Path(folder), None if quiet else lambda line: click.echo(line, err=True))
     if url is not None:
         click.echo(f"uploaded to {url}", err=True)
+    if not quiet:
+        say_last(folder, answer)
     return status

@@ -8,7 +8,7 @@ _HOLDERS = {"headers", "body", "parameters"}
 """Settings that take names of the user's choice, some of which are secret."""
 _ELSEWHERE = ("_env", "_file", "_path")
 """Ends of names of settings that say where a key is."""
-_INSTEAD = "use server.api_key_env, server.api_key_file or a config file"
+_INSTEAD = "use --api-key-env (server.api_key_env), --api-key-file or a config file"
 
 
 def warning(arguments: Sequence[str]) -> str | None:
@@ -29,7 +29,7 @@ def _visible_key(option: str, value: str) -> str | None:
     if value.startswith("--") and "=" in value:  # --set=KEY=VALUE, --server.api_key=VALUE
         return _visible_key(*value.split("=", 1))
     if option in ("--header", "-H"):  # -H is perf_analyzer's; vllm bench serve has NAME=VALUE
-        name = re.split("[:=]", value, maxsplit=1)[0]
+        name = re.split(r"[:=\s]", value, maxsplit=1)[0]
         return f"{option} {name}" if _is_secret(name) else None
     if option == "--set":
         return f"--set {value.partition('=')[0]}" if _is_secret_setting(value) else None

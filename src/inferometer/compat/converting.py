@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from inferometer.analysis import slo_expression
-from inferometer.compat import command_line, perf_analyzer, vllm_bench
+from inferometer.compat import command_line, perf_analyzer, simple_perf_client, vllm_bench
 from inferometer.compat.command_line import CommandLine, Given
 from inferometer.config import from_mapping, yaml_text
 from inferometer.errors import UserError, named
@@ -27,7 +27,7 @@ class Converted(msgspec.Struct, frozen=True):
     """Secrets that were left out, one sentence each."""
 
 
-_KNOWN = "a `vllm bench serve` or perf_analyzer command line, or a config file of inference-perf"
+_KNOWN = "a `vllm bench serve`, perf_analyzer or simple_perf_client.py command line, or a config file of inference-perf"
 
 
 def convert(words: Sequence[str]) -> Converted:
@@ -103,26 +103,29 @@ def _from_inference_perf(path: str) -> Converted:
 # --- command lines ---------------------------------------------------------------------------------------------------
 
 
-def _translate_perf_analyzer(words: list[str], variables: Mapping[str, str]) -> Converted:
-    config, given = perf_analyzer.translate(words)
-    return _checked(
-        Converted("perf_analyzer", config, given.notes, given.warnings), perf_analyzer.NAMES, "perf_analyzer"
-    )
+def _vllm(words: list[str], variables: Mapping[str, str]) -> Converted:
+    return _of(vllm_bench.NAMES, *vllm_bench.translate(words, variables))
 
 
-def _translate_vllm(words: list[str], variables: Mapping[str, str]) -> Converted:
-    config, given = vllm_bench.translate(words, variables)
-    return _checked(
-        Converted("vllm bench serve", config, given.notes, given.warnings), vllm_bench.NAMES, "vllm bench serve"
-    )
+def _perf_analyzer(words: list[str], variables: Mapping[str, str]) -> Converted:
+    return _of(perf_analyzer.NAMES, *perf_analyzer.translate(words))
+
+
+def _simple_perf_client(words: list[str], variables: Mapping[str, str]) -> Converted:
+    return _of(simple_perf_client.NAMES, *simple_perf_client.translate(words))
+
+
+def _of(names: Mapping[str, str], config: dict[str, Any], given: Given) -> Converted:
+    return _checked(Converted(given.tool, config, given.notes, given.warnings), names, given.tool)
 
 
 _TOOLS: tuple[tuple[tuple[str, ...], Callable[[list[str], Mapping[str, str]], Converted]], ...] = (
-    (("vllm", "bench", "serve"), _translate_vllm),
-    (("vllm.entrypoints.cli.main", "bench", "serve"), _translate_vllm),
-    (("benchmark_serving.py",), _translate_vllm),
-    (("perf_analyzer",), _translate_perf_analyzer),
-    (("perf_client",), _translate_perf_analyzer),
+    (("vllm", "bench", "serve"), _vllm),
+    (("vllm.entrypoints.cli.main", "bench", "serve"), _vllm),
+    (("benchmark_serving.py",), _vllm),
+    (("perf_analyzer",), _perf_analyzer),
+    (("perf_client",), _perf_analyzer),
+    (("simple_perf_client.py",), _simple_perf_client),
 )
 """The words that a command of each tool has, and the function that translates those after them."""
 

@@ -14,11 +14,12 @@ from inferometer.campaign import FILE, CampaignRecord, DeviceFacts, EngineRecord
 from inferometer.conduct.campaign_reading import read_record
 from inferometer.conduct.engine_server import prompts_of, sample_row
 from inferometer.config.engines import Campaign, EngineSpec, Level, level_config, levels_of
-from inferometer.config.secret import REMOVED, is_secret, without_password
+from inferometer.config.secret import is_secret, without_password
 from inferometer.engines import devices, model_files
 from inferometer.engines.launching import EngineError
 from inferometer.errors import UserError
 from inferometer.observe.gpu import gpu_names
+from inferometer.printable import REMOVED
 from inferometer.store.folder import atomic_file
 
 SAMPLE = "sample.jsonl"

@@ -21,7 +21,7 @@ from inferometer.capacity_search.search import bracket, following
 from inferometer.capacity_search.served import Lengths, served_rate
 from inferometer.capacity_search.trials import Bracket, By, Goal, Request, Trial
 from inferometer.conduct.capacity_probe import Watch, record
-from inferometer.conduct.measuring import measure
+from inferometer.conduct.measuring import measure, measure_to_end
 from inferometer.conduct.uploading import discard_if_unused, mark, prepare
 from inferometer.config.data.mix import Mix
 from inferometer.config.fields import RampUp, Seconds
@@ -218,7 +218,7 @@ class _Prober:
 
     def _unloaded(self) -> dict[str, float]:
         """How long a request takes without load, by metric, as the first requests show that any run sends."""
-        run, summary = measure(msgspec.structs.replace(self._config, load=Closed(concurrency=1, requests=1)))
+        run, summary = measure_to_end(msgspec.structs.replace(self._config, load=Closed(concurrency=1, requests=1)))
         self.last, self._known = run, run.manifest.probe
         if self._known.failure:
             raise UserError(

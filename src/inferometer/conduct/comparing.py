@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from inferometer.analysis.comparable import STAGES_DIFFER, doubts, unusable
-from inferometer.analysis.comparison import Compared, Measured, Side, by_seed, compare
+from inferometer.analysis.comparison import Compared, Side, by_seed, compare
 from inferometer.analysis.fail_if import FailIf
 from inferometer.analysis.fail_if import parse as parse_condition
 from inferometer.conduct.remote import fetched, local_names
@@ -108,23 +108,27 @@ def has_pairs(folder: Path) -> bool:
     return (folder / PAIRS).exists()
 
 
-def open_runs(names: Sequence[str], slos: Sequence[str] | None = None) -> list[Measured]:
-    """Open the runs that names stand for: folders of runs, folders that contain runs, and globs. Each run is opened once."""
-    folders = dict.fromkeys(run.resolve() for name in names for run in runs_of(name))
-    return [open_run(str(folder), slos) for folder in folders]
-
-
 def runs_of(name: str) -> list[Path]:
     """The folders of the runs that a name stands for. Raises UserError when a glob matches no folder."""
+    return [run for folder in folders_of(name) for run in runs_in(folder) or [folder]]
+
+
+def folders_of(name: str) -> list[Path]:
+    """The folders that a name stands for, each of a run or of several. Raises UserError when a glob matches no folder."""
     if is_remote(name):
-        return [run for folder in fetched(name) for run in runs_in(folder) or [folder]]
+        return fetched(name)
     folders = [Path(name)]
-    if glob.has_magic(name) and not Path(name).exists():
+    if is_glob(name):
         matches = sorted(glob.glob(name))  # noqa: PTH207 - Path.glob takes no absolute patterns
         folders = [path for path in map(Path, matches) if path.is_dir() and not path.is_symlink()]  # LATEST is a link
     if not folders:
         raise UserError(f"{name}: no folder matches", "give the folder of a run, such as runs/LATEST")
-    return [run for folder in folders for run in runs_in(folder) or [folder]]
+    return folders
+
+
+def is_glob(name: str) -> bool:
+    """Whether the name is a pattern, not that of a folder."""
+    return glob.has_magic(name) and not Path(name).exists()
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -10,8 +10,8 @@ from inferometer.conduct.breakers import Breakers
 from inferometer.conduct.live_rows import LiveFailures, ServerRows, since_start
 from inferometer.conduct.saturation import Saturation
 from inferometer.config.loads import Stages, has_changing_rate, stages_of
-from inferometer.fleet.job import Job
 from inferometer.fleet.supervisor import Supervisor
+from inferometer.prepare.setup import Setup
 from inferometer.records import Columns, CutShort, Failure, Outcome, Snapshot, StagePlan, Trip
 from inferometer.types import OpenStage, Plan
 from inferometer.units import format_seconds
@@ -25,15 +25,20 @@ class EarlyEnds:
     """Looks at each snapshot of a run, and ends what has to end. `warn` gets a line that says so."""
 
     def __init__(
-        self, job: Job, plan: Plan, plans: Sequence[StagePlan], warn: Callable[[str], None], ends: Ends | None = None
+        self,
+        setup: Setup,
+        plan: Plan,
+        plans: Sequence[StagePlan],
+        warn: Callable[[str], None],
+        ends: Ends | None = None,
     ) -> None:
-        abort = job.config.abort
+        abort = setup.config.abort
         limits = parse_limits(abort.limits)
         self._breakers = Breakers(limits, abort.window, abort.grace, abort.ends) if limits else None
-        self._saturation = _saturation(job, plan, plans)
-        self._server_rows = ServerRows(job.spool)
-        self._ends, self._failures = ends, LiveFailures(job.spool)
-        self._plans, self._warn, self._grace = plans, warn, float(job.config.client.grace)
+        self._saturation = _saturation(setup, plan, plans)
+        self._server_rows = ServerRows(setup.spool)
+        self._ends, self._failures = ends, LiveFailures(setup.spool)
+        self._plans, self._warn, self._grace = plans, warn, float(setup.config.client.grace)
         # When to cancel the requests that are left of a stage that was ended, and the index of that stage.
         self._abandon: tuple[float, int] | None = None
         self._trips: list[Trip] = []
@@ -101,10 +106,12 @@ class EarlyEnds:
         self._abandon = (elapsed + cut.planned, cut.stage)
 
 
-def _saturation(job: Job, plan: Plan, plans: Sequence[StagePlan]) -> Saturation | None:
-    load = job.config.load
-    if not isinstance(load, Stages) or not load.cut_short or job.turns:
+def _saturation(setup: Setup, plan: Plan, plans: Sequence[StagePlan]) -> Saturation | None:
+    load = setup.config.load
+    if not isinstance(load, Stages) or not load.cut_short or setup.turns:
         return None
     specs = zip(stages_of(load), plan.stages, strict=True)
     stages = [stage if isinstance(stage, OpenStage) and not has_changing_rate(spec) else None for spec, stage in specs]
-    return Saturation(plans, stages, job.config.limits.overload) if any(stage is not None for stage in stages) else None
+    return (
+        Saturation(plans, stages, setup.config.limits.overload) if any(stage is not None for stage in stages) else None
+    )

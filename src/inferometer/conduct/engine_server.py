@@ -23,7 +23,7 @@ from inferometer.engines.catalog import server_engine
 from inferometer.engines.launching import EngineError, Launch, Start, free_port
 from inferometer.engines.process import ServerProcess, check_port, running
 from inferometer.errors import UserError
-from inferometer.fleet.runner import provide_tokenizer
+from inferometer.prepare.jobs import provide_tokenizer
 from inferometer.probe import estimate, reach
 from inferometer.records import Run
 from inferometer.types import Request
@@ -76,7 +76,7 @@ class RunningServer:
             "keep": "text",
             "output": str(folder),
         }
-        run, _ = conduct.measure(from_mapping(tree))
+        run, _ = conduct.measure_to_end(from_mapping(tree))
         bodies = store.bodies_of(run.folder, range(count))
         rows = {int(row["id"]): row for row in run.records.rows}
         outputs = []
@@ -99,7 +99,7 @@ class RunningServer:
             output=str(folder),
             slo=[],
         )
-        conduct.measure(config)
+        conduct.measure_to_end(config)
 
     def reset_cache(self) -> bool:
         """Empty the prefix cache; return whether the engine can."""

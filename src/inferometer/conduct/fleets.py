@@ -3,15 +3,17 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
+from inferometer.config.data import Mix
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
 from inferometer.fleet.clocks import described
-from inferometer.fleet.control import StartShard
+from inferometer.fleet.control import StartShards
 from inferometer.fleet.local import LocalProcess, LocalThread
-from inferometer.fleet.sizing import process_count, shard_count
 from inferometer.fleet.supervisor import check_files
+from inferometer.prepare.sizing import process_count, shard_count
 from inferometer.records import Probe
 from inferometer.types import Plan
 
@@ -22,7 +24,8 @@ class OpenFleet(NamedTuple):
     shards: int
     because: str
     """Why it is this number."""
-    start: StartShard
+    starter: Callable[[str], StartShards]
+    """Returns what starts them, given the URL in a bucket that the run belongs to, if any."""
     start_in: int = 0
     """Nanoseconds from the last shard's `ready` to t=0; 0: as usual."""
     nodes: tuple[dict[str, object], ...] = ()
@@ -48,7 +51,8 @@ def opened(config: Config, plan: Plan, probe: Probe, secrets: tuple[str, ...]) -
         shards, because = process_count(config, plan, probe)
         if config.client.processes != 0:
             check_files(shards)
-        yield OpenFleet(shards, because, LocalThread if config.client.processes == 0 else LocalProcess)
+        shard = LocalThread if config.client.processes == 0 else LocalProcess
+        yield OpenFleet(shards, because, lambda _: partial(map, shard))
         return
     from inferometer.fleet import ray_fleet  # noqa: PLC0415 - few runs need it
 
@@ -65,12 +69,13 @@ def opened(config: Config, plan: Plan, probe: Probe, secrets: tuple[str, ...]) -
         shards, because = shard_count(config, plan, probe, room)
         return shards
 
-    with ray_fleet.opened(config.fleet, count) as fleet:
+    classes = [each.name for each in config.data.classes] if isinstance(config.data, Mix) else []
+    with ray_fleet.opened(config.fleet, config.storage, classes, count) as fleet:
         nodes = {facts.node_id: facts for facts in fleet.facts}
         yield OpenFleet(
             len(fleet.facts),
             because,
-            fleet,
+            lambda stored_at: partial(fleet, stored_at),
             fleet.start_in,
             tuple({"address": node.address, "name": node.host, "cores": node.cores} for node in nodes.values()),
             lambda: described(fleet.clocks()),

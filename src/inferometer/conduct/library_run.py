@@ -25,8 +25,8 @@ from inferometer.config.schema import Config, Measure
 from inferometer.engines.inprocess.library import Library
 from inferometer.engines.inprocess.messages import Generated, Progress, Row
 from inferometer.errors import UserError
-from inferometer.fleet.job import whole_plan
 from inferometer.observe.observer import Observers
+from inferometer.prepare.plans import whole_plan
 from inferometer.records import (
     COUNTED_BY,
     MISSING,

@@ -1,4 +1,4 @@
-"""What a job says about the metrics that it offers live: the labels, what the run is about, and its planned rate."""
+"""What a run says about the metrics that it offers live: the labels, what the run is about, and its planned rate."""
 
 import math
 from collections import Counter
@@ -8,20 +8,21 @@ from functools import partial
 from inferometer import __version__, schedule
 from inferometer.config.data import Mix
 from inferometer.config.loads import Constant, Gamma, Poisson, Replay, StageSpec, stages_of
-from inferometer.fleet.job import Job, part_plan, whole_plan
+from inferometer.prepare.plans import part_plan, whole_plan
+from inferometer.prepare.setup import Setup
 from inferometer.publish.families import LiveFamilies, RunInfo
 from inferometer.publish.live_counts import LiveCounts
 from inferometer.types import Plan
 from inferometer.units import NS
 
 
-def live_families(job: Job) -> LiveFamilies:
+def live_families(setup: Setup) -> LiveFamilies:
     """Return the metrics of this run, for an exporter."""
-    config, reached = job.config, job.reached
+    config, reached = setup.config, setup.reached
     specs = stages_of(config.load)
     classes = [class_.name for class_ in config.data.classes] if isinstance(config.data, Mix) else []
     info = RunInfo(
-        run=job.spool.parent.name,
+        run=setup.spool.parent.name,
         url=", ".join(target.url for target in reached.targets),
         model=reached.model,
         api=config.server.api,
@@ -29,10 +30,10 @@ def live_families(job: Job) -> LiveFamilies:
     )
     plan = None
     if any(isinstance(spec, Replay) for spec in specs):
-        plan = part_plan(config, whole_plan(config, job.probe.e2e_ns, job.turns), job.part)
-    counts = LiveCounts(job.spool, job.shards, stage_labels(job.stages), classes)
-    parts = job.part.of if job.part else 1
-    return LiveFamilies(counts, info, partial(target_rate, specs, job.turns, plan, parts=parts))
+        plan = part_plan(config, whole_plan(config, setup.probe.e2e_ns, setup.turns), setup.part)
+    counts = LiveCounts(setup.spool, setup.shards, stage_labels(setup.stages), classes)
+    parts = setup.part.of if setup.part else 1
+    return LiveFamilies(counts, info, partial(target_rate, specs, setup.turns, plan, parts=parts))
 
 
 def stage_labels(names: Sequence[str]) -> list[str]:

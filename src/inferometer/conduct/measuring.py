@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -33,26 +34,20 @@ from inferometer.conduct.uploading import finish, mark, prepare
 from inferometer.config.check import check_streams
 from inferometer.config.data import Images, Mix, Tensors
 from inferometer.config.schema import Config
-from inferometer.config.secret import hidden, hide, observe_words, words
+from inferometer.config.secret import hidden, observe_words, words
 from inferometer.errors import UserError
-from inferometer.fleet.job import (
-    Job,
-    Part,
-    check_load,
-    longest_sequence,
-    part_plan,
-    portions,
-    prepared_count,
-    shard_plan,
-    whole_plan,
-)
 from inferometer.fleet.lost import add_lost_rows
-from inferometer.fleet.runner import provide_tokenizer
 from inferometer.fleet.supervisor import Supervisor
 from inferometer.observe.observer import Observers
 from inferometer.observe.settling import Settling
+from inferometer.prepare.choice import portions, prepared_count
+from inferometer.prepare.jobs import prepared_jobs, provide_tokenizer
+from inferometer.prepare.plans import check_load, division_unit, longest_sequence, part_plan, shard_plans, whole_plan
+from inferometer.prepare.setup import Part, Setup
+from inferometer.printable import hide
 from inferometer.probe import estimate, reach
 from inferometer.probe.connect import Unreachable
+from inferometer.probe.refusal import EveryRequestFailsError
 from inferometer.probe.shared_memory import Portion
 from inferometer.records import Manifest, Outcome, Probe, Run, Snapshot, StagePlan
 from inferometer.report.live import Outline
@@ -68,6 +63,8 @@ from inferometer.workload import image_tensors, images, tensors, tokenizer
 
 _STREAMED = ("ttft", "ttft_service", "ttft_content", "tpot")
 """Latencies that only streamed responses have."""
+_SHOW_EVERY_S = 0.25
+"""How often the progress of the preparation is shown."""
 
 
 class Show(Protocol):
@@ -144,6 +141,14 @@ def measure(
     return run, summary
 
 
+def measure_to_end(config: Config) -> tuple[Run, Summary]:
+    """Measure what is of no use in part. Raises KeyboardInterrupt when the user interrupted the run."""
+    run, summary = measure(config)
+    if run.manifest.outcome.interrupted:
+        raise KeyboardInterrupt
+    return run, summary
+
+
 def _measure_to_folder(
     config: Config,
     upload: Upload | None,
@@ -168,7 +173,7 @@ def _measure_to_folder(
     if needs_server:  # filters by length and sessions count tokens
         _check_data(config)
     config = completed(config, reached)
-    probe = probe or probed(config, reached, secrets.token_hex(4), show)
+    probe = probe or probed(config, reached, secrets.token_hex(4), show, must_reach)
     turns = workload.mean_turns(config.data, config.seed) if workload.has_sessions(config.data) else 0.0
     whole = whole_plan(config, probe.e2e_ns, turns)
     check_context(config, reached, schedule.total_requests(whole))
@@ -183,31 +188,24 @@ def _measure_to_folder(
             shared = held.enter_context(_shared(config, reached, own))
         folder = store.new_folder(config.output, folder_stem(part, start_ns, tag))
         mark(folder, upload)
-        barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
         names = tuple(stage.name for stage in manifest.stage_plans(config, plan, turns, part.of if part else 1))
         stored_at = f"{upload.url}/{folder.name}" if upload is not None else ""
-        job = Job(
-            config,
-            reached,
-            shards,
-            folder / SPOOL,
-            tag,
-            shared,
-            barriers,
-            probe,
-            turns,
-            names,
-            part,
-            start_ns,
-            stored_at,
+        setup = Setup(
+            config, reached, shards, folder / SPOOL, tag, shared, probe, turns, names, part, start_ns, stored_at
         )
-        return _measure(job, plan, folder, show, fleet, watch, ends, held)
+        try:
+            return _measure(setup, plan, folder, show, fleet, watch, ends, held)
+        except FileNotFoundError:
+            if setup.spool.exists():
+                raise
+            raise UserError(f"{folder}: the folder was deleted while the run was in progress", "run again") from None
 
 
 def _reached(config: Config, must_reach: bool, show: Show | None) -> tuple[Config, reach.Reached]:
     """Reach the server. If it need not be reached, and is not, no connection is opened and no request is sent before the run."""
     try:
-        return config, reach.reach(config.server)
+        reached = reach.reach(config.server)
+        return msgspec.structs.replace(config, server=reach.suited(config.server, reached)), reached
     except Unreachable as error:
         if must_reach or not config.server.model:
             raise
@@ -217,7 +215,7 @@ def _reached(config: Config, must_reach: bool, show: Show | None) -> tuple[Confi
         return msgspec.structs.replace(config, client=client), reach.assume(config.server)
 
 
-def probed(config: Config, reached: reach.Reached, tag: str, show: Show | None = None) -> Probe:
+def probed(config: Config, reached: reach.Reached, tag: str, show: Show | None = None, refuse: bool = True) -> Probe:
     """Send a few requests of the workload, to know what the start of the run needs (probe/estimate.py)."""
     if not config.client.probe:
         return Probe(skipped="client.probe is false")
@@ -228,7 +226,9 @@ def probed(config: Config, reached: reach.Reached, tag: str, show: Show | None =
         show.probing()
     try:
         with _shared(config, reached, lambda: [_portion(requests)]) as refs:
-            return estimate.estimate(config, reached, requests, f"{tag}-probe", *refs)
+            return estimate.estimate(config, reached, requests, f"{tag}-probe", *refs, may_refuse=refuse)
+    except EveryRequestFailsError:
+        raise
     except UserError as error:  # the shared memory could not be set up: the run reports it
         return Probe(failure=hide(error.what, words(config.server, reached.secrets, config.data)))
     finally:
@@ -241,7 +241,7 @@ def _portion(requests: list[Request]) -> Portion:
 
 
 def _measure(
-    job: Job,
+    setup: Setup,
     plan: Plan,
     folder: Path,
     show: Show | None,
@@ -250,23 +250,33 @@ def _measure(
     ends: Ends | None,
     held: contextlib.ExitStack,
 ) -> tuple[Run, Summary]:
-    config, reached, shards = job.config, job.reached, job.shards
+    config, reached, shards = setup.config, setup.reached, setup.shards
     view = show or _NoView()
     secrets = words(config.server, reached.secrets, config.data) + observe_words(config)
     try:
-        draft = _draft(job, plan, fleet)
+        draft = _draft(setup, plan, fleet)
         with disk_errors(folder):
-            job.spool.mkdir()
-            draft_file = held.enter_context(drafts.begin(job.spool / DRAFT, draft))
-        observers = observers_of(job)
+            setup.spool.mkdir()
+            draft_file = held.enter_context(drafts.begin(setup.spool / DRAFT, draft))
+        observers = observers_of(setup)
         watching = held.enter_context(Observers(observers))
-        view.planned(_outline(job, plan, live_url(observers)))
+        view.planned(_outline(setup, plan, live_url(observers)))
         watching.start()
-        for line in (*fleet.notes, *warnings_at_start(job, observers, secrets)):
+        for line in (*fleet.notes, *warnings_at_start(setup, observers, secrets)):
             view.warn(line)
-        supervisor = Supervisor(job, fleet.start, plan, fleet.start_in)
-        settling = _settling(job, draft.manifest.plan)
-        early = EarlyEnds(job, plan, draft.manifest.plan, view.warn, ends)
+        files = held.enter_context(contextlib.ExitStack())
+        with stop_on_ctrl_c(_interrupt):
+            jobs = files.enter_context(prepared_jobs(setup, plan, _preparing(view)))
+        supervisor = Supervisor(
+            jobs,
+            fleet.starter(setup.stored_at),
+            plan,
+            unit=division_unit(config),
+            start_in=fleet.start_in,
+            begin=watching.begin,
+        )
+        settling = _settling(setup, draft.manifest.plan)
+        early = EarlyEnds(setup, plan, draft.manifest.plan, view.warn, ends)
         interval = 0.05 if settling else 0.25 if show or watch or observers or early.is_needed else 1.0
         with stop_on_ctrl_c(supervisor.stop):
             for snapshot in supervisor.watch(interval):
@@ -277,6 +287,7 @@ def _measure(
                 early.look(snapshot, supervisor)
                 watching.mark(snapshot.stage)
                 view.progress(msgspec.structs.replace(snapshot, observed=watching.now()))
+            files.close()  # the records need the space
             with stop_on_ctrl_c(watching.stop_waiting):
                 observed = watching.end(waiting=view.waiting)
     except BaseException:
@@ -291,30 +302,49 @@ def _measure(
         raise UserError("; ".join(supervisor.errors) or "the run ended before it started", "nothing was sent")
     ended_early = range(len(plan.stages)) if supervisor.interrupted else supervisor.ended_early
     for lost in supervisor.lost:
-        own = shard_plan(job, plan, lost)
+        own = shard_plans(config, plan, shards)[lost]
         granted = supervisor.dealing.granted(lost)
         add_lost_rows(
-            job.spool, lost, own, ended_early, granted, partial(workload.classes_of, config.data, config.seed)
+            setup.spool, lost, own, ended_early, granted, partial(workload.classes_of, config.data, config.seed)
         )
     finished = _finished(draft.manifest, supervisor, early, fleet)
     finished = with_observations(finished, observers, watching, secrets)
-    spool_series(job.spool, observed, supervisor.t0)
+    spool_series(setup.spool, observed, supervisor.t0, secrets)
     drafts.end(draft_file, Draft(finished, shards))
     return save(folder, from_spool(folder, finished, shards))
 
 
-def _outline(job: Job, plan: Plan, metrics_url: str) -> Outline:
+def _interrupt() -> None:
+    """Handle Ctrl-C while requests are prepared."""
+    raise KeyboardInterrupt
+
+
+def _preparing(view: Show) -> Callable[[int, int], None]:
+    """Return what shows how many requests are prepared."""
+    shown = -_SHOW_EVERY_S
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown < _SHOW_EVERY_S:
+            return
+        shown = time.monotonic()
+        view.progress(Snapshot(started=False, prepared=done / total))
+
+    return progress
+
+
+def _outline(setup: Setup, plan: Plan, metrics_url: str) -> Outline:
     return Outline(
-        urls=tuple(target.url for target in job.reached.targets),
-        model=job.reached.model,
-        load=job.config.load,
-        total=schedule.total_requests(plan, job.turns),
+        urls=tuple(target.url for target in setup.reached.targets),
+        model=setup.reached.model,
+        load=setup.config.load,
+        total=schedule.total_requests(plan, setup.turns),
         duration=schedule.planned_duration(plan),
         stage_durations=tuple(stage.duration for stage in plan.stages),
-        rate_at=partial(schedule.rate_at, whole=plan, parts=job.part.of if job.part else 1),
-        processes=job.shards,
-        spool=job.spool,
-        turns=job.turns,
+        rate_at=partial(schedule.rate_at, whole=plan, parts=setup.part.of if setup.part else 1),
+        processes=setup.shards,
+        spool=setup.spool,
+        turns=setup.turns,
         metrics_url=metrics_url,
     )
 
@@ -349,7 +379,7 @@ def _check_sessions(config: Config) -> None:
         apis = " or ".join(name for name, row in APIS.items() if row.history)
         raise UserError(
             f"{kind} has conversations of several turns, but {config.server.api} requests cannot contain earlier turns",
-            f"use {{server.api}} {apis}, or data without conversations"
+            f"use {{server.api={apis}}}, or data without conversations"
             + (": set data.turns to first" if hasattr(config.data, "turns") and hasattr(config.data, "path") else ""),
             key="data.path" if hasattr(config.data, "path") else "data.type",
         )
@@ -419,9 +449,9 @@ def _sequenced(config: Config, reached: reach.Reached) -> Config:
     return msgspec.structs.replace(config, data=data)
 
 
-def _settling(job: Job, plans: tuple[StagePlan, ...]) -> Settling | None:
+def _settling(setup: Setup, plans: tuple[StagePlan, ...]) -> Settling | None:
     """Make what ends stages as soon as they are stable."""
-    return Settling(job.spool, job.shards, plans) if any(plan.stable for plan in plans) else None
+    return Settling(setup.spool, setup.shards, plans) if any(plan.stable for plan in plans) else None
 
 
 def _shared(
@@ -437,23 +467,23 @@ def _shared(
     return shared_memory.shared(served, portions())
 
 
-def _draft(job: Job, plan: Plan, fleet: OpenFleet) -> Draft:
-    config, reached, shards = job.config, job.reached, job.shards
-    salt = workload.salt_of(workload.salted(config.data, job.tag))
+def _draft(setup: Setup, plan: Plan, fleet: OpenFleet) -> Draft:
+    config, reached, shards = setup.config, setup.reached, setup.shards
+    salt = workload.salt_of(workload.salted(config.data, setup.tag))
     return Draft(
         Manifest(
             inferometer=__version__,
             started="",
             t0_wall_ns=0,
             config=manifest.redacted(config, reached.model),
-            plan=manifest.stage_plans(config, plan, job.turns, job.part.of if job.part else 1),
+            plan=manifest.stage_plans(config, plan, setup.turns, setup.part.of if setup.part else 1),
             workload={
                 "digest": workload.digest(config.data, config.seed),
-                "distinct": prepared_count(config, plan, shards, job.probe),
+                "distinct": prepared_count(config, plan, shards, setup.probe),
             }
             | ({"salt": salt} if salt else {})
             | workload.notes(config.data),
-            probe=job.probe,
+            probe=setup.probe,
             clock={"source": manifest.clock_source(), "stamps": "unknown"},
             seeds={"seed": config.seed},
             versions=manifest.versions(),
@@ -461,7 +491,7 @@ def _draft(job: Job, plan: Plan, fleet: OpenFleet) -> Draft:
             | {"processes": shards, "has_server": manifest.is_here(reached.addresses)}
             | ({"nodes": fleet.nodes} if fleet.nodes else {}),
             server=manifest.server(config, reached.facts),
-            part=part_record(job),
+            part=part_record(setup),
         ),
         shards,
     )

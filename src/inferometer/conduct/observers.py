@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 
 from inferometer.config.observe import Observe
-from inferometer.config.secret import hidden, hide, observe_words
+from inferometer.config.secret import hidden, observe_words
 from inferometer.errors import UserError
-from inferometer.fleet.job import Job
 from inferometer.observe import gpu, metrics_endpoints, process_names
 from inferometer.observe.host import HostWatch
 from inferometer.observe.observer import Observer, Observers
@@ -18,6 +17,8 @@ from inferometer.observe.prometheus_api import PrometheusApi
 from inferometer.observe.promql import PromQLQuery
 from inferometer.observe.scrape import Scrape
 from inferometer.observe.statistics import StatisticsWatch
+from inferometer.prepare.setup import Setup
+from inferometer.printable import hide
 from inferometer.probe import reach
 from inferometer.records import Manifest
 from inferometer.series import TimeSeries
@@ -30,13 +31,13 @@ _STATISTICS_TIMEOUT = 2.0
 """Seconds to connect for a server's statistics, and to wait for each piece of them."""
 
 
-def observers_of(job: Job) -> dict[str, Observer]:
+def observers_of(setup: Setup) -> dict[str, Observer]:
     """Make the observers that this run needs, by name. Raises UserError when the config asks for one that cannot be made."""
     made: dict[str, Observer] = {}
     try:
         for make in OBSERVERS:
-            if make not in _OF_SERVER or job.part is None or job.part.number == 0:
-                made |= make(job)
+            if make not in _OF_SERVER or setup.part is None or setup.part.number == 0:
+                made |= make(setup)
     except BaseException:
         for observer in made.values():
             observer.close()
@@ -44,9 +45,9 @@ def observers_of(job: Job) -> dict[str, Observer]:
     return made
 
 
-def _kserve_statistics(job: Job) -> Mapping[str, Observer]:
+def _kserve_statistics(setup: Setup) -> Mapping[str, Observer]:
     """Make the observer that reads the statistics of a KServe server."""
-    config, reached = job.config, job.reached
+    config, reached = setup.config, setup.reached
     if reached.facts is None:
         return {}
     peers, headers = reach.peers_of(config.server, reached)
@@ -55,9 +56,9 @@ def _kserve_statistics(job: Job) -> Mapping[str, Observer]:
     return {"kserve": StatisticsWatch(peers, headers, reached.model, config.server.version or "")}
 
 
-def _scrapes(job: Job) -> Mapping[str, Observer]:
+def _scrapes(setup: Setup) -> Mapping[str, Observer]:
     """Make an observer for each Prometheus endpoint."""
-    config, reached = job.config, job.reached
+    config, reached = setup.config, setup.reached
     urls = config.observe.prometheus
     without: list[str] = []
     if urls == "auto":
@@ -71,23 +72,23 @@ def _scrapes(job: Job) -> Mapping[str, Observer]:
     return made | ({"prometheus": metrics_endpoints.LeftOut(without)} if made and without else {})
 
 
-def _promql(job: Job) -> Mapping[str, Observer]:
+def _promql(setup: Setup) -> Mapping[str, Observer]:
     """Make the observer that reads from a Prometheus server."""
-    settings = job.config.observe.promql
+    settings = setup.config.observe.promql
     if settings is None:
         return {}
     token = reach.secret_from(settings.token_env, settings.token_file, "token", "observe.promql.token")
-    secrets = ((token,) if token else ()) + observe_words(job.config)
+    secrets = ((token,) if token else ()) + observe_words(setup.config)
     with hidden(secrets):
         headers = settings.headers | ({"Authorization": f"Bearer {token}"} if token else {})
         api = PrometheusApi(settings.url, headers, secrets)
-        observer = PromQLQuery(api, settings, families.name_pattern(), float(job.config.observe.interval))
+        observer = PromQLQuery(api, settings, families.name_pattern(), float(setup.config.observe.interval))
         observer.check()
     return {"promql": observer}
 
 
-def _resources(job: Job) -> Mapping[str, Observer]:
-    return resource_observers(job.config.observe)
+def _resources(setup: Setup) -> Mapping[str, Observer]:
+    return resource_observers(setup.config.observe)
 
 
 def resource_observers(observe: Observe) -> dict[str, Observer]:
@@ -101,15 +102,15 @@ def resource_observers(observe: Observe) -> dict[str, Observer]:
     return made
 
 
-def _live_metrics(job: Job) -> Mapping[str, Observer]:
+def _live_metrics(setup: Setup) -> Mapping[str, Observer]:
     """Make the live Prometheus endpoint."""
-    port = job.config.export.metrics_port
+    port = setup.config.export.metrics_port
     if port is None:
         return {}
     from inferometer.conduct.live_families import live_families  # noqa: PLC0415 - few runs need it
     from inferometer.publish.endpoint import LiveEndpoint  # noqa: PLC0415
 
-    return {LIVE_METRICS: LiveEndpoint(live_families(job), port, job.config.export.metrics_host)}
+    return {LIVE_METRICS: LiveEndpoint(live_families(setup), port, setup.config.export.metrics_host)}
 
 
 def live_url(observers: Mapping[str, Observer]) -> str:
@@ -117,9 +118,9 @@ def live_url(observers: Mapping[str, Observer]) -> str:
     return str(getattr(observers.get(LIVE_METRICS), "url", ""))
 
 
-def warnings_at_start(job: Job, observers: Mapping[str, Observer], secrets: tuple[str, ...]) -> list[str]:
+def warnings_at_start(setup: Setup, observers: Mapping[str, Observer], secrets: tuple[str, ...]) -> list[str]:
     """Return what cannot be reached of what the config names. The run goes on: it may be there later."""
-    is_named = job.config.observe.prometheus != "auto"
+    is_named = setup.config.observe.prometheus != "auto"
     return [
         hide(observer.warning, secrets)
         for observer in observers.values()
@@ -127,9 +128,9 @@ def warnings_at_start(job: Job, observers: Mapping[str, Observer], secrets: tupl
     ]
 
 
-def _otlp(job: Job) -> Mapping[str, Observer]:
+def _otlp(setup: Setup) -> Mapping[str, Observer]:
     """Make the sender of metrics and spans."""
-    if job.config.export.otlp is None:
+    if setup.config.export.otlp is None:
         return {}
     try:
         from inferometer.conduct.otlp import otlp_export  # noqa: PLC0415 - it needs an extra
@@ -141,10 +142,10 @@ def _otlp(job: Job) -> Mapping[str, Observer]:
             "pip install 'inferometer[otlp]'",
             "export.otlp",
         ) from None
-    return {"otlp": otlp_export(job, job.config.export.otlp)}
+    return {"otlp": otlp_export(setup, setup.config.export.otlp)}
 
 
-OBSERVERS: tuple[Callable[[Job], Mapping[str, Observer]], ...] = (
+OBSERVERS: tuple[Callable[[Setup], Mapping[str, Observer]], ...] = (
     _kserve_statistics,
     _scrapes,
     _promql,
@@ -173,9 +174,14 @@ def with_observations(
     return msgspec.structs.replace(head, statistics=statistics, no_statistics=hidden_reasons)
 
 
-def spool_series(folder: Path, series: tuple[TimeSeries, ...], t0: int) -> None:
+def spool_series(folder: Path, series: tuple[TimeSeries, ...], t0: int, secrets: tuple[str, ...]) -> None:
     """Keep what observers recorded with the records, for the case that the run cannot be stored now."""
+
+    def stored(one: TimeSeries) -> TimeSeries:
+        labels = {name: hide(value, secrets) for name, value in one.labels.items()}
+        return msgspec.structs.replace(one, at=one.at - t0, labels=labels)
+
     from inferometer.store import series as series_file  # noqa: PLC0415 - it imports pyarrow
 
     with contextlib.suppress(OSError):  # the disk is full: the records matter more
-        series_file.write(folder / SERIES, [msgspec.structs.replace(each, at=each.at - t0) for each in series])
+        series_file.write(folder / SERIES, [stored(one) for one in series])

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inferometer.conduct.campaign_reading import open_campaign
-from inferometer.conduct.comparing import compare_pairs, open_runs
-from inferometer.conduct.folders import Stored, stored_in
+from inferometer.conduct.comparing import compare_pairs
+from inferometer.conduct.folders import Stored, open_runs, stored_in
 from inferometer.conduct.remote import local_names
 from inferometer.conduct.saving import open_run
 from inferometer.conduct.sweep import open_sweep

@@ -18,10 +18,17 @@ from inferometer.conduct.comparing import PAIRS, PairList
 from inferometer.conduct.server_process import started
 from inferometer.conduct.uploading import discard_if_unused, mark, prepare
 from inferometer.config.schema import Config
+from inferometer.errors import UserError
+from inferometer.probe.reach import reach
+from inferometer.report import formatting
 from inferometer.store.folder import atomic_file
 
 Note = Callable[[int, int, str], conduct.Show | None]
 """Called before each run with its number, the number of runs and its side; returns what shows the run, if anything."""
+
+
+Ended = Callable[[str], None]
+"""Called after each run with its verdict in a line."""
 
 
 class Starter(msgspec.Struct, frozen=True):
@@ -50,25 +57,45 @@ def repeat(config: Config, count: int, note: Note) -> tuple[Path, list[Measured]
     return folder, measured
 
 
-def measure_pairs(sides: Sequence[tuple[str, Config, Starter | None]], count: int, note: Note) -> tuple[Path, int]:
+def measure_pairs(
+    sides: Sequence[tuple[str, Config, Starter | None]], count: int, note: Note, ended: Ended, force: bool = False
+) -> tuple[Path, int]:
     """Measure pairs of runs; `sides` are A's and B's URL, config and starter. Returns the folder and how many pairs it has.
 
-    After a Ctrl-C it returns with the pairs that are complete.
+    Raises UserError before the first run if one of two running servers cannot be measured, and after two pairs if a check failed in both
+    of them on the same side, unless there is `force`: the further pairs would be left out, too. After a Ctrl-C it returns with the pairs that are complete.
     """
     pairs: list[tuple[str, str]] = []
+    failed: list[dict[tuple[str, str], str]] = []
+    for _, config, starter in sides:
+        if starter is None:
+            reach(config.server)
     with folder_for_runs(sides[0][1]) as folder, terminable(), contextlib.suppress(KeyboardInterrupt):
         for number in range(count):
             names: dict[int, str] = {}
+            failed.append({})
             for position, index in enumerate((0, 1) if number % 2 == 0 else (1, 0)):
                 _, config, starter = sides[index]
                 show = note(2 * number + position + 1, 2 * count, "AB"[index])
                 with _server(starter, config, folder / f"server-{'ab'[index]}.log"):
-                    run, _ = _run(config, folder, number, show)
+                    run, summary = _run(config, folder, number, show)
                 if run.manifest.outcome.interrupted:
                     raise KeyboardInterrupt
+                failing = {check.name: check.message for check in summary.checks if check.status == "fail"}
+                failed[-1] |= {("AB"[index], check): message for check, message in failing.items()}
+                why = next((f"{check}: {message}" for check, message in failing.items()), "")
+                ended(
+                    f"{summary.verdict} · {why or f'{formatting.rate(summary.throughput.requests or 0, 4)} requests/s'}"
+                )
                 names[index] = run.folder.name
             pairs.append((names[0], names[1]))
             _write(folder, PairList(sides[0][0], sides[1][0], pairs))
+            if number == 1 < count - 1 and not force and (lasting := [key for key in failed[0] if key in failed[1]]):
+                side, name = lasting[0]
+                raise UserError(
+                    f"{folder}: stopped after 2 of {count} pairs: {side} is INVALID in both: {name}: {failed[1][lasting[0]]}",
+                    "remove the cause and measure again, or add --force",
+                )
     return folder, len(pairs)
 
 

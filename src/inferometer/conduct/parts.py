@@ -13,7 +13,8 @@ from inferometer import manifest, workload
 from inferometer.config.loads import Stages, stages_of
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
-from inferometer.fleet.job import Job, Part, whole_plan
+from inferometer.prepare.plans import whole_plan
+from inferometer.prepare.setup import Part, Setup
 from inferometer.records import RunPart
 from inferometer.units import NS, format_seconds, parse_seconds
 
@@ -105,7 +106,7 @@ def check_part(config: Config, part: Part | None) -> None:
 
 
 def tag_of(part: Part | None, start_ns: int, seed: int) -> str:
-    """Return the run's own word (fleet/job.py). All parts that start at the same instant have the same."""
+    """Return the run's own word (prepare/setup.py). All parts that start at the same instant have the same."""
     if part is None:
         return secrets.token_hex(4)
     return hashlib.sha256(f"{start_ns} {seed} {part.of}".encode()).hexdigest()[:8]
@@ -118,15 +119,15 @@ def folder_stem(part: Part | None, start_ns: int, tag: str) -> str:
     return f"{datetime.fromtimestamp(start_ns / NS):%Y%m%d-%H%M%S}-{tag}-part{part.number}"
 
 
-def part_record(job: Job) -> RunPart | None:
-    """Return what the manifest says about the part; None if the job is a whole run."""
-    if job.part is None:
+def part_record(setup: Setup) -> RunPart | None:
+    """Return what the manifest says about the part; None if it is a whole run."""
+    if setup.part is None:
         return None
-    plan = whole_plan(job.config, job.probe.e2e_ns, job.turns)
+    plan = whole_plan(setup.config, setup.probe.e2e_ns, setup.turns)
     return RunPart(
-        number=job.part.number,
-        of=job.part.of,
-        start_ns=job.start_ns,
-        plan=manifest.stage_plans(job.config, plan, job.turns),
-        distinct=workload.distinct(job.config.data) or 0,
+        number=setup.part.number,
+        of=setup.part.of,
+        start_ns=setup.start_ns,
+        plan=manifest.stage_plans(setup.config, plan, setup.turns),
+        distinct=workload.distinct(setup.config.data) or 0,
     )

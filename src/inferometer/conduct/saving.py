@@ -52,6 +52,9 @@ def recover(folder: str | Path) -> tuple[Run, Summary] | None:
     """Put a run that never ended together from what it had recorded, and store it; None if there is no such run in the folder."""
     path = Path(folder).resolve()
     draft_file = path / SPOOL / DRAFT
+    if (path / "manifest.json").exists() and (path / SPOOL).exists() and not drafts.is_locked(draft_file):
+        with contextlib.suppress(UserError):  # the folder is damaged or read-only
+            return _complete(path, store.read(path))
     if not draft_file.exists() or (path / "manifest.json").exists():
         return None
     draft = drafts.read(draft_file)
@@ -110,11 +113,15 @@ def save(folder: Path, run: Run) -> tuple[Run, Summary]:
         is_by_shard = not (folder / CHUNKS).exists() and bool(files_of(folder, CHUNKS))
         chunks, bodies = (None, None) if is_by_shard else (run.chunks(), _bodies(folder / SPOOL))
         store.write(folder, run.manifest, run.records, chunks, run.series(), bodies)
-        stored = store.written(folder, run.records)
-        summary = summarise(stored)
-        store.write_summary(folder, report_json.encode(summary))
+        return _complete(folder, store.written(folder, run.records))
     except UserError as error:
         raise UnsavedError(error, run, summarise(run)) from None
+
+
+def _complete(folder: Path, stored: Run) -> tuple[Run, Summary]:
+    """Write the summary of a run whose other files are complete, and delete its spool."""
+    summary = summarise(stored)
+    store.write_summary(folder, report_json.encode(summary))
     shutil.rmtree(folder / SPOOL, ignore_errors=True)
     store.point_latest(folder)
     return stored, summary

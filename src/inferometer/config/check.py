@@ -53,6 +53,8 @@ def check(config: Config) -> None:
     if config.observe.interval < _SHORTEST_INTERVAL:
         raise UserError("the interval is too short", "give 10ms or more, such as 1s", "observe.interval")
     _check_otlp(config)
+    if config.client.retry_statuses and not config.client.retries:
+        raise UserError("nothing is repeated without client.retries", "give {client.retries}", "client.retry_statuses")
     api = _check_url(config.server)
     _check_server(config.server, api)
     if isinstance(config.data, Mix):
@@ -63,7 +65,7 @@ def check(config: Config) -> None:
     if "text" in config.kept and api.request != "text":
         raise UserError(
             f"{api.name} requests are {api.request}, not text",
-            f"leave it out, or use {{server.api}} {' or '.join(names(request='text'))}",
+            f"leave it out, or use {{server.api={' or '.join(names(request='text'))}}}",
             "keep",
         )
     check_lengths(config.data, "data")
@@ -170,7 +172,7 @@ def _check_url(server: Server) -> Api:
         raise UserError(f"{api.name} needs a grpc:// URL", "write grpc://HOST:PORT", "server.api")
     over_grpc = " or ".join(row.name for row in APIS.values() if "grpc" in row.schemes)
     raise UserError(
-        f"{api.name} is not available over gRPC", f"use an http:// URL, or {{server.api}} {over_grpc}", "server.api"
+        f"{api.name} is not available over gRPC", f"use an http:// URL, or {{server.api={over_grpc}}}", "server.api"
     )
 
 
@@ -178,7 +180,7 @@ def _check_server(server: Server, api: Api) -> None:
     if api.has_method and not server.method:
         raise UserError("missing", "name the method: package.Service/Method", "server.method")
     if server.stream and scheme_of(server.urls[0]) not in api.stream_schemes:
-        remedy = "use a grpc:// URL, or {server.api} generate" if api.request == "tensors" else "leave it out"
+        remedy = "use a grpc:// URL, or {server.api=generate}" if api.request == "tensors" else "leave it out"
         raise UserError(f"{api.name} cannot be streamed over HTTP", remedy, "server.stream")
     if server.stream == "persistent":
         _check_persistent(server, api)
@@ -186,7 +188,7 @@ def _check_server(server: Server, api: Api) -> None:
         tensor_apis = " or ".join(names(request="tensors"))
         raise UserError(
             f"{api.name} does not send tensors",
-            f"leave it out, or use {{server.api}} {tensor_apis}",
+            f"leave it out, or use {{server.api={tensor_apis}}}",
             "server.shared_memory",
         )
 
@@ -195,7 +197,7 @@ def _check_persistent(server: Server, api: Api) -> None:
     if api.request != "tensors" or scheme_of(server.urls[0]) != "grpc":
         raise UserError(
             "persistent streams are those of KServe over gRPC",
-            "use a grpc:// URL with {server.api} kserve, or true",
+            "use a grpc:// URL with {server.api=kserve}, or true",
             "server.stream",
         )
     if server.compression != "none":
@@ -247,9 +249,9 @@ def _check_data(config: Config, data: Unmixed, api: Api, key: str = "data") -> N
         accepted = f"{', '.join(most)} or {last}" if most else last
         other_api = ""
         if isinstance(data, Tensors | Images) and scheme_of(config.server.urls[0]) == "http":
-            other_api = "{server.api} kserve for a tensor server, or "
+            other_api = "{server.api=kserve} for a tensor server, or "
         elif isinstance(data, Messages):
-            other_api = "a grpc:// URL with {server.api} grpc, or "
+            other_api = "a grpc:// URL with {server.api=grpc}, or "
         raise UserError(
             f"{kind} does not go with {config.server.api}", f"use {other_api}{key}.type: {accepted}", f"{key}.type"
         )
@@ -283,7 +285,7 @@ def _check_prefixes(data: object, api: Api, key: str) -> None:
     if data.prefix_as == "system" and api.history != "messages":
         raise UserError(
             f"{api.name} has no system message",
-            "leave it out, or use {server.api} chat or messages",
+            "leave it out, or use {server.api=chat or messages}",
             f"{key}.prefix_as",
         )
     if data.hit is not None and data.prompts:
@@ -308,13 +310,13 @@ def _check_prompts(data: Data, key: str, api: Api) -> None:
     if of_ids and not api.takes_ids:
         takes = " or ".join(names(takes_ids=True))
         raise UserError(
-            f"{api.name} requests cannot contain token ids", f"use {{server.api}} {takes}", f"{key}.{of_ids[0]}"
+            f"{api.name} requests cannot contain token ids", f"use {{server.api={takes}}}", f"{key}.{of_ids[0]}"
         )
     if getattr(data, "chat_template", "ignore") in ("count", "include") and not api.has_chat_template:
         having = " or ".join(names(has_chat_template=True))
         raise UserError(
             f"{api.name} requests have no chat template",
-            f"leave it out, or use {{server.api}} {having}",
+            f"leave it out, or use {{server.api={having}}}",
             f"{key}.chat_template",
         )
 

@@ -133,15 +133,19 @@ class Level(msgspec.Struct, frozen=True):
 
 def campaign_from(tree: dict[str, Any], overrides: Iterable[str] = (), source: str = "config") -> Campaign:
     """The campaign that a file describes. Raises UserError with the key at fault."""
-    with named(source=source, fallback="see docs/how-to/choose-an-engine.md"):
+    with named(source=source, fallback="see `inferometer docs choose-an-engine`"):
         tree = overridden(tree, overrides)
         try:
             campaign = msgspec.convert(tree, Campaign, dec_hook=quantity)
         except msgspec.ValidationError as error:
             raise _explained(error) from None
         if campaign.encoder is None:
-            for level in levels_of(campaign):
+            levels = levels_of(campaign)
+            for level in levels:
                 level_config(campaign, level, {"url": _ANY_URL}, "check", 0)
+            for spec in campaign.engines:
+                api = {"api": "kserve"} if spec.type == "triton" else {}
+                level_config(campaign, levels[0], {"url": _ANY_URL, "model": "any"} | api | spec.server, "check", 0)
         return campaign
 
 

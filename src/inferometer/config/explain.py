@@ -28,7 +28,7 @@ def explain(error: msgspec.ValidationError, tree: dict[str, Any]) -> UserError:
         return _unknown_key(unknown[1], path, tree)
     if missing := re.search(r"missing required field `(.*)`", what):
         return UserError(
-            "missing", "add it; docs/reference/config.md says what it takes", key=".".join([*path, missing[1]])
+            "missing", "add it; `inferometer docs config` says what it takes", key=".".join([*path, missing[1]])
         )
     key = ".".join(path)
     if tag := re.search(r"Invalid (?:enum )?value '?(.*?)'?$", what):
@@ -47,10 +47,14 @@ def explain(error: msgspec.ValidationError, tree: dict[str, Any]) -> UserError:
 
 
 def _unknown_key(name: str, path: list[str], tree: dict[str, Any]) -> UserError:
-    """Suggest the nearest key, also of other types of the same section: `load.rat` may be the rate of a load without a type."""
+    """Suggest the nearest key: the same one in another section (`rate` is `load.rate`), or a similar one in this section, also of
+    its other types: `load.rat` may be the rate of a load without a type."""
     section, key = ".".join(path), ".".join([*path, name])
     known, everywhere = _keys_at(path, tree), _keys_at(path, {})
     near = difflib.get_close_matches(name, everywhere, 1, 0.5)
+    elsewhere = [f"{other}.{name}" for other in Config.__struct_encode_fields__ if name in _keys_at([other], {})]
+    if elsewhere and near[:1] != [name]:
+        return UserError("unknown key", f"did you mean {elsewhere[0]}?", key)
     if not near:
         return UserError("unknown key", f"known here: {', '.join(sorted(known))}", key)
     meant = ".".join([*path, near[0]])

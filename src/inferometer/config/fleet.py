@@ -33,9 +33,7 @@ class Fleet(Section):
     ] = "auto"
     cpus: Annotated[
         Positive,
-        Meta(
-            description="CPUs of the cluster that each shard reserves. More than one also builds requests in parallel."
-        ),
+        Meta(description="CPUs of the cluster that each shard reserves."),
     ] = 1.0
     per_node: Annotated[
         Count | None, Meta(description="Maximum number of shards per node. Default: no limit but the node's CPUs.")

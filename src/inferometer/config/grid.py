@@ -18,7 +18,7 @@ import msgspec
 
 from inferometer.config.convert import copied
 from inferometer.config.explain import types_at
-from inferometer.config.load import FindScheme, from_mapping, overridden, put
+from inferometer.config.load import Discovery, from_mapping, overridden, put
 from inferometer.config.loads import Constant, Gamma, Poisson, StageSpec, stages_of
 from inferometer.config.ranges import Adaptive, level_key, level_name, take_adaptive
 from inferometer.config.schema import Config
@@ -57,10 +57,10 @@ def grid_from_mapping(
     tree: dict[str, Any],
     overrides: Iterable[str] = (),
     source: str = "config",
-    find_scheme: FindScheme | None = None,
+    discovery: Discovery | None = None,
 ) -> Grid:
     """Like `from_mapping`, for a tree that may have lists: the product of all lists, in the order of the file."""
-    with named(source=source, fallback="see docs/reference/config.md"):
+    with named(source=source, fallback="see `inferometer docs config`"):
         tree = overridden(tree, overrides)
         explicit = _explicit(tree)
         axes = {key: values for key, values in _lists(tree, [], tree) if key not in explicit} | explicit
@@ -73,20 +73,20 @@ def grid_from_mapping(
                 f"the grid has {runs:,} runs ({sizes}), more than {MAX_RUNS}", "use fewer values, or several sweeps"
             )
         adaptive = take_adaptive(tree)
-    find = functools.cache(find_scheme) if find_scheme is not None else None
+    cached = Discovery(*map(functools.cache, discovery)) if discovery is not None else None
     cells = []
     for values in itertools.product(*axes.values()):
         settings = dict(zip(axes, values, strict=True))
-        config = _cell(tree, settings, source, find)
+        config = _cell(tree, settings, source, cached)
         cells.append(Cell({key: _shown(value) for key, value in settings.items()}, config))
     return Grid(tuple(axes), tuple(cells), adaptive)
 
 
-def _cell(tree: dict[str, Any], settings: dict[str, Any], source: str, find_scheme: FindScheme | None) -> Config:
+def _cell(tree: dict[str, Any], settings: dict[str, Any], source: str, discovery: Discovery | None) -> Config:
     tree = copied(tree)
     for key, value in settings.items():
         put(tree, key, copied(value), source)
-    return from_mapping(tree, (), source, find_scheme)
+    return from_mapping(tree, (), source, discovery)
 
 
 def at_level(config: Config, adaptive: Adaptive, level: float) -> Config:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,8 +20,14 @@ from inferometer.errors import UserError, named
 
 _WINDOWS = 10
 
-FindScheme = Callable[[str], str]
-"""Completes a URL that has no scheme, such as `localhost:8000`."""
+
+class Discovery(NamedTuple):
+    """What a running server shows: each takes its URL."""
+
+    scheme: Callable[[str], str]
+    """Completes a URL that has no scheme, such as `localhost:8000`."""
+    api: Callable[[str], str]
+    """The API of a server, if nothing else decides it."""
 
 
 def read_tree(path: str, or_url: bool = False) -> dict[str, Any]:
@@ -57,17 +63,17 @@ def from_mapping(
     tree: dict[str, Any],
     overrides: Iterable[str] = (),
     source: str = "config",
-    find_scheme: FindScheme | None = None,
+    discovery: Discovery | None = None,
 ) -> Config:
     """Make a Config from plain dicts and lists, with `key.path=value` overrides applied.
 
-    `source` names their origin in errors. `find_scheme` completes URLs without a scheme; without it they are an error.
+    `source` names their origin in errors. `discovery` asks the server what the tree leaves out; without it, URLs need a scheme.
     """
-    with named(source=source, fallback="see docs/reference/config.md"):
+    with named(source=source, fallback="see `inferometer docs config`"):
         tree = overridden(tree, overrides)
-        if find_scheme is not None:
-            _complete_urls(tree, find_scheme)
-        _set_defaults(tree)
+        if discovery is not None:
+            _complete_urls(tree, discovery.scheme)
+        _set_defaults(tree, discovery)
         ranges.expand(tree)
         try:
             config = convert(tree)
@@ -114,7 +120,7 @@ def put(tree: dict[str, Any], key: str, value: Any, origin: str) -> None:
         if not isinstance(node, dict | list):
             raise UserError(
                 f"{origin}: {name} is a single value, not a section",
-                "see docs/reference/config.md for the keys",
+                "see `inferometer docs config` for the keys",
             )
     if isinstance(node, list):
         node[_position(node, last, origin)] = value
@@ -131,7 +137,7 @@ def _position(items: list[Any], name: str, origin: str) -> int:
 # --- defaults --------------------------------------------------------------------------------------------------------
 
 
-def _complete_urls(tree: dict[str, Any], find_scheme: FindScheme) -> None:
+def _complete_urls(tree: dict[str, Any], find_scheme: Callable[[str], str]) -> None:
     server = tree.get("server")
     urls = server.get("url") if isinstance(server, dict) else None
     if isinstance(urls, str):
@@ -140,7 +146,7 @@ def _complete_urls(tree: dict[str, Any], find_scheme: FindScheme) -> None:
         tree["server"]["url"] = [url if not isinstance(url, str) or "://" in url else find_scheme(url) for url in urls]
 
 
-def _set_defaults(tree: dict[str, Any]) -> None:
+def _set_defaults(tree: dict[str, Any], discovery: Discovery | None) -> None:
     """Set `type` if it is left out, by the other keys of the section or to the default; and restore the word `off`."""
     load, data, client = tree.get("load"), tree.get("data"), tree.get("client")
     if isinstance(client, dict) and client.get("awake") is False:  # YAML 1.1 reads `off` as false
@@ -152,7 +158,7 @@ def _set_defaults(tree: dict[str, Any]) -> None:
     server = tree.get("server")
     if not isinstance(server, dict):
         return
-    api = _resolve_api(server)
+    api = _resolve_api(server, data, discovery)
     if api is None:
         return  # converting the tree will report it
     if data is None:
@@ -197,12 +203,15 @@ def _set_prompt_form(data: dict[str, Any], api: Api) -> None:
         data.setdefault("prefix_as", "system" if api.history == "messages" else "text")
 
 
-def _resolve_api(server: dict[str, Any]) -> Api | None:
-    """Replace `auto` by the API that it means, and set `stream` if the file does not."""
+def _resolve_api(server: dict[str, Any], data: Any, discovery: Discovery | None) -> Api | None:
+    """Replace `auto` by the API that it means, of URL and data (or else the server), and set `stream` if the file does not."""
     urls = server.get("url")
     first = urls[0] if isinstance(urls, list) and urls else urls
     if server.get("api", "auto") == "auto":
-        server["api"] = DEFAULT_APIS[scheme_of(first if isinstance(first, str) else "")]
+        kind = data.get("type") if isinstance(data, dict) else None
+        url = first if isinstance(first, str) else ""
+        default = DEFAULT_APIS[scheme_of(url)] if data or discovery is None else discovery.api(url)
+        server["api"] = "kserve" if kind in ("tensors", "images") else default
     api = APIS.get(str(server["api"]))
     if server.get("stream") is None and api is not None:
         server["stream"] = api.is_streamed

@@ -159,7 +159,7 @@ class Stages(Section, tag_field="type", tag="stages"):
     drain: Annotated[
         bool,
         Meta(
-            description="Start a stage only when every request of the stages before has ended, in all processes. `server.timeouts.total` limits how long that takes. The default is true if the stages come from a "
+            description="Start a stage only when every request of the stages before has ended, in all processes. `server.timeouts.total` and `client.grace` limit how long that takes. The default is true if the stages come from a "
             'range such as `rate: "10:50:10"`, beside which it can be set, too.'
         ),
     ] = False

@@ -45,6 +45,12 @@ class Timeouts(Section):
     ] = Seconds(30)
 
 
+class Timing(Section):
+    queue: Annotated[str, Meta(description="Name of the time that the request waited in the server.")] = ""
+    compute: Annotated[str, Meta(description="Name of the time that the server computed.")] = ""
+    total: Annotated[str, Meta(description="Name of the time from receiving the request to sending the response.")] = ""
+
+
 class Server(Section):
     url: Annotated[
         str | list[str],
@@ -57,7 +63,7 @@ class Server(Section):
         Literal["auto", "chat", "completions", "messages", "embeddings", "kserve", "kserve-json", "generate", "grpc"],
         Meta(
             description="OpenAI's `chat`, `completions` or `embeddings`; Anthropic's `messages`; KServe v2, as implemented by Triton and others: `kserve` (binary tensors over HTTP, or gRPC by the URL) or "
-            "`kserve-json`; Triton's `generate`; `grpc`: any method of any gRPC service. `auto`: `chat` over HTTP, `kserve` over gRPC."
+            "`kserve-json`; Triton's `generate`; `grpc`: any method of any gRPC service. `auto`: `kserve` over gRPC, for `data.type: tensors` and `images`, and without `data` for a server that has `/v2` and lists no models under `/v1/models`; else `chat`."
         ),
     ] = "auto"
     stream: Annotated[
@@ -86,7 +92,10 @@ class Server(Section):
         dict[str, Any], Meta(description="Additional body fields, sent unchanged: `{temperature: 0, top_p: 0.9}`.")
     ] = field(default_factory=dict)
     headers: Annotated[
-        dict[str, str], Meta(description="Additional request headers (gRPC: metadata). Their values are not stored.")
+        dict[str, str],
+        Meta(
+            description="Additional request headers (gRPC: metadata). Their values are not stored. Responses that come as gzip or deflate, for which `accept-encoding: gzip` asks, are decompressed."
+        ),
     ] = field(default_factory=dict)
     api_key_env: Annotated[
         str | None, Meta(description="Environment variable that holds the API key. The key is not stored.")
@@ -98,6 +107,12 @@ class Server(Section):
     parameters: Annotated[
         dict[str, bool | int | float | str], Meta(description="KServe: parameters of each inference request.")
     ] = field(default_factory=dict)
+    timing: Annotated[
+        Timing,
+        Meta(
+            description="Names of the server's own times in its responses, for servers without Server-Timing: a response parameter (KServe), or a field of the JSON or of the gRPC method's message, within others with dots: `{compute: stats.server_us}`. The unit is the end of the name (`_s`, `_ms`, `_us`, `_ns`) or given after it (`{total: total_duration ns}`), else ms. Of several messages, the last one that has them counts."
+        ),
+    ] = field(default_factory=Timing)
     outputs: Annotated[list[str], Meta(description="KServe: outputs to request. Default: all.")] = field(
         default_factory=list
     )
@@ -157,11 +172,17 @@ class Client(Section):
     retries: Annotated[
         int,
         Meta(
-            description="How often a request is repeated if the connection is refused or fails, or the server closes or resets it before the response begins. Timeouts, TLS errors and error responses are final. The repetitions are part of the request's latency; `attempts` and `wasted` in requests.parquet say how many there were and how long they took. 0: such requests fail. (A request that meets an idle connection that the server has just closed is always sent again.)",
+            description="How often a request is repeated if the connection is refused or fails, or the server closes or resets it before the response begins. Timeouts and TLS errors are final, and so are error responses unless `retry_statuses` has their status. The repetitions are part of the request's latency; `attempts` and `wasted` in requests.parquet say how many there were and how long they took. 0: such requests fail. (A request that meets an idle connection that the server has just closed is always sent again.)",
             ge=0,
             le=100,
         ),
     ] = 0
+    retry_statuses: Annotated[
+        list[Annotated[int, Meta(ge=400, le=599)]],
+        Meta(
+            description="HTTP statuses of responses after which `retries` repeat the request as well, such as `[429, 503]`: after the seconds that the response's `Retry-After` gives, else after `retry_backoff`."
+        ),
+    ] = field(default_factory=list)
     retry_backoff: Annotated[
         Seconds,
         Meta(
@@ -180,7 +201,12 @@ class Client(Section):
             description="Use each connection once before t=0, for a cheap request (`GET /v1/models`, `GET /v2/health/live`; gRPC exchanges settings anyway)."
         ),
     ] = False
-    grace: Annotated[Seconds, Meta(description="How long to wait for requests in flight after Ctrl-C.")] = Seconds(5)
+    grace: Annotated[
+        Seconds,
+        Meta(
+            description="How long to wait for requests in flight after Ctrl-C. After a load with a `duration`, they fail as `unfinished` once none has made progress for this long, or for as long as the load took if that is longer: no response has ended, and no token has arrived that was requested."
+        ),
+    ] = Seconds(5)
     stamps: Annotated[
         Literal["kernel", "user"],
         Meta(description="Timestamps of arrivals: by the kernel, if it supports them, or when the data is read."),

@@ -1,6 +1,7 @@
 """Secrets: which settings are secret, and how they are kept out of files and messages."""
 
 import contextlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -10,10 +11,9 @@ from urllib.parse import unquote, unquote_plus, urlsplit, urlunsplit
 from inferometer.config.data import Data, Mix
 from inferometer.config.schema import Config, Server
 from inferometer.errors import UserError
+from inferometer.printable import REMOVED, SHORTEST_SECRET, hide
 
-REMOVED = "(removed)"
 _NAME = re.compile(r"key|token$|secret|password|authorization|cookie|credential", re.IGNORECASE)
-_SHORTEST = 4
 _SHORTEST_PLAIN = 8
 """A header whose name does not suggest a secret is hidden only if its value is this long: shorter ones may be common words."""
 
@@ -76,7 +76,10 @@ def _in_queries(urls: Iterable[str]) -> list[str]:
 
 
 def _longest_first(secrets: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted({word for word in secrets if len(word) >= _SHORTEST}, key=len, reverse=True))
+    """The secrets, and as they are written within JSON."""
+    long = [word for word in secrets if len(word) >= SHORTEST_SECRET]
+    escaped = [json.dumps(word, ensure_ascii=is_ascii)[1:-1] for word in long for is_ascii in (True, False)]
+    return tuple(sorted({*long, *escaped}, key=len, reverse=True))
 
 
 def _in_body(tree: Any, secret: bool = False) -> list[str]:
@@ -95,14 +98,3 @@ def hidden(secrets: tuple[str, ...]) -> Iterator[None]:
     except UserError as error:
         error.what, error.remedy = hide(error.what, secrets), hide(error.remedy, secrets)
         raise
-
-
-def hide(text: str, secrets: tuple[str, ...]) -> str:
-    """`text` without the secrets, and without the start of one that was truncated."""
-    for secret in secrets:
-        text = text.replace(secret, REMOVED)
-    if "..." in text:
-        for secret in secrets:
-            for length in range(len(secret) - 1, _SHORTEST - 1, -1):
-                text = text.replace(secret[:length] + "...", REMOVED)
-    return text

@@ -100,7 +100,7 @@ def split_url(url: str) -> tuple[str, str, str]:
     if "@" in bucket:
         raise UserError(
             f"{scheme}://{bucket.rpartition('@')[2]}: a URL of an object store must not contain credentials",
-            "remove them, and give them by environment variables or the usual files: see docs/how-to/storage.md",
+            "remove them, and give them by environment variables or the usual files: see `inferometer docs storage`",
         )
     if scheme not in SCHEMES:
         raise UserError(

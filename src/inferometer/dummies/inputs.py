@@ -3,6 +3,7 @@
 import importlib
 import secrets
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import msgspec
@@ -54,9 +55,14 @@ def dummy_inputs(
     Random inputs differ from one another, and inputs of language models are filled by name (input_ids below 1000, or within the
     vocabulary if it is known; attention_mask 1, token_type_ids 0). Raises UserError when something does not fit the model.
     """
-    shapes = shapes or {}
+    shapes, datatypes = shapes or {}, datatypes or {}
+    _check("names", names, not isinstance(names, str), '["input_ids"]')
+    _check("shapes", shapes, _is_by_name(shapes, list | tuple), '{"x": [1, 3, 224, 224]}')
+    _check("datatypes", datatypes, _is_by_name(datatypes, str), '{"x": "FP16"}')
+    _check("batch", batch, isinstance(batch, Integral), "2")
+    _check("count", count, isinstance(count, Integral | None), "10")
     signature = signature_of(source, model, names, shapes)
-    spec = _completed(signature, batch, length, shapes, datatypes or {}, fill)
+    spec = _completed(signature, batch, length, shapes, datatypes, fill)
     if as_ not in ("numpy", "torch"):
         raise UserError(f"dummy_inputs: as_ is {as_!r}", "use numpy or torch")
     if as_ == "numpy" and device != "cpu":
@@ -68,6 +74,15 @@ def dummy_inputs(
         for payload in tensors.payloads(spec, seed, range(count or 1))
     ]
     return made[0] if count is None else made[:count]
+
+
+def _check(argument: str, given: object, is_right: bool, example: str) -> None:
+    if not is_right:
+        raise UserError(f"dummy_inputs: {argument} is {given!r:.60}", f"write it as {argument}={example}")
+
+
+def _is_by_name(given: object, kind: Any) -> bool:
+    return isinstance(given, Mapping) and all(isinstance(value, kind) for value in given.values())
 
 
 def _completed(
@@ -97,11 +112,11 @@ def _completed(
         spec = Tensors(
             fill=wanted,
             length=msgspec.convert(length, Length | None),
-            batch=msgspec.convert(batch, int),
+            batch=int(batch),
             inputs=[TensorInput(one.name, one.datatype, list(one.shape)) for one in known],
         )
     except msgspec.ValidationError as error:
-        raise UserError(f"dummy_inputs: {error}", "see docs/reference/config.md, data: {type: tensors}") from None
+        raise UserError(f"dummy_inputs: {error}", "see `inferometer docs config`, data: {type: tensors}") from None
     return tensors.complete(spec, known, signature.max_batch or (batch if batch > 1 else 0))
 
 

@@ -1,6 +1,7 @@
 """The hot path of one shard: send, stamp, record. One event loop, raw sockets, kernel receive stamps, columns.
 
-shard.py             runs one shard, from its plan to its spool
+job.py               what a shard is given
+shard.py             runs one shard, from its job to its spool
 course.py            runs the plan's stages in order
 drivers.py           decide when the next request is sent: planned instants (open loop) or users (closed loop)
 user_starts.py       when the users of a closed loop start;  id_supply.py  the ids of their requests
@@ -15,7 +16,7 @@ reader.py            reads every socket that has data, with kernel stamps, then 
 poller.py            reports which sockets have data
 deadlines.py         runs callbacks at absolute deadlines, on one timer
 awake.py             keeps the processor awake while a send or a short response is near
-timeouts.py          ends requests that exceeded a timeout
+timeouts.py          ends requests that exceeded a timeout;  patience.py  ends the wait for the last responses of a load
 recorder.py          records how requests ended;  telemetry.py  publishes counts and samples to the parent
 run_state.py         the state that all of these share
 self_monitor.py      this process's CPU, memory, stalls and clock

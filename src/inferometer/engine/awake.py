@@ -20,15 +20,13 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from inferometer import processors
+from inferometer.engine.job import Mode
 from inferometer.engine.run_state import RunState
 from inferometer.errors import UserError
 from inferometer.timing.clock import now
 from inferometer.timing.deadlines import Deadlines
-
-Mode = Literal["auto", "spin", "latency", "off"]
 
 LEAD = 2_000_000
 """How long before a send to start spinning, in ns: sleeping processors usually wake up in less. At most half of the gap between two

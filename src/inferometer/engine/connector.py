@@ -9,7 +9,6 @@ import msgspec
 
 from inferometer.engine.reader import Reader
 from inferometer.engine.resolver import Resolver
-from inferometer.engine.tls_transport import TlsTransport
 from inferometer.engine.transport import Transport, TransportOwner
 from inferometer.timing.clock import now
 from inferometer.types import Fail
@@ -30,6 +29,8 @@ class Connector(msgspec.Struct, frozen=True):
         """Return a transport for `owner`, not yet open."""
         if self.context is None:
             return Transport(self.loop, self.reader, owner)
+        from inferometer.engine.tls_transport import TlsTransport  # noqa: PLC0415 - few runs need it
+
         return TlsTransport(self.loop, self.reader, owner, self.context, self.target.host)
 
     def open(self, transport: Transport) -> None:

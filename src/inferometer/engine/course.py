@@ -6,16 +6,20 @@ from collections.abc import Callable
 from inferometer.engine.dispatcher import Dispatcher
 from inferometer.engine.drivers import ClosedLoop, driver
 from inferometer.engine.inflight import Ended, Flight
+from inferometer.engine.patience import Patience
 from inferometer.store.spool import STAGE_STEP, Control
 from inferometer.types import Plan
 
 
 class Course:
-    def __init__(self, plan: Plan, dispatcher: Dispatcher, control: Control, on_last: Callable[[], None]) -> None:
+    def __init__(
+        self, plan: Plan, dispatcher: Dispatcher, control: Control, patience: Patience, on_last: Callable[[], None]
+    ) -> None:
         self._plan = plan
         self._state = dispatcher.state
         self._deadlines = dispatcher.deadlines
         self._control = control
+        self._patience = patience
         self._on_last = on_last
         self._waiting_for: int | None = None  # the stage behind the barrier that is reached
         self._drivers = [driver(dispatcher, index, stage) for index, stage in enumerate(plan.stages)]
@@ -31,9 +35,11 @@ class Course:
         self._control["issued"] = 0
         if stage >= len(self._drivers) or self._state.stopping:
             self._state.stage = len(self._drivers)
+            self._patience.begin(stage - 1, at)
             self._on_last()
         elif self._plan.stages[stage].barrier:
             self._waiting_for = self._control["reached"] = stage
+            self._patience.begin(stage - 1, at)
         elif pause := self._plan.stages[stage].pause:
             self._control["reached"] = stage
             self._deadlines.at(at + pause, lambda: self._begin(stage, at + pause))
@@ -44,6 +50,7 @@ class Course:
         if self._state.stopping:  # during a pause
             return
         self._state.stage = stage
+        self._patience.begin(-1, at)
         self._drivers[stage].start(at, self.start)
 
     def obey(self, is_idle: bool) -> None:

@@ -108,12 +108,12 @@ class Dispatcher:
             flight.done = at
             self._recorder.record([(flight, Fail(CANCELLED, "still waiting for the cap"), None)])
 
-    def cancel_all(self) -> None:
-        """Give up everything in flight."""
+    def cancel_all(self, code: str = CANCELLED) -> None:
+        """Give up everything in flight as failures with this code."""
         for pool in self.pools:
             # Waiting requests first: ending one that is in flight would make room and send them.
             for connection, flight in reversed(list(pool.flights())):
-                connection.give_up(flight, CANCELLED)
+                connection.give_up(flight, code)
 
     def close(self) -> None:
         for pool in self.pools:

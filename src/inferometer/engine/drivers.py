@@ -6,21 +6,23 @@ sends requests through `Launcher`, which is the shard's dispatcher.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from inferometer.engine.awake import Awake
-from inferometer.engine.due_turns import DueTurns
 from inferometer.engine.id_supply import IdSupply
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.requests import NO_USER, Due
 from inferometer.engine.run_state import RunState
-from inferometer.engine.sequences import Sequences
 from inferometer.engine.user_starts import UserStarts
 from inferometer.timing.clock import now
 from inferometer.timing.deadlines import Deadlines
 from inferometer.timing.timer import spin_until
 from inferometer.types import ClosedStage, End, Fail, OpenStage
 from inferometer.wire.failures import NOT_REACHED
+
+if TYPE_CHECKING:
+    from inferometer.engine.due_turns import DueTurns
+    from inferometer.engine.sequences import Sequences
 
 OnOver = Callable[[int], None]
 """Called with the instant at which the next stage starts."""
@@ -48,7 +50,7 @@ class Launcher(Protocol):
     deadlines: Deadlines
     state: RunState
     awake: Awake
-    sequences: Sequences | None
+    sequences: "Sequences | None"
     """Set if users send requests in sequences, each from its first to its last. None: requests are independent."""
 
     def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]: ...
@@ -173,7 +175,11 @@ class ClosedLoop:
         self._plan = plan
         self._users = min(plan.concurrency, plan.requests) if plan.requests else plan.concurrency
         self._starts = UserStarts(plan, self._users)
-        self._turns = DueTurns() if plan.by_request else None
+        self._turns: DueTurns | None = None
+        if plan.by_request:
+            from inferometer.engine import due_turns  # noqa: PLC0415 - few runs need it
+
+            self._turns = due_turns.DueTurns()
         self._has_reserved_ids = launcher.sequences is None and self._turns is None
         self._ids = IdSupply(plan, reserved=self._users if self._has_reserved_ids else 0)
         self._waiting: list[Due] = []  # users who wait for the parent to deal out more requests
@@ -247,7 +253,7 @@ class ClosedLoop:
         if not self._active:
             self._finish(now())
 
-    def _send_turns(self, due: Sequence[Due], turns: DueTurns) -> Sequence[Due]:
+    def _send_turns(self, due: Sequence[Due], turns: "DueTurns") -> Sequence[Due]:
         """Send turns that are due, as far as there are any, and return the users who are left."""
         count = min(len(due), len(turns), self._ids.left)
         if count:
@@ -272,7 +278,7 @@ class ClosedLoop:
             due, self._waiting = self._waiting, []
             self._send(due)
 
-    def _may_continue_sequence(self, user: int, sequences: Sequences) -> bool:
+    def _may_continue_sequence(self, user: int, sequences: "Sequences") -> bool:
         """Return whether the user may send another request: of its sequence (the END, if the run is ending), or of a new one."""
         if self._launcher.state.halted:
             return False

@@ -1,11 +1,12 @@
 """An HTTP/1.1 connection: a transport, its decoder, and the one request that it carries at a time.
 
-The hot path is `received`, which lets the decoder interpret the bytes and records when they arrived.
+Bytes that cannot end the response wait in the transport until some arrive that may (reader.py): decoding many at once takes half the time.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from inferometer.engine.inflight import Flight, apply_events
+from inferometer.engine.inflight import Flight, excess, take
 from inferometer.engine.transport import Transport
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Fail
@@ -70,19 +71,46 @@ class Http1Connection:
         self.transport.write(flight.data)
 
     def received(self, data: bytes, at: int, delay: int) -> None:
-        """Process bytes of the response. If there are none, the server closed, or the connection broke."""
+        """Process bytes of the response, after those that wait. If there are none, the server closed, or the connection broke."""
         flight = self.flight
         if flight is None or not data:
+            self.decode_waiting()
             self._handle_end_of_stream(flight, data, at)
             return
         if not flight.first_byte:
             flight.first_byte = at
-        flight.bytes_in += len(data)
+        transport = self.transport
+        pieces = transport.pieces
+        if pieces:
+            pieces.append(data)
+            transport.stamps.append(at)
+            if delay > transport.delay:
+                transport.delay = delay
+            self.decode_waiting()
+        else:
+            self._decode(flight, (data,), (at,), delay)
+
+    def decode_waiting(self) -> None:
+        """Decode the bytes that have been read and wait for others."""
+        transport, flight = self.transport, self.flight
+        if transport.pieces and flight is not None:
+            pieces, stamps, delay = transport.take_waiting()
+            self._decode(flight, pieces, stamps, delay)
+
+    def _decode(self, flight: Flight, pieces: Sequence[bytes], stamps: Sequence[int], delay: int) -> None:
+        decoder = self.decoder
+        flight.bytes_in += len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         if delay > flight.read_delay:
             flight.read_delay = delay
-        ending = apply_events(flight, self.decoder.feed(data), at)
+        ending = decoder.feed(pieces, stamps)
+        if ending is None:
+            self.transport.let_wait(decoder.ending)
+            flight.arrivals = decoder.received.arrivals  # for timeouts and the live view
+            if flight.bytes_in > flight.check_at:
+                take(flight, decoder.received)
+                ending = excess(flight)
         if ending is not None:
-            self._ended(flight, at, ending)
+            self._ended(flight, stamps[-1], ending)
 
     def _handle_end_of_stream(self, flight: Flight | None, data: bytes, at: int) -> None:
         """Handle the end of the stream, or bytes that belong to no request."""
@@ -92,17 +120,16 @@ class Http1Connection:
             self.transport.close()
             self._owner.closed(self, None)
         elif flight.first_byte or not self._return_if_stale(flight):
-            ending = apply_events(flight, self.decoder.eof(), at)
-            if ending is not None:
-                self._ended(flight, at, ending)
+            self._ended(flight, at, self.decoder.eof())
 
     def _ended(self, flight: Flight, at: int, ending: End | Fail) -> None:
         self.flight = None
+        self.transport.let_wait(b"")
         self._was_idle = True
         self.responses += 1
         if not ending.keep_alive or self.transport.is_writing:
             self.transport.close()
-        self._owner.ended(self, flight, at, ending)
+        self._report(flight, at, ending)
 
     def drained(self) -> None:
         """Do nothing: the whole request has reached the kernel."""
@@ -111,7 +138,9 @@ class Http1Connection:
 
     def give_up(self, flight: Flight, code: str, message: str = "") -> None:
         """End the request in flight as a failure, and close the connection."""
-        self.broken(Fail(code, message))
+        self.decode_waiting()
+        if self.flight is flight:  # otherwise its response is complete
+            self.broken(Fail(code, message))
 
     def _lost(self, error: OSError) -> None:
         flight = self.flight
@@ -136,4 +165,10 @@ class Http1Connection:
         if flight is None:
             self._owner.closed(self, fail)
         else:
-            self._owner.ended(self, flight, now(), fail)
+            self._report(flight, now(), fail)
+
+    def _report(self, flight: Flight, at: int, ending: End | Fail) -> None:
+        take(flight, self.decoder.received)
+        self._owner.ended(self, flight, at, ending)
+        if not self.transport.is_open:
+            self.decoder.reset()  # garbage is not collected during a run, and the decoder may hold much of a response

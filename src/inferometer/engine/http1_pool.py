@@ -46,6 +46,9 @@ class Connection(Protocol):
     @property
     def transport(self) -> ConnectState: ...
 
+    def decode_waiting(self) -> None:
+        """Decode what has been read and not yet decoded, if anything."""
+
     def give_up(self, flight: Flight, code: str, message: str = "") -> None: ...
 
 
@@ -88,6 +91,8 @@ class Http1Pool:
         self._reuse = True
         self._countdown = Countdown(connector.loop)
         self._connections: set[Http1Connection] = set()
+        self.closed_by_server = 0  # connections that have carried a response
+        self.encoding = ""  # how responses were compressed, if they were
 
     # --- before t=0 ---
 
@@ -144,9 +149,13 @@ class Http1Pool:
         return NEVER
 
     def close(self) -> None:
-        for connection in self._connections:
+        for connection in list(self._connections):
             connection.transport.close()
-        self._connections.clear()
+            self._drop(connection)
+
+    def _drop(self, connection: Http1Connection) -> None:
+        self._connections.discard(connection)
+        self.encoding = getattr(connection.decoder, "encoding", "") or self.encoding
 
     def _open(self, flight: Flight | None) -> None:
         connection = Http1Connection(self, self._new_decoder())
@@ -162,7 +171,8 @@ class Http1Pool:
         self._countdown.count_down()
 
     def closed(self, connection: Http1Connection, fail: Fail | None) -> None:
-        self._connections.discard(connection)
+        self._drop(connection)
+        self.closed_by_server += connection.responses > 0
         if fail is not None and self._countdown.is_awaited:
             self._countdown.count_down(fail)
 
@@ -170,21 +180,23 @@ class Http1Pool:
         if flight.id == _WARMING:
             connection.responses = 0
         if not connection.transport.is_open:
-            self._connections.discard(connection)
+            self._drop(connection)
+            self.closed_by_server += isinstance(event, End)
         elif self._reuse and connection.responses < self._max_requests:
             self._idle.append(connection)
             if connection.responses > 1:  # the first response says nothing about reuse
                 self._stale_in_a_row = 0
         else:
             connection.transport.close()
-            self._connections.discard(connection)
+            self._drop(connection)
         if flight.id == _WARMING:
             self._countdown.count_down()
         else:
             self._on_ended(flight, at, event, connection.decoder)
 
     def stale(self, connection: Http1Connection, flight: Flight) -> None:
-        self._connections.discard(connection)
+        self._drop(connection)
+        self.closed_by_server += 1
         self._stale_in_a_row += 1
         if self._stale_in_a_row >= _MAX_STALE_IN_A_ROW:
             self._reuse = False

@@ -14,19 +14,19 @@ import msgspec
 
 from inferometer.engine.http1_connection import STALE_WITHIN
 from inferometer.engine.http1_pool import NEVER
-from inferometer.engine.inflight import Flight, apply_events
+from inferometer.engine.inflight import TOO_LARGE, Flight, apply_events, excess
 from inferometer.engine.transport import Transport
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, PersistentResponse, StreamResponse
 from inferometer.wire.failures import bounded
-from inferometer.wire.http2 import Data, GoAway, Headers, Http2Client, Http2Error, Layout, Reset, code_name
+from inferometer.wire.http2 import Data, Event, GoAway, Headers, Http2Client, Http2Error, Reset, Response, code_name
 
 MANY = 1 << 62
 """No limit of our own on the requests of a connection."""
 _MAX_WRITE = 1 << 20
 """Maximum bytes of bodies handed to the kernel in one go."""
-_CATCH_UP_EVERY = 8
-"""Frames after which requests that have come due are sent (reader.py): one read may have the responses of many calls."""
+_CATCH_UP_EVERY = 4
+"""Events after which requests that have come due are sent (reader.py): one read may have the responses of many calls."""
 
 
 class Http2ConnectionOwner(Protocol):
@@ -60,8 +60,8 @@ class StreamCall(msgspec.Struct, gc=False):
 
 class Http2Connection:
     __slots__ = (
-        *("_http2", "_is_closed", "_is_opened", "_limit", "_outbox", "_owner", "_reads", "_reads_when_idle", "_unsent"),
-        *("_most", "_persistent", "_requests_left", "_stream", "_was_idle", "calls", "is_closing", "transport"),
+        *("_http2", "_is_closed", "_is_opened", "_limit", "_max_streams", "_outbox", "_owner", "_reads", "_reads_when_idle"),
+        *("_most", "_persistent", "_requests_left", "_stream", "_was_idle", "calls", "is_closing", "transport", "unsent"),
     )  # fmt: skip
 
     def __init__(self, owner: Http2ConnectionOwner, max_requests: int = 0, most: int = MANY) -> None:
@@ -74,7 +74,8 @@ class Http2Connection:
         self._http2 = Http2Client()
         self._outbox = self._http2.outbox
         self._most = most
-        self._limit = min(self._outbox.max_streams, most)
+        self._max_streams = self._outbox.max_streams
+        self._limit = min(self._max_streams, most)
         self._stream = 0  # the stream that stays open between requests; 0: there is none
         self._persistent: PersistentResponse | None = None  # what interprets its frames
         self._reads = 0
@@ -83,7 +84,7 @@ class Http2Connection:
         self._is_opened = False
         self.is_closing = False
         self._is_closed = False
-        self._unsent: list[Flight] = []  # queued, and not yet handed to the kernel
+        self.unsent: list[Flight] = []  # queued, and not yet handed to the kernel
         self.transport: Transport  # set by the owner
         self.calls: dict[int, StreamCall] = {}  # by stream, in the order of sending
 
@@ -111,7 +112,7 @@ class Http2Connection:
         if not self.calls:
             self._reads_when_idle = self._reads if self._was_idle else -1
         self.calls[self._outbox.request(head, flight.data, True)] = StreamCall(flight, response)
-        self._unsent.append(flight)
+        self.unsent.append(flight)
         self._requests_left -= 1
         if (
             self._outbox.is_closing or not self._requests_left
@@ -135,7 +136,7 @@ class Http2Connection:
         else:
             self._stream = self._outbox.request(head, data, False)
         self.calls[self._stream] = StreamCall(flight, response)
-        self._unsent.append(flight)
+        self.unsent.append(flight)
         self._requests_left -= 1
         if (self._outbox.is_closing or not self._requests_left) and not self.is_closing:
             self._start_closing()
@@ -149,7 +150,7 @@ class Http2Connection:
 
     def flush(self) -> None:
         """Send what was queued: it counts as sent now."""
-        unsent = self._unsent
+        unsent = self.unsent
         if unsent:
             at = now()
             for flight in unsent:
@@ -176,29 +177,24 @@ class Http2Connection:
             self._handle_end_of_stream()
             return
         self._reads += 1
-        complete = self._http2.complete_response(data)
-        if complete is not None:
-            self._handle_complete(*complete, at, delay)
-            return
         broken = None
         try:
             events = self._http2.feed(data)
         except Http2Error as error:
             broken, events = error, error.events  # the frames before the error still count
-        if (
-            self._outbox.is_closing and not self.is_closing
-        ):  # before the end of a call lets another request be sent here
+        outbox = self._outbox
+        if outbox.is_closing and not self.is_closing:  # before the end of a call lets another request be sent here
             self._start_closing()
         self._handle_events(events, at, delay)
-        if self._outbox.has_more:
+        if outbox.has_more:
             self._flush()
         if broken is not None:
             fail = Fail("malformed_http2", bounded(broken.message))
             self._close(fail, fail)
             return
-        limit = min(self._outbox.max_streams, self._most)
-        if limit != self._limit:
-            self._limit = limit
+        if outbox.max_streams != self._max_streams:
+            self._max_streams = outbox.max_streams
+            self._limit = min(self._max_streams, self._most)
             if self._is_opened:
                 self._owner.has_room_again(self)
         if not self._is_opened and self._http2.settings_received:
@@ -206,22 +202,7 @@ class Http2Connection:
         if self.is_closing and not self.calls:
             self._close(None, None)
 
-    def _handle_complete(self, stream: int, body: bytes, layout: Layout, at: int, delay: int) -> None:
-        """Handle a whole response at once, as `_handle_events` would handle its three events."""
-        call = self.calls.pop(stream)
-        flight = call.flight
-        flight.first_byte = at
-        flight.bytes_in += len(body)
-        if delay > flight.read_delay:
-            flight.read_delay = delay
-        ending = apply_events(flight, call.response.complete(layout.headers, body, layout.trailers), at)
-        assert ending is not None  # there are always trailers, which end it
-        self._was_idle = True
-        self._owner.ended(self, flight, at, ending, call.response)
-        if self.is_closing and not self.calls:
-            self._close(None, None)
-
-    def _handle_events(self, events: Sequence[Headers | Data | Reset | GoAway], at: int, delay: int) -> None:
+    def _handle_events(self, events: Sequence[Event], at: int, delay: int) -> None:
         calls = self.calls
         for number, event in enumerate(events, 1):
             if not number % _CATCH_UP_EVERY:
@@ -229,28 +210,40 @@ class Http2Connection:
             kind = event.__class__
             if kind is GoAway:  # handled already, by `_start_closing`
                 continue
-            call = calls.get(event.stream)  # type: ignore[union-attr]
+            stream = event.stream  # type: ignore[union-attr]
+            call = calls.get(stream)
             if call is None:  # given up, or the stream that stays open has no request
-                if event.stream == self._stream:  # type: ignore[union-attr]
+                if stream == self._stream:
                     self._handle_between_requests(event)  # type: ignore[arg-type]
                 continue
             if kind is Reset:
                 self._reset(call, event, at)  # type: ignore[arg-type]
                 continue
-            flight = call.flight
+            flight, response = call.flight, call.response
             if not flight.first_byte:
                 flight.first_byte = at
             if delay > flight.read_delay:
                 flight.read_delay = delay
-            if kind is Data:
+            if kind is Response:
                 flight.bytes_in += len(event.data)  # type: ignore[union-attr]
-                decoded = call.response.data(event.data, event.end)  # type: ignore[union-attr]
+                decoded = response.complete(event.headers, event.data, event.trailers)  # type: ignore[union-attr]
+                ending = decoded[0] if len(decoded) == 1 else apply_events(flight, decoded, at)
+                self._end(stream, call, at, ending)  # type: ignore[arg-type]  # there are always trailers, which end it
             else:
-                decoded = call.response.headers(event.headers, event.end)  # type: ignore[union-attr]
-            if decoded:
-                ending = apply_events(flight, decoded, at)
-                if ending is not None:
-                    self._response_ended(event, call, at, ending)  # type: ignore[arg-type]
+                self._handle_frame(event, call, at)  # type: ignore[arg-type]
+
+    def _handle_frame(self, event: Headers | Data, call: StreamCall, at: int) -> None:
+        flight = call.flight
+        if isinstance(event, Data):
+            flight.bytes_in += len(event.data)
+            decoded = call.response.data(event.data, event.end)
+        else:
+            decoded = call.response.headers(event.headers, event.end)
+        ending = apply_events(flight, decoded, at) if decoded else None
+        if ending is None and flight.bytes_in > flight.check_at:
+            ending = excess(flight)
+        if ending is not None:
+            self._response_ended(event, call, at, ending)
 
     def _handle_between_requests(self, event: Headers | Data | Reset) -> None:
         """Handle what arrives on the stream that stays open while it has no request: usually its end."""
@@ -286,7 +279,8 @@ class Http2Connection:
         self._close(Fail("closed", ""), Fail("cut_short", ""))
 
     def _response_ended(self, event: Headers | Data, call: StreamCall, at: int, ending: End | Fail) -> None:
-        if event.end or (self._persistent is not None and not self._persistent.is_usable):
+        is_excess = isinstance(ending, Fail) and ending.code == TOO_LARGE
+        if event.end or is_excess or (self._persistent is not None and not self._persistent.is_usable):
             self._stream = 0
         if not event.end and not self._stream:  # a failure that the content reports, while the stream is still open
             self._http2.reset(event.stream)
@@ -313,6 +307,9 @@ class Http2Connection:
         self._owner.closing(self)
 
     # --- failures ---
+
+    def decode_waiting(self) -> None:
+        """Do nothing: frames are decoded as they arrive."""
 
     def give_up(self, flight: Flight, code: str, message: str = "") -> None:
         """End one request as a failure; the others continue."""

@@ -118,6 +118,8 @@ class Http2Pool:
             self._open()
 
     def _start(self, connection: Http2Connection, flight: Flight) -> None:
+        if not connection.unsent:
+            self._unflushed.append(connection)
         head = self._heads[flight.class_]
         if self._trace_header is not None:
             head += self._trace_header(flight.id)
@@ -126,7 +128,6 @@ class Http2Pool:
             self._by_user[flight.user] = connection
         else:
             connection.start(flight, head, self._new_response())
-        self._unflushed.append(connection)
 
     def flush(self) -> None:
         """Send the queued requests; those of one connection are handed to the kernel in one piece."""
@@ -295,6 +296,9 @@ class _WaitingConnection(msgspec.Struct, frozen=True):
 
     pool: Http2Pool
     transport: _NoTransport
+
+    def decode_waiting(self) -> None:
+        """Do nothing: there is no connection yet."""
 
     def give_up(self, flight: Flight, code: str, message: str = "") -> None:
         self.pool.give_up(flight, Fail(code, message))

@@ -5,8 +5,15 @@ from collections.abc import Sequence
 import msgspec
 
 from inferometer.records import COUNTED_BY, ROW
-from inferometer.types import End, Event, Fail, ServerTiming, Tokens, Usage
+from inferometer.types import End, Event, Fail, Received, ServerTiming, Tokens, Usage
+from inferometer.units import format_bytes
 
+_CHECK_EVERY = 1 << 20
+"""Bytes of a response after which its size is checked again."""
+_BYTES, _BYTES_EACH = 4 << 20, 16 << 10
+_TOKENS, _TOKENS_EACH, _MOST_TOKENS = 4096, 16, 1 << 20
+"""A response may be this long, and this much longer for each token that was requested; if none was, it may have `_MOST_TOKENS`."""
+TOO_LARGE = "too_large"
 _BY_SERVER = COUNTED_BY.index("server")
 
 
@@ -67,6 +74,10 @@ class Flight(msgspec.Struct, gc=False):
     """The server's latest token counts."""
     first_attempt: tuple[int, int] | None = None
     """`sent` and `held` of the first attempt, if there is another one."""
+    most: int = 1 << 30
+    """Maximum bytes of the response."""
+    check_at: int = _CHECK_EVERY
+    """The number of bytes at which the size of the response is checked next (`excess`)."""
 
 
 Ended = tuple[Flight, End | Fail, str | None]
@@ -83,15 +94,35 @@ def apply_events(flight: Flight, events: Sequence[Event], at: int) -> End | Fail
         if kind is Tokens:
             flight.arrivals.append(at)
             flight.counts.append(event.n)  # type: ignore[union-attr]
-            if not flight.first_content and event.is_content:  # type: ignore[union-attr]
-                flight.first_content = at
-        elif kind is Usage:
-            flight.usage = event  # type: ignore[assignment]
+            flight.first_content = flight.first_content or at
         elif kind is ServerTiming:
             flight.queue, flight.compute, flight.server_total = event.queue, event.compute, event.total  # type: ignore[union-attr]
         else:
             return event  # type: ignore[return-value]
     return None
+
+
+def take(flight: Flight, received: Received) -> None:
+    """Take over what a response has brought."""
+    flight.arrivals, flight.counts = received.arrivals, received.counts
+    flight.first_content, flight.usage = received.first_content, received.usage
+    timing = received.timing
+    if timing is not None:
+        flight.queue, flight.compute, flight.server_total = timing.queue, timing.compute, timing.total
+
+
+def excess(flight: Flight) -> Fail | None:
+    """The failure of a response that is far longer than what was requested, or than it may be: one without an end would fill the memory."""
+    flight.check_at = flight.bytes_in + _CHECK_EVERY
+    wanted, most = flight.n_want, flight.most
+    size = min(most, _BYTES + _BYTES_EACH * wanted) if wanted else most
+    tokens = _TOKENS + _TOKENS_EACH * wanted if wanted else _MOST_TOKENS
+    asked = f", although {wanted:,} tokens were requested" if wanted else ""
+    if flight.bytes_in <= size and len(flight.arrivals) <= tokens:
+        return None
+    del flight.arrivals[1:], flight.counts[1:]  # nobody needs the times of so many chunks
+    limit = format_bytes(size) if flight.bytes_in > size else f"{tokens:,} chunks"
+    return Fail(TOO_LARGE, f"more than {limit}{asked}")
 
 
 def keep_first_attempt(flight: Flight) -> None:

@@ -1,13 +1,16 @@
 """Records how each request ended, and stops the run when the disk is full."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.run_state import RunState
 from inferometer.records import CANCELLED, COUNTED_BY, Sample
-from inferometer.store.body_spool import BodySpool
 from inferometer.store.spool import Spool
 from inferometer.types import Fail
+
+if TYPE_CHECKING:
+    from inferometer.store.body_spool import BodySpool
 
 _BY_TOKENIZER = COUNTED_BY.index("tokenizer")
 
@@ -22,7 +25,7 @@ class Recorder:
         state: RunState,
         on_disk_full: Callable[[], None],
         keeps_texts: bool = False,
-        bodies: BodySpool | None = None,
+        bodies: "BodySpool | None" = None,
     ) -> None:
         self._spool = spool
         self._spool.failure(CANCELLED, "")  # written now, so that rows can refer to it even on a full disk
@@ -61,7 +64,7 @@ class Recorder:
         if is_full:
             self._disk_is_full()
 
-    def _keep_bodies(self, bodies: BodySpool, flights: Sequence[Flight]) -> None:
+    def _keep_bodies(self, bodies: "BodySpool", flights: Sequence[Flight]) -> None:
         for flight in flights:
             if flight.sent:
                 bodies.add(flight, *self.responses.pop(flight.id, ("", None)))

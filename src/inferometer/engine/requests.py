@@ -1,11 +1,16 @@
 """Makes the requests of a shard: they are encoded before t=0, and get an id and an instant when they are due."""
 
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from inferometer.engine.inflight import Flight
-from inferometer.engine.sequences import Sequences
 from inferometer.store.request_file import MappedBytes, in_memory
 from inferometer.types import Calls, Request
+from inferometer.wire.http1 import ID
+
+if TYPE_CHECKING:
+    from inferometer.engine.sequences import Sequences
 
 NO_USER = -1
 """Stands for the user in an open loop, which has no users."""
@@ -18,36 +23,26 @@ class _IdIndex:
     """Finds the encoded request for an id. The ids are a few ranges, so millions of them take no memory."""
 
     def __init__(self, ids: Sequence[range]) -> None:
-        self._ranges: list[tuple[range, int, int]] = []  # ids, index of the first one's request, number of requests
-        first = 0
-        for own in ids:
-            self._ranges.append((own, first, len(own)))
-            first += len(own)
-        self._current, self._first, self._count = self._ranges[0]
-        self.following = -1
-        """The id that is found at the index after the last one; -1: not known."""
-        self.step = 1
-        self.last = 0
-        """Index of the last request of the current range."""
-
-    def find(self, id: int) -> int:
-        """Return the index of the request with this id; if there is none, of one in the range that the id would continue."""
-        if id not in self._current:
-            self._select(id)
-        self.step, self.last = self._current.step, self._first + self._count - 1
-        n = self._first + (id - self._current.start) // self.step % self._count
-        self.following = id + self.step if n < self.last else -1
-        return n
+        firsts = accumulate(map(len, ids), initial=0)
+        self._ranges = list(zip(ids, firsts, strict=False))  # with the index of the first one's request
+        self._select(ids[0].start)
 
     def _select(self, id: int) -> None:
         """Change to the range that has the id, or else to the last one that starts before it, which then goes on."""
         having = next((each for each in self._ranges if id in each[0]), None)
         if having is None:
             before = [each for each in self._ranges if each[0].start <= id] or self._ranges[:1]
-            ids, first, count = max(before, key=lambda each: each[0].start)
-            end = min((each[0].start for each in self._ranges if each[0].start > id), default=1 << 62)
-            having = range(ids.start, end, ids.step), first, count
-        self._current, self._first, self._count = having
+            having = max(before, key=lambda each: each[0].start)
+        ids, self._first = having
+        self._start, self._step, self._count = ids.start, ids.step, len(ids)
+        following = min((each[0].start for each in self._ranges if each[0].start > id), default=1 << 62)
+        self._end = ids.start + self._count * self._step if id in ids else following
+
+    def find(self, id: int) -> int:
+        """Return the index of the request with this id; if there is none, of one in the range that the id would continue."""
+        if not self._start <= id < self._end or (id - self._start) % self._step:
+            self._select(id)
+        return self._first + (id - self._start) // self._step % self._count
 
 
 class Requests:
@@ -60,9 +55,10 @@ class Requests:
         self._index = _IdIndex(calls.ids) if calls.ids else None
         self._period = calls.period or 1 << 62
         self._encode = calls.encode
+        self._most = calls.max_response
         self._has_sessions = calls.session is not None
         self._session_classes = calls.session_classes
-        self._session_header, self._token_header = calls.session_header, calls.token_header
+        self._session_header, self._token_header = calls.session_header, f"\r\n{calls.token_header}: ".encode()
         self._counts_tokens = calls.counts_tokens
         self._has_checks = calls.check is not None
         self._shard = shard
@@ -71,7 +67,11 @@ class Requests:
         self._last = 0  # index of the request that was made last
         self._has_id = calls.decoder is not None  # HTTP/1.1: the id goes between head and tail
         self._trace_header = calls.trace_header if self._has_id else None  # HTTP/2: the pool adds it (http2_pool.py)
-        self.sequences = Sequences(calls.sequences) if calls.sequences else None
+        self.sequences: Sequences | None = None
+        if calls.sequences:
+            from inferometer.engine import sequences  # noqa: PLC0415 - few runs have them
+
+            self.sequences = sequences.Sequences(calls.sequences)
 
     def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
         """Return the next requests, with these ids."""
@@ -88,9 +88,6 @@ class Requests:
                 if index is None:
                     n = self._made % len(n_in)
                     self._made += 1
-                elif key == index.following:
-                    n += 1
-                    index.following = key + index.step if n < index.last else -1
                 else:
                     n = index.find(key)
             tail, class_ = tails[offsets[n] : offsets[n + 1]], classes[n] if classes else -1
@@ -107,7 +104,8 @@ class Requests:
                 url=url,
                 open_loop=0 if user >= 0 else 1,
                 user=user,
-                data=b"".join((head, b"%d" % id, tail))
+                most=self._most,
+                data=b"".join((head, ID % id, tail))
                 if has_id_only and not is_session
                 else self._data(head, id, id if is_session else -1, tail),
             )
@@ -147,6 +145,7 @@ class Requests:
             url=url,
             open_loop=before.open_loop,
             user=before.user,
+            most=before.most,
             token=before.token,
             data=self._data(self._heads[before.class_][url], id, before.session, tail, before.token),
         )
@@ -159,4 +158,4 @@ class Requests:
         of_session = b"%b%d" % (self._session_header, session) if self._session_header and session >= 0 else b""
         if token:
             of_session += self._token_header + token
-        return b"".join((head, b"%d" % id, of_trace, of_session, tail))
+        return b"".join((head, ID % id, of_trace, of_session, tail))

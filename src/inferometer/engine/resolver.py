@@ -9,19 +9,18 @@ A lookup blocks, so it runs in a thread; the connections that need it wait, whic
 import asyncio
 import contextlib
 import ipaddress
+import os
 import socket
 import threading
 from collections.abc import Callable
 from functools import partial
 
+from inferometer.engine.job import Address
 from inferometer.timing.clock import now
 from inferometer.units import NS
 
 LOOKUP_EVERY = NS
 """Nanoseconds for which the result of a lookup is used."""
-
-Address = tuple[int, tuple[object, ...]]
-"""Address family and socket address."""
 
 
 class Resolver:
@@ -38,8 +37,32 @@ class Resolver:
         self._next = 0
         self._expires = 1 << 62 if _is_literal(host) else 0  # when the name has to be looked up again
         self._waiting: list[Callable[[], None]] = []
+        self.dead: dict[tuple[object, ...], str] = {}
+        """Addresses that are left out, and why."""
         self.failure = ""
         """Why the last lookup that failed did; empty if none has."""
+
+    async def leave_out_dead(self, timeout: float) -> None:
+        """Leave out the addresses of the name that accept no connection within `timeout` seconds (0: no limit), unless none does."""
+        ready = self._loop.create_future()
+        self.when_ready(lambda: ready.set_result(None))
+        await ready
+        addresses = [address for address, _ in self._addresses] if len(self._addresses) > 1 else []
+        reasons = await asyncio.gather(*(self._refusal(address, timeout) for address in addresses))
+        if not all(reasons):
+            self.dead = {address: reason for address, reason in zip(addresses, reasons, strict=True) if reason}
+            self._addresses = [each for each in self._addresses if each[0] not in self.dead]
+
+    async def _refusal(self, address: tuple[object, ...], timeout: float) -> str:
+        """Why an address accepts no connection; empty if it does."""
+        try:
+            with socket.socket(self._family, socket.SOCK_STREAM) as sock:
+                sock.setblocking(False)
+                async with asyncio.timeout(timeout or None):
+                    await self._loop.sock_connect(sock, address)
+        except OSError as error:  # a TimeoutError, too
+            return os.strerror(error.errno).lower() if error.errno else f"no connection within {timeout:g} s"
+        return ""
 
     def when_ready(self, connect: Callable[[], None]) -> None:
         """Call `connect` now, or as soon as the name has been looked up again if that is necessary."""
@@ -84,7 +107,8 @@ class Resolver:
         if failure:
             self.failure = failure
         else:
-            self._addresses = [self._numbered(address) for address in dict.fromkeys(found)]
+            usable = [address for address in dict.fromkeys(found) if address not in self.dead]
+            self._addresses = [self._numbered(address) for address in usable] or self._addresses
         waiting, self._waiting = self._waiting, []
         for connect in waiting:
             connect()

@@ -1,9 +1,9 @@
-"""Repeats requests after faults that came before the response began (`client.retries`).
+"""Repeats requests after faults that came before the response began, and after some error responses (`client.retries`).
 
 A repeated request stays in flight: its user waits, it counts against the cap, and its latency counts from its first attempt.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from inferometer.engine.http1_pool import OnEnded, ResponseState
 from inferometer.engine.inflight import Flight, keep_first_attempt
@@ -24,6 +24,7 @@ class Retries:
     def __init__(
         self,
         most: int,
+        statuses: Sequence[int],
         backoff: int,
         total: int,
         deadlines: Deadlines,
@@ -31,9 +32,10 @@ class Retries:
         on_ended: OnEnded,
         send: Callable[[Flight], None],
     ) -> None:
-        """`most` is how often a request is repeated. The first time, it waits for `backoff` nanoseconds, then twice as long each time,
-        but at most a minute. `total` nanoseconds after its first attempt, it is not repeated any more; 0: no limit.
+        """`most` is how often a request is repeated, after a fault or a response with one of the HTTP `statuses`. The first time, it waits
+        for `backoff` nanoseconds, then twice as long each time, but at most a minute; or as long as the response says. `total` nanoseconds after its first attempt, it is not repeated any more; 0: no limit.
         `on_ended` is called with requests that have ended for good; `send` sends a request again."""
+        self._refusals = frozenset(f"http_{status}" for status in statuses)
         self._most, self._backoff, self._total = most, backoff, total
         self._deadlines = deadlines
         self._state = state
@@ -44,7 +46,9 @@ class Retries:
 
     def ended(self, flight: Flight, at: int, event: End | Fail, response: ResponseState) -> None:
         """Repeat a request that ended with a fault, or pass its end on."""
-        is_fault = isinstance(event, Fail) and event.code in _REPEATED and not flight.first_byte
+        is_fault = isinstance(event, Fail) and (
+            event.code in self._refusals or (event.code in _REPEATED and not flight.first_byte)
+        )
         count = self._counts.get(flight.id, 0) if self._counts or is_fault else 0
         if (
             is_fault
@@ -71,10 +75,11 @@ class Retries:
         """Repeat the request after a wait; return False if that would be too late."""
         # Without a connection, the attempt began when the request was due, or when the cap let it through.
         began = flight.sent or flight.intended + flight.held
-        due = now() + min(self._backoff << count, _LONGEST_WAIT)
+        after = event.retry_after * NS if isinstance(event, Fail) else 0
+        due = now() + (after or min(self._backoff << count, _LONGEST_WAIT))
         if self._total and due > (flight.first_attempt or (began,))[0] + self._total:
             return False
-        flight.sent = began
+        flight.sent, flight.first_byte = began, 0
         keep_first_attempt(flight)
         self._counts[flight.id] = count + 1
         self._count_attempt(flight, event)

@@ -1,4 +1,4 @@
-"""Runs one shard, from its part of the plan to its spool. The same code runs in this process or in another.
+"""Runs one shard, from its job to its spool. The same code runs in this process or in another.
 
 The work on a request is divided: requests.py makes it, drivers.py decides when it is due, dispatcher.py sends it, recorder.py
 records how it ended, sessions.py makes the next turn from its response. This file connects the parts, and settles requests that
@@ -8,32 +8,26 @@ have ended: all that may follow those that ended in one turn of the reader are s
 import asyncio
 import contextlib
 import gc
-import ssl
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from inferometer.config.schema import Timeouts as Limits
-from inferometer.engine.awake import Awake, Mode
+from inferometer.engine.awake import Awake
 from inferometer.engine.connector import Connector
 from inferometer.engine.course import Course
 from inferometer.engine.dispatcher import Dispatcher
 from inferometer.engine.http1_pool import Http1Pool, Pool, ResponseState
-from inferometer.engine.http2_pool import Http2Pool
 from inferometer.engine.inflight import Ended, Flight, finish
+from inferometer.engine.job import Job
+from inferometer.engine.patience import Patience
 from inferometer.engine.reader import Reader, StampClock
 from inferometer.engine.recorder import Recorder
 from inferometer.engine.requests import Requests
-from inferometer.engine.resolver import Address, Resolver
-from inferometer.engine.retries import Retries
+from inferometer.engine.resolver import Resolver
 from inferometer.engine.run_state import RunState
 from inferometer.engine.self_monitor import TICK, SelfMonitor
-from inferometer.engine.sessions import Sessions
 from inferometer.engine.telemetry import Telemetry
 from inferometer.engine.timeouts import Timeouts
 from inferometer.errors import UserError
-from inferometer.store.body_spool import BodySpool
+from inferometer.records import CANCELLED
 from inferometer.store.spool import Spool
 from inferometer.timing import clock as timing
 from inferometer.timing.clock import now
@@ -41,114 +35,104 @@ from inferometer.timing.deadlines import Deadlines
 from inferometer.types import Calls, End, Fail, OpenStage, Plan
 from inferometer.units import NS
 from inferometer.wire.failures import meaning
-from inferometer.wire.http1 import ResponseDecoder, TokenResponseDecoder
-from inferometer.wire.target import Target
+from inferometer.wire.http1 import ResponseDecoder
+
+if TYPE_CHECKING:
+    import ssl
+
+    from inferometer.engine.retries import Retries
+    from inferometer.engine.sessions import Sessions
+    from inferometer.store.body_spool import BodySpool
 
 _RECORDED_AT_ONCE = 8
 """Requests recorded before requests that have come due are sent; recording one takes 2 microseconds, or more if it has many chunks."""
 
 
-class Task(msgspec.Struct, frozen=True):
-    """One shard's part of the run."""
-
-    shard: int
-    plan: Plan
-    calls: Calls
-    targets: tuple[Target, ...]
-    addresses: tuple[Address, ...]
-    """The address of each target that the server was reached at."""
-    context: ssl.SSLContext | None
-    timeouts: Limits
-    deadline: float
-    """Maximum seconds from sending a gRPC call to the end of its response; 0: no limit."""
-    connections: int
-    """Connections opened before t=0, over all targets."""
-    warm: tuple[bytes, ...]
-    """For each target, the request to send over each connection before t=0; empty: none."""
-    grace: float
-    kernel_stamps: bool
-    awake: Mode
-    """How to keep the processor awake (awake.py)."""
-    reuse: int
-    """Requests after which a connection is closed; 0: no limit."""
-    retries: int
-    """How often a request is repeated after a fault that came before its response began."""
-    retry_backoff: float
-    """Seconds before the first repetition."""
-    spool: Path
-    """The folder to record into. The shard's control file must be there."""
-    secrets: tuple[str, ...] = ()
-    """Words to remove from servers' messages, and from texts that are kept."""
-    keeps_bodies: bool = False
-    """Store the texts of requests and responses (store/body_spool.py)."""
-
-
 class Shard:
-    """Runs a Task: `run`, then `close`, then `close_spool`."""
+    """Runs a job with its requests: `run`, then `close`, then `close_spool`."""
 
-    def __init__(self, task: Task, loop: asyncio.AbstractEventLoop) -> None:
-        self._task = task
+    def __init__(self, job: Job, calls: Calls, loop: asyncio.AbstractEventLoop) -> None:
+        self._job, self._calls = job, calls
         self._loop = loop
+        self._tls: ssl.SSLContext | None = None
+        if job.tls is not None:
+            from inferometer import tls  # noqa: PLC0415 - here and below: few runs need it
+
+            self._tls = tls.context(job.tls)
         # The spool comes first: the disk may be full, and nothing else is open yet.
-        self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
-        self.state = RunState(given_up=[], unreached_limit=int(task.timeouts.unreached * NS))
-        self._bodies = BodySpool(task.spool, task.shard, task.secrets) if task.keeps_bodies else None
-        self.recorder = Recorder(self._spool, self.state, self._stop_now, task.calls.counts_tokens, self._bodies)
-        self._primed = timing.prime() if task.kernel_stamps else None
+        self._spool = Spool(job.spool, job.shard, *_expected(job.plan, calls), job.secrets)
+        self.state = RunState(given_up=[], unreached_limit=int(job.timeouts.unreached * NS))
+        self._bodies: BodySpool | None = None
+        if job.keeps_bodies:
+            from inferometer.store import body_spool  # noqa: PLC0415
+
+            self._bodies = body_spool.BodySpool(job.spool, job.shard, job.secrets)
+        self.recorder = Recorder(self._spool, self.state, self._stop_now, calls.counts_tokens, self._bodies)
+        self._primed = timing.prime() if job.kernel_stamps else None
         self._clock = StampClock(timing.wall_offset(), self._primed is not None)
         self.deadlines = Deadlines(loop)
-        self._reader = Reader(loop, self._clock, self._settle, self.deadlines.catch_up)
-        self.awake = Awake(loop, task.awake, self.deadlines, self._reader.poll, self.state)
+        self._reader = Reader(loop, self._clock, self._settle, self.deadlines)
+        self.awake = Awake(loop, job.awake, self.deadlines, self._reader.poll, self.state)
         self._retries: Retries | None = None
-        if task.retries:
-            self._retries = Retries(
-                task.retries,
-                int(task.retry_backoff * NS),
-                int(task.timeouts.total * NS),
+        if job.retries:
+            from inferometer.engine import retries  # noqa: PLC0415
+
+            self._retries = retries.Retries(
+                job.retries,
+                job.retry_statuses,
+                int(job.retry_backoff * NS),
+                int(job.timeouts.total * NS),
                 self.deadlines,
                 self.state,
                 self._on_ended,
                 lambda flight: self._dispatcher.send_again(flight),  # noqa: PLW0108 - it is made below
             )
-        self._requests = requests = Requests(task.calls, task.shard, len(task.targets))
+        self._requests = requests = Requests(calls, job.shard, len(job.targets))
         self._resolvers: list[Resolver] = []
-        pools = [self._pool(index) for index in range(len(task.targets))]
+        pools = [self._pool(index) for index in range(len(job.targets))]
         self._dispatcher = Dispatcher(pools, requests, self.deadlines, self.awake, self.state, self.recorder)
-        self._course = Course(task.plan, self._dispatcher, self._spool.control, self._end_if_idle)
-        self._sessions = Sessions(task.calls, requests, self.deadlines) if task.calls.session else None
-        self._timeouts = Timeouts(task.timeouts, self._dispatcher, self.deadlines, loop)
+        self._patience = Patience(job.patience, self._dispatcher)
+        self._course = Course(job.plan, self._dispatcher, self._spool.control, self._patience, self._end_if_idle)
+        self._sessions: Sessions | None = None
+        if calls.session:
+            from inferometer.engine import sessions  # noqa: PLC0415
+
+            self._sessions = sessions.Sessions(calls, requests, self.deadlines)
+        self._timeouts = Timeouts(job.timeouts, self._dispatcher, self.deadlines, loop)
         self._telemetry = Telemetry(
-            self._spool, self.recorder, self._dispatcher, self.state, len(task.plan.stages), loop
+            self._spool, self.recorder, self._dispatcher, self.state, len(job.plan.stages), loop
         )
         self._monitor: SelfMonitor | None = None
         self._ended: list[Ended] = []  # requests that ended and are not yet settled
-        self._check = task.calls.check
+        self._check = calls.check
         self._unchecked: dict[int, Any] = {}  # responses whose content is to be checked, by the request's id
         self._finished = loop.create_future()
 
     def _pool(self, index: int) -> Pool:
         """Return the pool of connections to one of the targets."""
-        task = self._task
-        target, calls = task.targets[index], task.calls
-        context = task.context if target.tls else None
-        resolver = Resolver(self._loop, target.host, task.addresses[index], self._spool.replica)
+        job, calls = self._job, self._calls
+        target = job.targets[index]
+        context = self._tls if target.tls else None
+        resolver = Resolver(self._loop, target.host, job.addresses[index], self._spool.replica)
         self._resolvers.append(resolver)
         connector = Connector(self._loop, target, resolver, self._reader, context)
         on_ended = self._on_ended if self._retries is None else self._retries.ended
         if calls.response is not None:
+            from inferometer.engine.http2_pool import Http2Pool  # noqa: PLC0415 - HTTP/1.1 does without
+
             heads = tuple(own[index] for own in calls.class_heads or (calls.heads,))
             return Http2Pool(
                 connector,
                 heads,
                 calls.response,
                 on_ended,
-                task.deadline,
-                task.reuse,
+                job.deadline,
+                job.reuse,
                 calls.is_persistent,
                 calls.trace_header,
             )
         assert calls.decoder is not None
-        return Http1Pool(connector, calls.decoder, on_ended, task.reuse)
+        return Http1Pool(connector, calls.decoder, on_ended, job.reuse)
 
     # --- the run ---
 
@@ -169,7 +153,7 @@ class Shard:
         gc.freeze()  # t=0 is near, and a collection takes long in a large process
         gc.disable()
         try:
-            self._monitor = SelfMonitor(self._task.shard, self._clock, self.state, t0)
+            self._monitor = SelfMonitor(self._job.shard, self._clock, self.state, t0)
             self.deadlines.at(t0, lambda: self._course.start(t0))
             self._tick(now() + TICK)
             self._timeouts.sweep()
@@ -179,12 +163,13 @@ class Shard:
             gc.unfreeze()
 
     async def _open(self) -> None:
-        share, rest = divmod(self._task.connections, len(self._task.targets))
-        timeout = float(self._task.timeouts.connect)
+        share, rest = divmod(self._job.connections, len(self._job.targets))
+        timeout = float(self._job.timeouts.connect)
+        await asyncio.gather(*(each.leave_out_dead(timeout) for each in self._resolvers))
         for index, pool in enumerate(self._dispatcher.pools):
             failed = await pool.open(share + (index < rest), timeout)
-            if failed is None and self._task.warm:
-                failed = await pool.warm(self._task.warm[index], timeout)
+            if failed is None and self._job.warm:
+                failed = await pool.warm(self._job.warm[index], timeout)
             if failed is not None:
                 reason = failed.message or meaning(failed.code)
                 remedy = (
@@ -192,7 +177,7 @@ class Shard:
                     if failed.code == "no_sockets"
                     else "check the URL, and that the server accepts this many connections"
                 )
-                raise UserError(f"{self._task.targets[index].url}: {reason}", remedy)
+                raise UserError(f"{self._job.targets[index].url}: {reason}", remedy)
 
     def _tick(self, due: int) -> None:
         """Do everything that is not part of a request, every few milliseconds."""
@@ -202,9 +187,11 @@ class Shard:
         if stop > 1:
             self._stop_now()
         elif stop and not self.state.stopping:
-            self._stop(now() + int(self._task.grace * NS))
+            self._stop(now() + int(self._job.grace * NS))
         if self._course.is_abandoned and not self._is_idle:
             self._cancel_rest()
+        elif self._patience.is_over(due):
+            self._cancel_rest("unfinished")
         self._course.obey(self._is_idle)
         self._requests.prefault()
         if not self._finished.done():
@@ -246,9 +233,23 @@ class Shard:
     def notes(self) -> tuple[str, ...]:
         """What the user should know about the run, although nothing failed."""
         failed = ((each.host, each.failure) for each in self._resolvers if each.failure)
-        return tuple(
+        found = [
+            f"{each.host}: {address[0]} was left out ({why}), its other addresses were used"
+            for each in self._resolvers
+            for address, why in each.dead.items()
+        ]
+        found += [
             f"{host} could not be looked up again ({why}): its last known addresses were used" for host, why in failed
-        )
+        ]
+        pools = [pool for pool in self._dispatcher.pools if isinstance(pool, Http1Pool)]
+        closed = sum(pool.closed_by_server for pool in pools)
+        if not self._job.reuse and closed > self.state.ok / 2 > 4:
+            found.append(
+                "the server, or a proxy, closes the connection after nearly every response: turn on keep-alive there"
+            )
+        if encodings := sorted({pool.encoding for pool in pools} - {""}):
+            found.append(f"responses came compressed ({', '.join(encodings)}), for which a proxy may hold chunks back")
+        return tuple(found)
 
     # --- requests that ended ---
 
@@ -260,12 +261,12 @@ class Shard:
             flight.status = response.status
         else:
             flight.status = 200
-            if self._task.calls.counts_tokens and not flight.counted_by:
+            if self._calls.counts_tokens and not flight.counted_by:
                 text = response.text
-            if flight.session >= 0 and self._task.calls.content is not None:
-                flight.content = self._task.calls.content(response)
-                if isinstance(response, TokenResponseDecoder):
-                    flight.token = response.token or flight.token
+            if flight.session >= 0 and isinstance(response, ResponseDecoder):
+                flight.content = response.received.content
+                if name := self._calls.token_header:
+                    flight.token = response.header(name).encode("latin-1") or flight.token
             if self._check is not None:
                 self._unchecked[flight.id] = self._check.keep(response)
         if self._bodies is not None and isinstance(response, ResponseDecoder):
@@ -337,14 +338,14 @@ class Shard:
             self._timeouts.stop()
             self._finished.set_result(None)
 
-    def _cancel_rest(self) -> None:
+    def _cancel_rest(self, code: str = CANCELLED) -> None:
         """Cancel what is left of stages that have ended, so that the next stage, or the end of the run, does not wait for it."""
         self._dispatcher.cancel_queued()
         if self._retries is not None:
             self._retries.cancel()
         if self._sessions is not None:
             self._sessions.cancel()
-        self._dispatcher.cancel_all()
+        self._dispatcher.cancel_all(code)
         self._end_if_idle()
 
     def _stop(self, deadline: int) -> None:
@@ -371,5 +372,6 @@ class Shard:
 def _expected(plan: Plan, calls: Calls) -> tuple[int, int]:
     """Return how many rows and chunks to allocate before t=0; the files grow when needed."""
     rows = sum(len(stage.instants) if isinstance(stage, OpenStage) else stage.requests for stage in plan.stages)
-    mean_out = sum(calls.n_out) // len(calls.n_out) + 1
+    sample = calls.n_out[:4_096]
+    mean_out = sum(sample) // len(sample) + 1
     return min(rows + 64, 1 << 18), min(rows * mean_out, 1 << 22)

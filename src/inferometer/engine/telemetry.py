@@ -77,6 +77,7 @@ class Telemetry:
         for pool in self._dispatcher.pools:
             for connection, flight in islice(pool.flights(), AGES):
                 connection.transport.sample_rtt()
+                connection.decode_waiting()
                 arrivals = flight.arrivals
                 start = flight.sent if flight.user >= 0 else flight.intended
                 if start and len(ages) < 2 * AGES:

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from inferometer.config.schema import Timeouts as Limits
 from inferometer.engine.dispatcher import Dispatcher
 from inferometer.engine.http1_pool import NEVER, Connection
 from inferometer.engine.inflight import Flight
+from inferometer.engine.job import Limits
 from inferometer.timing.clock import now
 from inferometer.timing.deadlines import Deadlines
 from inferometer.units import NS
@@ -64,8 +64,13 @@ class Timeouts:
             else:
                 expired.append((connection, flight, code))
         gap = _SWEEP_SHARE * (now() - started)
-        for connection, flight, code in expired:
-            connection.give_up(flight, code)
+        for connection, flight, _ in expired:
+            connection.decode_waiting()
+            expires, code = self._expiry(connection, flight)
+            if expires > at:
+                following = min(following, expires)
+            else:
+                connection.give_up(flight, code)
         return max(following, at + gap)
 
     def _expiry(self, connection: Connection, flight: Flight) -> tuple[int, str]:

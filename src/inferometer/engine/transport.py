@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from inferometer.engine.reader import Reader
+from inferometer.engine.reader import FIRST_READ_SIZE, Reader
 from inferometer.open_files import RESERVED_FILES, file_limit
 from inferometer.timing.clock import enable_stamps, now
 from inferometer.timing.rtt import min_rtt
@@ -43,15 +43,20 @@ class Transport:
         "_sock",
         "_unsent",
         "connect_started",
+        "delay",
         "deliver",
+        "ending",
         "error",
         "is_closed",
         "is_open",
         "is_ready",
         "is_writing",
+        "pieces",
+        "read_size",
         "receive",
         "replica",
         "rtt",
+        "stamps",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reader: Reader, owner: TransportOwner) -> None:
@@ -61,6 +66,11 @@ class Transport:
         self._unsent: memoryview | bytes = b""  # bytes that the kernel has not accepted yet
         self.receive: Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
         self.deliver: Callable[[bytes, int, int], None] = owner.received
+        self.ending = b""
+        self.pieces: list[bytes] = []
+        self.stamps: list[int] = []
+        self.delay = -1
+        self.read_size = FIRST_READ_SIZE
         self.error: OSError | None = None  # why reading ended, if the server did not simply close
         self.is_open = False  # there is a socket
         self.is_closed = False  # the owner closed it, perhaps before there was a socket
@@ -165,6 +175,16 @@ class Transport:
         """Deliver to the owner now what arrived by that instant and is still unread."""
         if self.is_open:
             self._reader.read_until(self._fd, instant)
+
+    def let_wait(self, ending: bytes) -> None:
+        """Let bytes wait that do not end with this; empty: none."""
+        self.ending = ending
+
+    def take_waiting(self) -> tuple[list[bytes], list[int], int]:
+        """Return the reads that wait, when each arrived, and how long any of them stayed unread."""
+        waiting = self.pieces, self.stamps, self.delay
+        self.pieces, self.stamps, self.delay = [], [], -1
+        return waiting
 
     def catch_up(self) -> None:
         """Run what has come due in the meantime. Long work on received bytes calls this now and then."""

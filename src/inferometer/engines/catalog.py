@@ -1,5 +1,6 @@
 """Every type of engine: how its server is started, and which in-process modes it has."""
 
+import difflib
 from importlib import import_module
 
 from inferometer.config.engines import EngineSpec, is_in_process
@@ -41,7 +42,9 @@ def check_spec(spec: EngineSpec, is_encoder: bool) -> None:
     """Raise EngineError when there is no such engine, or when it does not have that mode."""
     known = sorted({*SERVERS, *IN_PROCESS, *ENCODERS})
     if spec.type not in known:
-        raise EngineError(f"{spec.name}: there is no engine {spec.type!r}", f"it takes {' | '.join(known)}")
+        near = difflib.get_close_matches(spec.type, known, 1, 0.5)
+        suggestion = f"did you mean {near[0]}? " if near else ""
+        raise EngineError(f"{spec.name}: there is no engine {spec.type!r}", f"{suggestion}it takes {' | '.join(known)}")
     if is_encoder:
         if spec.type not in ENCODERS:
             raise EngineError(f"{spec.name}: {spec.type} does not run encoders", f"use {' or '.join(ENCODERS)}")

@@ -68,9 +68,13 @@ class ServerProcess:
     @property
     def output(self) -> str:
         """What this process has printed so far."""
+        return self.output_after(0).decode("utf-8", "replace")
+
+    def output_after(self, count: int) -> bytes:
+        """What it has printed after its first `count` bytes."""
         with self.log.open("rb") as file:
-            file.seek(self._log_start)
-            return file.read().decode("utf-8", "replace")
+            file.seek(self._log_start + count)
+            return file.read()
 
     @property
     def tail(self) -> tuple[str, ...]:

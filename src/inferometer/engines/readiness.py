@@ -26,12 +26,17 @@ class LogReader:
 
     def __init__(self, process: ServerProcess) -> None:
         self._process = process
+        self._read = 0
+        self._rest = b""
         self.lines: Lines = []
 
     def look(self) -> None:
-        seen = self._process.output.splitlines()
+        """Read what was printed since the last look. A line counts when it is complete."""
+        new = self._process.output_after(self._read)
         at = time.monotonic() - self._process.started
-        self.lines += [(at, line) for line in seen[len(self.lines) :]]
+        self._read += len(new)
+        *lines, self._rest = (self._rest + new).replace(b"\r", b"\n").split(b"\n")
+        self.lines += [(at, line.decode("utf-8", "replace")) for line in lines if line]
 
 
 def await_ready(

@@ -1,8 +1,6 @@
 """Where shards run: the same shard function in this process, in local processes, or on Ray; results are concatenated.
 
-job.py         what every shard is given, and what follows from it for each
-sizing.py      how many processes and connections a load needs
-runner.py      runs one shard
+runner.py      runs one shard;  conversations.py  its sessions
 control.py     the messages between the parent and a shard, whatever carries them
 local.py       shards in local processes or threads;  worker.py  the main function of such a process
 ray_fleet.py   shards on the nodes of a Ray cluster, which share neither a folder nor a clock with their parent: the parent's end, with

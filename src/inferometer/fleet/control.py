@@ -7,11 +7,25 @@ local.py shares the folder, ray_fleet.py copies it. The transport also converts 
 to the shard's. A shard does not need to know where its parent is.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from inferometer.fleet.job import Job, ShardReport
+from inferometer.engine.job import Job
+
+
+class ShardReport(msgspec.Struct, frozen=True):
+    """A shard's report about itself, for the manifest."""
+
+    stamps: str
+    timer: str
+    loop: str
+    awake: str
+    given_up: tuple[int, ...] = ()
+    """Stages that the shard gave up."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the run, although nothing failed."""
 
 
 class WorkerResult(msgspec.Struct):
@@ -77,7 +91,5 @@ class ShardHandle(Protocol):
         """
 
 
-class StartShard(Protocol):
-    """A transport: starts one shard of a job. The shard's control file must be in the job's spool folder."""
-
-    def __call__(self, job: Job, shard: int, /) -> ShardHandle: ...
+StartShards = Callable[[Sequence[Job]], Iterable[ShardHandle]]
+"""A transport: starts the shards of a run, one after the other. Their control files must be in the spool folder."""

@@ -13,9 +13,10 @@ from types import MappingProxyType
 
 import msgspec
 
+from inferometer import processors
+from inferometer.engine.job import Job
 from inferometer.errors import UserError
 from inferometer.fleet.control import Grant, WorkerResult
-from inferometer.fleet.job import Job
 from inferometer.store.spool import Control
 from inferometer.timing.clock import now
 
@@ -23,8 +24,8 @@ from inferometer.timing.clock import now
 class _SharedControl:
     """Sends to a shard that maps the same control file and has the same monotonic clock as the parent."""
 
-    def __init__(self, job: Job, shard: int) -> None:
-        self._control = Control(job.spool / f"{shard}.control", create=False)
+    def __init__(self, job: Job) -> None:
+        self._control = Control(job.spool / f"{job.shard}.control", create=False)
 
     def start(self, t0: int) -> None:
         self._control["t0"] = t0
@@ -56,26 +57,29 @@ class _SharedControl:
 class LocalProcess(_SharedControl):
     """A shard in a process of its own. Its standard input stays open while the parent lives."""
 
-    def __init__(self, job: Job, shard: int, environment: Mapping[str, str] = MappingProxyType({})) -> None:
-        super().__init__(job, shard)
-        self._log = (job.spool / f"{shard}.log").open("w+b")
+    def __init__(self, job: Job, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(job)
+        self._log = (job.spool / f"{job.shard}.log").open("w+b")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "inferometer.fleet.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=os.environ | environment,
+            env={**processors.ONE_BLAS_THREAD, **os.environ, **environment},
+            pass_fds=[file for file in job.requests.files if isinstance(file, int)],
             process_group=0,  # only the parent handles the terminal's Ctrl-C, even while this process is still starting
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._output = select.poll()  # unlike select(), it takes file descriptors above 1023
         self._output.register(self._process.stdout)
-        try:
-            data = pickle.dumps((job, shard))
+        # The process reads when it has started, and others are to be started in the meantime.
+        threading.Thread(target=self._send, args=(pickle.dumps(job),), daemon=True).start()
+
+    def _send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it died immediately: result() says how
             self._process.stdin.write(len(data).to_bytes(8, "little") + data)
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died immediately: result() says how
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -111,17 +115,17 @@ def _died(code: int, log: bytes) -> str:
 class LocalThread(_SharedControl):
     """A shard in a thread of this process."""
 
-    def __init__(self, job: Job, shard: int) -> None:
-        super().__init__(job, shard)
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
         self._result: WorkerResult | str = "ended without a result"
-        self._thread = threading.Thread(target=self._run, args=(job, shard), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(job,), daemon=True)
         self._thread.start()
 
-    def _run(self, job: Job, shard: int) -> None:
+    def _run(self, job: Job) -> None:
         from inferometer.fleet.runner import run_shard  # noqa: PLC0415 - a parent of processes does without the engine
 
         try:
-            self._result = WorkerResult(report=run_shard(job, shard))
+            self._result = WorkerResult(report=run_shard(job))
         except UserError as error:
             self._result = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
         except Exception as error:  # the run must end with a clear error, whatever it was

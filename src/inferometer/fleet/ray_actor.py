@@ -21,10 +21,10 @@ import msgspec
 import psutil
 
 from inferometer import __version__, processors
+from inferometer.engine.job import Job
 from inferometer.fleet.clocks import Reading
 from inferometer.fleet.control import Grant, WorkerResult
 from inferometer.fleet.copying import BULKY, FolderReader, Numbers
-from inferometer.fleet.job import Job
 from inferometer.fleet.local import LocalProcess
 from inferometer.fleet.shard_store import ShardStoring
 from inferometer.store.spool import Control
@@ -113,7 +113,7 @@ class ShardActor:
             os.link(Path(folder) / name, path)
 
     def begin(self, data: bytes, piece: int) -> None:
-        """Start the shard. `data` is the pickled job, the number of the shard, and the destination of its chunks and texts, or None;
+        """Start the shard. `data` is the pickled job, and the destination of its chunks and texts, or None;
         `piece` is the most that is read at a time."""
         try:
             self._begin(data, piece)
@@ -121,18 +121,18 @@ class ShardActor:
             self._failure = f"could not be started: {type(error).__name__}: {error}"
 
     def _begin(self, data: bytes, piece: int) -> None:
-        job, shard, to = pickle.loads(data)
+        job, to = pickle.loads(data)
         assert isinstance(job, Job)
-        job = msgspec.structs.replace(job, spool=self._folder)
+        job, shard = msgspec.structs.replace(job, spool=self._folder), job.shard
         self._control = Control(self._folder / f"{shard}.control", create=True)
         self._reader = FolderReader(self._folder, shard, self._control, piece)
         if to is not None:
             self._reader.left_out = BULKY
-            self._storing = ShardStoring(self._folder, shard, job.config.data, to)
+            self._storing = ShardStoring(self._folder, shard, to)
         self._round: Iterator[Piece | Numbers] = iter(())
         self._is_last_round = False
         _raise_priority()  # that of this thread, which a new process inherits
-        self._process = LocalProcess(job, shard, {"TMPDIR": str(self._folder)})
+        self._process = LocalProcess(job, {"TMPDIR": str(self._folder)})
         self._polled = time.monotonic()
         threading.Thread(target=self._end_without_parent, daemon=True).start()
 

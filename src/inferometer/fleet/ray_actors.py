@@ -1,4 +1,4 @@
-"""The actors of a fleet on Ray: creates them on the cluster's nodes, copies the workload's files there, and removes them. Every wait has a limit."""
+"""The actors of a fleet on Ray: creates them on the cluster's nodes, copies the requests there, and removes them. Every wait has a limit."""
 
 import contextlib
 import threading
@@ -106,14 +106,9 @@ class Actors:
         def ship() -> None:
             get = self._ray.get
             for file in files:
-                with file.source.open("rb") as opened:
-                    offset = 0
-                    while (data := opened.read(_FILE_PIECE)) or not offset:
-                        sent = data if len(data) <= _INLINE else self._ray.put(data)
-                        get([each.put_file.remote(file.name, offset, sent) for each in receivers], timeout=_FILES_S)
-                        offset += len(data)
-                        if len(data) < _FILE_PIECE:
-                            break
+                for offset, data in file.pieces(_FILE_PIECE):
+                    sent = data if len(data) <= _INLINE else self._ray.put(data)
+                    get([each.put_file.remote(file.name, offset, sent) for each in receivers], timeout=_FILES_S)
             names = [file.name for file in files]
             links = [
                 actor.link_files.remote(self.facts[first[facts.node_id]].folder, names)
@@ -122,17 +117,13 @@ class Actors:
             ]
             get(links, timeout=_FILES_S)
 
-        if not files:
-            return
-        size = sum(file.source.stat().st_size for file in files)
-        late = UserError(
-            "the files of the workload did not reach the nodes in time", "check the network", "fleet.address"
-        )
+        size = sum(file.size for file in files)
+        late = UserError("the requests did not reach the nodes in time", "check the network", "fleet.address")
         try:
             self._thread.call(ship, _FILES_S + size / (1 << 20), late)
         except (self._ray.exceptions.RayError, OSError) as error:
             raise UserError(
-                f"the files of the workload cannot be copied to the nodes: {ray_cluster.first_line(error)}",
+                f"the requests cannot be copied to the nodes: {ray_cluster.first_line(error)}",
                 "check the disks of the nodes",
                 "fleet.address",
             ) from None

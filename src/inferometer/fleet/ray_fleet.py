@@ -10,17 +10,16 @@ import contextlib
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from inferometer.config.fleet import Fleet
+from inferometer.config.storage import Storage
+from inferometer.engine.job import Job
 from inferometer.errors import UserError
 from inferometer.fleet import clocks, ray_cluster
 from inferometer.fleet.clocks import ClockOffset, NodeClock
-from inferometer.fleet.job import Job
 from inferometer.fleet.ray_actor import NodeFacts
 from inferometer.fleet.ray_actors import Actors
 from inferometer.fleet.ray_cluster import RayThread
@@ -36,10 +35,14 @@ _CLOSE_S = 3.0
 
 
 class RayFleet:
-    """The shards of a run. Calling it starts one of them (control.StartShard)."""
+    """The shards of a run. Calling it starts them (control.StartShards)."""
 
-    def __init__(self, ray: Any, thread: RayThread, actors: Actors) -> None:
+    def __init__(
+        self, ray: Any, thread: RayThread, actors: Actors, storage: Storage, classes: Sequence[str] = ()
+    ) -> None:
+        """`storage` and `classes` say how shards store their records in a bucket; the classes are those of the traffic."""
         self._ray, self._thread, self._actors = ray, thread, actors
+        self._storage, self._classes = storage, classes
         self.facts = actors.facts
         self._shards: list[RayShard] = []
         self._is_synchronized = False
@@ -50,19 +53,17 @@ class RayFleet:
         self.start_in = NS // 4 + len(actors.actors) * NS // 200
         """Nanoseconds from the last shard's `ready` to t=0: the message must have reached every node by then."""
 
-    def __call__(self, job: Job, shard: int, /) -> RayShard:
-        facts = self.facts[shard]
-        is_first = not self._shards
-        if is_first:
-            self._actors.ship(files_of(job.config))
-        handle = RayShard(job, shard, self._actors.actors[shard], facts, partial(self._offset, facts.node_id))
-        there = msgspec.structs.replace(job, config=moved(job.config, facts.folder))
-        to = destination(job.stored_at, job.config.storage, os.environ) if job.stored_at else None
-        handle.begin(pickle.dumps((there, shard, to)))
-        self._shards.append(handle)
-        if is_first:
-            self._thread.start(self._poll)
-        return handle
+    def __call__(self, stored_at: str, jobs: Sequence[Job], /) -> Iterator[RayShard]:
+        """Start the shards of a run, which belongs to this URL in a bucket, if any."""
+        self._actors.ship(files_of(jobs))
+        for job, facts, actor in zip(jobs, self.facts, self._actors.actors, strict=True):
+            to = destination(stored_at, self._storage, self._classes, os.environ) if stored_at else None
+            handle = RayShard(job, actor, facts, partial(self._offset, facts.node_id))
+            handle.begin(pickle.dumps((moved(job, facts.folder), to)))
+            self._shards.append(handle)
+            if len(self._shards) == 1:
+                self._thread.start(self._poll)
+            yield handle
 
     def _poll(self) -> None:
         """Poll all shards until they have ended or the fleet is closed. Runs in the thread for Ray's calls."""
@@ -194,12 +195,14 @@ def _died_of(error: Exception, facts: NodeFacts) -> str:
 
 
 @contextlib.contextmanager
-def opened(settings: Fleet, count: Callable[[int], int]) -> Iterator[RayFleet]:
+def opened(
+    settings: Fleet, storage: Storage, classes: Sequence[str], count: Callable[[int], int]
+) -> Iterator[RayFleet]:
     """Connect to the cluster and create the actors. `count` returns the number of shards, from the number that there is room for."""
     with ray_cluster.connected(settings) as (ray, thread):
         late = UserError("the Ray cluster does not respond", "check it with `ray status`", "fleet.address")
         room = ray_cluster.slots(thread.call(ray.nodes, float(settings.wait), late), settings)
-        fleet = RayFleet(ray, thread, Actors(ray, thread, settings, count(room)))
+        fleet = RayFleet(ray, thread, Actors(ray, thread, settings, count(room)), storage, classes)
         try:
             yield fleet
         finally:

@@ -5,13 +5,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from inferometer.config.loads import Closed, stages_of
+from inferometer.engine.job import Job
 from inferometer.fleet.control import Grant, WorkerResult
 from inferometer.fleet.copying import FolderCopy, Numbers
-from inferometer.fleet.job import Job
 from inferometer.fleet.ray_actor import NodeFacts, Update
 from inferometer.store.spool import STATES
 from inferometer.timing.clock import now
+from inferometer.types import ClosedStage
 from inferometer.units import NS
 
 _POLL_S, _DEALING_POLL_S, _POLL_PER_SHARD_S = 0.15, 0.03, 0.0015
@@ -28,11 +28,11 @@ _PIECE, _RESPONSE, _RESPONSES = 1 << 20, 8 << 20, 128 << 20
 class RayShard:
     """One shard. A thread of the fleet polls it (`poll`, `take`, `end`), and the supervisor does the rest."""
 
-    def __init__(self, job: Job, number: int, actor: Any, facts: NodeFacts, offset: Callable[[], int]) -> None:
+    def __init__(self, job: Job, actor: Any, facts: NodeFacts, offset: Callable[[], int]) -> None:
         """`offset`: how far the node's monotonic clock is ahead, ns."""
-        self.number, self.actor, self.facts, self._offset = number, actor, facts, offset
-        self._copy = FolderCopy(job.spool, number)
-        is_dealt = any(isinstance(stage, Closed) and stage.requests for stage in stages_of(job.config.load))
+        self.number, self.actor, self.facts, self._offset = job.shard, actor, facts, offset
+        self._copy = FolderCopy(job.spool, job.shard)
+        is_dealt = any(isinstance(stage, ClosedStage) and stage.requests for stage in job.plan.stages)
         self._poll_s = _DEALING_POLL_S if is_dealt else _POLL_S
         self._poll = actor.poll.options(concurrency_group="poll")
         self._command = actor.command.options(concurrency_group="control")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from inferometer.config.data import Data, Mix
 from inferometer.config.storage import Storage, split_url
 from inferometer.errors import UserError
 from inferometer.fleet.control import WorkerResult
@@ -47,12 +46,14 @@ class Destination(msgspec.Struct, frozen=True):
     environment: dict[str, str]
     files: dict[str, bytes]
     """Contents of files, by the variable that names them."""
+    classes: tuple[str, ...] = ()
+    """Names of the traffic classes."""
 
     def __repr__(self) -> str:
         return f"Destination({self.url!r})"  # without the credentials
 
 
-def destination(url: str, storage: Storage, environment: Mapping[str, str]) -> Destination:
+def destination(url: str, storage: Storage, classes: Sequence[str], environment: Mapping[str, str]) -> Destination:
     """Return what a shard needs to store its records at the URL as this process would, with its `environment`."""
     scheme, _, _ = split_url(url)
     variables = {name: value for name, value in environment.items() if name.startswith(_PREFIXES[scheme])}
@@ -61,15 +62,14 @@ def destination(url: str, storage: Storage, environment: Mapping[str, str]) -> D
         path = Path(environment.get(name) or usual).expanduser()
         if path.is_file() and os.access(path, os.R_OK):
             files[name] = path.read_bytes()
-    return Destination(url, storage, variables, files)
+    return Destination(url, storage, variables, files, tuple(classes))
 
 
 class ShardStoring:
     """Stores what a shard has recorded, in a thread of its own, so that polls are responded to meanwhile."""
 
-    def __init__(self, spool: Path, shard: int, data: Data, to: Destination) -> None:
+    def __init__(self, spool: Path, shard: int, to: Destination) -> None:
         self._spool, self._shard, self._to = spool, shard, to
-        self._classes = [each.name for each in data.classes] if isinstance(data, Mix) else []
         self._thread = threading.Thread(target=self._store, daemon=True)
         self._failure = ""
         self.allowed = threading.Event()
@@ -98,7 +98,7 @@ class ShardStoring:
 
     def _store(self) -> None:
         try:
-            _store_shard(self._spool, self._shard, self._classes, self._to)
+            _store_shard(self._spool, self._shard, self._to)
             self.is_stored = True
         except UserError as error:
             self._failure = error.what
@@ -106,7 +106,7 @@ class ShardStoring:
             self._failure = f"{type(error).__name__}: {error}"
 
 
-def _store_shard(spool: Path, shard: int, classes: Sequence[str], to: Destination) -> None:
+def _store_shard(spool: Path, shard: int, to: Destination) -> None:
     """Store a shard's chunks and texts as Parquet files. Raises UserError when several attempts, of `storage.timeout` each, have failed."""
     replaced = set() if _IDENTITY.isdisjoint({*to.environment, *to.files}) else _IDENTITY
     environment = {name: value for name, value in os.environ.items() if name not in replaced} | to.environment
@@ -115,6 +115,6 @@ def _store_shard(spool: Path, shard: int, classes: Sequence[str], to: Destinatio
             environment[name] = f"{folder}/{name}"
             Path(environment[name]).write_bytes(content)
         with connect(to.url, to.storage, environment) as objects:
-            for path in write_shard_files(spool, shard, spool, classes):
+            for path in write_shard_files(spool, shard, spool, to.classes):
                 objects.put(path.name, path)
                 path.unlink()

@@ -1,137 +1,93 @@
-"""The files that a shard on another machine needs: which settings name them, and what they are called there.
-
-Data files, corpora, tokenizers, tensors, and the certificates of TLS. Names on a hub are resolved here if the hub is not needed any
-more afterwards; a dataset of a hub, and an encoding of tiktoken, are fetched by each machine itself.
+"""The files that a shard on another machine needs, and what they are called there: the encoded requests, the certificates of TLS, and the
+tokenizer that counts the tokens of responses. An encoding of tiktoken is fetched by each machine itself.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from inferometer.config.data import Hub, PythonCode
-from inferometer.config.schema import TLS, Config
+from inferometer.engine.job import Job
 from inferometer.errors import UserError
 from inferometer.workload import chat_template, tokenizer
-from inferometer.workload.datasets.python_code import rows_file
 from inferometer.workload.encodings import files as tokenizer_files
 
 _FOLDER = "files"
-_PATHS = ("path", "corpus")
-"""Settings of the data that name a file or a folder."""
 
 
 class ShippedFile(NamedTuple):
-    source: Path
+    source: Path | int
+    """A file without a name is an open descriptor."""
     name: str
     """Relative to the shard's folder."""
 
+    @property
+    def size(self) -> int:
+        return os.stat(self.source).st_size  # noqa: PTH116 - a Path has no descriptor
 
-def files_of(config: Config) -> list[ShippedFile]:
+    def pieces(self, size: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the file piece by piece, each with where it starts; an empty file has one."""
+        opened = os.dup(self.source) if isinstance(self.source, int) else os.open(self.source, os.O_RDONLY)
+        try:
+            offset = 0
+            while (data := os.pread(opened, size, offset)) or not offset:
+                yield offset, data
+                offset += len(data)
+                if len(data) < size:
+                    return
+        finally:
+            os.close(opened)
+
+
+def files_of(jobs: Sequence[Job]) -> list[ShippedFile]:
     """Return every file that the shards read. Raises UserError when one cannot be read."""
-    found: list[ShippedFile] = []
-
-    def note(source: Path, name: str, wanted: Callable[[Path], bool]) -> None:
-        found.extend(ShippedFile(path, f"{name}{part}") for path, part in _contents(source, wanted))
-
-    _changed(config, note, "")
-    generated = [data for data in _structs(config.data) if isinstance(data, PythonCode)]
-    found += [ShippedFile(path, path.name) for data in generated if (path := rows_file(data)).exists()]
-    for file in found:
-        if not os.access(file.source, os.R_OK):
+    found: dict[str, ShippedFile] = {}
+    for job in jobs:
+        _changed(job, lambda file: found.setdefault(file.name, file), "")
+    for file in found.values():
+        if isinstance(file.source, Path) and not os.access(file.source, os.R_OK):
             raise UserError(f"{file.source} cannot be read", "check its permissions: the nodes of the cluster need it")
-    return found
+    return list(found.values())
 
 
-def moved(config: Config, folder: str) -> Config:
-    """Return the config for a shard whose folder, on its own machine, is this one."""
-    return _changed(config, lambda source, name, wanted: None, f"{folder}/")
+def moved(job: Job, folder: str) -> Job:
+    """Return the job of a shard whose folder, on its own machine, is this one."""
+    return _changed(job, lambda file: None, f"{folder}/")
 
 
-# --- which settings name files ---------------------------------------------------------------------------------------
+def _changed(job: Job, note: Callable[[ShippedFile], object], prefix: str) -> Job:
+    def move(source: Path | int, name: str) -> str:
+        note(ShippedFile(source, f"{_FOLDER}/{name}"))
+        return f"{prefix}{_FOLDER}/{name}"
 
-Note = Callable[[Path, str, Callable[[Path], bool]], None]
-"""Called with each file or folder, its name on the other machine, and which files of the folder are needed."""
-
-
-def _changed(config: Config, note: Note, prefix: str) -> Config:
-    numbers = iter(range(1 << 30))
-
-    def move(value: str, wanted: Callable[[Path], bool] = lambda path: True) -> str:
-        source = Path(value).expanduser()
-        name = f"{_FOLDER}/{next(numbers)}/{source.name or 'root'}"
-        note(source, name, wanted)
-        return f"{prefix}{name}"
-
-    def change(item: Any) -> Any:
-        if isinstance(item, list):
-            return [change(each) for each in item]
-        if isinstance(item, dict):
-            return {key: change(value) for key, value in item.items()}
-        if not isinstance(item, msgspec.Struct):
-            return item
-        changes = {name: change(getattr(item, name)) for name in item.__struct_fields__}
-        if not isinstance(item, Hub | PythonCode):
-            changes |= {name: move(changes[name]) for name in _PATHS if isinstance(changes.get(name), str)}
-        if "fill" in changes:
-            changes["fill"] = _moved_fill(changes["fill"], move)
-        if isinstance(name := changes.get("tokenizer"), str) and (path := _tokenizer_path(name)) is not None:
-            changes["tokenizer"] = _moved_tokenizer(path, move)
-        return msgspec.structs.replace(item, **changes)
-
-    tls = {name: move(value) for name in ("ca", "cert", "key") if (value := getattr(config.server.tls, name))}
-    server = msgspec.structs.replace(config.server, tls=msgspec.structs.replace(config.server.tls, **tls))
-    return msgspec.structs.replace(config, data=change(config.data), server=server)
-
-
-def _moved_fill(fill: Any, move: Callable[[str], str]) -> Any:
-    """Tensors: `@FILE`, alone or by input."""
-    if isinstance(fill, dict):
-        return {name: _moved_fill(each, move) for name, each in fill.items()}
-    return f"@{move(fill[1:])}" if isinstance(fill, str) and fill.startswith("@") else fill
+    requests, tls, counter = job.requests, job.tls, job.tokenizer
+    names = {name: getattr(requests, name) for name in ("tails", "sessions", "numbers")}
+    requests = msgspec.structs.replace(requests, **{name: move(file, f"{file}") for name, file in names.items()})
+    if tls is not None:
+        paths = {name: path for name in ("ca", "cert", "key") if (path := getattr(tls, name))}
+        tls = msgspec.structs.replace(
+            tls, **{name: move(Path(path).expanduser(), name) for name, path in paths.items()}
+        )
+    if job.counts_tokens and counter is not None and (path := _tokenizer_path(counter)) is not None:
+        counter = _moved_tokenizer(path, move)
+    return msgspec.structs.replace(job, requests=requests, tls=tls, tokenizer=counter)
 
 
 def _tokenizer_path(name: str) -> Path | None:
     """The local folder or file of a tokenizer, also of one from the hub; None: every machine has it, or gets it itself."""
-    if name in (tokenizer.BUILTIN_NAME, tokenizer.SERVER) or name.startswith(tokenizer.TIKTOKEN):
+    if name == tokenizer.BUILTIN_NAME or name.startswith(tokenizer.TIKTOKEN):
         return None
     path = Path(name).expanduser()
     return path if path.exists() else tokenizer.load(name).folder
 
 
-def _moved_tokenizer(path: Path, move: Callable[[str, Callable[[Path], bool]], str]) -> str:
-    """Of the folder, which may be that of a whole model, only the tokenizer's own files and its chat template are needed."""
-    folder = path if path.is_dir() else path.parent
-
-    def is_wanted(file: Path) -> bool:
-        own = (path.name,) if folder != path else tuple(tokenizer_files.FORMATS)
-        return file.parent == folder and any(file.match(pattern) for pattern in (*own, *chat_template.FILES))
-
-    name = move(str(folder), is_wanted)
-    return name if folder == path else f"{name}/{path.name}"
-
-
-def _contents(source: Path, wanted: Callable[[Path], bool]) -> Iterator[tuple[Path, str]]:
-    """Each file, and what comes after the name of the source."""
-    if not source.is_dir():
-        yield source, ""
-        return
-    for path in sorted(source.rglob("*")):
-        if path.is_file() and wanted(path):
-            yield path, f"/{path.relative_to(source)}"
-
-
-def _structs(item: Any) -> Iterator[msgspec.Struct]:
-    """The section, and all sections within it."""
-    if isinstance(item, msgspec.Struct):
-        yield item
-        for name in item.__struct_fields__:
-            yield from _structs(getattr(item, name))
-    elif isinstance(item, list | tuple):
-        for each in item:
-            yield from _structs(each)
-
-
-assert set(TLS.__struct_fields__) == {"verify", "ca", "cert", "key"}  # a new file of TLS must be shipped, too
+def _moved_tokenizer(path: Path, move: Callable[[Path, str], str]) -> str:
+    """Of a folder, which may be that of a whole model, only the tokenizer's own files are needed."""
+    if path.is_file():
+        return move(path, f"tokenizer/{path.name}")
+    for file in sorted(path.iterdir()):
+        if file.is_file() and any(file.match(pattern) for pattern in (*tokenizer_files.FORMATS, *chat_template.FILES)):
+            there = move(file, f"tokenizer/{file.name}")
+    return str(Path(there).parent)

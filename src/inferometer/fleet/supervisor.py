@@ -5,15 +5,15 @@ How shards are started and reached is up to the transport (control.py); this fil
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
 
+from inferometer.engine.job import Job
 from inferometer.errors import UserError
-from inferometer.fleet.control import ShardHandle, StartShard, WorkerResult
+from inferometer.fleet.control import ShardHandle, ShardReport, StartShards, WorkerResult
 from inferometer.fleet.dealing import Dealing
-from inferometer.fleet.job import Job, ShardReport, division_unit
 from inferometer.open_files import RESERVED_FILES, file_limit
 from inferometer.records import ROW, Snapshot
 from inferometer.store.spool import Control, ages_of, peeks_of, rows_of
@@ -28,24 +28,33 @@ _HUNG = 10 * NS
 _FILES = 4
 """Files that this process has open for each shard: its log, both pipes, its control file."""
 _OWN_FILES = 16 + RESERVED_FILES
-_MAX_NEW = 20_000
-"""Maximum number of rows that a snapshot reads: the latest ones."""
 
 
 class Supervisor:
-    """Runs the shards of a job. `errors` says what went wrong with them; `reports` are their reports about themselves."""
+    """Runs the shards of a run. `errors` says what went wrong with them; `reports` are their reports about themselves."""
 
-    def __init__(self, job: Job, start: StartShard, plan: Plan, start_in: int = 0) -> None:
-        """`start_in`: nanoseconds from the last shard's `ready` to t=0, if the transport needs more than usual."""
-        self._job = job
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        start: StartShards,
+        plan: Plan,
+        *,
+        unit: int = 0,
+        start_in: int = 0,
+        begin: Callable[[int], None] | None = None,
+    ) -> None:
+        """`plan` is that of all shards together, of which `unit` requests stay together (schedule.shard). `start_in`: nanoseconds from the last shard's `ready` to t=0, if the transport needs more than usual. `begin` is called with
+        t=0 once that is known."""
+        self._begin = begin
+        self._spool, self._start_ns = jobs[0].spool, jobs[0].start_ns
         self._start_in = start_in or _START_IN
-        self._controls = [Control(job.spool / f"{shard}.control", create=True) for shard in range(job.shards)]
-        self._seen = [0] * job.shards
+        self._controls = [Control(job.spool / f"{job.shard}.control", create=True) for job in jobs]
+        self._seen = [0] * len(jobs)
         self._t0 = 0
         self._stop = self._stop_sent = self._interrupts = 0
-        self._barriers = list(job.barriers)
+        self._barriers = [number for number, stage in enumerate(plan.stages) if stage.barrier]
         self._pauses = [stage.pause for stage in plan.stages]
-        self.dealing = Dealing(plan, job.shards, self._controls, division_unit(job.config))
+        self.dealing = Dealing(plan, len(jobs), self._controls, unit)
         self._running: dict[int, ShardHandle] = {}
         self.errors: list[str] = []
         self.reports: list[ShardReport] = []
@@ -54,8 +63,8 @@ class Supervisor:
         self.lost: list[int] = []
         """Shards that died or hung after the start."""
         try:
-            for shard in range(job.shards):
-                self._running[shard] = start(job, shard)
+            for number, shard in enumerate(start(jobs)):
+                self._running[number] = shard
         except BaseException:  # such as Ctrl-C: nothing watches the shards yet
             self._kill_all()
             raise
@@ -133,13 +142,15 @@ class Supervisor:
     def _start_when_ready(self) -> None:
         is_ready = all(control.state != "starting" for control in self._controls)
         if not self._t0 and not self.errors and not self._stop and is_ready:
-            self._t0 = self._planned_start() if self._job.start_ns else now() + self._start_in
+            self._t0 = self._planned_start() if self._start_ns else now() + self._start_in
             for shard in self._running.values():
                 shard.start(self._t0)
+            if self._begin is not None:
+                self._begin(self._t0)
 
     def _planned_start(self) -> int:
         """Return the instant of the start that is set. Raises UserError when it has passed."""
-        start = self._job.start_ns - wall_offset()
+        start = self._start_ns - wall_offset()
         if (late := now() + _START_IN - start) > 0:
             self._stop_all(2)
             raise UserError(
@@ -207,10 +218,9 @@ class Supervisor:
             queued=total("queued"),
             stage=self._stage(),
             stopping=self._stop > 0,
-            starts_in=0.0 if started else max((self._job.start_ns - time.time_ns()) / NS, 0.0),
+            starts_in=0.0 if started else max((self._start_ns - time.time_ns()) / NS, 0.0),
             draining=self._is_draining(),
             pausing=self._is_pausing(),
-            prepared=total("prepared") / max(total("to_prepare"), 1),
             t0=self._t0,
             rows=functools.cache(self._new_rows),
             peeks=self._peeks,
@@ -236,18 +246,17 @@ class Supervisor:
         return min(stages or [control["stage"] for control in self._controls])
 
     def _peeks(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        return np.concatenate([peeks_of(self._job.spool, shard) for shard in range(self._job.shards)])
+        return np.concatenate([peeks_of(self._spool, shard) for shard in range(len(self._controls))])
 
     def _ages(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        return np.concatenate([ages_of(self._job.spool, shard) for shard in range(self._job.shards)])
+        return np.concatenate([ages_of(self._spool, shard) for shard in range(len(self._controls))])
 
     def _new_rows(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
         parts = []
         for shard, control in enumerate(self._controls):
             count = control["rows"]
-            first = max(self._seen[shard], count - _MAX_NEW)
-            if count > first:
-                parts.append(rows_of(self._job.spool, shard, count, first))
+            if count > self._seen[shard]:
+                parts.append(rows_of(self._spool, shard, count, self._seen[shard]))
             self._seen[shard] = count
         return np.concatenate(parts) if parts else np.zeros(0, ROW)
 

@@ -57,9 +57,9 @@ def main() -> None:
     from inferometer.store.spool import Control  # noqa: PLC0415
 
     try:
-        job, shard = pickle.loads(jobs.get())
-        _controls.append(Control(job.spool / f"{shard}.control", create=False))
-        result = WorkerResult(report=run_shard(job, shard))
+        job = pickle.loads(jobs.get())
+        _controls.append(Control(job.spool / f"{job.shard}.control", create=False))
+        result = WorkerResult(report=run_shard(job))
     except UserError as error:
         result = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
     except BaseException:  # Python's own exit would abort, because a thread is reading standard input

@@ -1,29 +1,22 @@
 """A text and its embedding: OpenAI's /v1/embeddings."""
 
-from collections.abc import Sequence
-
 from inferometer.apis import APIS
 from inferometer.infer import time_split
 from inferometer.infer.endpoint import Endpoint
 from inferometer.infer.result import Result
 from inferometer.probe import roundtrip
-from inferometer.types import Event, Request, ServerTiming, Usage
-from inferometer.wire import calls
-from inferometer.wire.embeddings import EmbeddingsResponse
-from inferometer.wire.http1 import TimedResponseDecoder
+from inferometer.types import Request
+from inferometer.wire import calls, embeddings, reported_times
+from inferometer.wire.http1 import ID, TimedResponseDecoder
 
 
 def request(endpoint: Endpoint, text: str) -> Result:
     """Send the text, and decode the vectors that come back."""
     encoded = calls.encode(endpoint.context, [Request(0, text, 0, 0)])
-    body = EmbeddingsResponse()
-    received: list[Event] = []
-
-    def note(_: int, events: Sequence[Event]) -> None:
-        received.extend(events)
-
-    data = encoded.heads[0] + b"0" + encoded.tails[0]
-    instants, fail = roundtrip.over_http(endpoint.peer, data, TimedResponseDecoder(body), note)
+    body = embeddings.body_decoder(False)
+    decoder = reported_times.timed(lambda: TimedResponseDecoder(body), endpoint.context)()
+    data = encoded.heads[0] + ID % 0 + encoded.tails[0]
+    instants, fail = roundtrip.over_http(endpoint.peer, data, decoder, lambda at, events: None)
     endpoint.raise_for(fail)
     return Result(
         kind="embeddings",
@@ -32,7 +25,7 @@ def request(endpoint: Endpoint, text: str) -> Result:
         model=endpoint.reached.model,
         version="",
         instants=instants,
-        server=time_split.from_timing(next((event for event in received if isinstance(event, ServerTiming)), None)),
-        vectors=body.vectors(),
-        usage=next((event for event in received if isinstance(event, Usage)), None),
+        server=time_split.from_timing(decoder.received.timing),
+        vectors=embeddings.vectors(body.content),
+        usage=decoder.received.usage,
     )

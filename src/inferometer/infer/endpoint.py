@@ -5,9 +5,10 @@ import re
 import msgspec
 
 from inferometer.config.schema import Server
-from inferometer.config.secret import hide, words
-from inferometer.errors import GIVE_KEY, KEY_WANTED, UserError
-from inferometer.probe import reach
+from inferometer.config.secret import words
+from inferometer.errors import UserError
+from inferometer.printable import hide
+from inferometer.probe import reach, refusal
 from inferometer.probe.connect import Peer
 from inferometer.probe.reach import Reached
 from inferometer.probe.roundtrip import or_with_tls
@@ -35,6 +36,11 @@ class Endpoint(msgspec.Struct, frozen=True):
         """The settings that encoders need."""
         return reach.call_context(self.server, self.reached, _TAG)
 
+    @property
+    def text_peer(self) -> Peer:
+        """The peer for requests whose response is a text, which is much shorter than tensors may be."""
+        return msgspec.structs.replace(self.peer, max_size=16 << 20)
+
     def describe(self, fail: Fail) -> str:
         """The server's message without secrets, or the meaning of the failure if there is no message."""
         return hide(fail.message, self.secrets) or meaning(fail.code)
@@ -44,7 +50,9 @@ class Endpoint(msgspec.Struct, frozen=True):
         if fail is None:
             return
         code = f" ({fail.code[5:]})" if fail.code.startswith(("http_", "grpc_")) else ""
-        target, remedy = self.peer.target, _remedy(fail)
+        target = self.peer.target
+        shared = refusal.remedy(fail.code, fail.message, self.server, self.reached, self.reached.model)
+        remedy = _STREAM if "decoupled" in fail.message else shared or _remedy(fail)
         raise UserError(
             f"{target.url}: {_SUMMARIES.get(fail.code, 'the server responded')}: {self.describe(fail)}{code}",
             or_with_tls(remedy, target) if fail.code == "closed" else remedy,
@@ -54,6 +62,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 def connect(server: Server, timeout: float) -> Endpoint:
     """Find the server and its model; `timeout` applies to each read; 0 means no timeout."""
     reached = reach.reach(server, timeout)
+    server = reach.suited(server, reached)
     target = reached.targets[0]
     context = reach.tls_context(server) if target.tls else None
     peer = reach.peer_of(target, server, context, timeout)
@@ -64,6 +73,7 @@ _SUMMARIES = {
     "closed": "no response",
     "cut_short": "incomplete response",
     "truncated": "incomplete response",
+    "total_timeout": "incomplete response",
     "malformed_http": "the response is not HTTP/1.1",
     "not_grpc": "the response is not gRPC",
     "not_json": "the response is not JSON",
@@ -72,14 +82,17 @@ _SUMMARIES = {
 }
 
 
+_STREAM = "stream the responses over gRPC: a grpc:// URL, with {server.stream}"
+
+
 def _remedy(fail: Fail) -> str:
-    if fail.code in KEY_WANTED:
-        return f"{GIVE_KEY}, or with {{server.headers}} 'Authorization: ...'"
     if fail.code == "grpc_DEADLINE_EXCEEDED":
         return "raise {server.deadline}, or find out why the server is slow"
+    if fail.code == "total_timeout":
+        return "check that the server ends its responses, or raise {server.timeouts.connect}"
     if fail.code == "not_streamed":
         return "use --no-stream"
-    if fail.code in ("http_404", "grpc_UNIMPLEMENTED", "not_grpc", "malformed_http", "closed", "not_json"):
+    if fail.code in ("grpc_UNIMPLEMENTED", "not_grpc", "malformed_http", "closed", "not_json"):
         return "check the URL, and that the server speaks the protocol of {server.api}"
     if re.fullmatch(r"http_4\d\d|grpc_(INVALID_ARGUMENT|NOT_FOUND|OUT_OF_RANGE|FAILED_PRECONDITION)", fail.code):
         return "correct the request as the server's message says"

@@ -27,10 +27,11 @@ NAMES = {
     "server.stream": "--stream",
     "server.method": "--method",
     "server.proto": "--proto",
-    "server.outputs": "--output",
+    "server.outputs": "--tensor",
     "server.parameters": "--parameter",
     "server.body": "--parameter",
     "server.headers": "--header",
+    "server.timing": "--timing",
     "server.api_key_env": "--api-key-env",
     "server.api_key_file": "--api-key-file",
     "server.deadline": "--deadline",
@@ -76,6 +77,7 @@ class InferFlags(msgspec.Struct, frozen=True):
     data: str | None = None
     parameters: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
+    timing: tuple[str, ...] = ()
     api_key_env: str | None = None
     api_key_file: str | None = None
     timeout: str = "60s"
@@ -93,10 +95,10 @@ class InferFlags(msgspec.Struct, frozen=True):
 
 
 _FLAGS_OF = {
-    "text": {"prompt": "--prompt", "max_tokens": "--max-tokens"},
+    "text": {"prompt": "--prompt", "max_tokens": "--output"},
     "tensors": {
         "inputs": "--input", "shapes": "--shape", "fill": "--fill", "images": "--image", "scaling": "--scaling",
-        "crop": "--crop", "classes": "--classes", "labels": "--labels", "outputs": "--output", "save": "--save",
+        "crop": "--crop", "classes": "--classes", "labels": "--labels", "outputs": "--tensor", "save": "--save",
     },
     "messages": {"method": "--method", "proto": "--proto", "data": "--data"},
 }  # fmt: skip
@@ -135,7 +137,7 @@ def check(flags: InferFlags, api: str) -> None:
                 "drop it, or choose another --api",
             )
     if flags.max_tokens and APIS[api].response != "text":
-        raise UserError(f"--max-tokens: responses of the API {api} have no tokens", "drop it, or choose another --api")
+        raise UserError(f"--output: responses of the API {api} have no tokens", "drop it, or choose another --api")
     if request == "text" and not flags.prompt:
         raise UserError(
             "there is nothing to send",
@@ -162,6 +164,7 @@ def server_section(flags: InferFlags, api: str) -> Server:
         "proto": flags.proto,
         "outputs": list(flags.outputs),
         "headers": dict(_pair(text, "--header", ":") for text in flags.headers),
+        "timing": dict(_pair(text, "--timing", "=") for text in flags.timing),
         "api_key_env": flags.api_key_env,
         "api_key_file": flags.api_key_file,
         "deadline": seconds(flags.deadline, "--deadline") if flags.deadline else 0,

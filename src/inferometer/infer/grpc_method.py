@@ -1,16 +1,15 @@
 """Any method of any gRPC service: JSON (or an encoded message) in, JSON out."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from inferometer.errors import UserError
 from inferometer.infer import files, time_split
 from inferometer.infer.endpoint import Endpoint
-from inferometer.infer.result import Result
+from inferometer.infer.result import Arrived, Result
 from inferometer.probe import roundtrip
-from inferometer.types import Event, Fail, Request, ServerTiming
-from inferometer.wire import calls, protobuf
+from inferometer.types import Fail, Request
+from inferometer.wire import calls, protobuf, reported_times
 from inferometer.wire.grpc import GrpcResponse
 from inferometer.wire.protobuf import Method
 from inferometer.workload.messages import is_encoded
@@ -22,20 +21,13 @@ def request(endpoint: Endpoint, data: str | None) -> tuple[Result, Fail | None]:
     method = protobuf.load(reached.descriptors).method(server.method or "")
     payload = messages(method, data)
     encoded = calls.encode(endpoint.context, [Request(0, payload, 0, 0)])
-    kept: list[bytes] = []
-    arrived: list[tuple[int, bytes]] = []
-    timings: list[ServerTiming] = []
-
-    def note(at: int, events: Sequence[Event]) -> None:
-        arrived.extend((at, message) for message in kept)
-        kept.clear()
-        timings.extend(event for event in events if isinstance(event, ServerTiming))
-
-    response = GrpcResponse(method.server_streaming, None, kept)
+    arrived = Arrived()
+    response = GrpcResponse(method.server_streaming, None, arrived.kept)
+    decoder = reported_times.timed(lambda: response, endpoint.context)()
     instants, fail = roundtrip.over_grpc(
-        endpoint.peer, encoded.heads[0], encoded.tails[0], response, note, server.deadline
+        endpoint.peer, encoded.heads[0], encoded.tails[0], decoder, arrived.note, server.deadline
     )
-    if not arrived:
+    if not arrived.messages:
         endpoint.raise_for(fail)
     result = Result(
         kind="method",
@@ -44,8 +36,8 @@ def request(endpoint: Endpoint, data: str | None) -> tuple[Result, Fail | None]:
         model=method.path.removeprefix("/"),
         version="",
         instants=instants,
-        server=time_split.from_timing(timings[-1] if timings else None),
-        messages=tuple((at - instants.sent, protobuf.to_json(method, message)) for at, message in arrived),
+        server=time_split.from_timing(arrived.timing),
+        messages=tuple((at - instants.sent, protobuf.to_json(method, message)) for at, message in arrived.messages),
     )
     return result, fail
 

@@ -12,7 +12,7 @@ from inferometer.infer.endpoint import Endpoint, connect
 from inferometer.infer.flags import InferFlags
 from inferometer.infer.result import Result
 from inferometer.infer.text import OnText
-from inferometer.probe.scheme import with_scheme
+from inferometer.probe.scheme import DISCOVERY
 from inferometer.types import Fail
 
 
@@ -36,8 +36,10 @@ def infer(given: InferFlags, on_text: OnText) -> InferOutcome:
     """Make one request; raises UserError if there is no response. `on_text` is called with text as it arrives."""
     with named(flags.NAMES, fallback=flags.HELP):
         if "://" not in given.url:
-            given = msgspec.structs.replace(given, url=with_scheme(given.url))
+            given = msgspec.structs.replace(given, url=DISCOVERY.scheme(given.url))
         api = flags.api_of(given)
+        if given.api == "auto" and APIS[api].request == "text" and not given.prompt:
+            api = DISCOVERY.api(given.url)
         flags.check(given, api)
         server = flags.server_section(given, api)
         timeout = flags.seconds(given.timeout, "--timeout")

@@ -1,12 +1,13 @@
 """The result of one request: everything there is to show."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from inferometer.probe.roundtrip import Instants
 from inferometer.tensors import Tensor
-from inferometer.types import Usage
+from inferometer.types import Event, ServerTiming, Usage
 
 
 class ServerSide(msgspec.Struct, frozen=True):
@@ -73,3 +74,18 @@ class Result(msgspec.Struct, frozen=True):
     """Embeddings: the server's token count, if it reports one."""
     messages: tuple[tuple[int, Any], ...] = ()
     """A gRPC method's responses as JSON, with ns after the send."""
+
+
+class Arrived:
+    """The messages of a response, and the server's account of its time."""
+
+    def __init__(self) -> None:
+        self.kept: list[bytes] = []
+        """What the decoder has kept since the last `note`."""
+        self.messages: list[tuple[int, bytes]] = []
+        self.timing: ServerTiming | None = None
+
+    def note(self, at: int, events: Sequence[Event]) -> None:
+        self.messages += ((at, message) for message in self.kept)
+        self.kept.clear()
+        self.timing = next((event for event in reversed(events) if isinstance(event, ServerTiming)), self.timing)

@@ -10,6 +10,7 @@ import numpy as np
 
 from inferometer.infer import time_split, tokens
 from inferometer.infer.result import ClassScore, Response, Result
+from inferometer.printable import printable
 from inferometer.report.formatting import milliseconds, one_line
 from inferometer.report.width import WIDTH, columns
 from inferometer.tensors import Tensor, shown, to_numpy
@@ -43,11 +44,6 @@ def _title(result: Result, style: Style, width: int) -> Iterable[str]:
     model = f"{result.model}, version {result.version}" if result.version else result.model
     title = one_line(" · ".join((result.url, model, result.api)), WIDTH - 1)
     yield from (" " + style(line, bold=True) for line in textwrap.wrap(title, width - 1, break_on_hyphens=False))
-
-
-def harmless(text: str) -> str:
-    """Text of a server without control characters that a terminal would interpret."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
 
 
 def _plain(text: str, **_: object) -> str:
@@ -114,7 +110,7 @@ def _classes(row: tuple[ClassScore, ...], style: Style, width: int) -> Iterable[
     scores = [f"{found.score:.6g}" for found in row]
     longest = max(map(len, scores), default=0)
     for score, found in zip(scores, row, strict=True):
-        yield f"      {style(score.rjust(longest), bold=True)}  {found.index:>5}  {one_line(harmless(found.label), width - 30)}".rstrip()
+        yield f"      {style(score.rjust(longest), bold=True)}  {found.index:>5}  {one_line(printable(found.label), width - 30)}".rstrip()
 
 
 def values(tensor: Tensor, width: int = WIDTH) -> list[str]:
@@ -134,7 +130,7 @@ def _text_of(raw: bytes) -> list[str]:
     except UnicodeDecodeError:
         return [f"{raw[:32]!r}{'...' if len(raw) > 32 else ''} ({len(raw):,} bytes)"]
     more = f" ... ({len(raw):,} bytes)" if len(text) > _MOST_BYTES else ""
-    return (harmless(text[:_MOST_BYTES]) + more).split("\n") if text else ["''"]
+    return (printable(text[:_MOST_BYTES]) + more).split("\n") if text else ["''"]
 
 
 def _no_responses(style: Style) -> str:
@@ -149,7 +145,7 @@ def _messages(result: Result, style: Style, _: int) -> Iterable[str]:
         if several:
             yield f" {style(f'out  {index + 1}', bold=True)}  {style(f'after {milliseconds(at / NS)} ms', dim=True)}"
         text = msgspec.json.format(msgspec.json.encode(message), indent=2).decode()
-        yield from (f" {line}" for line in harmless(text).splitlines())
+        yield from (f" {line}" for line in printable(text).splitlines())
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A model's inputs and outputs: KServe v2 over HTTP or gRPC, one response or a stream of them."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from inferometer import memory
@@ -9,18 +10,18 @@ from inferometer.errors import UserError
 from inferometer.infer import classes, inputs, time_split
 from inferometer.infer.endpoint import Endpoint
 from inferometer.infer.flags import InferFlags
-from inferometer.infer.result import InputTensor, Response, Result
+from inferometer.infer.result import Arrived, InputTensor, Response, Result
 from inferometer.probe import roundtrip
 from inferometer.probe.kserve import ModelFacts
-from inferometer.probe.roundtrip import Instants
+from inferometer.probe.roundtrip import Arriving, Instants
 from inferometer.tensors import Tensor
-from inferometer.types import Event, Fail, ServerTiming
-from inferometer.wire import grpc_method
+from inferometer.types import Fail
+from inferometer.wire import grpc_method, reported_times
 from inferometer.wire.context import USER_AGENT
 from inferometer.wire.grpc import GrpcResponse
 from inferometer.wire.grpc_framing import framed
-from inferometer.wire.http1 import TimedResponseDecoder, numbered
-from inferometer.wire.kserve import grpc, http
+from inferometer.wire.http1 import ID, numbered
+from inferometer.wire.kserve import grpc, http, validation
 from inferometer.wire.kserve.http import InferOptions, InferResponse
 
 _TAG = "infer"
@@ -109,59 +110,18 @@ def _response(
 # --- the two protocols -----------------------------------------------------------------------------------------------
 
 
-class Received:
+class Received(Arrived):
     """The responses, and the server's account of its time."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.responses: list[tuple[int, InferResponse]] = []
-        self.timing: ServerTiming | None = None
-
-    def note(self, events: Sequence[Event]) -> None:
-        self.timing = next((event for event in events if isinstance(event, ServerTiming)), self.timing)
 
 
 def send(endpoint: Endpoint, tensors: list[Tensor], infer: InferOptions) -> tuple[Received, Instants, Fail | None]:
     """Send the tensors and receive the responses, over the protocol of the endpoint; also return the failure, if it is one."""
     over = _over_grpc if endpoint.peer.target.grpc else _over_http
     return over(endpoint, tensors, infer)
-
-
-class _BodyDecoder:
-    """The body of a response over HTTP, to be decoded when it is complete."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._pieces: list[bytes] = []
-
-    @property
-    def text(self) -> str:
-        return ""
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self._pieces)
-
-    def feed(self, piece: bytes, events: list[Event]) -> None:
-        self._pieces.append(piece)
-
-    def finish(self, events: list[Event]) -> Fail | None:
-        return None
-
-
-class _HeaderDecoder(TimedResponseDecoder):
-    """Keeps the headers: one of them says where the JSON ends."""
-
-    __slots__ = ("fields",)
-
-    def reset(self) -> None:
-        super().reset()
-        self.fields: dict[str, str] = {}
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.fields[name.decode("latin-1").lower()] = value.decode("latin-1")
-        super().on_header(name, value)
 
 
 def _over_http(
@@ -172,15 +132,11 @@ def _over_http(
     path = http.infer_path(reached.model, server.version or "")
     headers = USER_AGENT | server.headers | reached.secrets
     heads, tails = numbered(reached.targets[:1], path, headers, [(content_headers, body)], _TAG)
-    body_decoder = _BodyDecoder()
-    decoder = _HeaderDecoder(body_decoder)
-
-    def note(_: int, events: Sequence[Event]) -> None:
-        received.note(events)
-
-    instants, fail = roundtrip.over_http(endpoint.peer, heads[0] + b"0" + tails[0], decoder, note)
+    decoder = reported_times.timed(validation.KeptDecoder, endpoint.context)()
+    instants, fail = roundtrip.over_http(endpoint.peer, heads[0] + ID % 0 + tails[0], decoder, lambda at, events: None)
+    received.timing = decoder.received.timing
     if fail is None:
-        response = _decoded(endpoint, http.decode, decoder.status, decoder.fields, body_decoder.body)
+        response = _decoded(endpoint, validation.read_http, decoder.content)
         received.responses.append((instants.done, response))
     return received, instants, fail
 
@@ -188,27 +144,42 @@ def _over_http(
 def _over_grpc(
     endpoint: Endpoint, tensors: list[Tensor], infer: InferOptions
 ) -> tuple[Received, Instants, Fail | None]:
-    server, reached, received = endpoint.server, endpoint.reached, Received()
-    stream = bool(server.stream)
-    message = grpc.infer_request(reached.model, server.version or "", tensors, infer)
-    path = grpc.STREAM_INFER if stream else grpc.INFER
-    block = grpc_method.heads(endpoint.context, path)[0]
-    kept: list[bytes] = []
-    arrived: list[tuple[int, bytes]] = []
-
-    def note(at: int, events: Sequence[Event]) -> None:
-        received.note(events)
-        arrived.extend((at, message) for message in kept)
-        kept.clear()
-
-    check = grpc.stream_error if stream else None
-    decoder = GrpcResponse(stream, check, kept)
-    instants, fail = roundtrip.over_grpc(endpoint.peer, block, framed(message), decoder, note, server.deadline)
-    for at, data in arrived:
-        response = _decoded(endpoint, grpc.stream_response if stream else grpc.infer_response, data)
-        if isinstance(response, InferResponse):  # otherwise it is the error in `fail`
-            received.responses.append((at, response))
+    received = Received()
+    instants, fail = roundtrip.drained(_grpc_events(endpoint, tensors, infer, received.kept), received.note)
+    for at, data in received.messages:
+        received.responses.extend((at, response) for response in _grpc_responses(endpoint, data))
     return received, instants, fail
+
+
+def stream(endpoint: Endpoint, tensors: list[Tensor], infer: InferOptions) -> Iterator[InferResponse]:
+    """Yield the responses to one request over gRPC as they arrive. Raises UserError when the stream fails."""
+    kept: list[bytes] = []
+    with contextlib.closing(_grpc_events(endpoint, tensors, infer, kept)) as arriving:
+        while True:
+            try:
+                next(arriving)
+            except StopIteration as end:
+                endpoint.raise_for(end.value[1])
+                return
+            while kept:
+                yield from _grpc_responses(endpoint, kept.pop(0))
+
+
+def _grpc_events(endpoint: Endpoint, tensors: list[Tensor], infer: InferOptions, kept: list[bytes]) -> Arriving:
+    """Make the call; the messages of the response are appended to `kept`."""
+    server, reached, stream = endpoint.server, endpoint.reached, bool(endpoint.server.stream)
+    message = grpc.infer_request(reached.model, server.version or "", tensors, infer)
+    block = grpc_method.heads(endpoint.context, grpc.STREAM_INFER if stream else grpc.INFER)[0]
+    check = grpc.stream_error if stream else None
+    decoder = reported_times.timed(lambda: GrpcResponse(stream, check, kept), endpoint.context)()
+    return roundtrip.grpc_events(endpoint.peer, block, framed(message), decoder, server.deadline)
+
+
+def _grpc_responses(endpoint: Endpoint, message: bytes) -> Iterator[InferResponse]:
+    """The response in the message, unless it is the error with which a stream fails."""
+    response = _decoded(endpoint, grpc.stream_response if endpoint.server.stream else grpc.infer_response, message)
+    if isinstance(response, InferResponse):
+        yield response
 
 
 def _decoded(endpoint: Endpoint, read: Callable[..., T], *arguments: Any) -> T:

@@ -8,9 +8,9 @@ from inferometer.infer.endpoint import Endpoint
 from inferometer.infer.result import Result, TextOutput
 from inferometer.probe import roundtrip
 from inferometer.probe.roundtrip import Instants
-from inferometer.types import Decoder, Event, Messages, Request, ServerTiming, Tokens, Usage
-from inferometer.wire import calls
-from inferometer.wire.http1 import TimedResponseDecoder
+from inferometer.types import Decoder, Event, Messages, Request
+from inferometer.wire import calls, reported_times
+from inferometer.wire.http1 import ID, TimedResponseDecoder
 
 OnText = Callable[[str], None]
 """Called with text as it arrives."""
@@ -21,7 +21,7 @@ def request(endpoint: Endpoint, prompt: str, max_tokens: int, on_text: OnText) -
     response = TextResponse(decoder_of(endpoint), on_text)
     statistics = time_split.StatisticsDelta(endpoint) if endpoint.reached.facts is not None else None
     data = encoded(endpoint, prompt, max_tokens)
-    instants, fail = roundtrip.over_http(endpoint.peer, data, response.decoder, response.on_events)
+    instants, fail = roundtrip.over_http(endpoint.text_peer, data, response.decoder, response.on_events)
     endpoint.raise_for(fail)
     return response.result(endpoint, instants, statistics)
 
@@ -29,14 +29,16 @@ def request(endpoint: Endpoint, prompt: str, max_tokens: int, on_text: OnText) -
 def encoded(endpoint: Endpoint, prompt: str | Messages, max_tokens: int) -> bytes:
     """The bytes of the request."""
     calls_of = calls.encode(endpoint.context, [Request(0, prompt, 0, max_tokens)])
-    return calls_of.heads[0] + b"0" + calls_of.tails[0]
+    return calls_of.heads[0] + ID % 0 + calls_of.tails[0]
 
 
 def decoder_of(endpoint: Endpoint) -> TimedResponseDecoder:
     """The decoder of the response."""
-    body_decoder = calls.CODECS[endpoint.server.api].body
+    body_decoder, is_stream = calls.codec_of(endpoint.server.api).body, bool(endpoint.server.stream)
     assert body_decoder is not None
-    return TimedResponseDecoder(body_decoder(bool(endpoint.server.stream)))
+    decoder: TimedResponseDecoder
+    decoder = reported_times.timed(lambda: TimedResponseDecoder(body_decoder(is_stream)), endpoint.context)()
+    return decoder
 
 
 class TextResponse:
@@ -44,31 +46,24 @@ class TextResponse:
 
     def __init__(self, decoder: Decoder, on_text: OnText) -> None:
         self.decoder = decoder
-        self.arrivals: list[tuple[int, int]] = []
-        self.usage: Usage | None = None
-        self.timing: ServerTiming | None = None
         self._on_text = on_text
         self._passed_on = 0
 
     def on_events(self, at: int, events: Sequence[Event]) -> None:
-        for event in events:
-            if isinstance(event, Tokens):
-                self.arrivals.append((at, event.n))
-            elif isinstance(event, Usage):
-                self.usage = event
-            elif isinstance(event, ServerTiming):
-                self.timing = event  # of a streamed response: as of its start
-        text = self.decoder.text
-        if len(text) > self._passed_on:
-            self._on_text(text[self._passed_on :])
-            self._passed_on = len(text)
+        texts = self.decoder.received.texts
+        if len(texts) > self._passed_on:
+            self._on_text("".join(texts[self._passed_on :]))
+            self._passed_on = len(texts)
 
     def result(
         self, endpoint: Endpoint, instants: Instants, statistics: time_split.StatisticsDelta | None = None
     ) -> Result:
         """The result, when the response is complete."""
         server = endpoint.server
-        arrivals = tuple((at - instants.sent, count) for at, count in self.arrivals)
+        received = self.decoder.received
+        arrivals = tuple(
+            (at - instants.sent, count) for at, count in zip(received.arrivals, received.counts, strict=True)
+        )
         return Result(
             kind="text",
             url=endpoint.peer.target.url,
@@ -76,7 +71,9 @@ class TextResponse:
             model=endpoint.reached.model,
             version=server.version or "",
             instants=instants,
-            server=time_split.from_timing(self.timing, is_streamed=bool(server.stream))
+            server=time_split.from_timing(
+                received.timing, is_streamed=bool(server.stream) and not endpoint.context.timing
+            )
             or (statistics.since() if statistics else None),
-            output=TextOutput(self.decoder.text, arrivals, self.usage),
+            output=TextOutput(received.text, arrivals, received.usage),
         )

@@ -10,6 +10,7 @@ stages in between.
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +20,15 @@ from typing import Protocol
 from inferometer.errors import UserError
 from inferometer.series import TimeSeries
 from inferometer.server_metrics.vocabulary import QUANTITIES
+from inferometer.units import NS
 
 START_TIMEOUT = 10.0
 """Seconds that all observers together may take before t=0; a slower one starts while the run is in progress."""
 END_TIMEOUT = 10.0
 """Seconds that all observers together may take after the last request; the series of a slower one are lost."""
 
+_EARLY = 0.02
+"""Seconds before t=0 at which every observer takes a sample, so that short runs have one from their start."""
 _WAIT_STEP = 0.05
 """Seconds after which the end of the waiting is noticed."""
 _TELL_EVERY = 0.5
@@ -126,6 +130,11 @@ class Observers:
         for thread in self._threads.values():
             thread.ready.wait(max(deadline - time.monotonic(), 0))
 
+    def begin(self, t0: int) -> None:
+        """Announce the start of the run, in ns by CLOCK_MONOTONIC, so that samples are taken right before it."""
+        for thread in self._threads.values():
+            thread.tell(extra=t0 / NS - _EARLY)
+
     def mark(self, stage: int) -> None:
         """Announce the current stage; returns at once. Announcing a stage again has no effect."""
         for thread in self._threads.values():
@@ -189,6 +198,7 @@ class _ObserverThread:
         self._changed = threading.Condition()
         self._stage = 0
         self._ending = False
+        self._extra = math.inf
         self.ready, self.ended = threading.Event(), threading.Event()
         self.series: tuple[TimeSeries, ...] = ()
         self.error = ""
@@ -197,11 +207,12 @@ class _ObserverThread:
     def start(self) -> None:
         threading.Thread(target=self._run, name="observer", daemon=True).start()
 
-    def tell(self, stage: int = 0, ending: bool = False) -> None:
+    def tell(self, stage: int = 0, ending: bool = False, extra: float = math.inf) -> None:
+        """Announce a stage, the end, or the time (monotonic, in seconds) of an additional sample."""
         with self._changed:
-            if stage > self._stage or ending:
-                self._stage, self._ending = max(stage, self._stage), self._ending or ending
-                self._changed.notify()
+            self._extra = min(self._extra, extra)
+            self._stage, self._ending = max(stage, self._stage), self._ending or ending
+            self._changed.notify()
 
     def _run(self) -> None:
         try:
@@ -227,8 +238,8 @@ class _ObserverThread:
         due = time.monotonic() + interval
         while True:
             with self._changed:
-                while not self._ending and self._stage == marked and not (interval and time.monotonic() >= due):
-                    self._changed.wait(max(due - time.monotonic(), 0) if interval else None)
+                while not self._ending and self._stage == marked and not (interval and self._is_due(due)):
+                    self._changed.wait(max(min(due, self._extra) - time.monotonic(), 0) if interval else None)
                 if self._ending:
                     return
                 has_new_stage, marked = self._stage > marked, self._stage
@@ -237,3 +248,11 @@ class _ObserverThread:
             else:
                 self.observer.sample()
                 due = max(due + interval, time.monotonic())
+
+    def _is_due(self, due: float) -> bool:
+        """Whether to sample now. An additional sample is taken once."""
+        at = time.monotonic()
+        is_extra = at >= self._extra
+        if is_extra:
+            self._extra = math.inf
+        return is_extra or at >= due

@@ -7,12 +7,14 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from inferometer.config.secret import hide, without_password
+from inferometer.config.secret import without_password
 from inferometer.errors import UserError
+from inferometer.printable import hide
 from inferometer.probe import query
 from inferometer.probe.connect import Peer
+from inferometer.probe.roundtrip import TooLarge
 from inferometer.wire.context import USER_AGENT
-from inferometer.wire.failures import bounded
+from inferometer.wire.failures import MALFORMED, bounded, excerpt
 from inferometer.wire.target import Target, parse
 
 MAX_BYTES = 64 << 20
@@ -119,7 +121,7 @@ class PrometheusApi:
         except QueryError as error:
             raise QueryError(hide(f"{self.url}: {error.what}", self._secrets), error.kind) from None
         except UserError as error:
-            kind: Kind = "too_much" if isinstance(error, query.TooLarge) else "trouble"
+            kind: Kind = "too_much" if isinstance(error, TooLarge) else "trouble"
             raise QueryError(hide(error.what, self._secrets), kind) from None
 
 
@@ -132,7 +134,7 @@ def _answer(reply: query.Reply) -> Answer:
         raise QueryError(f"HTTP {reply.status}: it redirects to {to}", "setting")
     try:
         envelope = msgspec.json.decode(reply.body, type=_Envelope)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         raise QueryError(
             f"HTTP {reply.status}: {_excerpt(reply)}", "setting" if reply.status == 200 else kind
         ) from None
@@ -146,14 +148,14 @@ def _excerpt(reply: query.Reply) -> str:
     """Describe a body that is not a Prometheus server's."""
     if "html" in reply.headers.get("content-type", "") or reply.body.lstrip()[:1] == b"<":
         return "a web page instead of a result"
-    text = bounded(reply.body[:1000].decode("utf-8", "replace"))
+    text = excerpt(reply.body, 1000)
     return text or "an empty body instead of a result"
 
 
 def _decoded(data: msgspec.Raw, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise QueryError(f"the result is not what was queried: {error}") from None
 
 

@@ -25,7 +25,7 @@ from inferometer.probe.connect import Peer
 from inferometer.records import Spent, StageStatistics
 from inferometer.series import Columns, TimeSeries
 from inferometer.timing.clock import now
-from inferometer.wire.kserve.control import ModelStatistics, NotOffered, difference
+from inferometer.wire.kserve.control import SPENT_FIELDS, ModelStatistics, NotOffered, difference
 
 SOURCE = "kserve"
 
@@ -154,7 +154,7 @@ class StatisticsWatch(Observer):
 def _counters(model: ModelStatistics) -> dict[str, float]:
     """Name what the server counts: `inference_count`, `queue_count`, `queue_ns` ..."""
     counters: dict[str, float] = {"inference_count": model.inference_count, "execution_count": model.execution_count}
-    for name in SPENT:
+    for name in SPENT_FIELDS:
         spent: Spent = getattr(model, name)
         counters |= {f"{name}_count": spent.count, f"{name}_ns": spent.ns}
     return counters
@@ -162,7 +162,7 @@ def _counters(model: ModelStatistics) -> dict[str, float]:
 
 def _has_nanoseconds(reading: _Reading) -> bool:
     """Whether a sum is finer than a microsecond. Servers that count nothing, or in coarser units, may well report the same."""
-    return any(getattr(model, name).ns % 1000 for model in reading for name in SPENT)
+    return any(getattr(model, name).ns % 1000 for model in reading for name in SPENT_FIELDS)
 
 
 def _between(before: list[_Reading] | str, after: list[_Reading] | str, servers: list[int]) -> StageStatistics | str:
@@ -175,11 +175,8 @@ def _between(before: list[_Reading] | str, after: list[_Reading] | str, servers:
     return StageStatistics(
         inferences=sum(model.inference_count for model in changes),
         executions=sum(model.execution_count for model in changes),
-        **{name: _sum(changes, name) for name in SPENT},
+        **{name: _sum(changes, name) for name in SPENT_FIELDS},
     )
-
-
-SPENT = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 
 
 def _sum(changes: tuple[ModelStatistics, ...], name: str) -> Spent:

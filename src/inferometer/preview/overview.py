@@ -89,7 +89,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     planned: int | None
     """How many requests or sessions the load sends; None: that depends on the server, or there is no load."""
     distinct: int | None
-    """How many different requests there are; None: every request is different."""
+    """How many different requests there are; None: the data has no end after which it repeats."""
     input: Lengths | None
     output: Lengths | None
     turns: Lengths | None

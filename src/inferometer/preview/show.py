@@ -2,7 +2,7 @@
 
 import io
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -10,6 +10,7 @@ from rich.text import Text
 from inferometer.preview.overview import Arrivals, Lengths, Overview, Prefixes, Sample
 from inferometer.preview.prefixes import BLOCK
 from inferometer.report import blocks, formatting
+from inferometer.report.safe_console import SafeConsole
 from inferometer.report.tables import table
 from inferometer.units import format_seconds
 
@@ -28,7 +29,7 @@ def render(overview: Overview, width: int, color: bool) -> str:
     for sample in overview.samples:
         parts += ["", _sample(sample)]
     file = io.StringIO()
-    Console(file=file, width=width, force_terminal=color, no_color=not color, highlight=False).print(Group(*parts))
+    SafeConsole(file=file, width=width, force_terminal=color, no_color=not color, highlight=False).print(Group(*parts))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
@@ -37,9 +38,13 @@ def _head(overview: Overview) -> RenderableType:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
     grid.add_row("data", f"{overview.type}, seed {overview.seed}, digest {overview.digest[:16]}")
-    planned = f"{overview.planned:,} in the load, " if overview.planned else ""
-    different = "every one different" if overview.distinct is None else f"{overview.distinct:,} different"
-    grid.add_row(_unit(overview), f"{planned}{different}; the figures are of the first {overview.requests:,}")
+    counts = [f"{overview.planned:,} in the load"] if overview.planned else []
+    if overview.distinct is not None:
+        counts.append(f"{overview.distinct:,} different")
+    elif not overview.duplicates:
+        counts.append("every one different")
+    looked_at = f"the figures are of the first {overview.requests:,}"
+    grid.add_row(_unit(overview), "; ".join(filter(None, (", ".join(counts), looked_at))))
     if overview.classes:
         total = sum(overview.classes.values())
         parts = (f"{name} {count:,} ({count / total:.1%})" for name, count in overview.classes.items())

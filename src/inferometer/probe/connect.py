@@ -26,6 +26,8 @@ class Peer(msgspec.Struct, frozen=True):
     """For each read or write; 0: no limit."""
     kept: Connections | None = None
     """Connections that round trips use one after the other; None: each has its own."""
+    max_size: int = 1 << 30
+    """Maximum bytes of a response."""
 
 
 class Unreachable(UserError):  # noqa: N818 - not an error of the server

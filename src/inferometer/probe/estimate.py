@@ -2,8 +2,8 @@
 
 How long a request takes decides how many connections are opened and over which time the users of a closed loop start; the CPU time
 that it takes the client decides how many processes share the load. There are at most REQUESTS requests and they take at most
-SECONDS together: a response that is not complete by then is cut off. A probe never fails the run: what went wrong is recorded, and
-the run, which starts with defaults, reports it by itself.
+SECONDS together: a response that is not complete by then is cut off. A probe fails the run only if its first request shows that all
+others would fail (refusal.py). Anything else that goes wrong is recorded, and the run, which starts with defaults, reports it by itself.
 """
 
 import statistics
@@ -13,9 +13,10 @@ import msgspec
 
 from inferometer.config.data import class_headers
 from inferometer.config.schema import Config, Server
-from inferometer.config.secret import hide, words
+from inferometer.config.secret import hidden, words
 from inferometer.errors import UserError
-from inferometer.probe import reach, roundtrip
+from inferometer.printable import hide
+from inferometer.probe import reach, refusal, roundtrip
 from inferometer.probe.connect import Peer
 from inferometer.probe.reach import Reached
 from inferometer.probe.roundtrip import Instants
@@ -26,6 +27,7 @@ from inferometer.units import NS
 from inferometer.wire import calls
 from inferometer.wire.context import CallContext, SharedRefs
 from inferometer.wire.failures import meaning
+from inferometer.wire.http1 import ID
 
 REQUESTS = 3
 SECONDS = 2.0
@@ -77,10 +79,12 @@ def estimate(
     shared: SharedRefs | None = None,
     *,
     seconds: float | None = None,
+    may_refuse: bool = False,
 ) -> Probe:
     """Send the requests one after the other, for at most `seconds` (default: SECONDS) in total.
 
-    `tag` is the prefix of their X-Request-Ids; `shared`: where their tensors are.
+    their X-Request-Ids are made from `tag`; `shared`: where their tensors are. `may_refuse`: raise
+    UserError if all other requests would fail as the first one did.
     """
     secrets = words(config.server, reached.secrets, config.data)
     context = msgspec.structs.replace(
@@ -93,6 +97,9 @@ def estimate(
     except UserError as error:
         return _summary(trials, len(trials) + 1, hide(error.what, secrets))
     fail = trials[-1].fail
+    if fail is not None and len(trials) == 1 and may_refuse:
+        with hidden(secrets):
+            refusal.check(fail, config.server, reached, requests[0].options.model or reached.model)
     failure = f"{fail.code}: {fail.message or meaning(fail.code)}" if fail is not None else ""
     return _summary(trials, len(trials), hide(failure, secrets))
 
@@ -102,8 +109,9 @@ def _trials(
 ) -> Iterable[_Trial]:
     context = msgspec.structs.replace(context, persistent=False)
     encoded = calls.encode(context, requests)
+    connecting = min(float(server.timeouts.connect) or seconds, seconds)
     peers = [
-        msgspec.structs.replace(peer, timeout=0.0, connect_timeout=min(peer.connect_timeout or seconds, seconds))
+        msgspec.structs.replace(peer, timeout=0.0, connect_timeout=connecting, max_size=encoded.max_response // 8)
         for peer in reach.peers_of(server, reached)[0]
     ]
     end = now() + int(seconds * NS)
@@ -131,8 +139,10 @@ def _send(peer: Peer, number: int, encoded: Calls, url: int, seconds: float, ser
         instants, fail = roundtrip.over_grpc(peer, head, tail, encoded.response(), on_events, limit)
     else:
         assert encoded.decoder is not None
-        data = b"%b%d%b" % (head, number, tail)
-        instants, fail = roundtrip.over_http(peer, data, encoded.decoder(), on_events, seconds)
+        data = head + ID % number + tail
+        decoder = encoded.decoder()
+        instants, fail = roundtrip.over_http(peer, data, decoder, on_events, seconds)
+        arrivals, counts = decoder.received.arrivals, decoder.received.counts
     is_cut = fail is not None and instants.done - instants.sent >= seconds * NS
     return _Trial(instants, tuple(arrivals), sum(counts), encoded.n_out[number], None if is_cut else fail, is_cut)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from inferometer.apis import APIS
 from inferometer.config.schema import Server
-from inferometer.errors import CHECK_VERSION, GIVE_KEY, KEY_WANTED, OTHER_GRPC, OTHER_HTTP, UserError
+from inferometer.errors import CHECK_VERSION, KEY_WANTED, OTHER_GRPC, OTHER_HTTP, UserError, key_remedy
 from inferometer.probe import query
 from inferometer.probe.connect import Peer
 from inferometer.wire import grpc_framing
@@ -109,13 +109,11 @@ def _query(
 
 
 def _query_http(peer: Peer, headers: Metadata, request: http_control.ControlRequest[T]) -> T:
-    # accept-encoding is for inferences
-    plain = {name: value for name, value in headers.items() if name.lower() != "accept-encoding"}
-    reply = query.http(peer, request.method, request.path, plain, request.body)
+    reply = query.http(peer, request.method, request.path, headers, request.body)
     try:
         return http_control.read(request, reply.status, reply.body)
     except UserError as error:
-        raise _located(error, peer, f"http_{reply.status}") from None
+        raise _located(error, peer, f"http_{reply.status}", headers) from None
 
 
 def _query_grpc(peer: Peer, headers: Metadata, call: grpc_control.ControlCall[T]) -> T:
@@ -130,12 +128,12 @@ def _query_grpc(peer: Peer, headers: Metadata, call: grpc_control.ControlCall[T]
     try:
         return grpc_control.read(call, status, text, message)
     except UserError as error:
-        raise _located(error, peer, fail.code if fail is not None else "") from None
+        raise _located(error, peer, fail.code if fail is not None else "", headers) from None
 
 
-def _located(error: UserError, peer: Peer, code: str) -> UserError:
-    """The error with the URL, and with the remedy for a missing API key if that is the reason."""
-    return type(error)(f"{peer.target.url}: {error.what}", GIVE_KEY if code in KEY_WANTED else error.remedy)
+def _located(error: UserError, peer: Peer, code: str, headers: Metadata) -> UserError:
+    """The error with the URL, and with the remedy for a missing or wrong API key if that is the reason."""
+    return type(error)(f"{peer.target.url}: {error.what}", key_remedy(headers) if code in KEY_WANTED else error.remedy)
 
 
 # --- discovery -------------------------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 import json
 from typing import NamedTuple
 
-from inferometer.errors import GIVE_KEY, UserError
+from inferometer.errors import UserError, key_remedy
 from inferometer.probe import query
 from inferometer.probe.connect import Peer
+from inferometer.wire import failures
 from inferometer.wire.http1 import error_message
 
 _PATH = "/v1/models"
 _NAME_IT = "name the model with {server.model}, if the server does not list its models"
-_CHECK_URL = "check the path of {server.url}; for a tensor server use {server.api} kserve"
+_CHECK_URL = "check the path of {server.url}; for a tensor server use {server.api=kserve}"
+_NOT_A_SERVER = f"this is a web page, not an LLM server: {_CHECK_URL}; or {_NAME_IT}"
 
 
 class ListedModel(NamedTuple):
@@ -44,18 +46,22 @@ def listed(peer: Peer, headers: dict[str, str]) -> list[ListedModel]:
     path = target.prefix + _PATH
     reply = query.http(peer, "GET", _PATH, headers)
     if reply.status in (401, 403):
-        raise UserError(f"{target.url}: GET {path}: status {reply.status}: the server requires an API key", GIVE_KEY)
+        what = f"{target.url}: GET {path}: status {reply.status}: the server requires an API key"
+        raise UserError(what, key_remedy(headers))
+    message = error_message(reply.body)
+    is_page = failures.is_page(f"http_{reply.status}", message)
     if reply.status != 200:
         is_path_wrong = reply.status == 404 and target.prefix  # otherwise the server may not list its models
         raise UserError(
-            f"{target.url}: GET {path}: status {reply.status}: {error_message(reply.body)}",
-            _CHECK_URL if is_path_wrong else f"{_NAME_IT}; or {_CHECK_URL}",
+            f"{target.url}: GET {path}: status {reply.status}: {message or reply.headers.get('location', '')}",
+            _NOT_A_SERVER if is_page else _CHECK_URL if is_path_wrong else f"{_NAME_IT}; or {_CHECK_URL}",
         )
     try:
         return [ListedModel(str(entry["id"]), _context(entry)) for entry in json.loads(reply.body)["data"]]
-    except (ValueError, KeyError, TypeError):
-        kind = "a web page" if reply.body.lstrip()[:1] == b"<" else "something that is not OpenAI's JSON"
-        raise UserError(f"{target.url}: GET {path}: the response is {kind}", f"{_CHECK_URL}; or {_NAME_IT}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        kind = message if is_page else "something that is not OpenAI's JSON"
+        remedy = _NOT_A_SERVER if is_page else f"{_CHECK_URL}; or {_NAME_IT}"
+        raise UserError(f"{target.url}: GET {path}: the response is {kind}", remedy) from None
 
 
 def _context(entry: dict[str, object]) -> int:

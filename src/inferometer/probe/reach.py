@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from inferometer import tls
 from inferometer.apis import APIS
 from inferometer.config.schema import TLS, Server
 from inferometer.config.secret import hidden, words
@@ -111,11 +112,22 @@ _DISCOVERY: dict[str, Callable[[list[Peer], dict[str, str], Server], _Found]] = 
 """By the API's `discovery` (apis.py)."""
 
 
+JSON_ONLY = ("mlserver",)
+"""Names of servers that read tensors over HTTP as JSON only, and fail if they are binary."""
+
+
+def suited(server: Server, reached: Reached) -> Server:
+    """The settings for this server."""
+    needs_json = reached.facts is not None and reached.facts.server.name in JSON_ONLY
+    is_binary = server.api == "kserve" and not reached.targets[0].grpc
+    return msgspec.structs.replace(server, api="kserve-json") if needs_json and is_binary else server
+
+
 # --- what requests need ----------------------------------------------------------------------------------------------
 
 
 def call_context(server: Server, reached: Reached, tag: str) -> CallContext:
-    """The settings that encoders need; `tag` is the prefix of every request's X-Request-Id."""
+    """The settings that encoders need; every request's X-Request-Id is made from `tag`."""
     return CallContext(
         api=server.api,
         model=reached.model,
@@ -130,6 +142,7 @@ def call_context(server: Server, reached: Reached, tag: str) -> CallContext:
         ignore_eos=server.ignore_eos,
         max_tokens_field=server.max_tokens_field,
         version=server.version or "",
+        timing={part: name for part, name in msgspec.structs.asdict(server.timing).items() if name},
         parameters=server.parameters,
         outputs=tuple(server.outputs),
         compression=server.compression,
@@ -161,8 +174,10 @@ def peer_of(target: Target, server: Server, context: ssl.SSLContext | None, read
 
 
 def request_headers(target: Target, server: Server, secrets: dict[str, str]) -> dict[str, str]:
+    # accept-encoding is for the load
     credentials = {"Authorization": target.credentials} if target.credentials else {}
-    return USER_AGENT | credentials | _own_headers(server) | secrets
+    headers = USER_AGENT | credentials | _own_headers(server) | secrets
+    return {name: value for name, value in headers.items() if name.lower() != "accept-encoding"}
 
 
 def _own_headers(server: Server) -> dict[str, str]:
@@ -216,28 +231,10 @@ def _read_secret(file: str, what: str, key: str) -> str:
 
 
 def tls_context(server: Server) -> ssl.SSLContext:
-    """The TLS settings for https and grpcs: the system's CAs or a given one, a client certificate, or no verification."""
-    tls = server.tls
-    try:
-        context = ssl.create_default_context(cafile=tls.ca)
-    except (OSError, ssl.SSLError):
-        raise UserError(
-            f"{tls.ca} is not a readable PEM file of certificates", "give the CA's PEM file", "server.tls.ca"
-        ) from None
-    if not tls.verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if tls.key and not tls.cert:
-        raise UserError("the certificate of this key is missing", "give it with {server.tls.cert}", "server.tls.key")
-    if tls.cert:
-        try:
-            context.load_cert_chain(tls.cert, tls.key)
-        except (OSError, ssl.SSLError) as error:
-            reason = error.strerror or (error.reason if isinstance(error, ssl.SSLError) else "")
-            raise UserError(
-                f"{tls.cert} and its key cannot be loaded: {reason}",
-                "give PEM files of a certificate and of its key",
-                "server.tls.cert",
-            ) from None
-    context.set_alpn_protocols(["h2"] if parse(server.urls[0]).grpc else ["http/1.1"])
-    return context
+    """The TLS settings for https and grpcs."""
+    return tls.context(tls_settings(server))
+
+
+def tls_settings(server: Server) -> tls.TlsSettings:
+    own = server.tls
+    return tls.TlsSettings(own.verify, own.ca, own.cert, own.key, is_http2=parse(server.urls[0]).grpc)

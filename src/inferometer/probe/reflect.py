@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from inferometer.config.schema import Server
-from inferometer.errors import GIVE_KEY, KEY_WANTED, UserError
+from inferometer.errors import KEY_WANTED, UserError, key_remedy
 from inferometer.probe import query
 from inferometer.probe.connect import Peer
 from inferometer.wire import protobuf, reflection
@@ -45,7 +45,7 @@ def _reflected(peer: Peer, headers: dict[str, str], method: str) -> bytes:
         if reply.fail is not None and reply.fail.code != "grpc_UNIMPLEMENTED":
             raise UserError(
                 f"{peer.target.url}: reflection: {reply.fail.message or meaning(reply.fail.code)}",
-                GIVE_KEY if reply.fail.code in KEY_WANTED else "name the .proto file with {server.proto}",
+                key_remedy(headers) if reply.fail.code in KEY_WANTED else "name the .proto file with {server.proto}",
             )
         try:
             call = conversation.send(reply.pieces[0][1] if reply.pieces else None)

@@ -22,11 +22,11 @@ from inferometer.timing import clock
 from inferometer.timing.clock import now
 from inferometer.timing.rtt import min_rtt
 from inferometer.types import Decoder, End, Event, Fail, StreamResponse
-from inferometer.units import NS, format_seconds
+from inferometer.units import NS, format_bytes, format_seconds
 from inferometer.wire.failures import is_tls, meaning, tls_reason
 from inferometer.wire.grpc import deadline_passed
 from inferometer.wire.http1 import FRAME_HEAD, HTTP2, TLS, is_http2
-from inferometer.wire.http2 import Data, GoAway, Headers, Http2Client, Http2Error, Reset, code_name
+from inferometer.wire.http2 import Data, GoAway, Headers, Http2Client, Http2Error, Reset, Response, code_name
 from inferometer.wire.target import Target
 
 OnEvents = Callable[[int, Sequence[Event]], None]
@@ -39,6 +39,14 @@ _MIN_WAIT_S = 0.001
 
 class OtherProtocol(UserError):  # noqa: N818 - not an error of the server
     """The port speaks HTTP/1.1 but the URL is grpc://, or gRPC but the URL is http://."""
+
+
+class TooLarge(UserError):  # noqa: N818 - not an error of the server
+    """The response is larger than the peer allows."""
+
+    def __init__(self, peer: Peer) -> None:
+        what = f"{peer.target.url}: the response is larger than {format_bytes(peer.max_size)}"
+        super().__init__(what, "check the URL, and that the server ends its responses")
 
 
 class Instants(msgspec.Struct):
@@ -66,6 +74,10 @@ class Instants(msgspec.Struct):
     def sent(self) -> int:
         """When the request starts: as soon as the connection is established."""
         return self.connected
+
+
+Arriving = Generator[tuple[int, Sequence[Event]], None, tuple[Instants, Fail | None]]
+"""Yields what OnEvents is called with, as it arrives. Over HTTP there are no events: the decoder has what was received."""
 
 
 # --- the connection --------------------------------------------------------------------------------------------------
@@ -128,6 +140,11 @@ class _Wire:
     def target(self) -> Target:
         return self._peer.target
 
+    def limit(self, deadline: float) -> None:
+        """Set the deadline, in seconds from the send; 0: ten times what one read may take."""
+        seconds = deadline or 10 * self._peer.timeout
+        self.until = self.instants.sent + int(seconds * NS) if seconds else 0
+
     def write(self, data: bytes) -> None:
         rest = memoryview(data)
         try:
@@ -174,6 +191,8 @@ class _Wire:
             self.instants.by_kernel = True
             at = min(at, stamp - self._offset)
         self.instants.bytes_in += len(data)
+        if self.instants.bytes_in > self._peer.max_size:
+            raise TooLarge(self._peer)
         self._last = max(at, self._last, self.instants.connected)  # timestamps are older than the clock reading
         if self.until and self._last > self.until:
             raise _DeadlinePassed
@@ -211,6 +230,16 @@ class _Wire:
         )
 
 
+def drained(arriving: Arriving, on_events: OnEvents) -> tuple[Instants, Fail | None]:
+    while True:
+        try:
+            at, events = next(arriving)
+        except StopIteration as end:
+            result: tuple[Instants, Fail | None] = end.value
+            return result
+        on_events(at, events)
+
+
 def _ending(events: Sequence[Event]) -> End | Fail | None:
     return next((event for event in events if isinstance(event, End | Fail)), None)
 
@@ -223,31 +252,24 @@ def over_http(
 ) -> tuple[Instants, Fail | None]:
     """Send a request and feed the decoder until the response ends; return its failure, if it is one.
 
-    `deadline`: seconds from the send after which the request is given up with the failure `total_timeout`; 0: no limit.
+    `deadline`: seconds from the send after which the request is given up with the failure `total_timeout`; 0: ten times what one
+    read may take.
     """
-    arriving = http_events(peer, request, decoder, deadline)
-    while True:
-        try:
-            at, events = next(arriving)
-        except StopIteration as end:
-            result: tuple[Instants, Fail | None] = end.value
-            return result
-        on_events(at, events)
+    return drained(http_events(peer, request, decoder, deadline), on_events)
 
 
-def http_events(
-    peer: Peer, request: bytes, decoder: Decoder, deadline: float = 0
-) -> Generator[tuple[int, Sequence[Event]], None, tuple[Instants, Fail | None]]:
+def http_events(peer: Peer, request: bytes, decoder: Decoder, deadline: float = 0) -> Arriving:
     """The same as a generator, which yields the events as they arrive. Closing it closes the connection."""
     while True:
         with _connected(peer) as wire:
-            wire.until = wire.instants.sent + int(deadline * NS) if deadline else 0
+            wire.limit(deadline)
             try:
                 wire.write(request)
                 wire.all_written()
                 at, ending, start = yield from _receive_http(wire, decoder)
             except _DeadlinePassed:
-                return wire.ended(now()), Fail("total_timeout", "")
+                limit = format_seconds((wire.until - wire.instants.sent) / NS)
+                return wire.ended(now()), Fail("total_timeout", f"it was not complete within {limit}")
             if ending is None:
                 decoder.reset()
                 continue
@@ -274,9 +296,8 @@ def _receive_http(
             return at, None, b""
         if len(start) < FRAME_HEAD:
             start += data[:FRAME_HEAD]
-        events = decoder.feed(data) if data else decoder.eof()
-        yield at, events
-        ending = _ending(events)
+        ending = decoder.feed((data,), (at,)) if data else decoder.eof()
+        yield at, ()
         if ending is not None:
             return at, ending, start
 
@@ -305,11 +326,16 @@ def over_grpc(
 ) -> tuple[Instants, Fail | None]:
     """Make one call and feed `response` until it ends; return its failure, if it is one.
 
-    `deadline`: seconds from the send to the end of the response; 0: no limit.
+    `deadline`: seconds from the send to the end of the response; 0: ten times what one read may take.
     """
+    return drained(grpc_events(peer, block, body, response, deadline), on_events)
+
+
+def grpc_events(peer: Peer, block: bytes, body: bytes, response: StreamResponse, deadline: float = 0) -> Arriving:
+    """The same as a generator, which yields the events as they arrive. Closing it closes the connection."""
     while True:
         with _connected(peer) as wire:
-            wire.until = wire.instants.sent + int(deadline * NS) if deadline else 0
+            wire.limit(deadline)
             client = wire.opened.http2
             if client is None:
                 client = wire.opened.http2 = Http2Client()
@@ -318,9 +344,9 @@ def over_grpc(
                 continue
             stream = client.request(block, body)
             try:
-                at, ending = _receive(client, wire, stream, response, on_events)
+                at, ending = yield from _receive(client, wire, stream, response)
             except _DeadlinePassed:
-                at, ending = now(), deadline_passed(deadline)
+                at, ending = now(), deadline_passed((wire.until - wire.instants.sent) / NS)
                 client.reset(stream)
             if ending is None:
                 continue
@@ -332,8 +358,8 @@ def over_grpc(
 
 
 def _receive(
-    client: Http2Client, wire: _Wire, stream: int, response: StreamResponse, on_events: OnEvents
-) -> tuple[int, End | Fail | None]:
+    client: Http2Client, wire: _Wire, stream: int, response: StreamResponse
+) -> Generator[tuple[int, Sequence[Event]], None, tuple[int, End | Fail | None]]:
     """Read until the response ends; return when and how it did. None: the connection was stale."""
     start = b""
     while True:
@@ -349,7 +375,7 @@ def _receive(
                 return at, None
             wire.instants.first_byte = wire.instants.first_byte or at
             decoded = _decoded(event, response)
-            on_events(at, decoded)
+            yield at, decoded
             ending = _ending(decoded)
             if ending is not None:  # the rest does not matter
                 return at, ending
@@ -366,7 +392,9 @@ def _flush(client: Http2Client, wire: _Wire) -> None:
         wire.all_written()
 
 
-def _events(client: Http2Client, data: bytes) -> tuple[Sequence[Headers | Data | Reset | GoAway], Http2Error | None]:
+def _events(
+    client: Http2Client, data: bytes
+) -> tuple[Sequence[Headers | Data | Response | Reset | GoAway], Http2Error | None]:
     """Return the events of the bytes (empty: the server closed), and the protocol error after them, if any."""
     try:
         if data:
@@ -377,11 +405,13 @@ def _events(client: Http2Client, data: bytes) -> tuple[Sequence[Headers | Data |
     return (), None
 
 
-def _decoded(event: Headers | Data | Reset, response: StreamResponse) -> Sequence[Event]:
+def _decoded(event: Headers | Data | Response | Reset, response: StreamResponse) -> Sequence[Event]:
     if isinstance(event, Reset):
         return (Fail("stream_reset", event.message or code_name(event.code)),)
     if isinstance(event, Headers):
         return response.headers(event.headers, event.end)
+    if isinstance(event, Response):
+        return response.complete(event.headers, event.data, event.trailers)
     return response.data(event.data, event.end)
 
 

@@ -1,9 +1,11 @@
-"""Finding out what a port speaks, for URLs without a scheme such as `localhost:8001`."""
+"""Finding out what a port speaks, for URLs without a scheme such as `localhost:8001`, and whether it is a tensor server."""
 
 import contextlib
 
+from inferometer.apis import DEFAULT_APIS, scheme_of
+from inferometer.config.load import Discovery
 from inferometer.errors import UserError
-from inferometer.probe import query
+from inferometer.probe import kserve, openai, query
 from inferometer.probe.connect import Peer
 from inferometer.probe.roundtrip import OtherProtocol
 from inferometer.wire.context import USER_AGENT
@@ -30,6 +32,19 @@ def with_scheme(url: str) -> str:
         error.remedy = error.remedy or "write the scheme: http://HOST:PORT or grpc://HOST:PORT"
         raise
     return f"http://{url}"
+
+
+def api_of(url: str) -> str:
+    """The API of a server: over HTTP, KServe v2 if it has the metadata of that, and lists no model of OpenAI's APIs. Errors are left to the
+    next query."""
+    is_kserve = False
+    with contextlib.suppress(UserError):
+        is_kserve = url.startswith("http://") and bool(kserve.server_metadata(_peer(url), USER_AGENT).name)
+        is_kserve = is_kserve and not openai.listed(_peer(url), USER_AGENT)
+    return "kserve" if is_kserve else DEFAULT_APIS[scheme_of(url)]
+
+
+DISCOVERY = Discovery(with_scheme, api_of)
 
 
 def _speaks_grpc(url: str) -> bool:

@@ -27,11 +27,11 @@ from inferometer.probe.connect import Peer
 from inferometer.probe.kserve import ModelFacts
 from inferometer.probe.shm_region import PREFIX, Region, aligned, sweep
 from inferometer.tensors import Tensor, TensorSpec, datatype_of, elements
-from inferometer.wire.context import Sequenced, SharedRefs
+from inferometer.wire.context import Sequenced, SharedRefs, ShmRef
 from inferometer.wire.failures import meaning
 from inferometer.wire.kserve import grpc, http
 from inferometer.wire.kserve.control import ShmStatus
-from inferometer.wire.kserve.http import InferOptions, InferResponse, ShmRef
+from inferometer.wire.kserve.http import InferOptions, InferResponse
 
 _ROOM = 256 << 20
 """Bytes for the outputs of all shards, exceeded only if the requests in flight need more."""
@@ -229,11 +229,12 @@ def _inferred(served: Served, payload: Payload, in_sequences: bool) -> list[Infe
     try:
         if not peer.target.grpc:
             own, body = http.encode(payload, options)
-            reply = query.http(peer, "POST", http.infer_path(served.model, version), served.headers | own, body)
+            path = http.infer_path(served.model, version)
+            reply = query.http(peer, "POST", path, served.headers | own, body, max_size=peer.max_size)
             return [http.decode(reply.status, reply.headers, reply.body)]
         message = grpc.infer_request(served.model, version, payload, options)
         path = grpc.STREAM_INFER if server.stream else grpc.INFER
-        reply = query.grpc(peer, path, [message], served.headers, server.deadline)
+        reply = query.grpc(peer, path, [message], served.headers, server.deadline, max_size=peer.max_size)
         if reply.fail is not None:
             raise UserError(reply.fail.message or meaning(reply.fail.code))
         return [_read(piece, bool(server.stream)) for _, piece in reply.pieces]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from inferometer.errors import UserError
 from inferometer.units import format_bytes
-from inferometer.wire.kserve.http import ShmRef
+from inferometer.wire.context import ShmRef
 
 PREFIX = "inferometer-"
 FOLDER = Path("/dev/shm")

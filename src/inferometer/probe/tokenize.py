@@ -61,5 +61,5 @@ def _ids(peer: Peer, headers: dict[str, str], body: dict[str, object]) -> tuple[
         return None, f"status {reply.status}: {error_message(reply.body)}"
     try:
         return [int(id) for id in json.loads(reply.body)["tokens"]], ""
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None, "the response has no list of tokens"

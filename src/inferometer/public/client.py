@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, Self, overload
 
 import msgspec
@@ -20,10 +21,11 @@ from inferometer.probe.kept import Connections
 from inferometer.probe.reach import Reached
 from inferometer.probe.scheme import with_scheme
 from inferometer.public.generated import Text, TextStream
-from inferometer.tensors import Tensor, from_numpy, to_numpy
+from inferometer.public.inputs import tensor_of
+from inferometer.tensors import Tensor, to_numpy
 from inferometer.types import Messages
 from inferometer.wire.kserve.control import NotOffered
-from inferometer.wire.kserve.http import InferOptions
+from inferometer.wire.kserve.http import InferOptions, InferResponse
 from inferometer.wire.target import parse
 
 Arrays = dict[str, NDArray[Any]]
@@ -34,7 +36,7 @@ _NAMES = {
     "server.api": "api",
     "server.model": "model",
     "server.version": "version",
-    "server.stream": "stream",
+    "server.stream": "Client.stream",
     "server.outputs": "outputs",
     "server.headers": "headers",
     "server.parameters": "parameters",
@@ -58,7 +60,7 @@ class Client:
     `api`           for `generate`: chat (the default), completions, Anthropic's messages, or Triton's generate
     `headers`       headers of every request; over gRPC, its metadata
     `api_key`       sent as a bearer token, or as messages has it; or `api_key_env`, `api_key_file`: where to read it
-    `timeout`       seconds for each read of a response; 0: no limit
+    `timeout`       seconds for each read of a response, which may take ten times as long in all; 0: no limit
     `verify`, `ca`  whether the server's certificate is verified, and by which CA (a PEM file); `cert` and `key` are the client's own
 
     Connections stay open between requests. Several threads may use one client: each request has a connection to itself. Use it in
@@ -130,14 +132,26 @@ class Client:
         `outputs` requests some of the outputs only. Raises Error when the server refuses the request.
         """
         with self._errors():
-            known = self._known_datatypes(model, version)
-            given = [_tensor(name, value, known.get(name)) for name, value in inputs.items()]
-            options = InferOptions(parameters=dict(parameters or {}), outputs=tuple(outputs or ()))
-            endpoint = self._endpoint("kserve", model, version=version)
-            received, _, fail = tensors.send(endpoint, given, options)
+            endpoint, given, asked = self._inference(model, inputs, False, outputs, version, parameters)
+            received, _, fail = tensors.send(endpoint, given, asked)
             endpoint.raise_for(fail)
-            _, response = received.responses[0]
-            return {one.name: np.array(to_numpy(one)) for one in response.outputs if isinstance(one, Tensor)}
+            return _arrays(received.responses[0][1])
+
+    def stream(self, model: str, inputs: Mapping[str, ArrayLike], **options: Any) -> Iterator[Arrays]:
+        """Make one inference over gRPC, with the options of `infer`, and yield the outputs of each response as it arrives."""
+        with self._errors():
+            if not self._peer.target.grpc:
+                raise UserError("HTTP cannot stream responses", "give the grpc:// URL of the server", "server.stream")
+            yield from map(_arrays, tensors.stream(*self._inference(model, inputs, True, **options)))
+
+    def _inference(
+        self, model: str, inputs: Mapping[str, ArrayLike], stream: bool, outputs: Sequence[str] | None = None,
+        version: str = "", parameters: Mapping[str, Parameter] | None = None,
+    ) -> tuple[Endpoint, list[Tensor], InferOptions]:  # fmt: skip
+        known = self._known_datatypes(model, version)
+        given = [tensor_of(name, value, known.get(name)) for name, value in inputs.items()]
+        options = InferOptions("", dict(parameters or {}), tuple(outputs or ()), binary=self._is_binary)
+        return self._endpoint("kserve", model, version=version, stream=stream), given, options
 
     def metadata(self, model: str | None = None, version: str = "") -> dict[str, Any]:
         """The metadata of a model (name, versions, platform, inputs, outputs), or of the server (name, version, extensions)."""
@@ -217,7 +231,7 @@ class Client:
             payload: str | Messages = prompt if isinstance(prompt, str) else [dict(each) for each in prompt]
             data = text.encoded(endpoint, payload, max_tokens or 0)
         made = TextStream(
-            endpoint, lambda response: roundtrip.http_events(self._peer, data, response.decoder), self._errors
+            endpoint, lambda response: roundtrip.http_events(endpoint.text_peer, data, response.decoder), self._errors
         )
         return made if stream else made.result
 
@@ -231,6 +245,14 @@ class Client:
             else:
                 self._first_model = openai.first_model(self._peer, self._headers).name
         return self._first_model
+
+    @cached_property
+    def _is_binary(self) -> bool:
+        """Whether the server reads tensors that are not JSON."""
+        with contextlib.suppress(UserError):  # the request itself will say what is wrong
+            peer = self._peer
+            return peer.target.grpc or kserve.server_metadata(peer, self._headers).name not in reach.JSON_ONLY
+        return True
 
     def _known_datatypes(self, model: str, version: str) -> dict[str, str]:
         """The datatypes of the model's inputs, which are requested once; empty if the server does not report them."""
@@ -275,11 +297,5 @@ def _key(key: str) -> str:
     return key.strip()
 
 
-def _tensor(name: str, value: ArrayLike, datatype: str | None) -> Tensor:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise UserError(f"tensor {name}: {error}", "give an array, or lists of the same length") from None
-    if array.dtype.name == "bfloat16":  # of the package ml_dtypes, which numpy can carry but not convert
-        return Tensor(name, "BF16", array.shape, np.ascontiguousarray(array).view("<u2").tobytes())
-    return from_numpy(name, array, datatype)
+def _arrays(response: InferResponse) -> Arrays:
+    return {one.name: np.array(to_numpy(one)) for one in response.outputs if isinstance(one, Tensor)}

@@ -1,7 +1,7 @@
 """The text that `Client.generate` returns: complete, or as it arrives."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Self
@@ -11,8 +11,7 @@ import msgspec
 from inferometer.infer.endpoint import Endpoint
 from inferometer.infer.text import TextResponse
 from inferometer.infer.tokens import measured
-from inferometer.probe.roundtrip import Instants
-from inferometer.types import Event, Fail
+from inferometer.probe.roundtrip import Arriving, Instants
 from inferometer.units import NS
 
 
@@ -39,9 +38,6 @@ class Text(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return self.text
-
-
-Arriving = Generator[tuple[int, Sequence[Event]], None, tuple[Instants, Fail | None]]
 
 
 class TextStream:

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 from inferometer.errors import UserError
+from inferometer.replacing import replaced
 
 _HEIGHT = 680
 
@@ -25,7 +26,8 @@ def written(page: str, path: str | PathLike[str] | None) -> str:
     """Write the page if there is a path. Return the page."""
     if path is not None:
         try:
-            Path(path).write_text(page, encoding="utf-8")
+            with replaced(Path(path)) as partial:
+                partial.write_text(page, encoding="utf-8")
         except OSError as error:
             raise UserError(f"{path}: {error.strerror or error}", "give a path that can be written") from None
     return page

@@ -118,6 +118,7 @@ def _gate(item: pytest.Item, runs: "list[Run]") -> None:
     """Fail the test unless all runs are VALID and meet the objectives."""
     if not runs:
         pytest.fail("the test is marked with slo, but it has no run: use the fixture inferometer_run", pytrace=False)
+    from inferometer.analysis.gate import obstacles  # noqa: PLC0415
     from inferometer.analysis.slo_result import is_passed  # noqa: PLC0415
 
     objectives = _objectives(item)
@@ -125,7 +126,7 @@ def _gate(item: pytest.Item, runs: "list[Run]") -> None:
     problems = []
     for run in runs:
         judged = _judged(run, objectives)
-        found = [f"{check.name}: {check.message}" for check in judged.checks if check.status == "fail"]
+        found = [f"{check.name}: {check.message}" for check in obstacles(judged.summary)]
         problems += [f"INVALID: {each} ({run.folder})" for each in found]
         problems += [
             f"{one.slo}: {one.status}: {one.reason} ({run.folder})"

@@ -2,7 +2,7 @@
 
 import difflib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,14 @@ import msgspec
 
 from inferometer import conduct, records
 from inferometer.analysis.checks import Check
+from inferometer.analysis.gate import is_passed
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.percentiles import PERCENTILES, Distribution
 from inferometer.analysis.run_figures import FAILURE_RATE, RATES
-from inferometer.analysis.slo_result import SloResult, is_passed
+from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.summary import StageSummary, Summary, summarise
 from inferometer.errors import UserError, named
+from inferometer.public.inputs import sent
 from inferometer.public.pages import in_frame, written
 from inferometer.public.settings import Overrides, Source, config_of, objectives
 
@@ -26,11 +28,20 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def run(config: Source, overrides: Overrides | None = None, /, *, progress: bool = False, **settings: Any) -> "Run":
+def run(
+    config: Source,
+    overrides: Overrides | None = None,
+    /,
+    *,
+    inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> "Run":
     """Measure a server, and return the run when it has ended.
 
     `config` is the path of a YAML file, a URL, or the same tree as a mapping. `overrides` changes single keys:
-    {"load.rate": 50}. Keywords set a whole section or a top-level key: slo=["ttft.p99 < 500ms"], load={"rate": 50}. `progress`
+    {"load.rate": 50}. Keywords set a whole section or a top-level key: slo=["ttft.p99 < 500ms"], load={"rate": 50}. `inputs`
+    are what a tensor server is sent, in turn: arrays by name, as `dummy_inputs` makes them, or a list of such dicts. `progress`
     shows the run on standard error while it lasts.
 
     The run is stored under `output` (runs/ by default), as by the command `inferometer run`. This call blocks until the run has
@@ -41,10 +52,11 @@ def run(config: Source, overrides: Overrides | None = None, /, *, progress: bool
     from inferometer.report.live import LiveView  # noqa: PLC0415
     from inferometer.report.output import with_file_exports, write_file  # noqa: PLC0415
 
-    made, source = config_of(config, overrides, settings)
-    with named(source=source):
-        exports = with_file_exports({}, made.report.exports)
-        measured, summary = conduct.measure(made, LiveView() if progress else None)
+    with sent(inputs) as given:
+        made, source = config_of(config, overrides, settings, given)
+        with named(source=source):
+            exports = with_file_exports({}, made.report.exports)
+            measured, summary = conduct.measure(made, LiveView() if progress else None)
     for name, path in exports.items():
         write_file(path, lambda file, write=EXPORTERS[name].write: write(measured, summary, file))  # type: ignore[misc]
     return Run(measured, summary)
@@ -96,11 +108,12 @@ class Run(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return self.summary.slos
 
     def passed(self, strict: bool = False) -> bool:
-        """Whether the run is VALID and no objective is missed. One that is undecided counts as its measured value says.
+        """Whether the run is VALID, or failed only checks that can have made latencies no better, and no objective is missed. One that
+        is undecided counts as its measured value says.
 
         With `strict`, every objective has to be met, and not by margin only.
         """
-        return self.valid and is_passed(self.slo, strict)
+        return is_passed(self.summary, strict)
 
     def judge(self, *slos: str) -> "Run":
         """The same run, judged by other objectives: run.judge("ttft.p99 < 500ms", "failure_rate < 1%")."""

@@ -10,7 +10,7 @@ from inferometer.config import Config, from_mapping, read_tree
 from inferometer.config.convert import copied
 from inferometer.config.load import put
 from inferometer.errors import UserError
-from inferometer.probe.scheme import with_scheme
+from inferometer.probe.scheme import DISCOVERY
 from inferometer.units import parse_seconds
 
 Source = str | PathLike[str] | Mapping[str, Any]
@@ -26,7 +26,7 @@ def config_of(config: Source, *overrides: Overrides | None, without: str = "") -
     for each in overrides:
         for key, value in (each or {}).items():
             put(tree, key, plain(value), key)
-    return from_mapping(tree, source=source, find_scheme=with_scheme), source
+    return from_mapping(tree, source=source, discovery=DISCOVERY), source
 
 
 def _tree(config: Source) -> tuple[dict[str, Any], str]:

@@ -15,6 +15,7 @@ from inferometer import __version__
 from inferometer.publish.new_rows import Rows
 from inferometer.records import Failure
 from inferometer.units import NS
+from inferometer.wire.http1 import id_prefix
 from inferometer.wire.traceparent import trace_ids
 
 FIRST_TOKEN = "first_token"
@@ -70,6 +71,7 @@ class SpanMaker:
     def __init__(self, run: TracedRun) -> None:
         self._run = run
         self._ids = trace_ids(run.tag)
+        self._id_prefix = id_prefix(run.tag)
         self._started: dict[tuple[int, int, int], Span] = {}  # what requests of a stage, class and URL have in common
 
     def message(self, rows: Rows, failure_of: FailureOf, wall_offset: int) -> ExportTraceServiceRequest:
@@ -90,7 +92,7 @@ class SpanMaker:
         span.start_time_unix_nano = start + wall_offset
         span.end_time_unix_nano = max(done, start) + wall_offset
         add = span.attributes.add
-        add(key="inferometer.request_id").value.string_value = f"{self._run.tag}-{id}"
+        add(key="inferometer.request_id").value.string_value = f"{self._id_prefix}{id:012x}"
         if n_in >= 0:
             add(key="gen_ai.usage.input_tokens").value.int_value = n_in
         if n_out >= 0:

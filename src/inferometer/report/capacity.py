@@ -205,6 +205,11 @@ def notes(found: Capacity) -> list[str]:
         result.append("--strict: no level was shown to hold with 95 % confidence")
     if ends.non_monotone:
         result.append("a level held although a lower one failed, also when it was repeated: other load on the server?")
+    held = found.at_low
+    if held is not None and ends.low is not None and held.level > ends.low:
+        result.append(
+            f"{amount(held.level)} held, but all probes together make less more likely: close to its limit, a queue grows for minutes"
+        )
     is_wide = ends.low is not None and (ends.high or math.inf) > _WIDE * ends.low
     is_confirmed = ends.low is None or ends.confirmed or ends.low_basis == "estimated"
     more = ["narrow the interval"] * is_wide + ["confirm the lower end by a fresh run"] * (not is_confirmed)

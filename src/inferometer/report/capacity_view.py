@@ -16,6 +16,7 @@ from inferometer.records import Snapshot
 from inferometer.report import formatting
 from inferometer.report.capacity import PURPOSES, UNITS, amount, minutes, raised_budget, reason, verdict
 from inferometer.report.capacity_report import closed_loops, interval, scale
+from inferometer.report.safe_console import SafeConsole
 from inferometer.units import format_seconds
 
 
@@ -23,7 +24,7 @@ class SearchView:
     """Shows the search: in a terminal, the curve of the closed loops and how the interval narrows; elsewhere, a line for each probe."""
 
     def __init__(self, by: By, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or SafeConsole(stderr=True)
         self._by = by
         self._budget = 0.0
         self._probes: list[Probe] = []

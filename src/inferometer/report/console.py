@@ -18,6 +18,7 @@ from inferometer.report.cost import cost
 from inferometer.report.histogram import histograms
 from inferometer.report.latency import latency
 from inferometer.report.resources import resources
+from inferometer.report.safe_console import SafeConsole
 from inferometer.report.server import server
 from inferometer.report.sessions import sessions, sessions_by_stage
 from inferometer.report.slo import objectives
@@ -33,7 +34,7 @@ _OPTIONAL = ("p90", "min", "total/s")
 
 def new_console(color: bool, width: int = WIDTH) -> Console:
     """A console that renders to a string, in the same way for every terminal."""
-    return Console(
+    return SafeConsole(
         file=io.StringIO(),
         width=width,
         force_terminal=color,
@@ -208,14 +209,14 @@ def _breakdown_is_expected(run: Run) -> bool:
 
 
 _OVERHEAD = "overhead: network and server"
-_PROTOCOL = "protocol: the server outside of them"
+_PROTOCOL = "protocol: the rest of the server's time"
 
 
 def _breakdown(found: Breakdown) -> RenderableType:
     """The parts of the mean end-to-end time."""
     outside = {"network": found.network, "protocol": found.protocol}
     known = {name: value for name, value in outside.items() if value is not None} or {"overhead": found.overhead}
-    parts = {"client": found.client, **known, "queue": found.queue, "compute": found.compute}
+    parts = {"client": found.client, **known, **found.reported}
     inner = {
         "input": found.compute_input,
         "inference": found.compute_infer,
@@ -232,9 +233,8 @@ def _breakdown(found: Breakdown) -> RenderableType:
         batch = f"; {found.batch:.3g} inferences per execution" if found.batch else ""
         notes.append(f"compute: {', '.join(named)}{batch}")
     if found.source == PER_REQUEST:
-        notes.append(
-            f"queue and compute: by the server, per request; {_OVERHEAD if 'overhead' in known else _PROTOCOL}"
-        )
+        outside_of = _OVERHEAD if "overhead" in known else _PROTOCOL
+        notes.append(f"{' and '.join(found.reported) or 'total'}: by the server, per request; {outside_of}")
     else:
         notes.append(f"queue and compute: by the server, averages of all requests; {_OVERHEAD}")
         if found.counted is not None and found.counted > found.requests:

@@ -8,6 +8,7 @@ import pyarrow.csv
 
 from inferometer.analysis.metrics import METRICS
 from inferometer.records import COUNTED_BY, MISSING, NAMED, PHASES, TIMES, Run
+from inferometer.report.formatting import csv_cell
 from inferometer.units import NS
 
 _COPIED = ("id", "stage", "shard", "url")
@@ -27,7 +28,9 @@ def _table(run: Run, part: slice) -> pa.Table:
     columns: dict[str, Any] = {name: rows[name] for name in _COPIED}
     columns |= {name: _or_empty(rows[name], rows[name] < 0) for name in ("session", "turn")}
     for name, names in NAMED.items():
-        columns[name] = np.array([*getattr(run.records, names), ""])[rows[name]]  # -1 is the last, which is empty
+        columns[name] = np.array([*map(csv_cell, getattr(run.records, names)), ""])[
+            rows[name]
+        ]  # -1 is the last, which is empty
     columns["phase"] = np.array(PHASES)[phase]
     columns["loop"] = np.where(rows["open_loop"] != 0, "open", "closed")
     columns |= {f"{name}_s": _or_empty(rows[name] / NS, rows[name] == MISSING) for name in TIMES}
@@ -41,7 +44,7 @@ def _table(run: Run, part: slice) -> pa.Table:
     columns["chunks"] = rows["chunk_count"]
     columns |= {name: rows[name] for name in ("bytes_out", "bytes_in", "status")}
     columns["failure"] = np.array(["", *(failure.code for failure in failures)])[rows["failure"]]
-    columns["message"] = np.array(["", *(failure.message for failure in failures)])[rows["failure"]]
+    columns["message"] = np.array(["", *(csv_cell(failure.message) for failure in failures)])[rows["failure"]]
     return pa.table(columns)
 
 

@@ -7,7 +7,7 @@ from inferometer.analysis.efficiency import Estimate
 from inferometer.analysis.encoder_results import EncoderFigures
 from inferometer.analysis.engine_figures import EngineLevel, Latency
 from inferometer.analysis.engine_results import EngineResult, EngineResults
-from inferometer.analysis.recommendation import Recommendation
+from inferometer.analysis.recommendation import Recommendation, listed
 from inferometer.campaign import StartUp
 from inferometer.report import cost, formatting, tables
 from inferometer.units import format_bytes, format_seconds
@@ -77,14 +77,14 @@ def _mark(level: EngineLevel) -> str:
 
 
 PERFORMANCE = (
-    Column("req/s", lambda level, _: _estimate(level.throughput.requests), 6),
+    Column("req/s", lambda level, _: _estimate(level.throughput.requests), 7),
     Column("tokens/s", lambda level, _: _estimate(level.throughput.output_tokens)),
-    Column("95 % CI", lambda level, _: _relative(level.throughput.output_tokens or level.throughput.requests), 4),
-    Column("scaling", lambda level, _: "-" if level.scaling is None else f"{level.scaling.value:.2f}", 5),
-    Column("ttft p50", _latency("ttft", "p50"), 3),
-    Column("ttft p95", _latency("ttft", "p95"), 8),
+    Column("95 % CI", lambda level, _: _relative(level.throughput.output_tokens or level.throughput.requests), 3),
+    Column("scaling", lambda level, _: "-" if level.scaling is None else f"{level.scaling.value:.2f}", 8),
+    Column("ttft p50", _latency("ttft", "p50"), 4),
+    Column("ttft p95", _latency("ttft", "p95"), 6),
     Column("ttft p99", _latency("ttft", "p99"), 1),
-    Column("tpot p50", _latency("tpot", "p50"), 7),
+    Column("tpot p50", _latency("tpot", "p50"), 5),
     Column("tpot p95", _latency("tpot", "p95"), 2),
     Column("e2e p50", _latency("e2e", "p50"), 9),
     Column("e2e p95", _latency("e2e", "p95"), 2),
@@ -92,13 +92,13 @@ PERFORMANCE = (
     Column("", lambda level, _: _mark(level)),
 )
 RESOURCES = (
-    Column("CPU", lambda level, _: formatting.number(_used(level, "cpu"), 2), 5),
-    Column("memory", lambda level, _: size(_used(level, "memory")), 6),
-    Column("GPU mem", lambda level, _: size(_used(level, "gpu_memory")), 7),
-    Column("GPU", lambda level, _: share(_used(level, "gpu_use")), 4),
+    Column("CPU", lambda level, _: formatting.number(_used(level, "cpu"), 2), 8),
+    Column("memory", lambda level, _: size(_used(level, "memory")), 9),
+    Column("GPU mem", lambda level, _: size(_used(level, "gpu_memory")), 9),
+    Column("GPU", lambda level, _: share(_used(level, "gpu_use")), 5),
     Column("W", lambda level, _: formatting.number(_used(level, "power"), 0), 3),
-    Column("J/token", lambda level, _: formatting.number(level.energy_per_token), 8),
-    Column("cost/M", lambda level, _: "-" if level.cost_per_million is None else cost.money(level.cost_per_million.value), 9),
+    Column("J/token", lambda level, _: formatting.number(level.energy_per_token), 6),
+    Column("cost/M", lambda level, _: "-" if level.cost_per_million is None else cost.money(level.cost_per_million.value), 7),
     Column("MFU", lambda level, _: share(level.mfu), 2),
     Column("MBU", lambda level, _: share(level.mbu), 2),
     Column("tok/s/GPU", lambda level, _: _estimate(level.output_tokens_per_gpu), 1),
@@ -178,6 +178,16 @@ def problem_lines(found: EngineResults) -> list[str]:
         f"{name}, {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {problem}"
         for (name, problem), names in where.items()
     ]
+
+
+def failure_lines(found: EngineResults) -> list[str]:
+    """A line for each reason, with the engines that failed for it."""
+    names: dict[str, list[str]] = {}
+    for engine in found.engines:
+        if engine.status == "failed":
+            line = failure_line(engine)
+            names.setdefault(line.removeprefix(engine.name), []).append(engine.name)
+    return [f"{listed(each)}{line}" for line, each in names.items()]
 
 
 def failure_line(engine: EngineResult) -> str:

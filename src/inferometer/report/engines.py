@@ -18,7 +18,7 @@ from inferometer.report.engine_rows import (
     Column,
     certainty,
     encoder_rows,
-    failure_line,
+    failure_lines,
     left_out,
     level_rows,
     level_text,
@@ -28,10 +28,11 @@ from inferometer.report.engine_rows import (
     startup_rows,
     subject,
 )
-from inferometer.report.width import bare, fitted
+from inferometer.report.width import WIDTH, bare, fitted
 
-_NAME = 28
-"""Characters of an engine's name in a table."""
+WIDEST = 160
+"""The width of the tables in a wide terminal. Text stays narrower."""
+
 _MOST_NOTES = 8
 _ENCODER_OPTIONAL = ("J/seq", "memory", "diff", "seq/s", "min", "max", "sd", "median")
 
@@ -40,23 +41,27 @@ def render(found: EngineResults, color: bool, width: int) -> str:
     """Render the answer for `width` columns."""
     console = new_console(color, width)
     parts: list[RenderableType] = [_title(found), *(_recommended(each, found) for each in found.recommendation)]
-    excluded = [f"{engine.name} ({engine.excluded})" for engine in found.engines if engine.excluded]
+    excluded = [
+        f"{engine.name} ({'it failed: see below' if engine.message else engine.excluded})"
+        for engine in found.engines
+        if engine.excluded
+    ]
     if excluded:
         parts.append(tables.note(f"cannot be recommended: {formatting.one_line('; '.join(excluded), 1000)}"))
+    tables_of_levels = [_levels(found, PERFORMANCE, width), _levels(found, RESOURCES, width), _encoders(found, width)]
+    shown = [table for table in tables_of_levels if table is not None]
     blocks = [
-        _levels(found, PERFORMANCE, width),
-        _levels(found, RESOURCES, width),
-        _encoders(found, width),
-        _list("failed", [failure_line(engine) for engine in found.engines if engine.status == "failed"]),
+        *shown,
+        _list("failed", failure_lines(found)),
         _list("not valid", problem_lines(found)),
         _list("outputs", output_lines(found)),
         _startup(found, width),
         _list("differences between the engines", parity_lines(found)),
-        _list("", [*found.notes, *_legend(found)]),
+        _list("", [*found.notes, *_legend(found, shown)]),
     ]
     with console.capture() as capture:
         for part in parts:
-            console.print(Padding(part, (0, 0, 0, 1)))
+            console.print(Padding(part, (0, 0, 0, 1)), width=min(width, WIDTH))
         for block in blocks:
             if block is not None:
                 console.print()
@@ -93,10 +98,10 @@ def _compact(titles: Sequence[str], rows: Iterable[Sequence[str]], width: int, o
     return fitted(made, width, optional)
 
 
-def _first_only(names: Sequence[str]) -> list[str]:
-    """Names of a table's rows: only at the first of several rows of an engine."""
+def _first_only(names: Sequence[str], width: int) -> list[str]:
+    """Names of a table's rows: only at the first of several rows of an engine, and short enough to leave room for the numbers."""
     return [
-        formatting.one_line(name, _NAME) if not number or names[number - 1] != name else ""
+        formatting.one_line(name, 2 * width // 7) if not number or names[number - 1] != name else ""
         for number, name in enumerate(names)
     ]
 
@@ -105,7 +110,7 @@ def _levels(found: EngineResults, columns: Sequence[Column], width: int) -> Tabl
     kept, rows = level_rows(found, columns)
     if not rows:
         return None
-    names = _first_only([engine.name for engine, _, _ in rows])
+    names = _first_only([engine.name for engine, _, _ in rows], width)
     cells = [[name, level_text(level), *own] for name, (_, level, own) in zip(names, rows, strict=True)]
     optional = [column.title for column in sorted(kept, key=lambda column: column.keep) if column.keep]
     return _compact(["engine", "level", *(column.title for column in kept)], cells, width, optional)
@@ -115,7 +120,7 @@ def _encoders(found: EngineResults, width: int) -> Table | None:
     headers, rows = encoder_rows(found)
     if not rows:
         return None
-    names = _first_only([engine.name for engine, _, _ in rows])
+    names = _first_only([engine.name for engine, _, _ in rows], width)
     cells = [[name, f"{line.batch}", f"{line.length}", *own] for name, (_, line, own) in zip(names, rows, strict=True)]
     return _compact(["engine", "batch", "length", *headers], cells, width, _ENCODER_OPTIONAL)
 
@@ -124,27 +129,29 @@ def _startup(found: EngineResults, width: int) -> Table | None:
     headers, rows = startup_rows(found)
     if not rows:
         return None
-    names = _first_only([name for name, *_ in rows])
+    names = _first_only([name for name, *_ in rows], width)
     cells = [[name, *own] for name, (_, *own) in zip(names, rows, strict=True)]
     return _compact(["start-up", *headers[1:]], cells, width, headers[2:-2])
 
 
-def _legend(found: EngineResults) -> Iterable[str]:
-    if level_rows(found, PERFORMANCE)[1]:
-        price = f", cost in {found.currency} per million output tokens" if _has_cost(found) else ""
-        yield f"latencies in ms{price}; scaling: throughput per request in flight, relative to the lowest level"
-    if any(engine.encoder for engine in found.engines):
-        yield "latencies in ms; diff: difference of outputs from the reference's, relative to its largest magnitude"
-    cells = [cell for _, _, row in (*level_rows(found, PERFORMANCE)[1], *encoder_rows(found)[1]) for cell in row]
-    if any(tables.MARK in cell for cell in cells):
+def _legend(found: EngineResults, shown: Sequence[Table]) -> Iterable[str]:
+    """What the tables' columns mean: only of those that are shown."""
+    meanings = {
+        "p50": "latencies in ms",
+        "cost/M": f"cost in {found.currency} per million output tokens",
+        "scaling": "scaling: throughput per request in flight, relative to the lowest level",
+        "median": "latencies in ms",
+        "diff": "diff: difference of outputs from the reference's, relative to its largest magnitude",
+    }
+    titles = [str(column.header) for table in shown for column in table.columns]
+    words = [words for name, words in meanings.items() if any(name in title for title in titles)]
+    if words:
+        yield "; ".join(dict.fromkeys(words))
+    if any(tables.MARK in str(cell) for table in shown for column in table.columns for cell in column.cells):
         yield f"{tables.MARK} too few values for this percentile"
     if found.recommendation:
         rules = "; ".join(f"{each.use}: {each.rule}" for each in found.recommendation)
         yield f"rules: {rules}"
-
-
-def _has_cost(found: EngineResults) -> bool:
-    return any(level.cost_per_million is not None for engine in found.engines for level in engine.levels)
 
 
 def _list(title: str, lines: Sequence[str]) -> Table | None:
@@ -152,7 +159,7 @@ def _list(title: str, lines: Sequence[str]) -> Table | None:
         return None
     made = bare()
     made.show_header = bool(title)
-    made.add_column(title, overflow="fold")
+    made.add_column(title, overflow="fold", max_width=WIDTH - 1)
     for line in lines[:_MOST_NOTES]:
         made.add_row(Text(formatting.one_line(line, 600), style="" if title else "dim"))
     if len(lines) > _MOST_NOTES:

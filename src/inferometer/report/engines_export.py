@@ -1,7 +1,5 @@
 """A comparison of engines as Markdown, for a pull request or a CI job, and as CSV."""
 
-import csv
-import io
 from typing import Any
 
 from inferometer.analysis.engine_figures import EngineLevel
@@ -14,6 +12,7 @@ from inferometer.report.engine_rows import (
     certainty,
     encoder_rows,
     failure_line,
+    failure_lines,
     level_rows,
     level_text,
     output_lines,
@@ -44,7 +43,7 @@ def summary(found: EngineResults) -> str:
     header, starts = startup_rows(found)
     lines += [*markdown.table(header, starts)] if starts else []
     sections = {
-        "Failed": [failure_line(engine) for engine in found.engines if engine.status == "failed"],
+        "Failed": failure_lines(found),
         "Not valid": problem_lines(found),
         "Outputs": output_lines(found),
         "Differences between the engines": parity_lines(found),
@@ -91,11 +90,7 @@ def csv_rows(found: EngineResults) -> bytes:
         for engine in found.engines
         for line in engine.encoder
     ]
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue().encode()
+    return formatting.csv_table(rows)
 
 
 def _level(engine: EngineResult, level: EngineLevel) -> dict[str, Any]:

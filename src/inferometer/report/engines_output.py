@@ -30,7 +30,7 @@ FORMATS = tuple(_WRITERS)
 def deliver_engines(found: EngineResults, exports: Mapping[str, str]) -> int:
     """Print the answer, write the files, and return the exit status: 1 if no engine could be measured."""
     if "-" not in exports.values():
-        click.echo(engines.render(found, wants_color(), columns()), nl=False, color=True)
+        click.echo(engines.render(found, wants_color(), columns(most=engines.WIDEST)), nl=False, color=True)
     for name, path in exports.items():
         encoded = _WRITERS[name](found)
         write_file(path, lambda file, encoded=encoded: file.write(encoded))  # type: ignore[misc]

@@ -15,6 +15,7 @@ from inferometer.config.engines import Level
 from inferometer.records import Run, Snapshot
 from inferometer.report import formatting
 from inferometer.report.live import Outline
+from inferometer.report.safe_console import SafeConsole
 from inferometer.units import NS, format_number, format_seconds
 
 _Key = tuple[str, float]
@@ -63,7 +64,7 @@ class CampaignView:
     """Shows the whole campaign."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or SafeConsole(stderr=True)
         self._started = time.monotonic()
         self._names: Sequence[str] = ()
         self._levels: dict[str, Sequence[Level]] = {}

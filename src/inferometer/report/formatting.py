@@ -1,11 +1,19 @@
 """Numbers, loads and servers as text, the way all reports print them."""
 
+import csv
+import io
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from inferometer.analysis import settings
+from inferometer.printable import printable
 from inferometer.records import Manifest, StagePlan
 from inferometer.units import format_seconds
+
+_FORMULA = re.compile(r"[=+@\t\r]|-(?![\d.]+$)")
+"""How a formula begins in a spreadsheet; negative numbers do not."""
 
 
 def number(value: float | None, decimals: int | None = None) -> str:
@@ -49,6 +57,21 @@ def one_line(text: str, width: int) -> str:
     """Put a text from a server on one line, without control characters, cut to `width`."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell of a CSV file, which may be printed: a text that a spreadsheet would take for a formula starts with an apostrophe."""
+    text = printable(value) if isinstance(value, str) else ""
+    return f"'{text}" if _FORMULA.match(text) else text or value
+
+
+def csv_table(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """A CSV file, whose header is the keys of the first row."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
+    return file.getvalue().encode()
 
 
 def name_ranges(names: Sequence[str], chosen: Sequence[int]) -> str:

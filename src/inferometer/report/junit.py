@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from inferometer.analysis.comparison import Comparison
+from inferometer.analysis.gate import obstacles
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
 from inferometer.report import formatting
@@ -48,9 +49,15 @@ def encode(suite: str, cases: Sequence[Case]) -> bytes:
 
 
 def run_cases(summary: Summary, prefix: str = "") -> list[Case]:
-    """One case per check and per objective; `prefix` goes before their groups."""
+    """One case per check and per objective; `prefix` goes before their groups. A failed check with which a run passes is skipped."""
+    failing = {check.name for check in obstacles(summary)}
     cases = [
-        Case(f"{prefix}checks", check.name, "failed" if check.status == "fail" else "passed", check.message)
+        Case(
+            f"{prefix}checks",
+            check.name,
+            "failed" if check.name in failing else "skipped" if check.status == "fail" else "passed",
+            check.message,
+        )
         for check in summary.checks
     ]
     outcomes = {"met": "passed", "missed": "failed", "undecided": "skipped"}

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from inferometer.printable import printable
 from inferometer.records import Body
 from inferometer.report import formatting
 
@@ -17,7 +18,7 @@ def excerpts(body: Body, length: int = LENGTH) -> dict[str, str]:
     if response is None:
         return shown | {"response": "(no text arrived)"}
     ending = f" (finish reason: {body.finish_reason})" if body.finish_reason else ""
-    return shown | {"response": formatting.one_line(response, length) + ending}
+    return shown | {"response": formatting.one_line(response, length) + printable(ending)}
 
 
 def prompt(request: str) -> str:

@@ -1,6 +1,5 @@
 """The table of latencies, with their confidence intervals, and what has to be said about it."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
@@ -12,7 +11,6 @@ from inferometer.analysis.summary import Summary
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.width import fitted
-from inferometer.units import format_seconds
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 SERVICE = ("ttft_service", "e2e_service")
@@ -79,22 +77,13 @@ def _row(table: Table, label: str, found: Distribution, columns: Mapping[str, st
 def _footnotes(shown: list[Distribution], titles: Mapping[str, str], columns: list[str]) -> list[str]:
     """Explain the mark for each column of the table that has it, and how failures are counted."""
     needs: dict[str, int] = {}
-    longer: dict[str, float] = {}
     for each in shown:
-        for name, found in each.unsupported.items():
-            column = titles.get(name, "")
-            needs[column] = found.needs
-            more = (
-                0.0 if each is shown[-1] else found.more_seconds or 0.0
-            )  # the last is the lag, which is not the server's
-            longer[column] = max(longer.get(column, 0.0), more)
+        needs |= {titles.get(name, ""): found.needs for name, found in each.unsupported.items()}
     notes = []
     marked = [name for name in columns if name in needs]
     if marked:
         wanted = ", ".join(f"{needs[name]:,} for {name}" for name in marked)
-        times = [f"{format_seconds(math.ceil(longer[name]))} longer for {name}" for name in marked if longer[name]]
-        remedy = f"; run {', '.join(times)}" if times else ""
-        notes.append(f"{tables.MARK} too few independent values: it needs {wanted}{remedy}")
+        notes.append(f"{tables.MARK} too few independent values: it needs {wanted}")
     if failed := max((each.infinite for each in shown), default=0):
         notes.append(f"{failed:,} failed requests count as infinitely slow (measure.failures_as_inf)")
     return notes

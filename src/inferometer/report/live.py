@@ -25,6 +25,7 @@ from inferometer.config.loads import Closed, Load, Ramp, Replay, Stages, StageSp
 from inferometer.records import Snapshot
 from inferometer.report import blocks, formatting
 from inferometer.report.live_figures import WINDOW, History, RecentRate, RecentRows, Rows
+from inferometer.report.safe_console import SafeConsole
 from inferometer.store.spool import failures_of
 from inferometer.units import NS, format_seconds
 
@@ -59,7 +60,7 @@ class LiveView:
     """Shows one run. conduct/ calls `probing` and `over`, then `planned`, `warn`, `progress`, `waiting` and `over`."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or SafeConsole(stderr=True)
         self._live: Live | None = None
         self._is_probing = False
         self._title = ""
@@ -75,7 +76,7 @@ class LiveView:
     def probing(self) -> None:
         """Show that the server is probed, on a line that `over` removes."""
         if self._console.is_terminal:
-            self._console.print("probing the server with a few requests ...", style="dim", end="\r")
+            self._console.print("probing the server with a few requests ...", style="dim", end="")
             self._is_probing = True
 
     def planned(self, outline: Outline) -> None:
@@ -132,7 +133,7 @@ class LiveView:
     def over(self) -> None:
         """End the view."""
         if self._is_probing:
-            self._console.control(Control((ControlType.ERASE_IN_LINE, 2)))
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
             self._is_probing = False
         if self._live is not None:
             self._live.stop()

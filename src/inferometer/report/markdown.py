@@ -1,5 +1,6 @@
 """Markdown summaries, for a pull request or a CI job: of a run, and of a comparison."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from inferometer.analysis import settings
@@ -15,6 +16,8 @@ from inferometer.report import cost, formatting
 from inferometer.report.compare import amount, describe_side, stages_of
 from inferometer.report.tables import interval_of
 
+_MENTION = re.compile(r"(?<!\w)([@#])(?=\w)")
+"""Of a person or an issue, which GitHub would notify. A space without width ends it."""
 _COLUMNS = ("mean", "p50", "p90", "p99")
 _LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "protocol", "network")
 _RATES = {"requests": "requests/s", "output_tokens": "output tokens/s", "inferences": "inferences/s"}
@@ -47,7 +50,7 @@ def run_summary(run: Run, summary: Summary) -> str:
         lines += _figures(part, getattr(part, "name", ""), columns)
     lines += _cost(summary)
     if summary.failures:
-        failures = [(kind.code, f"{kind.count:,}", kind.message) for kind in summary.failures]
+        failures = [(kind.code, f"{kind.count:,}", _code(kind.message)) for kind in summary.failures]
         lines += table(("failure", "requests", "message"), failures)
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -141,12 +144,20 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """A text on one line that cannot end a table cell or begin HTML. Within code (`...`), `<` stays as it is."""
+    """A text on one line that cannot end a table cell, and that has no HTML, link, image, mention or reference except within code (`...`)."""
     line = formatting.one_line(text, 1000)
     parts = line.replace("|", "\\|").split("`")
     is_plain = "``" in line or "\\`" in line  # other rules decide what is code
     last = len(parts) - 1
     return "`".join(
-        part if index % 2 and index < last and not is_plain else part.replace("<", "&lt;")
-        for index, part in enumerate(parts)
+        part if index % 2 and index < last and not is_plain else _inert(part) for index, part in enumerate(parts)
     )
+
+
+def _inert(text: str) -> str:
+    text = _MENTION.sub(r"\1&#8203;", text).replace("<", "&lt;").replace("](", "]&#40;")
+    return text.replace("://", ":&#47;/").replace("www.", "www&#46;")  # GitHub makes links of these, too
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("`", "'") + "`" if text else ""

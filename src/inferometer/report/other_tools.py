@@ -20,7 +20,7 @@ def other_tools_table(found: ReportAs, width: int) -> RenderableType:
         counts = f"{stage.completed:,} completed, {stage.failed:,} failed, in {formatting.number(stage.duration)} s"
         parts += [Text(counts), Text(), *_stage(stage, width), Text()]
     parts += [Text(note, style="dim") for note in found.notes]
-    parts.append(Text("latencies in ms, rates per second; docs/reference/metrics.md has the definitions", style="dim"))
+    parts.append(Text("latencies in ms, rates per second; `inferometer docs metrics` has the definitions", style="dim"))
     return Group(*parts)
 
 

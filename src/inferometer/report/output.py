@@ -10,11 +10,11 @@ from typing import IO
 import click
 from rich.console import RenderableType
 
-from inferometer.analysis import other_tools, settings, tail
-from inferometer.analysis.slo_result import is_passed
+from inferometer.analysis import gate, other_tools, settings, tail
 from inferometer.analysis.summary import Summary
 from inferometer.errors import UserError
 from inferometer.records import Run
+from inferometer.replacing import replaced
 from inferometer.report import console
 from inferometer.report.exporters import EXPORTERS
 from inferometer.report.json import encode
@@ -73,8 +73,7 @@ def deliver(
 ) -> int:
     """Print the report, write the exports, and return the exit status.
 
-    It is 0 for a VALID run that meets all of its service level objectives, and 1 otherwise. Those that are undecided count as their
-    measured values say, unless the rule is `strict`.
+    It is 0 for a run that passes (gate.py), and 1 otherwise.
     """
     if "-" not in exports.values():
         file = settings.report(run.manifest)
@@ -91,7 +90,7 @@ def deliver(
     for name, path in exports.items():
         write_file(path, lambda file, write=EXPORTERS[name].write: write(run, summary, file))  # type: ignore[misc]
     gc.freeze()  # the process ends here: without this, Python would search all it has imported for garbage, for 50 ms
-    return 0 if summary.verdict == "VALID" and is_passed(summary.slos, strict) else 1
+    return 0 if gate.is_passed(summary, strict) else 1
 
 
 def wants_color() -> bool:
@@ -100,13 +99,13 @@ def wants_color() -> bool:
 
 
 def write_file(path: str, write: Callable[[IO[bytes]], object]) -> None:
-    """Call `write` with the file at `path`; `-` is standard output. Raises UserError when it cannot be written."""
+    """Replace the file at `path` once all is written; `-` is standard output. Raises UserError when it cannot be written."""
     if path == "-":
         write(sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
     try:
-        with Path(path).open("wb") as file:
+        with replaced(Path(path)) as partial, partial.open("wb") as file:
             write(file)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}", "give a path that can be written") from None

@@ -81,7 +81,8 @@ def _parts(stage: Summary | StageSummary) -> tuple[float | None, ...]:
         client = None if e2e is None or service is None else e2e - service
         return client, service, None, None, None, None, None if service is None else 0.0
     before, after = found.compute_input or 0.0, found.compute_output or 0.0
-    return found.client, found.overhead, found.queue, before, found.compute - before - after, after, 0.0
+    compute = None if found.compute is None else found.compute - before - after
+    return found.client, found.overhead, found.queue, before, compute, after, 0.0
 
 
 def _microseconds(seconds: float | None) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from inferometer.errors import UserError
+from inferometer.replacing import replaced
 from inferometer.report import formatting
 from inferometer.report.html.page import Block, Page, named_charts
 
@@ -66,7 +67,8 @@ def write_charts(page: Page, charts: Mapping[str, Block], path: str, format: str
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, chart in files.items():
-            file.write_bytes(draw(chart, source, format, is_dark))
+            with replaced(file) as partial:
+                partial.write_bytes(draw(chart, source, format, is_dark))
     except OSError as error:
         raise UserError(
             f"{error.filename or path}: {error.strerror or error}", "give a path that can be written"

@@ -11,8 +11,8 @@ from rich.text import Text
 from inferometer.analysis.comparable import are_repeats
 from inferometer.analysis.comparison import Measured
 from inferometer.analysis.comparison_text import title
+from inferometer.analysis.gate import is_passed
 from inferometer.analysis.repeats import Repeats, RunFigures, RunList, Variation, list_runs, summarise_repeats
-from inferometer.analysis.slo_result import is_passed
 from inferometer.errors import UserError
 from inferometer.report import formatting, junit, markdown, tables
 from inferometer.report.compare import amount
@@ -63,7 +63,7 @@ def deliver_repeats(
     for name, path in exports.items():
         encoded = writers[name]()
         write_file(path, lambda file, encoded=encoded: file.write(encoded))  # type: ignore[misc]
-    passed = all(one.verdict == "VALID" and is_passed(one.slos, strict) for _, one in measured)
+    passed = all(is_passed(summary, strict) for _, summary in measured)
     return 0 if passed else 1
 
 
@@ -113,8 +113,9 @@ def _listed(found: RunList) -> list[str]:
 
 
 def _labels(found: RunList) -> list[str]:
-    """The names of the folders, with the stage if there are several, and a mark if the run is INVALID."""
-    names = [formatting.one_line(Path(one.run).name, 24) for one in found.runs]
+    """The numbers of the runs and the names of their folders, with the stage if there are several, and a mark if the run is INVALID."""
+    numbers = {run: number for number, run in enumerate(dict.fromkeys(one.run for one in found.runs), 1)}
+    names = [f"{numbers[one.run]} {formatting.one_line(Path(one.run).name, 24)}" for one in found.runs]
     return [
         " ".join(
             filter(None, (name, formatting.one_line(one.stage, 24), "(INVALID)" if one.verdict == "INVALID" else ""))

@@ -3,18 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from inferometer.report import formatting
+from inferometer.report.safe_console import SafeConsole
 from inferometer.report.tables import MARK
 from inferometer.report.width import fitted
 
 _STYLES = {"complete": "", "running": "cyan", "incomplete": "yellow", "not uploaded": "yellow", "damaged": "red"}
-_WIDEST_SERVER = 40
+_WIDEST_SERVER, _WIDEST_MODEL, _WIDEST_LOAD = 40, 32, 44
 _OPTIONAL = ("server", "started", "tok/s", "p99")
-"""Columns that a terminal which is too narrow does not show, the first of them first."""
+"""Columns that are left out if there is too little space, the first of them first."""
 
 
 class Percentiles(Protocol):
@@ -57,11 +57,11 @@ class Listed(Protocol):
     def e2e(self) -> Percentiles: ...
 
 
-def render(entries: Sequence[Listed], width: int | None, color: bool) -> str:
-    """The entries as a table for a terminal of that width; None: one line each, however wide, so that it can be searched."""
+def render(entries: Sequence[Listed], width: int, color: bool) -> str:
+    """The entries as a table of that width, one line each."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("name", "started", "state", "verdict", "model", "load"):
-        table.add_column(title, no_wrap=width is None or title != "load")
+        table.add_column(title, no_wrap=title != "load")
     for title in ("req/s", "tok/s", "ttft p50", "p99", "e2e p50", "p99"):
         table.add_column(title, no_wrap=True, justify="right")
     table.add_column("server", no_wrap=True)
@@ -72,19 +72,15 @@ def render(entries: Sequence[Listed], width: int | None, color: bool) -> str:
             Text(each.started[:19].replace("T", " ")),
             Text(each.state, _STYLES.get(each.state, "")),
             Text(each.verdict, "red" if "INVALID" in each.verdict else "green"),
-            Text(each.model),
-            Text(": ".join(filter(None, (several, each.load)))),
+            Text(each.model[:_WIDEST_MODEL]),
+            Text(": ".join(filter(None, (several, each.load)))[:_WIDEST_LOAD]),
             *(Text(formatting.rate(number, 4) if number else "") for number in (each.rate, each.output_tokens)),
             *(Text(time) for found in (each.ttft, each.e2e) for time in _times(found)),
             Text(each.server[:_WIDEST_SERVER]),
         )
-    if width is not None:
-        table = _shortened(fitted(table, width, _OPTIONAL))
-    console = Console(
-        width=width or 400, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
-    )
+    console = SafeConsole(width=width, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False)
     with console.capture() as captured:
-        console.print(table)
+        console.print(_shortened(fitted(table, width, _OPTIONAL)))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 

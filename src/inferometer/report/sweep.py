@@ -1,7 +1,5 @@
 """A sweep in the terminal and in files: where the knees are, and one row per measured level."""
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -192,12 +190,7 @@ def _html(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes
 
 def _csv(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
     """One row per point. Times are in seconds; those of an overloaded level are empty, because they have no steady value."""
-    file = io.StringIO()
-    rows = [_csv_row(point, sweep.keys) for point in sweep.points]
-    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue().encode()
+    return formatting.csv_table([_csv_row(point, sweep.keys) for point in sweep.points])
 
 
 def _csv_row(point: Point, keys: Sequence[str]) -> dict[str, Any]:

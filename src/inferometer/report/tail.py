@@ -26,7 +26,7 @@ def tail_notes(summary: Summary) -> list[str]:
     """One sentence for each long tail of which one cause explains more than half."""
     return [
         f"{f'{name}: ' if name else ''}{metric.sentence} (--why has more)"
-        for name, tail in _tails(summary)
+        for name, tail in tails(summary)
         for metric in tail.metrics.values()
         if _has_leading_cause(metric)
     ]
@@ -35,7 +35,7 @@ def tail_notes(summary: Summary) -> list[str]:
 def why_slow(summary: Summary, width: int) -> RenderableType:
     """The causes of each tail, and the slowest requests."""
     parts: list[RenderableType] = []
-    for name, tail in _tails(summary):
+    for name, tail in tails(summary):
         title = f"why the tail is slow{f', {formatting.one_line(name, 40)}' if name else ''}"
         parts.append(Group(Text(title, style="bold"), *_tail(tail, width)))
     if not parts:
@@ -65,7 +65,7 @@ def timeline(request: SlowRequest, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _tails(summary: Summary) -> list[tuple[str, Tail]]:
+def tails(summary: Summary) -> list[tuple[str, Tail]]:
     """The tail of the run, or those of its stages with their names."""
     if summary.tail is not None:
         return [("", summary.tail)]

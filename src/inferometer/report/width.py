@@ -17,14 +17,14 @@ NARROWEST = 70
 _UNLIMITED = 1000
 
 
-def columns(file: TextIO | None = None) -> int:
-    """Return the width of a report for standard output, or for `file`."""
+def columns(file: TextIO | None = None, most: int = WIDTH) -> int:
+    """Return the width of a report for standard output, or for `file`: in a terminal `most` at most."""
     out = sys.stdout if file is None else file
     try:
         terminal = os.get_terminal_size(out.fileno()).columns if out.isatty() else 0
     except (OSError, ValueError):  # not a file, or a closed one
         terminal = 0
-    return min(max(terminal, NARROWEST), WIDTH) if terminal else WIDTH
+    return min(max(terminal, NARROWEST), most) if terminal else WIDTH
 
 
 def bare(*columns: Column) -> Table:

@@ -75,7 +75,8 @@ class Web:
         path = request.path
         if path not in (b"/health", b"/metrics"):
             shown = path.decode("latin-1")
-            raise Refused("NOT_FOUND", f"no such path: {shown}; there are /v2, /v1/models, /health and /metrics")
+            known = "/v2, /v1/models, /health and" if self._has_models else "on this port only /health and"
+            raise Refused("NOT_FOUND", f"no such path: {shown}; there are {known} /metrics")
         check_method(request, b"GET", b"HEAD")
         if path == b"/metrics":
             run_to_end(self._send_metrics(connection, request))

@@ -255,6 +255,11 @@ _TRITON = (
     _row("gpu_power", "gpu_power_usage"),
     _row("gpu_energy", "energy_consumption"),
 )
+_MLSERVER = (
+    _row("requests", "request_success"),
+    _row("failures", "request_failure"),
+    _row("e2e_seconds", "request_duration_sum"),
+)
 _DCGM = (
     _row("gpu_use", "DEV_GPU_UTIL", scale=_PERCENT),
     _row("gpu_use", "PROF_GR_ENGINE_ACTIVE"),
@@ -281,6 +286,7 @@ SERVERS: dict[str, Server] = {
     "dynamo": Server("Dynamo", "dynamo_frontend_", _DYNAMO, precedence=1),
     "litellm": Server("LiteLLM", "litellm_", _LITELLM, precedence=1),
     "triton": Server("Triton", "nv_", _TRITON),
+    "mlserver": Server("MLServer", "model_infer_", _MLSERVER),
     "dcgm": Server("DCGM exporter", "DCGM_FI_", _DCGM, precedence=-1),
 }
 """By the names in Figures.servers, in the order in which they count if one page has metrics of several."""

@@ -1,15 +1,18 @@
 """Runs on disk: a folder of manifest.json, Parquet files (requests, chunks, samples, series, and bodies on request) and summary.json.
 
 The manifest is written after the Parquet files, so a folder that has one is complete. summary.json can always be made again.
-pyarrow is imported when a run is read or written: client processes, which only write a spool, do without it.
+What this needs, such as pyarrow, is imported when it is used: client processes, which only write a spool, do without it.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from inferometer.records import Body, Chunks, Manifest, Records, Run
-from inferometer.series import TimeSeries
-from inferometer.store.folder import BODIES, files_of, new_folder, point_latest, write_summary
+
+if TYPE_CHECKING:
+    from inferometer.series import TimeSeries
+    from inferometer.store.folder import new_folder, point_latest, write_summary
 
 __all__ = ["bodies_of", "new_folder", "point_latest", "read", "write", "write_summary", "written"]
 
@@ -33,7 +36,7 @@ def write(
     manifest: Manifest,
     records: Records,
     chunks: Iterable[Chunks] | None,
-    series: Sequence[TimeSeries] = (),
+    series: "Sequence[TimeSeries]" = (),
     bodies: Iterable[Body] | None = None,
 ) -> None:
     """Write the run's files, the manifest last. `chunks` and `bodies`: None if they are there already, in files of the shards
@@ -45,9 +48,19 @@ def write(
 
 def bodies_of(folder: Path, ids: Collection[int]) -> dict[int, Body]:
     """Read the texts of these requests, by id; empty if the run did not keep them (`keep: text`)."""
+    from inferometer.store.folder import BODIES, files_of  # noqa: PLC0415
+
     files = files_of(folder, BODIES)
     if not files:
         return {}
     from inferometer.store import bodies  # noqa: PLC0415
 
     return {id: body for path in files for id, body in bodies.read(path, ids).items()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from inferometer.store import folder  # noqa: PLC0415
+
+    return getattr(folder, name)

@@ -8,14 +8,13 @@ the config are removed before anything is written.
 """
 
 import errno
-import json
 import os
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from inferometer.config.secret import REMOVED
+from inferometer.printable import REMOVED
 from inferometer.records import Body
 
 _HEADER = struct.Struct("<qqiiiIIH")
@@ -46,16 +45,14 @@ class BodySpool:
         self._size = 0
         self._pending: list[bytes] = []
         self._pending_size = 0
-        # A secret within a JSON body may have escaped characters.
-        words = {form for word in secrets for form in (word, json.dumps(word)[1:-1], json.dumps(word, ensure_ascii=False)[1:-1])}  # fmt: skip
-        self._secrets = [word.encode() for word in sorted(words, key=len, reverse=True)]
+        self._secrets = [word.encode() for word in secrets]
 
     def add(self, sent: SentRequest, text: str, finish_reason: str | None) -> None:
         """Add a request and the text of its response. Raises OSError when the disk is full."""
         head_end = sent.data.find(_END_OF_HEAD)
         request = self._hide(sent.data[head_end + len(_END_OF_HEAD) :])
         response = self._hide(text.encode("utf-8", "replace"))
-        finish = (finish_reason or "").encode("utf-8", "replace")[:64]
+        finish = self._hide((finish_reason or "").encode("utf-8", "replace"))[:64]
         header = _HEADER.pack(
             sent.id, sent.session, sent.turn, sent.stage, sent.class_, len(request), len(response), len(finish)
         )

@@ -66,8 +66,9 @@ def read(path: Path) -> Draft:
         except OSError:  # a file system without locks
             pass
         try:
-            return msgspec.json.decode(file.read(), type=Draft)
+            return msgspec.json.decode(data := file.read(), type=Draft)
         except msgspec.MsgspecError as error:
-            raise UserError(
-                f"{path}: the file is damaged: {error}", "this run cannot be recovered: run again"
-            ) from None
+            reason = (
+                f"the file is damaged: {error}" if data else "it is empty: the run was killed before its first request"
+            )
+            raise UserError(f"{path}: {reason}", "this run cannot be recovered: run again") from None

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from inferometer.errors import ANOTHER_FOLDER, UserError
+from inferometer.replacing import replaced
 
 MANIFEST = "manifest.json"
 REQUESTS = "requests.parquet"
@@ -71,18 +72,9 @@ def files_of(folder: Path, name: str) -> list[Path]:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to. The file gets its real name once all of it is on disk; on errors it is removed."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with disk_errors(path.parent):
-            yield partial
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            partial.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
+    """Replace a file of a run (`replaced`). Raises UserError when the disk refuses."""
+    with disk_errors(path.parent), replaced(path) as partial:
+        yield partial
 
 
 @contextlib.contextmanager
@@ -98,6 +90,8 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise UserError(f"{path}: no permission to write there", ANOTHER_FOLDER) from None
         if number in (errno.ENOTDIR, errno.EEXIST):
             raise UserError(f"{path}: not a folder", ANOTHER_FOLDER) from None
+        if number == errno.EFBIG:
+            raise UserError(f"{path}: a file is too large", "raise the limit on its size (ulimit -f)") from None
         raise UserError(f"{path}: {error.strerror or error}", ANOTHER_FOLDER) from None
 
 

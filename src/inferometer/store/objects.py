@@ -39,19 +39,19 @@ _CAUSES = (
     (
         ("INVALID_ACCESS_KEY_ID", "InvalidAccessKeyId", "SIGNATURE_DOES_NOT_MATCH", "SignatureDoesNotMatch", "INVALID_CLIENT_TOKEN", "UNAUTHENTICATED", "ExpiredToken", "InvalidToken"),
         "the credentials are not accepted",
-        "check the credentials in the environment: see docs/how-to/storage.md",
+        "check the credentials in the environment: see `inferometer docs storage`",
     ),
     (
         ("ACCESS_DENIED", "AccessDenied", "PERMISSION_DENIED", "HTTP status 403", "Forbidden"),
         "access is denied",
-        "check the credentials and their permissions (read, write and list): see docs/how-to/storage.md",
+        "check the credentials and their permissions (read, write and list): see `inferometer docs storage`",
     ),
     (
         ("credentials", "Credentials"),
         "there are no usable credentials",
-        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS: see docs/how-to/storage.md",
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS: see `inferometer docs storage`",
     ),
-    (("WRONG_SIZE",), "an object has another size than its file", "for an older S3 look-alike, see docs/how-to/storage.md"),
+    (("WRONG_SIZE",), "an object has another size than its file", "for an older S3 look-alike, see `inferometer docs storage`"),
     (
         ("NETWORK_CONNECTION", "curlCode", "Couldn't connect", "UNAVAILABLE", "Connection refused", "Could not resolve", "TIMEOUT"),
         "the store cannot be reached",

@@ -114,7 +114,7 @@ def _manifest(folder: Path) -> Manifest:
         data = path.read_bytes()
     except FileNotFoundError:
         raise UserError(
-            f"{folder}: there is no {MANIFEST}: the folder is not a run, or the run did not end",
+            f"{folder}: there is no {MANIFEST}: the folder is not a run, or the run was killed before its first request",
             "give the folder of a run, such as runs/LATEST",
         ) from None
     except OSError as error:
@@ -158,10 +158,9 @@ def _records(folder: Path, manifest: Manifest) -> Records:
 
 def _numbers(name: str, column: pa.ChunkedArray) -> NDArray[Any]:
     """A column of ROW; null becomes MISSING or -1."""
-    if column.null_count and (name in TIMES or name in UNKNOWN):
-        values = arrow.filled(arrow.joined(column), _unknown(name))
-    else:
-        values = column.to_numpy()
+    if name not in TIMES and name not in UNKNOWN:
+        arrow.check_complete(column)
+    values = arrow.filled(arrow.joined(column), _unknown(name))
     return values.astype(ROW[name], casting="same_kind", copy=False)
 
 
@@ -172,9 +171,10 @@ def _unknown(name: str) -> int:
 
 def _indices(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.int8]:
     """Turn words back into their indices in `words`."""
+    arrow.check_complete(column)
     encoded = arrow.encoded(column)
     index_of = np.array([words.index(word) for word in encoded.dictionary.to_pylist()], np.int8)
-    indices: NDArray[np.int8] = index_of[encoded.indices.to_numpy()]
+    indices: NDArray[np.int8] = index_of[arrow.filled(encoded.indices, 0)]
     return indices
 
 
@@ -230,7 +230,7 @@ def _chunks(path: Path) -> Iterator[Chunks]:
                 table = file.read_row_group(group, columns=CHUNK_SCHEMA.names).combine_chunks()
             except (OSError, pa.ArrowException) as error:
                 raise arrow.damaged(path, error) from None
-            yield Chunks(table["arrival"].to_numpy(), table["tokens"].to_numpy())
+            yield Chunks(*(arrow.filled(arrow.joined(table[name]), 0) for name in ("arrival", "tokens")))
 
 
 def _series(path: Path, samples: tuple[Sample, ...]) -> tuple[TimeSeries, ...]:

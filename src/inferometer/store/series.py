@@ -52,9 +52,9 @@ def read(path: Path) -> tuple[TimeSeries, ...]:
         try:
             table = file.read(columns=_COLUMNS)
             keys = [table[name].combine_chunks().dictionary_encode() for name in _KEY]
-            at, value = (table[name].to_numpy() for name in ("at", "value"))
+            at, value = (arrow.filled(arrow.joined(table[name]), 0) for name in ("at", "value"))
             rows_of: dict[tuple[str, str, str], list[slice]] = {}
-            for rows in _runs_of_equal([key.indices.to_numpy() for key in keys]):
+            for rows in _runs_of_equal([arrow.filled(key.indices, -1) for key in keys]):
                 source, name, labels = (key[rows.start].as_py() for key in keys)
                 rows_of.setdefault((source, name, labels), []).append(rows)
             return tuple(

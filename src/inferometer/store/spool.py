@@ -31,7 +31,7 @@ import numpy as np
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from inferometer.config.secret import hide
+from inferometer.printable import hide
 from inferometer.records import MISSING, NAMES, ROW, ROW_STRUCT, TIMES, Chunks, Columns, Failure, Records, Sample
 from inferometer.timing.clock import now
 from inferometer.units import NS
@@ -68,8 +68,6 @@ CONTROL = (
     "grant_is_last",  # 1: nothing more will be dealt out in this stage
     # written by the shard
     "state",  # an index into STATES
-    "prepared",  # requests that are encoded
-    "to_prepare",  # requests to encode before t=0
     "heartbeat",  # monotonic ns of the last sign of life
     "recorded",  # monotonic ns; all responses that ended before are in the spool
     "rows",

@@ -156,6 +156,7 @@ def _failure_column(failure: NDArray[np.int32], texts: list[str]) -> pa.Array:
 
 
 def _sample_table(samples: tuple[Sample, ...]) -> pa.Table:
-    types = {int: pa.int64(), float: pa.float64()}
+    types = {int: np.int64, float: np.float64}
     fields = msgspec.structs.fields(Sample)
-    return pa.table({f.name: pa.array([getattr(sample, f.name) for sample in samples], types[f.type]) for f in fields})
+    columns = (np.array([getattr(sample, f.name) for sample in samples], types[f.type]) for f in fields)
+    return pa.table(dict(zip((f.name for f in fields), map(arrow.numbers, columns), strict=True)))

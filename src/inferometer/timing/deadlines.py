@@ -8,6 +8,7 @@ from typing import Any
 from inferometer.timing.clock import now
 from inferometer.timing.timer import deadline_timer
 
+_NEVER = 1 << 62
 _JUST_DUE = 5_000_000
 """Nanoseconds for which a callback counts as having just come due. It is longer than most interruptions by the host of a virtual machine:
 otherwise, one that happens while a burst of responses is handled would delay all sends to the end of the burst."""
@@ -23,6 +24,8 @@ class Deadlines:
         self._pushed = self._cancelled = 0
         self._running = False
         self._armed_for = 0
+        self.due = _NEVER
+        """The earliest deadline. (It may have been cancelled since.)"""
         self.timer_kind = self._timer.kind
 
     def at(self, deadline: int, callback: Callable[[], object]) -> Entry:
@@ -30,6 +33,8 @@ class Deadlines:
         self._pushed += 1  # equal deadlines keep their order
         entry = [deadline, self._pushed, callback]
         heapq.heappush(self._heap, entry)
+        if deadline < self.due:
+            self.due = deadline
         if self._heap[0] is entry and not self._running:
             self._arm()
         return entry
@@ -84,6 +89,7 @@ class Deadlines:
                 entry[2]()
         finally:
             self._running = False
+            self.due = self._heap[0][0] if self._heap else _NEVER
 
 
 def _ignore() -> None:

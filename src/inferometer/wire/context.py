@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from inferometer import __version__
-from inferometer.tensors import Tensor
 from inferometer.types import Request
 from inferometer.wire.history import joined
-from inferometer.wire.kserve.http import ShmRef
 from inferometer.wire.target import Target
+
+if TYPE_CHECKING:
+    from inferometer.tensors import Tensor
 
 Parameters = dict[str, bool | int | float | str]
 
@@ -49,6 +50,14 @@ class Sequenced(msgspec.Struct, frozen=True):
                 }
 
 
+class ShmRef(msgspec.Struct, frozen=True):
+    """A part of a registered region of shared memory."""
+
+    region: str
+    byte_size: int
+    offset: int = 0
+
+
 class SharedRefs(msgspec.Struct, frozen=True):
     """Where the tensors of a shard's nth request are in shared memory; each tuple is used in turn, over and over."""
 
@@ -68,7 +77,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     targets: tuple[Target, ...]
     tag: str
-    """Prefix of every request's X-Request-Id, before its number."""
+    """What every request's X-Request-Id is made from, with its number."""
     traceparent: bool = False
     """Send each request with the id of its trace."""
     headers: dict[str, str] = {}
@@ -85,6 +94,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     max_tokens_field: str = "max_tokens"
     version: str = ""
+    timing: dict[str, str] = {}
     parameters: Parameters = {}
     outputs: tuple[str, ...] = ()
     compression: str = "none"
@@ -97,7 +107,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     sequenced: Sequenced = Sequenced()
     first_index: int = 0
     """The index of the first request to encode among all requests of the shard, which is what sequences and shared memory go by."""
-    expected: tuple[tuple[Tensor, ...], ...] = ()
+    expected: "tuple[tuple[Tensor, ...], ...]" = ()
     """The outputs that the response to each request must have; empty: responses are not checked."""
     shared: SharedRefs | None = None
     """The tensors' addresses if they are passed through shared memory."""

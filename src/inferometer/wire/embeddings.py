@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from inferometer.errors import UserError
-from inferometer.types import Calls, Event, Fail, Request, Usage
-from inferometer.wire import openai
+from inferometer.types import Calls, Fail, Received, Request, Usage
+from inferometer.wire import openai, text_body
 from inferometer.wire.context import CallContext, model_of, prompt_or_ids
-from inferometer.wire.failures import bounded
-from inferometer.wire.http1 import ResponseDecoder, error_message, not_json
+from inferometer.wire.failures import MALFORMED, bounded, excerpt
+from inferometer.wire.http1 import ResponseDecoder, error_message
 
 
 def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
@@ -29,7 +29,7 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
         tails=tails,
         n_in=tuple(request.n_in or -1 for request in requests),
         n_out=(0,) * len(tails),
-        decoder=lambda: ResponseDecoder(EmbeddingsResponse()),
+        decoder=lambda: ResponseDecoder(body_decoder(False)),
         counts_tokens=False,
     )
 
@@ -57,43 +57,23 @@ class _EmbeddingsJson(msgspec.Struct):
 _decode = msgspec.json.Decoder(_EmbeddingsJson).decode
 
 
-class EmbeddingsResponse:
-    """The body of a response."""
+def _whole(body: bytes, into: Received) -> Fail | None:
+    response = _decode(body)
+    if response.error is not None:
+        return Fail("error_body", error_message(body))
+    if not response.data:
+        return Fail("malformed_json", bounded(f"no embeddings: {excerpt(body)}"))
+    if response.usage is not None and response.usage.prompt_tokens is not None:
+        into.usage = Usage(response.usage.prompt_tokens, -1)
+    return None
 
-    __slots__ = ("_data", "_pieces")
 
-    text = ""
+_EXTRACTOR = text_body.Extractor(lambda data, at, into: _whole(data, into), _whole, lambda into: None)
 
-    def __init__(self) -> None:
-        self.reset()
 
-    def reset(self) -> None:
-        self._pieces: list[bytes] = []
-        self._data: list[_Embedding] = []
-
-    def feed(self, piece: bytes, events: list[Event]) -> None:
-        self._pieces.append(piece)
-
-    def finish(self, events: list[Event]) -> Fail | None:
-        body = b"".join(self._pieces)
-        if not body.strip():
-            return Fail("truncated", "the body is empty")
-        try:
-            response = _decode(body)
-        except msgspec.MsgspecError as error:
-            return not_json(body, str(error))
-        if response.error is not None:
-            return Fail("error_body", error_message(body))
-        if not response.data:
-            return Fail("malformed_json", bounded(f"no embeddings: {body[:200].decode('utf-8', 'replace')}"))
-        self._data = response.data
-        if response.usage is not None and response.usage.prompt_tokens is not None:
-            events.append(Usage(response.usage.prompt_tokens, -1))
-        return None
-
-    def vectors(self) -> tuple[tuple[float, ...], ...]:
-        """The vectors of a complete response; raises UserError if they are not lists of numbers or base64."""
-        return tuple(_vector(one.embedding) for one in self._data)
+def vectors(body: bytes) -> tuple[tuple[float, ...], ...]:
+    """The vectors of a complete response; raises UserError if they are not lists of numbers or base64."""
+    return tuple(_vector(one.embedding) for one in _decode(body).data or ())
 
 
 def _vector(raw: msgspec.Raw) -> tuple[float, ...]:
@@ -101,14 +81,14 @@ def _vector(raw: msgspec.Raw) -> tuple[float, ...]:
         value = msgspec.json.decode(raw, type=list[float] | str)
         if isinstance(value, str):
             value = np.frombuffer(base64.b64decode(value, validate=True), "<f4").tolist()
-    except (msgspec.MsgspecError, ValueError):
-        shown = bounded(bytes(raw)[:60].decode("utf-8", "replace"))
+    except MALFORMED:
+        shown = excerpt(bytes(raw), 60)
         raise UserError(
             f"an embedding is neither a list of numbers nor base64: it starts with {shown}", "check the server"
         ) from None
     return tuple(value)
 
 
-def body_decoder(streamed: bool) -> EmbeddingsResponse:
+def body_decoder(streamed: bool) -> text_body.WholeBody:
     """Make the decoder of one response body; embeddings are never streamed."""
-    return EmbeddingsResponse()
+    return text_body.WholeBody(_EXTRACTOR)

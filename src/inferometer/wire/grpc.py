@@ -103,6 +103,11 @@ class GrpcResponse(msgspec.Struct, gc=False):
     def text(self) -> str:
         return ""
 
+    @property
+    def content(self) -> tuple[tuple[str, ...], bytes]:
+        """The first message if it is kept, as kserve/validation.py compares it."""
+        return (), self.kept[0] if self.kept else b""
+
     def complete(self, headers: Fields, data: bytes, trailers: Fields) -> Sequence[Event]:
         """Interpret a response that arrived all at once."""
         if headers is _LastSuccess.head and trailers is _LastSuccess.end and self.check is None and self.kept is None:

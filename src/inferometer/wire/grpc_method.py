@@ -1,6 +1,7 @@
 """Any method of any gRPC service: a payload is a list of messages, as JSON or as bytes."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from inferometer.types import Calls, Request
 from inferometer.wire import grpc
@@ -24,7 +25,7 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
         tails=tails,
         n_in=(-1,) * len(tails),
         n_out=(0,) * len(tails),
-        response=lambda: grpc.GrpcResponse(streamed),
+        response=partial(grpc.GrpcResponse, streamed),
         counts_tokens=False,
     )
 

@@ -1,22 +1,31 @@
 """HTTP/1.1, client side: request heads, and the framing of responses (parsed by httptools).
 
-The body of a response goes piece by piece to a `BodyDecoder`, which interprets it. One `ResponseDecoder` serves a connection
-for its whole lifetime: `reset` prepares it for the next response.
+The body of a response goes to a `BodyDecoder`, which interprets it: as many pieces at once as there are, each with its stamp. One
+`ResponseDecoder` serves a connection for its whole lifetime: `reset` prepares it for the next response.
 """
 
+import hashlib
+import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import httptools
 
-from inferometer.types import End, Event, Fail
+from inferometer.types import End, Fail, Received
+from inferometer.units import format_bytes
 from inferometer.wire import server_timing
-from inferometer.wire.failures import bounded, is_tls
+from inferometer.wire.compression import DecompressedBody, start_of
+from inferometer.wire.failures import MALFORMED, PAGE, bounded, excerpt, is_tls
 from inferometer.wire.target import Target
 
 _MAX_KEPT = 4096
 """Bytes of an error response that are kept for its message."""
+_PLAIN = frozenset(b"{deri: \t\r\n\xef")
+"""First bytes of JSON objects and of event streams, but not of compressed data: the head is searched for Content-Encoding only after others."""
+_MAX_HEAD = 1 << 20
+"""Maximum bytes before the body of a response, and of the first piece of it."""
 
 
 HTTP2 = "the server speaks HTTP/2 (gRPC?), not HTTP/1.1"
@@ -25,22 +34,30 @@ FRAME_HEAD = 9
 """Number of bytes that `is_http2` needs to decide."""
 _SETTINGS = 4
 
+ID = b"%012x"
+"""The end of an X-Request-Id: the number of the request, in hexadecimal, because those of later turns are large."""
+
 _END_KEPT, _END = End(keep_alive=True), End(keep_alive=False)
 
 
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r\n]*chunked", re.IGNORECASE)
+_TIMING = re.compile(rb"\nserver-timing:", re.IGNORECASE)
+_FRAMED = re.compile(rb"\r\n(content-length|transfer-encoding):", re.IGNORECASE)
+
+
 class BodyDecoder(Protocol):
-    """Interprets the body of a response with status 200."""
+    """Interprets the body of a response with status 200. One that decompresses it has an attribute `reads_compressed`."""
+
+    is_stream: bool
+    """The body is a stream of events, most of which come alone."""
 
     def reset(self) -> None: ...
 
-    def feed(self, piece: bytes, events: list[Event]) -> None:
-        """Append the events of `piece`; a Fail ends the response."""
+    def feed(self, pieces: Sequence[bytes], stamps: Sequence[int], into: Received) -> Fail | None:
+        """Take pieces of the body, and when each arrived. Return the failure if the response is one."""
 
-    def finish(self, events: list[Event]) -> Fail | None:
-        """Handle the end of the body: append the last events, or return the reason if the response is a failure."""
-
-    @property
-    def text(self) -> str: ...
+    def finish(self, into: Received) -> Fail | None:
+        """The body is complete: take what is left, and return the reason if the response is a failure."""
 
 
 def is_http2(start: bytes) -> bool:
@@ -63,10 +80,16 @@ def numbered(
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """Encode POST requests as the heads and tails that `types.Calls` describes.
 
-    All requests share `headers`; each entry of `bodies` adds its own headers. The X-Request-Id of a request is TAG-ID. The
-    tag is unique to the run because some servers use the header as a key and would mix up two runs that both count from 0.
+    All requests share `headers`; each entry of `bodies` adds its own headers. Each has an X-Request-Id, which
+    is unique to the run because some servers use it as a key and would mix up two runs that both count from 0.
     """
     return _heads(targets, path, headers, tag), tuple(tail(extra, body) for extra, body in bodies)
+
+
+def id_prefix(tag: str) -> str:
+    """The X-Request-Id of a run's requests up to the request's own ID: a UUID, because some servers refuse anything else."""
+    digest = hashlib.sha256(tag.encode()).hexdigest()
+    return f"{digest[:8]}-{digest[8:12]}-4{digest[12:15]}-8{digest[15:18]}-"
 
 
 def tail(headers: Mapping[str, str], body: bytes) -> bytes:
@@ -96,149 +119,185 @@ def _heads(
         credentials = {"Authorization": target.credentials} if target.credentials else {}
         shared = {n: value for n, value in (credentials | dict(headers)).items() if n.lower() not in own_names}
         head = request_head("POST", target.prefix + path, target.authority, shared | dict(own))
-        heads.append(head + f"X-Request-Id: {tag}-".encode())
+        heads.append(head + f"X-Request-Id: {id_prefix(tag)}".encode())
     return tuple(heads)
 
 
 class ResponseDecoder:
-    """Decodes the responses of one connection, one after another, into events.
+    """Decodes the responses of one connection, one after another (types.Decoder)."""
 
-    The caller must stop reading events of a response at the first End or Fail.
-    """
-
-    __slots__ = ("_body", "_events", "_head", "_kept", "_parser", "status")
+    __slots__ = (
+        *("_end", "_head", "_is_chunked", "_kept", "_length", "_parser", "_pieces"),
+        *("_sink", "body", "encoding", "on_body", "received", "status"),
+    )
 
     def __init__(self, body: BodyDecoder) -> None:
-        self._body = body
-        self._events: list[Event] = []
+        self.body = body
+        self.encoding = ""
+        """How the latest compressed response was compressed; empty: none was."""
+        self._pieces: list[bytes] = []  # pieces of the body that are not yet decoded
+        self.on_body = self._pieces.append  # called by httptools
         self._parser = httptools.HttpResponseParser(self)
         self.reset()
 
     def reset(self) -> None:
         """Prepare for the next response on the same connection."""
+        self.received = Received()
         self.status = 0
-        self._head = b""  # the bytes before the body and the first piece of it
+        self._head = b""  # the bytes up to the end of the head
+        self._is_chunked = False
         self._kept = b""  # the start of the body if the status is not 200
-        self._body.reset()
+        self._end: bool | None = None  # when the response is complete: whether the connection stays open
+        self._length = 0  # and how many of the pieces belong to it
+        self._pieces.clear()
+        self.body.reset()
+        self._sink: BodyDecoder | None = None  # takes the body, as soon as there is one
 
     @property
     def text(self) -> str:
-        return self._body.text
+        return self.received.text
 
     @property
     def finish_reason(self) -> str | None:
         """Why the generation ended, if the API and the server say so."""
-        reason: str | None = getattr(self._body, "finish_reason", None)
-        return reason
+        return self.received.finish_reason
+
+    def header(self, name: str) -> str:
+        """The value of a header of the response; empty: it is not there."""
+        return header(self._head, name)
 
     @property
-    def body(self) -> BodyDecoder:
-        """The decoder of the body."""
-        return self._body
+    def ending(self) -> bytes:
+        """The last bytes of a chunked body."""
+        return b"\r\n\r\n" if self._is_chunked and self.status == 200 else b""
 
-    def feed(self, data: bytes) -> Sequence[Event]:
-        events: list[Event] = []
-        self._events = events
-        if not self.status:
-            self._head += data
+    def feed(self, pieces: Sequence[bytes], stamps: Sequence[int]) -> End | Fail | None:
+        feed_data, body, failure = self._parser.feed_data, self._pieces, None
+        body_stamps: list[int] = []
         try:
-            self._parser.feed_data(data)
+            for data, at in zip(pieces, stamps, strict=True):
+                if not self.status:
+                    self._head += data
+                    if len(self._head) > _MAX_HEAD:
+                        return Fail("malformed_http", f"more than {format_bytes(_MAX_HEAD)} of headers")
+                feed_data(data)
+                new = len(body) - len(body_stamps)
+                if new == 1:
+                    body_stamps.append(at)
+                elif new:
+                    body_stamps += (at,) * new
         except httptools.HttpParserUpgrade:
-            events.append(Fail("malformed_http", "the server switched protocols"))
+            failure = Fail("malformed_http", "the server switched protocols")
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None  # raised by a callback, such as KeyboardInterrupt
         except httptools.HttpParserError as error:
-            details = f"{error}; the response starts with {self._head[:60]!r}"
+            details = f"{error}; the response starts with {excerpt(self._head, 60)!r}"
             other_protocol = HTTP2 if is_http2(self._head) else TLS if is_tls(self._head) else ""
-            events.append(Fail("malformed_http", bounded(other_protocol or details)))
-        return events
+            failure = Fail("malformed_http", bounded(other_protocol or details))
+        if self._end is not None:
+            del body[self._length :]
+        if body:
+            own = self._decode((body_stamps + [stamps[-1]] * len(body))[: len(body)])
+            if own is not None:
+                return own
+        return failure if self._end is None else self._ended(self._end)
 
-    def eof(self) -> Sequence[Event]:
+    def _decode(self, stamps: list[int]) -> Fail | None:
+        """Decode the pieces of the body that have arrived."""
+        pieces = self._pieces
+        try:
+            if self.status == 200:
+                if self._sink is None:
+                    self._sink = self.body if pieces[0][0] in _PLAIN else self._decompressed()
+                return self._sink.feed(pieces, stamps, self.received)
+            self._kept += b"".join(pieces)[: _MAX_KEPT - len(self._kept)]
+            return None
+        finally:
+            pieces.clear()
+
+    def _decompressed(self) -> BodyDecoder:
+        """The decoder of a body that does not start as text: its head may say that it is compressed."""
+        encoding = self.header("content-encoding").lower()
+        if encoding in ("", "identity") or hasattr(self.body, "reads_compressed"):
+            return self.body
+        self.encoding = encoding
+        return DecompressedBody(encoding, self.body)
+
+    def _ended(self, keep_alive: bool) -> End | Fail:
+        """How a complete response ended."""
+        if self.status != 200:
+            after = self.header("retry-after")
+            seconds = int(after) if after.isascii() and after.isdigit() and len(after) < 9 else 0
+            return Fail(f"http_{self.status}", self._error(), keep_alive, seconds)
+        failure = (self._sink or self.body).finish(self.received)
+        if failure is None:
+            return _END_KEPT if keep_alive else _END
+        return Fail(failure.code, failure.message, keep_alive)
+
+    def _error(self) -> str:
+        """The message of a response that is an error, and what its headers say to do."""
+        message = error_message(start_of(self.header("content-encoding").lower(), self._kept, _MAX_KEPT))
+        notes = [f"{name}: {value}" for name in ("Location", "Retry-After") if (value := self.header(name))]
+        return bounded(f"{message} ({', '.join(notes)})" if message and notes else message or ", ".join(notes))
+
+    def eof(self) -> End | Fail:
         """Handle the server's close: it properly ends a response without a length and truncates any other."""
-        self._events = []
         if not self._head:
-            return [Fail("closed", "")]
-        head, end, _ = self._head.partition(b"\r\n\r\n")
-        fields = head.lower()
-        if not end or b"\r\ncontent-length:" in fields or b"\r\ntransfer-encoding:" in fields:
-            return [Fail("cut_short", "")]
-        self.on_message_complete()
-        return self._events or [Fail("cut_short", "")]  # only a 1xx response arrived
+            return Fail("closed", "")
+        if not self.status or _FRAMED.search(self._head):
+            return Fail("cut_short", "")
+        return self._ended(False)
 
     # --- called by httptools ---
 
-    def on_body(self, piece: bytes) -> None:
-        if self.status == 200:
-            self._body.feed(piece, self._events)
-            return
-        self.status = self._parser.get_status_code()
-        if self.status == 200:
-            self._body.feed(piece, self._events)
-        elif len(self._kept) < _MAX_KEPT:
-            self._kept += piece[:_MAX_KEPT]
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200 and self._end is None:  # after a 1xx (100 Continue ...) the response is still to come
+            self.status = status
+            self._is_chunked = self.body.is_stream and _CHUNKED.search(self._head) is not None
 
     def on_message_complete(self) -> None:
-        keep_alive = self._parser.should_keep_alive()  # false if the response ends with the connection
-        status = self.status or self._parser.get_status_code()
-        if status == 200:
-            failure = self._body.finish(self._events)
-            if failure is None:
-                self._events.append(_END_KEPT if keep_alive else _END)
-            else:
-                self._events.append(Fail(failure.code, failure.message, keep_alive))
-        elif status >= 200:  # after a 1xx (100 Continue, 103 Early Hints) the response is still to come
-            self._events.append(Fail(f"http_{status}", error_message(self._kept), keep_alive))
-        self.status = status if status >= 200 else 0
+        if self.status and self._end is None:
+            self._end = self._parser.should_keep_alive()  # false if the response ends with the connection
+            self._length = len(self._pieces)
 
 
 class TimedResponseDecoder(ResponseDecoder):
-    """A ResponseDecoder that also reads the Server-Timing header.
+    """A ResponseDecoder that also reads the Server-Timing header. Other APIs should not pay for that."""
 
-    It is a class of its own because a callback for every header costs time, which other APIs should not pay.
-    """
+    __slots__ = ()
 
-    __slots__ = ("_timing",)
-
-    def reset(self) -> None:
-        super().reset()
-        self._timing = b""
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if len(name) == len(server_timing.NAME) and name.lower() == server_timing.NAME:
-            self._timing += b"," + value  # header lines of the same name form one list
-
-    def on_message_complete(self) -> None:
-        if self._timing:
-            timing, self._timing = server_timing.parse(self._timing), b""
-            if timing is not None:
-                self._events.append(timing)
-        super().on_message_complete()
+    def _ended(self, keep_alive: bool) -> End | Fail:
+        if _TIMING.search(self._head):
+            self.received.timing = server_timing.parse(header(self._head, "server-timing").encode())
+        return super()._ended(keep_alive)
 
 
-class TokenResponseDecoder(ResponseDecoder):
-    """A ResponseDecoder that also keeps the value of one header, the token of a session. A class of its own for the same reason."""
+def header(head: bytes, name: str) -> str:
+    """The value of a header in the bytes that a response starts with; empty: it is not there. Several lines of a name are one list."""
+    while head.startswith(b"HTTP/1.1 1"):  # 103 Early Hints and the like come before the response
+        head = head.partition(b"\r\n\r\n")[2]
+    wanted = rb"\n%b:[ \t]*([^\r\n]*)" % re.escape(name.encode())
+    lines = re.findall(wanted, head.partition(b"\r\n\r\n")[0], re.IGNORECASE)
+    return b",".join(lines).decode("latin-1").strip()
 
-    __slots__ = ("_name", "token")
 
-    def __init__(self, body: BodyDecoder, name: str) -> None:
-        self._name = name.lower().encode()
-        super().__init__(body)
-
-    def reset(self) -> None:
-        super().reset()
-        self.token = b""
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if len(name) == len(self._name) and name.lower() == self._name:
-            self.token = value
+def readable(body: bytes) -> str:
+    """A body on one line; of a web page, its title or its text. `...` marks a cut, as in `excerpt`."""
+    text = body[:_MAX_KEPT].decode("utf-8", "replace") + "..." * (len(body) >= _MAX_KEPT)
+    if not text.lstrip().startswith("<"):
+        return bounded(text)
+    title = re.search(r"<title[^>]*>(.*?)</title", text, re.IGNORECASE | re.DOTALL)
+    shown = title[1] if title else re.sub("<[^>]*>?", " ", text)
+    return bounded(f"{PAGE}: {html.unescape(shown).strip()}").removesuffix(":")
 
 
 def error_message(body: bytes) -> str:
     """Extract the message of an error body: OpenAI's error.message, FastAPI's detail, or the text itself."""
     try:
         tree = json.loads(body)
-    except ValueError:
-        return bounded(body.decode("utf-8", "replace"))
+    except MALFORMED:
+        return readable(body)
     for key in ("error", "detail", "message"):
         if isinstance(tree, dict) and tree.get(key):
             inner = tree[key]
@@ -251,5 +310,5 @@ def error_message(body: bytes) -> str:
 def not_json(body: bytes, error: str) -> Fail:
     """Describe a body, or the data of an event, that is not the expected JSON."""
     if body.lstrip()[:1] in (b"{", b"["):
-        return Fail("malformed_json", bounded(f"{error}: {body[:200].decode('utf-8', 'replace')}"))
-    return Fail("not_json", bounded(body[:400].decode("utf-8", "replace")))
+        return Fail("malformed_json", bounded(f"{error}: {excerpt(body)}"))
+    return Fail("not_json", readable(body))

@@ -15,7 +15,7 @@ import numpy as np
 _USED = frozenset(
     (
         b"accept", b"accept-encoding", b"authorization", b"connection", b"content-encoding", b"content-length",
-        b"content-type", b"expect", b"inference-header-content-length", b"transfer-encoding", b"x-api-key",
+        b"content-type", b"expect", b"host", b"inference-header-content-length", b"transfer-encoding", b"x-api-key",
         b"x-request-id", b"x-sim-fault",
     )
 )  # fmt: skip
@@ -23,7 +23,7 @@ _HEAD = re.compile(
     rb"([A-Z]+) ([!-~\x80-\xff]+) HTTP/1\.([01])"  # the request line
     rb"((?:\r\n[!#$%&'*+.^_`|~\w-]+:[\t -~\x80-\xff]*)*)"  # the headers
 )
-_DIGITS, _HEX_DIGITS = re.compile(rb"\d{1,18}"), re.compile(rb"[0-9a-fA-F]{1,15}")
+_DIGITS, _CHUNK_LINE = re.compile(rb"\d{1,18}"), re.compile(rb"([0-9a-fA-F]{1,15})(?:;[\t -~\x80-\xff]*)?")
 _CHUNKED = -1
 
 
@@ -160,10 +160,10 @@ class RequestParser:
             end = data.find(b"\r\n", at)
             if self._chunk_left or end < 0:
                 break
-            size = data[at:end].partition(b";")[0].strip()
-            if not _HEX_DIGITS.fullmatch(size):
+            line = _CHUNK_LINE.fullmatch(data, at, end)
+            if line is None:
                 raise Problem(400, "the chunked body is not valid")
-            length = int(size, 16)
+            length = int(line[1], 16)
             if not length:  # the last chunk; trailers are ignored
                 end = data.find(b"\r\n\r\n", end)
                 if end < 0:
@@ -235,7 +235,9 @@ def _parse_all(head: bytes) -> _Head:
         name, value = name.lower(), value.strip()
         if name in _USED:  # a repeated header is a list: no valid size of a body
             headers[name] = headers[name] + b"," + value if name in headers else value
-    http10 = found[3] == b"0"
+    http10, host = found[3] == b"0", headers.pop(b"host", None)
+    if not http10 and (host is None or b"," in host):
+        raise Problem(400, "an HTTP/1.1 request needs one Host header")
     options = headers.pop(b"connection", b"").lower().replace(b" ", b"").split(b",")
     keep_alive = not http10 and b"close" not in options
     return found[1], found[2].partition(b"?")[0], headers, keep_alive, http10, _length(headers)

@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from inferometer.types import ONE_REASONING_TOKEN, ONE_TOKEN, Calls, Event, Fail, Messages, Request, Usage
+from inferometer.types import Calls, Fail, Messages, Received, Request, Usage
+from inferometer.wire import text_body
 from inferometer.wire.context import CallContext, model_of
-from inferometer.wire.failures import bounded
+from inferometer.wire.failures import bounded, excerpt
 from inferometer.wire.history import SYSTEM_ROLES, joined
-from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, error_message, not_json, tail
+from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, error_message, tail
 from inferometer.wire.openai import post
-from inferometer.wire.sse import EventStream
 
 _DEFAULT_MAX_TOKENS = 1024
 
@@ -76,18 +76,11 @@ def _options(context: CallContext, request: Request) -> dict[str, object]:
 
 def body_decoder(streamed: bool) -> BodyDecoder:
     """Make the decoder of one response body."""
-    return StreamedMessage() if streamed else WholeMessage()
+    return text_body.body_decoder(_EXTRACTOR, streamed)
 
 
 def _response_decoder(streamed: bool) -> ResponseDecoder:
     return ResponseDecoder(body_decoder(streamed))
-
-
-def content_of(response: ResponseDecoder) -> str:
-    """The text of a response that a client sends back in the next turn."""
-    body = response.body
-    assert isinstance(body, StreamedMessage | WholeMessage)
-    return body.content
 
 
 # --- the parts of the JSON that are read ----------------------------------------------------------------------------------
@@ -169,175 +162,54 @@ def _usage(usage: _Usage, stop_reason: str | None) -> Usage:
     )
 
 
-def _empty(stop_reason: str | None, usage: _Usage | None) -> Fail | None:
-    """The failure of a complete response without a token, unless the server counted some."""
-    generated = None if usage is None else usage.output_tokens
-    if generated:
-        return None
-    reported = "no usage" if generated is None else f"output_tokens {generated}"
-    return Fail("empty", bounded(f"stop_reason {stop_reason or 'missing'}, {reported}"))
+# --- what a response means ---------------------------------------------------------------------------------------------
 
 
-# --- the two kinds of response -----------------------------------------------------------------------------------------
+def _event(data: bytes, at: int, into: Received) -> Fail | None:
+    """Take the data of an event."""
+    event = _decode_event(data)
+    block = event.delta or event.content_block
+    if event.type in ("content_block_delta", "content_block_start"):
+        text = "" if block is None else _text(block)
+        if block is not None and text:
+            into.token(at, text, block.text or "", block.type not in _REASONING)
+    elif event.type == "message_start":
+        if event.message is not None and event.message.usage is not None:
+            into.partial_usage = event.message.usage
+    elif event.type == "message_delta":
+        _take_end(event, into)
+    elif event.type == "message_stop":
+        into.is_ended = True
+    elif event.type == "error" or event.error is not None:
+        return Fail("error_frame", error_message(data))
+    return None
 
 
-class StreamedMessage:
-    """The body of a streamed response."""
+def _take_end(event: _EventJson, into: Received) -> None:
+    """Take the end of the message: why it ended, and its usage."""
+    if event.delta is not None and event.delta.stop_reason is not None:
+        into.finish_reason = event.delta.stop_reason
+    if event.usage is not None:
+        into.partial_usage = _merged(into.partial_usage, event.usage)
+    if into.partial_usage is not None:
+        into.usage = _usage(into.partial_usage, into.finish_reason)
 
-    __slots__ = (
-        "_content",
-        "_ended",
-        "_has_content",
-        "_head",
-        "_messages",
-        "_stop_reason",
-        "_stream",
-        "_texts",
-        "_usage",
-    )
 
-    def __init__(self) -> None:
-        self._stream = EventStream()
-        self.reset()
-
-    def reset(self) -> None:
-        self._stream.reset()
-        self._texts: list[str] = []
-        self._content: list[str] = []  # what a client sends back: neither reasoning nor tool calls
-        self._has_content = False  # a chunk has arrived that carries more than reasoning
-        self._usage: _Usage | None = None
-        self._ended = False
-        self._stop_reason: str | None = None
-        self._messages = 0
-        self._head = b""  # the start of a body that is not an event stream, for the error message
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    @property
-    def content(self) -> str:
-        return "".join(self._content)
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self._stop_reason
-
-    def feed(self, piece: bytes, events: list[Event]) -> None:
-        for name, data in self._stream.feed(piece):
-            self._message(name, data, events)
-        if not self._messages and len(self._head) < 4096:
-            self._head += piece
-
-    def finish(self, events: list[Event]) -> Fail | None:
-        for name, data in self._stream.finish():
-            self._message(name, data, events)
-        if events and isinstance(events[-1], Fail):
-            return events.pop()  # type: ignore[return-value]
-        if not self._ended:
-            return Fail("truncated", "") if self._messages else _not_a_stream(self._head)
-        return None if self._texts else _empty(self._stop_reason, self._usage)
-
-    def _message(self, name: bytes, data: bytes, events: list[Event]) -> None:
-        self._messages += 1
-        if name == b"error":
-            events.append(Fail("error_frame", error_message(data)))
-            return
-        try:
-            event = _decode_event(data)
-        except msgspec.MsgspecError as error:
-            if data == b"[DONE]":  # from servers that offer OpenAI's API, too
-                self._ended = True
-                return
-            events.append(Fail("malformed_json", bounded(f"{error}: {data[:200].decode('utf-8', 'replace')}")))
-            return
-        block = event.delta or event.content_block
-        if event.type in ("content_block_delta", "content_block_start"):
-            if block is not None:
-                self._token(block, events)
-        elif event.type == "message_start":
-            if event.message is not None and event.message.usage is not None:
-                self._usage = event.message.usage
-        elif event.type == "message_delta":
-            self._delta(event, events)
-        elif event.type == "message_stop":
-            self._ended = True
-        elif event.type == "error" or event.error is not None:
-            events.append(Fail("error_frame", error_message(data)))
-
-    def _token(self, block: _Block, events: list[Event]) -> None:
+def _whole(body: bytes, into: Received) -> Fail | None:
+    """Take a response that is not streamed."""
+    message = _decode_message(body)
+    if message.type == "error" or message.error is not None:
+        return Fail("error_body", error_message(body))
+    if message.content is None:
+        return Fail("malformed_json", bounded(f"no content: {excerpt(body)}"))
+    for block in message.content:
         text = _text(block)
-        if not text:
-            return
-        self._texts.append(text)
-        if block.text:
-            self._content.append(block.text)
-        self._has_content = self._has_content or block.type not in _REASONING
-        events.append(ONE_TOKEN if self._has_content else ONE_REASONING_TOKEN)
-
-    def _delta(self, event: _EventJson, events: list[Event]) -> None:
-        """Take the end of the message: why it ended, and its usage."""
-        if event.delta is not None and event.delta.stop_reason is not None:
-            self._stop_reason = event.delta.stop_reason
-        if event.usage is not None:
-            self._usage = _merged(self._usage, event.usage)
-        if self._usage is not None:
-            events.append(_usage(self._usage, self._stop_reason))
+        if text:
+            into.add_text(text, block.text or "")
+    into.finish_reason = message.stop_reason
+    if message.usage is not None:
+        into.usage = _usage(message.usage, None)
+    return None
 
 
-class WholeMessage:
-    """The body of a response that is not streamed."""
-
-    __slots__ = ("_body", "_message")
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._body = b""
-        self._message: _Message | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(map(_text, self._blocks))
-
-    @property
-    def content(self) -> str:
-        return "".join(block.text or "" for block in self._blocks)
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self._message.stop_reason if self._message is not None else None
-
-    @property
-    def _blocks(self) -> list[_Block]:
-        return (self._message and self._message.content) or []
-
-    def feed(self, piece: bytes, events: list[Event]) -> None:
-        self._body += piece
-
-    def finish(self, events: list[Event]) -> Fail | None:
-        body = self._body
-        try:
-            message = _decode_message(body)
-        except msgspec.MsgspecError as error:
-            return not_json(body, str(error))
-        if message.type == "error" or message.error is not None:
-            return Fail("error_body", error_message(body))
-        if message.content is None:
-            return Fail("malformed_json", bounded(f"no content: {body[:200].decode('utf-8', 'replace')}"))
-        self._message = message
-        if message.usage is not None:
-            events.append(_usage(message.usage, None))
-        return None if self.text else _empty(message.stop_reason, message.usage)
-
-
-def _not_a_stream(head: bytes) -> Fail:
-    """The failure of a body that is not the expected event stream."""
-    try:
-        message = _decode_message(head)
-    except msgspec.MsgspecError as error:
-        return not_json(head, str(error)) if head.strip() else Fail("truncated", "the body is empty")
-    if message.type != "error" and message.error is None and message.content is not None:
-        return Fail("not_streamed", "")
-    return Fail("error_body", error_message(head))
+_EXTRACTOR = text_body.Extractor(_event, _whole, partial(text_body.empty, reason="stop_reason", count="output_tokens"))

@@ -6,9 +6,6 @@ servers that report no usage, `text` keeps the response, so that the model's tok
 
 Reasoning is what arrives as such (`reasoning_content`, `reasoning`, or a content part of type `thinking`). Text between <think>
 tags is content, because the server presents it as content.
-
-A complete response without any token is the failure `empty`, unless the server's usage says that it generated some: a model may
-end at once, or spend all tokens on reasoning that the server does not show.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,11 +15,11 @@ from typing import Any
 import msgspec
 
 from inferometer.apis import APIS, OUTPUT_LIMITS
-from inferometer.types import ONE_REASONING_TOKEN, ONE_TOKEN, Calls, Event, Fail, Request, Tokens, Usage
+from inferometer.types import Calls, Fail, Received, Request, Usage
+from inferometer.wire import text_body
 from inferometer.wire.context import USER_AGENT, CallContext, model_of, prompt_text
-from inferometer.wire.failures import bounded
-from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, class_heads, error_message, not_json, numbered, tail
-from inferometer.wire.sse import EventStream
+from inferometer.wire.failures import bounded, excerpt
+from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, class_heads, error_message, numbered, tail
 
 
 def encode_chat(context: CallContext, requests: Sequence[Request]) -> Calls:
@@ -103,7 +100,7 @@ def _options(context: CallContext, request: Request) -> dict[str, object]:
 
 def body_decoder(streamed: bool) -> BodyDecoder:
     """Make the decoder of one response body."""
-    return StreamedResponse() if streamed else UnstreamedResponse()
+    return text_body.body_decoder(_EXTRACTOR, streamed)
 
 
 def _response_decoder(streamed: bool) -> ResponseDecoder:
@@ -167,37 +164,88 @@ def _usage(usage: _Usage, is_per_chunk: bool = False, is_stopped: bool = False) 
     )
 
 
-def content_of(response: ResponseDecoder) -> str:
-    """The text of a response that a client sends back in the next turn."""
-    body = response.body
-    assert isinstance(body, StreamedResponse | UnstreamedResponse)
-    return body.content
+# --- what a response means ---------------------------------------------------------------------------------------------
 
 
-class _Mixed(str):
-    """The text of a chunk that is not the same as its content: it has reasoning, or "+" for a tool call."""
+def _event(data: bytes, at: int, into: Received) -> Fail | None:
+    """Take the data of an event."""
+    response = _decode(data)
+    has_token = False
+    for choice in response.choices or ():
+        text = content = choice.text
+        if not text:
+            text, content = _texts(choice)
+        if text:
+            has_token = True
+            if content == text and into.contents is None:
+                into.texts.append(text)
+            else:
+                into.add_text(text, content or "")
+            if not into.first_content and (content or _is_call(choice)):
+                into.first_content = at
+        if choice.finish_reason is not None:
+            into.is_ended = True
+            into.finish_reason = choice.finish_reason
+    usage = response.usage
+    if usage is not None:
+        _take_usage(usage, has_token, at, into)
+    elif has_token:
+        into.arrivals.append(at)
+        into.counts.append(1)
+        into.counted = -1
+    elif response.error is not None:
+        return Fail("error_frame", error_message(data))
+    return None
 
-    __slots__ = ("content",)
-    content: str
+
+def _take_usage(usage: _Usage, has_token: bool, at: int, into: Received) -> None:
+    if has_token:
+        grown = (usage.completion_tokens or 0) - into.counted
+        if into.counted < 0 or not 0 < grown <= _MAX_IN_CHUNK:  # the growth is not that of this chunk alone
+            into.counted, grown = -1, 1
+        else:
+            into.counted += grown
+        into.arrivals.append(at)
+        into.counts.append(grown)
+    is_stopped = into.finish_reason is not None and into.finish_reason != "length"
+    into.usage = _usage(usage, into.counted >= 0, is_stopped)
 
 
-def _text(choice: _Choice) -> str:
-    """The text of a choice; "+" stands for a tool call, whose text is not assembled here. It is _Mixed unless all of it is content."""
+def _whole(body: bytes, into: Received) -> Fail | None:
+    """Take a response that is not streamed."""
+    response = _decode(body)
+    if response.error is not None:
+        return Fail("error_body", error_message(body))
+    if not response.choices:
+        return Fail("malformed_json", bounded(f"no choices: {excerpt(body)}"))
+    for choice in response.choices:
+        text, content = (choice.text, choice.text) if choice.text else _texts(choice)
+        if text:
+            into.add_text(text, content or "")
+    into.finish_reason = response.choices[0].finish_reason
+    if response.usage is not None:
+        into.usage = _usage(response.usage)
+    return None
+
+
+_EXTRACTOR = text_body.Extractor(_event, _whole)
+
+
+def _texts(choice: _Choice) -> tuple[str, str]:
+    """The text of a chat's choice, and its content: the text without reasoning, and without the "+" that stands for a tool call."""
     delta = choice.delta or choice.message
     if delta is None:
-        return choice.text or ""
+        return "", ""
     content = delta.content
     if content.__class__ is str and content and delta.reasoning_content is delta.reasoning is delta.refusal is None:
-        return content
+        return content, content
     own = whole = content or ""
-    if content.__class__ is list:
-        own = "".join(_part_text(part, "") for part in content or () if not _is_thinking(part))
-        whole = "".join(_part_text(part, "+") for part in content or ())
+    if isinstance(content, list):
+        own = "".join(_part_text(part, "") for part in content if not _is_thinking(part))
+        whole = "".join(_part_text(part, "+") for part in content)
     refusal = delta.refusal or ""
     text = f"{whole}{delta.reasoning_content or delta.reasoning or ''}{refusal}"
-    mixed = _Mixed(text or ("+" if delta.tool_calls or delta.function_call else ""))
-    mixed.content = f"{own}{refusal}"
-    return mixed
+    return text or ("+" if delta.tool_calls or delta.function_call else ""), f"{own}{refusal}"
 
 
 def _part_text(part: object, other: str) -> str:
@@ -209,201 +257,10 @@ def _is_thinking(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "thinking"
 
 
-def _content(texts: Iterable[str]) -> str:
-    """What a client sends back in the next turn: neither reasoning nor the placeholders of tool calls."""
-    return "".join([text.content if isinstance(text, _Mixed) else text for text in texts])
-
-
-def _is_content(choice: _Choice) -> bool:
-    """Whether a choice that carries a token carries more than reasoning."""
+def _is_call(choice: _Choice) -> bool:
+    """Whether a choice without content carries more than reasoning: a tool call, or a part that is not text."""
     delta = choice.delta or choice.message
     if delta is None:
-        return True
-    content = delta.content
-    if content.__class__ is list:
-        content = [part for part in content or () if not _is_thinking(part)]
-    return bool(content or delta.tool_calls or delta.function_call or delta.refusal)
-
-
-def _empty(finish_reason: str | None, usage: _Usage | None) -> Fail | None:
-    """The failure of a complete response without a token, unless the server counted some."""
-    generated = None if usage is None else usage.completion_tokens
-    if generated:
-        return None
-    reported = "no usage" if generated is None else f"completion_tokens {generated}"
-    return Fail("empty", bounded(f"finish_reason {finish_reason or 'missing'}, {reported}"))
-
-
-# --- the two kinds of response -----------------------------------------------------------------------------------------
-
-
-class StreamedResponse:
-    """The body of a streamed response."""
-
-    __slots__ = (
-        *("_counted", "_ended", "_finish_reason", "_has_content", "_head", "_is_per_chunk", "_messages", "_stream"),
-        *("_texts", "_usage"),
-    )
-
-    def __init__(self) -> None:
-        self._stream = EventStream()
-        self.reset()
-
-    def reset(self) -> None:
-        self._stream.reset()
-        self._texts: list[str] = []
-        self._has_content = False  # a chunk has arrived that carries more than reasoning
-        self._counted = 0  # tokens so far, by the server's continuous usage
-        self._is_per_chunk = True  # the server has reported the tokens of every chunk so far
-        self._usage: _Usage | None = None
-        self._ended = False  # [DONE] or a finish reason has arrived
-        self._finish_reason: str | None = None
-        self._messages = 0
-        self._head = b""  # the start of a body that is not an event stream, for the error message
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    @property
-    def content(self) -> str:
-        return _content(self._texts)
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self._finish_reason
-
-    def feed(self, piece: bytes, events: list[Event]) -> None:
-        data = self._stream.single(piece)
-        if data is not None:
-            self._message(b"", data, events)
-            return
-        for name, data in self._stream.feed(piece):
-            self._message(name, data, events)
-        if not self._messages and len(self._head) < 4096:
-            self._head += piece
-
-    def finish(self, events: list[Event]) -> Fail | None:
-        for name, data in self._stream.finish():
-            self._message(name, data, events)
-        if events and isinstance(events[-1], Fail):
-            return events.pop()  # type: ignore[return-value]
-        fail = self._incomplete()
-        return fail if fail is not None or self._texts else self._empty()
-
-    def _incomplete(self) -> Fail | None:
-        """The failure of a stream that ended before the response was complete, if it did."""
-        if self._ended:
-            return None
-        return Fail("truncated", "") if self._messages else _not_a_stream(self._head)
-
-    def _empty(self) -> Fail | None:
-        """The failure of a complete response that carried no token, if it is one."""
-        return _empty(self._finish_reason, self._usage)
-
-    def _message(self, name: bytes, data: bytes, events: list[Event]) -> None:
-        self._messages += 1
-        if name == b"error":
-            events.append(Fail("error_frame", error_message(data)))
-            return
-        try:
-            response = _decode(data)
-        except msgspec.MsgspecError as error:
-            if data == b"[DONE]":
-                self._ended = True
-                return
-            events.append(Fail("malformed_json", bounded(f"{error}: {data[:200].decode('utf-8', 'replace')}")))
-            return
-        tokens = False
-        for choice in response.choices or ():
-            text = choice.text or _text(choice)
-            if text:
-                self._texts.append(text)
-                tokens = True
-                if not self._has_content:
-                    self._has_content = _is_content(choice)
-            if choice.finish_reason is not None:
-                self._ended = True
-                self._finish_reason = choice.finish_reason
-        usage = response.usage
-        if usage is not None:
-            self._with_usage(tokens, usage, events)
-        elif tokens:
-            self._is_per_chunk = False
-            events.append(ONE_TOKEN if self._has_content else ONE_REASONING_TOKEN)
-        elif response.error is not None:
-            events.append(Fail("error_frame", error_message(data)))
-
-    def _with_usage(self, tokens: bool, usage: _Usage, events: list[Event]) -> None:
-        self._usage = usage
-        if tokens:
-            grown = (usage.completion_tokens or 0) - self._counted
-            self._is_per_chunk = self._is_per_chunk and 0 < grown <= _MAX_IN_CHUNK
-            if not self._is_per_chunk:  # the growth is not that of this chunk alone
-                grown = 1
-            self._counted += grown
-            events.append(Tokens(grown, self._has_content))
-        is_stopped = self._finish_reason is not None and self._finish_reason != "length"
-        events.append(_usage(usage, self._is_per_chunk, is_stopped))
-
-
-class UnstreamedResponse:
-    """The body of a response that is not streamed."""
-
-    __slots__ = ("_body", "_response")
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._body = b""
-        self._response: _ResponseJson | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(map(_text, self._choices))
-
-    @property
-    def content(self) -> str:
-        return _content(map(_text, self._choices))
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self._choices[0].finish_reason if self._choices else None
-
-    @property
-    def _choices(self) -> list[_Choice]:
-        return (self._response and self._response.choices) or []
-
-    def feed(self, piece: bytes, events: list[Event]) -> None:
-        self._body += piece
-
-    def finish(self, events: list[Event]) -> Fail | None:
-        body = self._body
-        try:
-            response = _decode(body)
-        except msgspec.MsgspecError as error:
-            return not_json(body, str(error))
-        if response.error is not None:
-            return Fail("error_body", error_message(body))
-        if not response.choices:
-            return Fail("malformed_json", bounded(f"no choices: {body[:200].decode('utf-8', 'replace')}"))
-        self._response = response
-        if response.usage is not None:
-            events.append(_usage(response.usage))
-        if any(map(_text, response.choices)):
-            return None
-        return _empty(response.choices[0].finish_reason, response.usage)
-
-
-def _not_a_stream(head: bytes) -> Fail:
-    """The failure of a body that is not the expected event stream."""
-    try:
-        response = _decode(head)
-    except msgspec.MsgspecError as error:
-        return not_json(head, str(error)) if head.strip() else Fail("truncated", "the body is empty")
-    if response.error is not None:
-        return Fail("error_body", error_message(head))
-    if response.choices:
-        return Fail("not_streamed", "")
-    return Fail("error_body", error_message(head))
+        return False
+    others = [part for part in delta.content if not _is_thinking(part)] if isinstance(delta.content, list) else None
+    return bool(others or delta.tool_calls or delta.function_call)

@@ -5,6 +5,7 @@ sending the response, so what is left of the client's time is the network. Other
 """
 
 import re
+from typing import Any
 
 from inferometer.types import ServerTiming
 
@@ -19,24 +20,26 @@ def parse(value: bytes) -> ServerTiming | None:
     """Read the durations; return None if the value has none of them."""
     if (usual := _OURS(value)) is not None:
         queue, compute, total = usual.groups(b"-")
-        return _timing(_nanoseconds(queue), _nanoseconds(compute), _nanoseconds(total))
+        return timing(nanoseconds(queue), nanoseconds(compute), nanoseconds(total))
     durations = {b"queue": -1, b"compute": -1, b"total": -1}
     for entry in value.split(b","):
         name, *parameters = (part.strip() for part in entry.split(b";"))
         for parameter in parameters:
             key, _, duration = parameter.partition(b"=")
             if key.strip().lower() == b"dur" and name.lower() in durations:
-                durations[name.lower()] = _nanoseconds(duration.strip().strip(b'"'))
-    return _timing(*durations.values())
+                durations[name.lower()] = nanoseconds(duration.strip().strip(b'"'))
+    return timing(*durations.values())
 
 
-def _timing(queue: int, compute: int, total: int) -> ServerTiming | None:
+def timing(queue: int, compute: int, total: int) -> ServerTiming | None:
+    """None if all of them are -1."""
     return ServerTiming(queue, compute, total) if max(queue, compute, total) >= 0 else None
 
 
-def _nanoseconds(milliseconds: bytes) -> int:
+def nanoseconds(number: Any, unit: float = 1e6) -> int:
+    """A duration in units of so many nanoseconds; -1 if it is none."""
     try:
-        value = float(milliseconds)
-    except ValueError:
+        value = float(number)
+    except (OverflowError, TypeError, ValueError):
         return -1
-    return round(value * 1e6) if 0 <= value < 1e12 else -1
+    return round(value * unit) if 0 <= value * unit < 1e18 else -1

@@ -1,84 +1,51 @@
-"""Server-sent events as the standard defines them: bytes in, (event name, data) out.
+"""Server-sent events as the standard defines them: from bytes to events, and where each of them ends.
 
 Lines end in LF, CRLF or CR; a BOM may precede the first one; a line that starts with a colon is a comment; the `data` lines
-of one event are joined by LF; a blank line ends an event, and an event without data is ignored. Two lenient additions cover
-servers that exist in practice: an event that is missing its blank line at the end of the stream still counts (`finish`),
-and a field named `error` is treated as an event of that name.
+of one event are joined by LF; a blank line ends an event, and an event without data is ignored. One lenient addition covers servers
+that exist in practice: a field named `error` is treated as an event of that name.
 """
 
-Message = tuple[bytes, bytes]
+import re
+from collections.abc import Iterable
+from itertools import accumulate, repeat
+
+Messages = tuple[Iterable[bytes], list[bytes], list[int]]
+"""Events: the name and the data of each, and its end: the number of bytes up to the first one of the line end that makes it complete."""
 
 _BOM = b"\xef\xbb\xbf"
+_LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r)")
 
 
-class EventStream:
-    """Parser for one event stream, which may arrive in pieces of any size."""
+def complete(data: bytes) -> int:
+    """Return the number of bytes up to the end of the last complete event; 0: none is.
 
-    __slots__ = ("_after_cr", "_data", "_fresh", "_name", "_rest", "_started")
+    The second byte of a CRLF may follow this end. It then makes a blank line of its own at the start of what follows, which is ignored."""
+    last = max(data.rfind(b"\n\n"), data.rfind(b"\n\r"), data.rfind(b"\r\r"))
+    return last + 2 if last >= 0 else 0
 
-    def __init__(self) -> None:
-        self.reset()
 
-    def reset(self) -> None:
-        self._rest = b""  # the line that is not yet complete
-        self._after_cr = False  # the last line ended in CR: an LF that follows belongs to it
-        self._started = False
-        self._name = b""
-        self._data: list[bytes] = []
-        self._fresh = True  # nothing is buffered: the next piece starts a new event
-
-    def single(self, piece: bytes) -> bytes | None:
-        """Return the data of a piece that is exactly one unnamed event with one data line, which is nearly always the case.
-
-        Returns None for any other piece, which must then go to `feed`.
-        """
-        if self._fresh and piece.find(b"\n") == len(piece) - 2 and piece[:6] == b"data: " and piece[-1] == 10:
-            if 13 in piece:
-                return None
-            self._started = True
-            return piece[6:-2]
-        return None
-
-    def feed(self, piece: bytes) -> list[Message]:
-        """Return the events that `piece` completes."""
-        data = self.single(piece)
-        return self._lines(piece) if data is None else [(b"", data)]
-
-    def finish(self) -> list[Message]:
-        """End the stream; return the event that it cut off before its blank line, if any."""
-        messages = self._lines(b"\n") if self._rest else []
-        return messages + self._lines(b"\n\n") if self._data else messages
-
-    def _lines(self, piece: bytes) -> list[Message]:
-        if self._after_cr and piece:
-            self._after_cr = False
-            if piece[0] == 10:
-                piece = piece[1:]
-        lines = (self._rest + piece).splitlines(keepends=True)
-        self._rest = lines.pop() if lines and lines[-1][-1] not in b"\r\n" else b""
-        messages: list[Message] = []
-        if lines:
-            self._after_cr = lines[-1][-1] == 13 and not self._rest
-            if not self._started:
-                self._started = True
-                lines[0] = lines[0].removeprefix(_BOM)
-            for line in lines:
-                self._line(line.rstrip(b"\r\n"), messages)
-        self._fresh = not (self._rest or self._data or self._name or self._after_cr)
-        return messages
-
-    def _line(self, line: bytes, messages: list[Message]) -> None:
-        if not line:
-            if self._data:
-                messages.append((self._name, b"\n".join(self._data)))
-            self._name, self._data = b"", []
-            return
-        field, _, value = line.partition(b":")
+def messages(data: bytes, is_start: bool) -> Messages:
+    """Return the events of bytes that end with a complete one. `is_start`: a stream starts with them."""
+    if data[:6] == b"data: ":  # nearly always, all events are one line each
+        lines = data[6:-2].split(b"\n\ndata: ")
+        if data.count(b"\n") == 2 * len(lines) and b"\r" not in data:
+            return repeat(b""), lines, list(accumulate([len(line) + 8 for line in lines]))
+    names, found, ends = list[bytes](), list[bytes](), list[int]()
+    name, values = b"", list[bytes]()
+    for match in _LINE.finditer(data, len(_BOM) if is_start and data.startswith(_BOM) else 0):
+        field, _, value = match[1].partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
-            self._data.append(value)
+            values.append(value)
         elif field == b"event":
-            self._name = value
+            name = value
         elif field == b"error":
-            self._name = b"error"
-            self._data.append(value)
+            name = field
+            values.append(value)
+        elif not match[1]:
+            if values:
+                names.append(name)
+                found.append(b"\n".join(values))
+                ends.append(match.start(2) + 1)
+            name, values = b"", []
+    return names, found, ends

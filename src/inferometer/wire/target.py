@@ -5,6 +5,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
+from inferometer.apis import APIS, DEFAULT_APIS
 from inferometer.errors import UserError
 
 _PORTS = {"http": 80, "https": 443, "grpc": 80, "grpcs": 443}
@@ -31,6 +32,7 @@ class Target(msgspec.Struct, frozen=True):
 
 def parse(url: str) -> Target:
     """Parse `http://host:8000`, `https://host/prefix/v1` or `http://[::1]:8000`; raises UserError if it is not a base URL."""
+    url = url.strip()
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -46,6 +48,12 @@ def parse(url: str) -> Target:
         raise _invalid(url, "has a query or a fragment (? or #)", "give the base URL alone")
     if parts.scheme.startswith("grpc") and parts.path.strip("/"):
         raise _invalid(url, "has a path, which gRPC does not use", "write grpc://HOST:PORT")
+    path = parts.path.rstrip("/")
+    endpoints = [(end, row.name) for row in APIS.values() for end in (row.path, row.warm_path) if end]
+    if found := next((each for each in endpoints if path.endswith(each[0])), None):
+        base = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path.removesuffix(found[0])}"
+        with_api = "" if found[1] == DEFAULT_APIS["http"] else f", with {{server.api={found[1]}}}"
+        raise _invalid(url, "is an endpoint, not a base URL", f"write {base}{with_api}")
     credentials = ""
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"

@@ -4,7 +4,7 @@
 
 JSON: each entry of `data` is a request. A list of entries is a stream: a sequence, or requests to send one after the other.
 If there is no such list, all entries form one stream; if there are some, an entry outside of them is its own stream. An entry may
-leave out optional inputs. `validation_data` has the outputs that the response to each entry must have, in the same form.
+leave out optional inputs. Beside base64, `"datatype": "FP64"` names that of the data, if it is not the model's. `validation_data` has the outputs that the response to each entry must have, in the same form.
 
 Folder: one request, with a file for each input, named like the input. It holds raw numbers in the byte order of the
 protocol or, for BYTES, one string per line.
@@ -276,7 +276,11 @@ def _tensor(path: str, entry: dict[str, Any], step: int, spec: TensorInput) -> T
     content = value.get("content") if isinstance(value, dict) and "content" in value else value
     try:
         if isinstance(content, dict):
-            return _raw(base64.b64decode(content["b64"], validate=True), spec, shape)
+            datatype = value.get("datatype", spec.datatype)
+            own = TensorInput(spec.name, datatype, spec.shape)
+            tensor = _raw(base64.b64decode(content["b64"], validate=True), own, shape)
+            same = datatype == spec.datatype
+            return tensor if same else tensors.from_numpy(spec.name, tensors.to_numpy(tensor), spec.datatype)
         if isinstance(content, bytes):
             return _raw(content, spec, shape)
         return _listed(content, spec, shape)

@@ -27,7 +27,7 @@ def report_folder(folder: Path, *, users: int = 0, **sections: Any) -> Path:
     run = made.run(rows, chunks, plan=(plan, plan))
     folder.mkdir()
     for name, text in reports.files(run, None, spec(load=load, **sections)).items():  # type: ignore[arg-type]
-        (folder / name).write_bytes(text)
+        (folder / name).write_bytes(bytes(text))
     return folder
 
 

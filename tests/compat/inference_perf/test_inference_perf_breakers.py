@@ -1,5 +1,6 @@
 """inference-perf's circuit breakers, with made-up requests and in a run."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,13 @@ def test_expressions_that_cannot_be_judged_are_refused(text: str, what: str) -> 
     with pytest.raises(UserError) as raised:
         breaker(CONSECUTIVE, matches=text)
     assert what in raised.value.line and raised.value.key == "circuit_breakers.0.metrics.matches"
+
+
+def test_a_missing_jmespath_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jmespath", None)
+    with pytest.raises(UserError) as raised:
+        breaker(CONSECUTIVE)
+    assert raised.value.next_step == "pip install 'inferometer[inference-perf]'"
 
 
 def test_breaker_ends_the_stages_of_a_run(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def six_requests() -> Run:
 
 def report(run: Run, settings: dict[str, Any], name: str = "stage_0") -> dict[str, Any]:
     files = reports.files(run, None, settings)  # type: ignore[arg-type]
-    found: dict[str, Any] = json.loads(files[f"{name}_lifecycle_metrics.json"])
+    found: dict[str, Any] = json.loads(bytes(files[f"{name}_lifecycle_metrics.json"]))
     return found
 
 
@@ -228,10 +228,10 @@ def test_exact_mode_counts_the_tokens_of_the_text(tmp_path: Any) -> None:
     per_request = {"request_lifecycle": {"per_request": True}}
     files = reports.files(run, None, spec(compat="exact", report=per_request))  # type: ignore[arg-type]
     count = tokenizer.load().count
-    entries = json.loads(files["per_request_lifecycle_metrics.json"])
+    entries = json.loads(bytes(files["per_request_lifecycle_metrics.json"]))
     counted = [count(entry["response"]) for entry in entries]
     assert [entry["info"]["output_tokens"] for entry in entries] == counted
-    exact = json.loads(files["stage_0_lifecycle_metrics.json"])["successes"]
+    exact = json.loads(bytes(files["stage_0_lifecycle_metrics.json"]))["successes"]
     assert_distribution(exact["output_len"], [float(each) for each in counted])
     assert exact["output_tokens"]["total"] == run.records.rows["n_out"].sum()
     server = {"request_lifecycle": {"use_server_output_tokens": True}}

@@ -45,7 +45,9 @@ def two_stages(**about: Any) -> Run:
 def written(run: Run, settings: dict[str, Any]) -> dict[str, Any]:
     """The files, decoded. The summary of the run is not used: its window is another one."""
     files = reports.files(run, None, settings)  # type: ignore[arg-type]
-    return {name: (yaml.safe_load if name.endswith("yaml") else json.loads)(text) for name, text in files.items()}
+    return {
+        name: (yaml.safe_load if name.endswith("yaml") else json.loads)(bytes(text)) for name, text in files.items()
+    }
 
 
 def two_stage_spec(**sections: Any) -> dict[str, Any]:
@@ -90,6 +92,7 @@ def test_every_field_of_a_made_up_run_is_there() -> None:
         and files[SUMMARY]["successes"]["image"]["bytes"] is None
     )
     assert not files["validation.json"]["global"]["errors"]
+    assert PER_REQUEST in files["validation.json"]["reports"]
     assert not any(group["errors"] for group in files["validation.json"]["reports"].values())
 
 
@@ -198,8 +201,8 @@ def test_config_file_has_every_key_and_no_secrets() -> None:
         metrics={"type": "default", "prometheus": {"url": "http://h/?token=s3cret-5", "bearer_token": "s3cret-6"}},
     )
     files = reports.files(two_stages(), None, settings)  # type: ignore[arg-type]
-    assert not any(b"s3cret" in text for text in files.values())
-    saved = yaml.safe_load(files["config.yaml"])
+    assert not any(b"s3cret" in bytes(text) for text in files.values())
+    saved = yaml.safe_load(bytes(files["config.yaml"]))
     assert saved["server"] == settings["server"] | {"api_key": "[REDACTED]", "base_url": "http://host:8000"}
     assert saved["api"]["headers"] == {"X-Team": "[REDACTED]", "x-slo-ttft-ms": "50"}
     assert saved["circuit_breakers"] is None and saved["load"] == settings["load"]
@@ -265,11 +268,11 @@ def test_retries_are_reported_if_there_were_any() -> None:
 
 def test_validation_finds_files_that_do_not_agree() -> None:
     files = reports.files(two_stages(), None, two_stage_spec(**ALL))  # type: ignore[arg-type]
-    broken = json.loads(files[STAGE_0])
+    broken = json.loads(bytes(files[STAGE_0]))
     broken["successes"]["count"] += 1
     broken["successes"]["latency"]["request_latency"]["p90"] = 1e9
     broken["load_summary"]["schedule_delay"]["min"] = -1.0
-    found = validate(files | {STAGE_0: json.dumps(broken).encode(), PER_REQUEST: b"[]"})
+    found = validate(files | {STAGE_0: json.dumps(broken).encode(), PER_REQUEST: b""})
     own = found["reports"][STAGE_0]
     assert {each["check"] for each in own["errors"]} == {"counts", "distributions", "rates"}
     assert [each["check"] for each in own["warnings"]] == ["distributions"]
@@ -288,15 +291,23 @@ def test_stdout_blocks_can_be_read_back() -> None:
         *("SUMMARY", "STAGE_0", "STAGE_1", "PARTIAL_BR_V0_2_STAGE_0", "PARTIAL_BR_V0_2_STAGE_1")
     ]
     for (name, content), file in zip(blocks, (SUMMARY, STAGE_0, STAGE_1), strict=False):
-        assert json.loads(content) == json.loads(files[file]), name
+        assert json.loads(content) == json.loads(bytes(files[file])), name
     assert yaml.safe_load(blocks[-1][1])["version"] == "0.2.1"
+
+
+def test_the_entries_of_many_requests_are_made_while_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferometer.compat.inference_perf.reports.per_request._BLOCK", 100)
+    content = reports.files(two_stages(), None, two_stage_spec(**ALL))[PER_REQUEST]  # type: ignore[arg-type]
+    whole = json.loads(bytes(content))
+    assert not isinstance(content, bytes) and len(whole) == len(content) > 500
+    assert max(map(len, content)) < len(bytes(content)) / 5
 
 
 def test_llm_d_finds_what_it_reads(tmp_path: Path) -> None:
     concurrent = {"type": "concurrent", "stages": [{"num_requests": 600, "concurrency_level": 8}]}
     run = made.run(*made.closed_rows(), plan=(StagePlan(type="closed", open=False, concurrency=8),))
     for name, text in reports.files(run, None, spec(load=concurrent, **ALL)).items():  # type: ignore[arg-type]
-        (tmp_path / name).write_bytes(text)
+        (tmp_path / name).write_bytes(bytes(text))
     (stage,) = (path for path in tmp_path.glob("stage_*.json") if path.name.split("_")[1] == "0")
     report = json.loads(stage.read_text())
     assert (report["load_summary"]["concurrency"], report["load_summary"]["requested_rate"]) == (8, 600)

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import inference_perf_keys as key_table
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_data import SHARED, needs_shared
 
-from inferometer.compat.inference_perf import key_table, reading, translating
+from inferometer.compat.inference_perf import reading, translating
 from inferometer.compat.inference_perf.kinds import (
     REQUIRED,
     Choice,
@@ -28,8 +30,6 @@ from inferometer.compat.inference_perf.spec import Spec
 from inferometer.errors import UserError
 
 OWN = sorted((Path(__file__).parent / "configs").glob("*.yml"))
-SHARED = Path(__file__).parents[3].parent / "shared" / "inference-perf-configs"
-"""Not part of the repository: tests that need it are skipped without it."""
 MINIMAL = {"server": {"base_url": "http://127.0.0.1:8000"}, "load": {"stages": [{"rate": 1, "duration": 2}]}}
 
 
@@ -45,9 +45,9 @@ def refused(tmp_path: Path, tree: dict[str, Any], **options: str) -> UserError:
     return caught.value
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the example configs are not beside the repository")
-def test_every_example_config_loads() -> None:
-    files = sorted(SHARED.glob("*.y*ml"))
+@needs_shared
+def test_every_example_config_of_inference_perf_loads() -> None:
+    files = sorted((SHARED / "inference-perf-configs").glob("*.y*ml"))
     assert len(files) == 24
     for path in files:
         spec, notes = reading.read(path, {}, False)
@@ -56,7 +56,8 @@ def test_every_example_config_loads() -> None:
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
 def test_config_of_our_own_loads(path: Path) -> None:
-    reading.read(path, {})
+    spec, _ = reading.read(path, {})
+    assert spec["server"]["base_url"]
 
 
 def test_configs_and_refused_keys_cover_the_schema() -> None:

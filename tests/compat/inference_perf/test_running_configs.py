@@ -16,6 +16,7 @@ import pytest
 import trustme
 import yaml
 from command import Result, cli, start
+from shared_data import SHARED, needs_shared
 
 from inferometer import conduct
 from inferometer.cli.inference_perf import parse
@@ -27,7 +28,7 @@ from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
 
 CONFIGS = Path(__file__).parent / "configs"
-SHARED = Path(__file__).parents[3].parent / "shared"
+EXAMPLES = SHARED / "inference-perf-configs"
 ADAPTERS = ("movie", "consumer", "news", "code")
 SECRET = "sk-a-secret-that-nobody-may-see"
 
@@ -115,31 +116,23 @@ def completed(result: Result, folder: Path) -> dict[str, Any]:
     return summary
 
 
-QUICK = ("config-random", "config-trace-replay", "config")
-OFFLINE = (
-    "config", "config-circuitbreaker", "config-random", "config-shared-prefix", "config-shared-prefix-distributions",
-    "config-shared-prefix-multi-turn", "config-synthetic", "config-trace-replay", "multilora-multilora_config",
-    "sglang-config", "sglang-config-random", "sglang-config-shared-prefix", "sglang-config-synthetic", "structured-output-config",
-    "tgi-config", "tgi-config-random", "tgi-config-shared-prefix", "tgi-config-synthetic",
-)  # fmt: skip
+@needs_shared
+@pytest.mark.slow
+def test_example_configs_of_inference_perf_run_to_the_end(sim: str, tmp_path: Path) -> None:
+    for path in sorted(EXAMPLES.glob("*.yml")):
+        if path.stem != "config-sweep":  # which has a test below
+            out = tmp_path / path.stem
+            completed(run(path, sim, *options(path), "--storage.local_storage.path", str(out)), out)
+            adapters = {file.name.split("_")[1] for file in out.glob("adapter_*_stage_0_*")}
+            assert adapters == ({"movie", "consumer"} if "lora" in path.stem else set())
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the example configs are not beside the repository")
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OFFLINE]
+    "path",
+    sorted([*CONFIGS.glob("multimodal-*"), *EXAMPLES.glob("multimodal-*")]),
+    ids=lambda path: path.stem,
 )
-def test_example_config_runs_to_the_end(sim: str, tmp_path: Path, name: str) -> None:
-    path = SHARED / "inference-perf-configs" / f"{name}.yml"
-    completed(run(path, sim, *options(path)), tmp_path / "out")
-    adapters = {file.name.split("_")[1] for file in (tmp_path / "out").glob("adapter_*_stage_0_*")}
-    assert adapters == ({"movie", "consumer"} if "lora" in name else set())
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the example configs are not beside the repository")
-@pytest.mark.parametrize(
-    "path", sorted((SHARED / "inference-perf-configs").glob("multimodal-*")), ids=lambda path: path.stem
-)
-def test_example_config_with_media_is_refused_by_name(tmp_path: Path, path: Path) -> None:
+def test_config_with_media_is_refused_by_name(tmp_path: Path, path: Path) -> None:
     result = run(path, "http://127.0.0.1:9")
     assert result.status == 1
     assert re.search(r"data\.(shared_prefix\.)?(multimodal|type|visionarena)", result.err), result.err
@@ -147,13 +140,17 @@ def test_example_config_with_media_is_refused_by_name(tmp_path: Path, path: Path
 
 
 OWN = (
-    "random-lengths", "structured-chat", "multi-turn", "conversations", "breakers", "trace", "prometheus", "anthropic",
+    "random-lengths", "structured-chat", "multi-turn", "conversations", "breakers", "trace", "prometheus", "anthropic", "minimal",
+    "synthetic", "shared-prefix",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("multi-turn", "anthropic") else pytest.param(name, marks=pytest.mark.slow) for name in OWN],
+    [
+        name if name in ("multi-turn", "anthropic", "minimal") else pytest.param(name, marks=pytest.mark.slow)
+        for name in OWN
+    ],
 )
 def test_config_of_our_own_runs_to_the_end(sim: str, tmp_path: Path, name: str) -> None:
     path = CONFIGS / f"{name}.yml"
@@ -186,15 +183,23 @@ def test_each_adapter_has_its_files(sim: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "path", [CONFIGS / "sweep.yml", SHARED / "inference-perf-configs" / "config-sweep.yml"], ids=lambda path: path.stem
+    "path", [CONFIGS / "sweep.yml", *EXAMPLES.glob("config-sweep.yml")], ids=lambda path: path.stem
 )
 def test_sweep_finds_its_stages(slow_sim: str, tmp_path: Path, path: Path) -> None:
-    if not path.exists():
-        pytest.skip("the example configs are not beside the repository")
     result = run(path, slow_sim, *options(path))
     completed(result, tmp_path / "out")
     assert "Stage 1 - run completed" in result.out
     assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["load"]["stages"] == []
+    stage = json.loads((tmp_path / "out" / "stage_0_lifecycle_metrics.json").read_bytes())
+    assert stage["load_summary"]["requested_rate"] == 1.0
+
+
+def test_adapter_that_is_not_served_is_refused_before_the_run(sim: str, tmp_path: Path) -> None:
+    split = [{"name": "movie", "split": 0.5}, {"name": "weather", "split": 0.5}]
+    load = {"lora_traffic_split": split, "stages": [{"rate": 10, "duration": 1}]}
+    result = run(written(tmp_path, {"load": load, "data": {"type": "mock"}}), sim, "--server.model_name", "sim")
+    assert result.status == 1 and "load.lora_traffic_split: the server does not list weather" in result.err
+    assert not list((tmp_path / "out").glob("*.json"))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_data import SHARED
 
 from inferometer import config as configs
 from inferometer import schedule, workload
@@ -17,7 +18,10 @@ from inferometer.errors import UserError
 from inferometer.types import OpenStage
 from tests.compat.inference_perf.specs import STAGES, merged, spec
 
-SHARED = Path(__file__).parents[4] / "shared" / "inference-perf-configs"
+EXAMPLES = [
+    *(Path(__file__).parent / "configs").glob("*.yml"),
+    *(SHARED / "inference-perf-configs").glob("*.y*ml"),  # inference-perf's own, if they are there
+]
 _REFUSED = ("multimodal-",)
 
 
@@ -46,11 +50,11 @@ def lengths(low: int, high: int, **more: Any) -> dict[str, Any]:
     }
 
 
-# --- the shared examples -----------------------------------------------------------------------------------------------
+# --- examples ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(SHARED.glob("*.y*ml")), ids=lambda path: path.name)
-def test_shared_configs_are_accepted_or_refused_by_name(path: Path) -> None:
+@pytest.mark.parametrize("path", sorted(EXAMPLES), ids=lambda path: path.name)
+def test_configs_are_accepted_or_refused_by_name(path: Path) -> None:
     whole = merged(spec(), yaml.safe_load(path.read_text()))
     if path.name.startswith(_REFUSED):
         with pytest.raises(UserError) as raised:

@@ -107,6 +107,20 @@ def test_a_request_that_just_fits_into_the_kv_cache_is_served() -> None:
     serving(Batch(kv_tokens=42, block=4, decode_step=0.0001), test)
 
 
+def test_a_long_prompt_that_is_counted_in_a_thread_may_be_cancelled_meanwhile() -> None:
+    async def test(models: Models, simulator: Simulator) -> None:
+        cancelled, one = Request(models, 3, b"a  b " * 5000), Request(models, 3, b"a  b " * 5000)
+        models.submit(cancelled.inference)
+        models.submit(one.inference)
+        models.cancel(cancelled.inference)
+        await one.over.wait()
+        assert (one.responses, one.ends) == (3, [None])
+        assert [why and why.code for why in cancelled.ends] == ["CANCELLED"]
+        assert (cancelled.responses, simulator.timing.n_running) == (0, 0)
+
+    serving(Fixed(ttft=0, itl=0), test)
+
+
 @pytest.mark.parametrize(("text", "what"), [(b"", "must not be empty"), (b"\xff", "not valid UTF-8")])
 def test_a_prompt_without_text_is_an_invalid_argument(text: bytes, what: str) -> None:
     async def test(models: Models, simulator: Simulator) -> None:

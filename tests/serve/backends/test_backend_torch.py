@@ -287,9 +287,28 @@ def test_pickles_and_code_in_an_exported_program_are_refused(exported: Path, tmp
     assert not marker.exists()
 
 
-def test_torchscript_needs_configured_tensors(script: Path) -> None:
-    with pytest.raises(UserError, match="does not contain the shapes and types of x, y"):
+def test_torchscript_needs_configured_tensors_or_shapes(script: Path) -> None:
+    with pytest.raises(UserError, match=r"does not contain the shapes and types of x, y .*--shape"):
         backend.load(loading(script))
+    made = loading(script, parameters={"shape": "-1,3;y=-1,2"})
+    backend.load(made)
+    assert made.config.max_batch_size == 4
+    assert listed(made.config.input) == [("x", "FP32", (3,)), ("y", "FP32", (2,))]
+    assert listed(made.config.output) == [("OUTPUT__0", "FP32", (2,)), ("OUTPUT__1", "INT64", (3,))]
+    for shape in ("-1,8;-1,2", "-1,3", "x=3;z=4", "3,a;4", "3;2;1"):
+        with pytest.raises(UserError, match=rf"shape {shape} does not fit the model: .*--shape x=-1"):
+            backend.load(loading(script, parameters={"shape": shape}))
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.pth"])
+def test_weights_and_pickled_modules_say_what_to_do(tmp_path: Path, name: str) -> None:
+    torch.save(MODULE.state_dict(), tmp_path / name)
+    with pytest.raises(UserError, match=rf"{name} has weights or a pickled module .*torch.jit.trace.*model.py"):
+        backend.load(loading(tmp_path / name))
+    torch.save(Evil(tmp_path / "run"), tmp_path / name)
+    with pytest.raises(UserError, match="a pickled module"):
+        backend.load(loading(tmp_path / name))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -405,6 +405,7 @@ def test_bytes_that_are_not_valid_text_do_not_stop_the_model(tmp_path: Path):
             {"prompt": " ".join(["w1"] * 64)},
             "64 prompt tokens plus max_tokens 1 exceed the model's maximum of 64 tokens",
         ),
+        ({"prompt": "w1 " * 1000}, "a text of 3000 characters exceeds the model's maximum of 64 tokens"),
         ({"prompt": ""}, "the text has no tokens"),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inferometer.serve import compression
 from inferometer.serve.kserve import http_codec
 from inferometer.serve.models.types import Inference, Refused, Wanted
-from inferometer.tensors import DATATYPES, Tensor, elements, from_json, to_json
+from inferometer.tensors import DATATYPES, Tensor, elements, from_bytes, from_json, to_json
 from inferometer.wire.kserve import http as client
 from inferometer.wire.kserve.http import InferOptions, ShmRef
 
@@ -121,6 +121,18 @@ def test_json_round_trips_every_datatype(datatype: str, data: st.DataObject):
     assert isinstance(back, Tensor)
     assert same(back, tensor)
     assert json.loads(made[0])["outputs"][0]["data"] == to_json(tensor)
+
+
+def test_bytes_that_are_not_text_are_base64_in_json() -> None:
+    image = from_bytes("x", (2,), [b"\xff\xd8\xff", b"text"])
+    _, body = client.encode([image], InferOptions(binary=False))
+    (one,) = json.loads(body)["inputs"]
+    assert one["parameters"] == {"content_type": "base64"} and one["data"] == ["/9j/", "dGV4dA=="]
+    assert same(parse(body, b"", "m", no_memory).inputs["x"], image)
+    response = json.dumps({"model_name": "m", "outputs": [one]}).encode()
+    assert client.decode(200, {}, response).outputs == [image]
+    with pytest.raises(Refused, match="an element is not base64"):
+        parse(body.replace(b"/9j/", b"9j"), b"", "m", no_memory)
 
 
 VALUES: dict[str, "st.SearchStrategy[Any]"] = {

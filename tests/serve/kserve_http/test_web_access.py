@@ -123,7 +123,9 @@ def test_the_access_log_has_one_line_per_request_without_headers(capfd: pytest.C
     assert not any("secret" in word or "hidden" in word for line in lines for word in line)
 
 
-CHUNKED = b"POST /v2/chunked HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n80\r\n" + bytes(128) + b"\r\n0\r\n\r\n"
+CHUNKED = (
+    b"POST /v2/chunked HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n80\r\n" + bytes(128) + b"\r\n0\r\n\r\n"
+)
 PROBLEMS = {
     "a body whose declared length is too long": (request("/v2/long?q=hidden", bytes(101)), "POST", "/v2/long", 413),
     "a body that turns out to be": (CHUNKED, "POST", "/v2/chunked", 413),

@@ -1,5 +1,6 @@
 """Whatever error a model raises, the client gets a response, and the next request is served."""
 
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from raw_client import RawClient
 from served import Served, make_repository, serving
 
+from inferometer.serve.json_limits import MOST_VALUES
 from inferometer.serve.models.types import Refused, reason
 from inferometer.serve.settings import Settings
 
@@ -98,6 +100,23 @@ def test_a_stream_ends_after_such_an_error(web: RawClient, parameter: str, messa
 @pytest.mark.parametrize("code", ["BLAH", None, ["a"]])
 def test_an_error_always_has_a_grpc_code(code: Any):
     assert reason(Refused(code, "x")).code == "INTERNAL"
+
+
+# --- what a body says ---------------------------------------------------------------------------------------------------
+
+
+def test_a_number_that_is_too_large_is_the_clients_error(web: RawClient):
+    response = web.request("/v2/repository/index", {"ready": 2**64})
+    assert (response.status, "Unable to parse the request" in response.json["error"]) == (400, True)
+    assert web.request("/v2/repository/index", b" " * (4 << 20) + b"{}").status == 413
+
+
+def test_a_small_body_that_inflates_to_millions_of_values_is_refused(web: RawClient):
+    """Parsed, they would take twenty times as much memory as the text."""
+    text = b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1],"data":[%b[]]}]}' % (b"[]," * (MOST_VALUES // 2))
+    response = web.request("/v2/models/raises/infer", gzip.compress(text), Content_Encoding="gzip")
+    assert response.status == 413
+    assert response.json["error"].startswith("the JSON has more than 8000000 values")
 
 
 # --- generate --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from models_fakes import Call, asynchronous, fakes, fp32, serving, wants
 
+from inferometer.serve.models import shared_memory
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.signature import classify
 from inferometer.serve.models.types import Refused
@@ -153,6 +154,21 @@ def test_links_fifos_folders_and_empty_files_are_refused(tmp_path: Path) -> None
     for name in ("link", "pipe", "folder", "empty"):
         assert "shared memory region" in refused(regions.register, "r", name, 0, 1)[1]
     regions.register("r", "file", 0, 1)
+
+
+def test_registrations_are_limited_per_key_and_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them keeps a file open."""
+    monkeypatch.setattr(shared_memory, "_MOST", 5)
+    monkeypatch.setattr(shared_memory, "_MOST_OF_KEY", 3)
+    regions = Regions(tmp_path)
+    for key in ("a", "b"):
+        (tmp_path / key).write_bytes(b"x")
+        for number in range(3 if key == "a" else 2):
+            regions.register(f"{key}{number}", key, 0, 1)
+        assert refused(regions.register, "r", "/a", 0, 1)[0] == "RESOURCE_EXHAUSTED"
+    assert "at most 5 shared memory regions" in refused(regions.register, "r", "b", 0, 1)[1]
+    regions.unregister("a0")
+    regions.register("r", "b", 0, 1)
 
 
 @asynchronous

@@ -191,6 +191,8 @@ def test_text_is_escaped(client: RawClient, stream: bool) -> None:
         ({"echo": True}, 400, "echo is not supported"),
         ({"presence_penalty": 0.5}, 400, "presence_penalty is not supported"),
         ({"presence_penalty": 0, "logprobs": None, "best_of": 1, "suffix": None}, 200, ""),
+        ({"n": 2}, 400, "n > 1 or a list of prompts is not supported"),
+        ({"prompt": ["a", "b"]}, 400, "n > 1 or a list of prompts is not supported"),
         ({"temperature": -1}, 400, "temperature"),
         ({"top_p": 0}, 400, "top_p"),
         ({"top_k": -2}, 400, "top_k"),

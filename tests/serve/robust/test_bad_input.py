@@ -141,7 +141,7 @@ def over_http(server: Child, bad: Bad) -> tuple[int, str]:
 def _posted(server: Child, bad: Bad, tree: Any, raw: bytes) -> tuple[int, str]:
     head = json.dumps(tree).encode()
     path = f"/v2/models/{bad.model}" + (f"/versions/{bad.version}" if bad.version else "") + "/infer"
-    lines = f"POST {path} HTTP/1.1\r\nContent-Length: {len(head) + len(raw)}\r\nInference-Header-Content-Length: {len(head)}\r\n\r\n"
+    lines = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(head) + len(raw)}\r\nInference-Header-Content-Length: {len(head)}\r\n\r\n"
     with Http(server.address) as client:
         status, body = client.request(lines.encode() + head + raw)
         assert client.request(small())[0] == 200, "the connection goes on"

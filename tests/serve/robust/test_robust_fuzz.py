@@ -145,7 +145,7 @@ def test_wrong_content_lengths(server: Child, claimed: int, sent: int, split: in
     """Content-Length and Inference-Header-Content-Length that do not match the body."""
     body = small().partition(b"\r\n\r\n")[2]
     data = (
-        f"POST /v2/models/identity/infer HTTP/1.1\r\nContent-Length: {claimed}\r\n"
+        f"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {claimed}\r\n"
         f"Inference-Header-Content-Length: {split}\r\n\r\n"
     ).encode() + (body * 3)[:sent]
     received = talk(server.address, data)

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from responses import http
+from responses import events_up_to_the_end, fed, http
 
-from inferometer.types import End, Event, Fail, Tokens
+from inferometer.types import End, Event, Fail, Received, Tokens
 from inferometer.wire.http1 import ResponseDecoder
-from inferometer.wire.kserve.generate import StreamedText, UnstreamedText, generate_path, request_body
+from inferometer.wire.kserve.generate import body_decoder, generate_path, request_body
 
 
 def test_path_depends_on_streaming() -> None:
@@ -35,14 +35,8 @@ def sse(*messages: Any) -> bytes:
 
 def run(wire: bytes, stream: bool, pieces: list[bytes] | None = None, eof: bool = False) -> tuple[list[Event], str]:
     """The events up to the first one that ends the response, as the engine reads them, and the text."""
-    decoder = ResponseDecoder(StreamedText() if stream else UnstreamedText())
-    found: list[Event] = []
-    for piece in pieces or [wire]:
-        for event in decoder.feed(piece):
-            found.append(event)
-            if isinstance(event, End | Fail):
-                return found, decoder.text
-    return found + (list(decoder.eof()) if eof else []), decoder.text
+    decoder = ResponseDecoder(body_decoder(stream))
+    return events_up_to_the_end(decoder, pieces or [wire], eof), decoder.text
 
 
 TRITON = sse(message("Hello"), message(" wörld"), message(" again"), message(""))
@@ -82,8 +76,8 @@ BAD = {
     "no body": (http(b""), False, "truncated", "empty"),
     "whole for a stream": (http(json.dumps(message("a")).encode()), True, "not_streamed", ""),
     "other JSON for a stream": (http(b'{"detail": "no such route"}'), True, "error_body", "no such route"),
-    "web page for a stream": (http(b"<html>"), True, "not_json", "html"),
-    "web page": (http(b"<html>"), False, "not_json", "html"),
+    "web page for a stream": (http(b"<html>"), True, "not_json", "a web page"),
+    "web page": (http(b"<html>"), False, "not_json", "a web page"),
     "message that is not JSON": (http(b"data: {oops\n\n"), True, "malformed_json", "oops"),
     "message of another type": (http(b"data: [1]\n\n"), True, "malformed_json", "[1]"),
     "body that is not JSON": (http(b'{"text_output": '), False, "malformed_json", ""),
@@ -108,20 +102,17 @@ def test_tokens_before_an_error_are_counted() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_body_decoder_is_reusable(stream: bool) -> None:
-    decoder = ResponseDecoder(StreamedText() if stream else UnstreamedText())
+    decoder = ResponseDecoder(body_decoder(stream))
     for text in ("one", "two"):
         decoder.reset()
         assert decoder.text == ""
         payload = sse(message(text)) if stream else json.dumps(message(text)).encode()
-        assert isinstance(decoder.feed(http(payload))[-1], End)
+        assert isinstance(fed(decoder, [http(payload)]), End)
         assert decoder.text == text
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5), st.booleans())
 def test_garbage_gives_a_failure_or_an_end_and_never_an_exception(pieces: list[bytes], stream: bool) -> None:
-    events: list[Event] = []
-    body = StreamedText() if stream else UnstreamedText()
-    for piece in pieces:
-        body.feed(piece, events)
-    failure = body.finish(events)
+    body, into = body_decoder(stream), Received()
+    failure = body.feed(pieces, range(len(pieces)), into) or body.finish(into)
     assert failure is None or isinstance(failure, Fail)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from responses import http
+from responses import fed, http
 from tensor_maker import random
 
 from inferometer.errors import UserError
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_json, zeros
-from inferometer.types import End, Event, Fail
+from inferometer.types import End, Fail, Received
 from inferometer.wire.http1 import ResponseDecoder
 from inferometer.wire.kserve.http import (
     CountedResponse,
@@ -280,13 +280,8 @@ def test_response_with_any_damage_is_read_or_a_user_error(at: int, put: bytes, c
 # --- the hot path ----------------------------------------------------------------------------------------------------
 
 
-def events(wire: bytes, pieces: list[bytes] | None = None) -> tuple[list[Event], CountedResponse]:
-    body = CountedResponse()
-    decoder = ResponseDecoder(body)
-    found: list[Event] = []
-    for piece in pieces or [wire]:
-        found += decoder.feed(piece)
-    return found, body
+def ending(wire: bytes, pieces: list[bytes] | None = None) -> End | Fail | None:
+    return fed(ResponseDecoder(CountedResponse()), pieces or [wire])
 
 
 BIG = response([(zeros("O", "FP32", (9_000,)), True)])[1]
@@ -323,20 +318,17 @@ COUNTED = {
 def test_counted_response_is_distinguished_from_an_error_at_every_split(name: str, chunked: bool) -> None:
     body, code, message = COUNTED[name]
     wire = http(body, chunked=chunked)
-    found, counted = events(wire)
-    assert counted.received == len(body)
-    assert counted.text == ""
+    found = ending(wire)
     if code is None:
-        assert found == [End(keep_alive=True)]
+        assert found == End(keep_alive=True)
     else:
-        assert isinstance(found[0], Fail)
-        assert (len(found), found[0].code, found[0].keep_alive) == (1, code, True)
-        assert message in found[0].message
+        assert isinstance(found, Fail)
+        assert (found.code, found.keep_alive) == (code, True)
+        assert message in found.message
     step = max(1, len(wire) // 300)
     for at in range(1, len(wire), step):
-        assert events(wire, [wire[:at], wire[at:]])[0] == found, at
-    again, counted = events(wire, [wire[n : n + 1] for n in range(len(wire))])
-    assert (again, counted.received) == (found, len(body))
+        assert ending(wire, [wire[:at], wire[at:]]) == found, at
+    assert ending(wire, [wire[n : n + 1] for n in range(len(wire))]) == found
 
 
 def test_body_decoder_is_reusable_and_keeps_little() -> None:
@@ -344,15 +336,13 @@ def test_body_decoder_is_reusable_and_keeps_little() -> None:
     decoder = ResponseDecoder(body)
     for payload, good in ((BIG, True), (b'{"error":"no"}', False), (GOOD, True)):
         decoder.reset()
-        assert isinstance(decoder.feed(http(payload))[-1], End if good else Fail)
-        assert body.received == len(payload)
+        assert isinstance(fed(decoder, [http(payload)]), End if good else Fail)
         assert len(body._head) <= 4096
 
 
 @given(st.lists(st.binary(max_size=30), max_size=5))
 @example([b'"outputs"'])
 def test_garbage_gives_a_failure_and_never_an_exception(pieces: list[bytes]) -> None:
-    body = CountedResponse()
-    for piece in pieces:
-        body.feed(piece, [])
-    assert isinstance(body.finish([]), Fail)
+    body, into = CountedResponse(), Received()
+    assert body.feed(pieces, range(len(pieces)), into) is None
+    assert isinstance(body.finish(into), Fail)

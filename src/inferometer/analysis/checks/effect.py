@@ -62,8 +62,11 @@ class Effect(NamedTuple):
         return "warn" if self.share <= limits.effect_fail else "fail"
 
 
-def judge_effects(name: str, effects: Sequence[Effect], limits: Limits, cause: str, remedy: str) -> Check | None:
-    """A warning or a failure for the largest effect that matters; None if none does.
+def judge_effects(
+    name: str, effects: Sequence[Effect], limits: Limits, cause: str, remedy: str, is_lateness: bool = False
+) -> Check | None:
+    """A warning or a failure for the largest effect that matters; None if none does. `is_lateness`: the true values are on the side
+    of the corrected ones, because the client was late.
 
     The message is `cause`, what it does to the worst figure, and `remedy`.
     """
@@ -75,7 +78,8 @@ def judge_effects(name: str, effects: Sequence[Effect], limits: Limits, cause: s
     limit = limits.effect_fail if failing else limits.effect_pass
     stages = tuple(sorted({effect.stage.stage for effect in failing or [effect for effect, _ in matter]}))
     message = f"{cause}: {worst}. {remedy}"
-    return Check(name, "fail" if failing else "warn", worst.share, limit, message, ("latency",), stages)
+    overstates = is_lateness and bool(failing) and all(effect.corrected <= effect.printed for effect in failing)
+    return Check(name, "fail" if failing else "warn", worst.share, limit, message, ("latency",), stages, overstates)
 
 
 def checked(measured: Distribution) -> dict[str, float]:

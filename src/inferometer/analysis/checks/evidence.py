@@ -30,6 +30,8 @@ class Check(msgspec.Struct, frozen=True):
     """The kinds of figures that must not be quoted if the check fails."""
     stages: tuple[int, ...] = ()
     """Indices of the stages that it is about; empty: the whole run."""
+    overstates: bool = False
+    """If it fails: whether it can only have made latencies too high, so that an objective that they meet is met."""
 
 
 class FailureCount(msgspec.Struct, frozen=True):
@@ -64,6 +66,8 @@ class Evidence(msgspec.Struct, frozen=True):
     stages: tuple[StageEvidence, ...]
     merges: Merges = NONE
     """Chunks that the client may have merged by reading late."""
+    more_seconds: float | None = None
+    """How much longer to run, so that the p99s are supported and the objectives decided; None if that is so, or it would not help."""
     server: ServerView | None = None
     """What the server's own metrics say; None if none were read."""
 

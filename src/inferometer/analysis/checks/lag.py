@@ -41,7 +41,7 @@ def lag(evidence: Evidence) -> Check | None:
     if not measured:
         return None
     cause = "Latencies include the client's own lag, because it sent late"
-    changed = judge_effects("lag", effects, evidence.limits, cause, _REMEDY)
+    changed = judge_effects("lag", effects, evidence.limits, cause, _REMEDY, is_lateness=True)
     return changed or max(warnings or measured, key=lambda check: (check.value or 0.0) / (check.limit or math.inf))
 
 

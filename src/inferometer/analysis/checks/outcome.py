@@ -149,12 +149,16 @@ def retries(evidence: Evidence) -> Check | None:
 
 _REMEDIES = {
     ("http_404",): "Check server.url, server.model, and whether the server supports server.api (tensor servers: kserve)",
-    KEY_WANTED: "Provide the API key with server.api_key_env",
+    KEY_WANTED: "Provide the API key with server.api_key_env, or check it",
     ("connect_refused", "connect_failed"): "Check whether the server is still up at that address",
     ("connect_timeout",): "Check whether the server is up and accepts connections, or raise server.timeouts.connect",
     ("tls",): "Check server.tls and the server's certificate",
     ("closed", "reset", "cut_short", "truncated", "stream_reset"): "Check in the server's log why it closed the connection, and whether it is still up",
     ("first_token_timeout", "idle_timeout", "total_timeout", "grpc_DEADLINE_EXCEEDED"): "Find out why the server is slow, lower the load, or allow more time (server.timeouts; gRPC: server.deadline)",
+    ("compressed",): "Ask for gzip only with the header accept-encoding (server.headers), or turn compression off at the server or the proxy before it",
+    ("http_429", "http_503"): "Lower the load, raise the limit of the server or of the proxy before it, or repeat these requests with client.retries and client.retry_statuses",
+    ("unfinished",): "Find out why the server does not end its responses, run longer, or wait longer for them (client.grace)",
+    ("too_large",): "Check that the server ends its responses, and observes the number of tokens that is requested",
     ("no_sockets",): "Raise this machine's limit on open files (ulimit -n), or lower the load",
 }  # fmt: skip
 

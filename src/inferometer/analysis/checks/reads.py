@@ -13,7 +13,7 @@ from inferometer.analysis.checks.effect import (
 )
 from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
 from inferometer.analysis.client_samples import STALL
-from inferometer.analysis.merges import Merges
+from inferometer.analysis.merges import ONE_PIECE, Merges
 from inferometer.analysis.percentiles import Values
 from inferometer.units import NS
 
@@ -22,6 +22,11 @@ BUFFER = 65_536
 NAGLE = (38_000_000, 48_000_000)
 """Nanoseconds between which a delayed acknowledgement comes: after 40 ms and up to a timer tick of the kernel (1 to 4 ms)."""
 
+_SEVERAL = "Check whether the server, or a proxy before it, sends several chunks at once."
+_NOT_STREAMED = (
+    "This endpoint does not stream: responses come in one piece, so ttft is the time of the whole response. Check whether the server "
+    "writes them at once, or a proxy before it buffers them."
+)
 _READ_EARLIER = "Use more client.processes or another machine, or lower the load."
 
 
@@ -49,7 +54,7 @@ def read_delay(evidence: Evidence) -> Check | None:
     cause = merged
     if not suspects and held_up:
         cause = f"{held_up:,} large responses waited until the client read them"
-    changed = judge_effects("read_delay", effects, evidence.limits, cause, _READ_EARLIER)
+    changed = judge_effects("read_delay", effects, evidence.limits, cause, _READ_EARLIER, is_lateness=True)
     if changed is not None:
         return changed
     return Check(
@@ -118,7 +123,7 @@ def merged_chunks(evidence: Evidence) -> Check | None:
     if not stages:
         return Check("merged_chunks", "pass", share, limit, together)
     cause = f"{together}. The server or the network merged them, not the client, and itl is that of the chunks as they arrived."
-    remedy = nagle.get(stage.stage, "Check whether the server, or a proxy before it, sends several chunks at once.")
+    remedy = nagle.get(stage.stage) or (_NOT_STREAMED if share >= ONE_PIECE else _SEVERAL)
     return Check("merged_chunks", "warn", share, limit, f"{cause} {remedy}", ("latency",), stages)
 
 

@@ -1,13 +1,15 @@
 """Do the numbers mean what they seem to? These checks only warn: the measurement is valid, but needs care in its interpretation."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
 from inferometer.analysis import exact
-from inferometer.analysis.checks.evidence import Check, Evidence
-from inferometer.analysis.percentiles import PERCENTILES, needed
+from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
+from inferometer.analysis.percentiles import PERCENTILES, Unsupported, needed
 from inferometer.analysis.settings import api, has_new_prompts, number, receives_text, sends_text, text
+from inferometer.analysis.slo_result import SloResult, projected
 from inferometer.records import COUNTED_BY, MISSING, Manifest
 from inferometer.units import format_seconds
 
@@ -113,32 +115,43 @@ def cached_tokens(evidence: Evidence) -> Check | None:
     return Check("cached_tokens", "warn", share, limit, bad)
 
 
-def size(evidence: Evidence) -> Check | None:
-    """Check whether the effective size supports the p99 of the latencies that reports quote.
+def more_seconds(evidence: Evidence, objectives: Iterable[SloResult]) -> float | None:
+    """How much longer to run until the p99s that reports quote are supported, and the objectives decided."""
+    p99s = (unsupported.more_seconds for _, _, _, unsupported in _p99s(evidence) if unsupported is not None)
+    known = [more for more in (*p99s, *(one.more_seconds for one in objectives)) if more is not None]
+    return projected(max(known)) if known else None
+
+
+def _p99s(evidence: Evidence) -> list[tuple[float, str, StageEvidence, Unsupported | None]]:
+    """The effective sizes of the latencies that reports quote, the metric, the stage, and what its p99 needs.
 
     Stages without a steady latency, or without a response, are left out: a longer run would not help.
     """
-    needs = needed(PERCENTILES["p99"])
     succeeded = evidence.run.records.rows["failure"] == 0
     stages = [
         stage
         for stage in evidence.stages
         if stage.overload.status not in ("overloaded", "too_short") and (stage.steady & succeeded).any()
     ]
-    sizes = [
+    return [
         (found.effective, name, stage, found.unsupported.get("p99"))
         for stage in stages
         for name in QUOTED
         if (found := stage.metrics[name]).effective is not None
     ]
+
+
+def size(evidence: Evidence) -> Check | None:
+    """Check whether the effective size supports the p99 of the latencies that reports quote."""
+    needs, sizes = needed(PERCENTILES["p99"]), _p99s(evidence)
     if not sizes:
         return None
     smallest, name, stage, unsupported = min(sizes, key=lambda each: each[0])
     if unsupported is None:
         good = f"at least {math.floor(smallest):,} independent values ({name}{stage.label})"
         return Check("sample_size", "pass", smallest, needs, good)
-    more = unsupported.more_seconds
-    remedy = "Run longer." if more is None else f"Run {format_seconds(math.ceil(more))} longer."
+    more = evidence.more_seconds
+    remedy = "Run longer." if more is None else f"Run about {format_seconds(more)} longer."
     bad = f"p99 of {name}{stage.label} is not supported: effective n of {math.floor(smallest):,} of {needs}. {remedy}"
     short = {each.stage for _, _, each, unsupported in sizes if unsupported is not None}
     return Check("sample_size", "warn", smallest, needs, bad, ("latency",), tuple(sorted(short)))

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from inferometer.replacing import replaced
+
 LEGEND = "analyzed_reports_legend.json"
 _STAGE = re.compile(r"stage_(\d+)_lifecycle_metrics\.json")
 _LOG = logging.getLogger(__name__)
@@ -52,7 +54,8 @@ def analyze(folders: Sequence[Path], unified: Path | None = None) -> bool:
         labels = {f"report_{number}": folder for number, folder in enumerate(found, 1)}
         _draw_all(unified, {label: found[folder] for label, folder in labels.items()})
         legend = {label: str(folder) for label, folder in labels.items()}
-        (unified / LEGEND).write_text(json.dumps(legend, indent=2), encoding="utf-8")
+        with replaced(unified / LEGEND) as partial:
+            partial.write_text(json.dumps(legend, indent=2), encoding="utf-8")
     return len(found) == len(folders) > 0
 
 
@@ -202,4 +205,5 @@ def _draw(path: Path, panels: Sequence[tuple[Panel, dict[str, list[Point]]]]) ->
         if any(lines):
             axes.legend()
     figure.tight_layout()
-    figure.savefig(path)
+    with replaced(path) as partial:
+        figure.savefig(partial, format="png")

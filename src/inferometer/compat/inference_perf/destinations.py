@@ -10,8 +10,10 @@ from typing import Any, Protocol
 import yaml
 
 from inferometer.compat.inference_perf.logging import Log
+from inferometer.compat.inference_perf.reports.per_request import Content
 from inferometer.compat.inference_perf.spec import Spec
 from inferometer.errors import UserError
+from inferometer.replacing import replaced
 from inferometer.store.folder import disk_errors
 
 OWN_FOLDER = "inferometer"
@@ -50,7 +52,7 @@ class Destinations:
         """Where our own runs are stored."""
         return str(self.folder / OWN_FOLDER) if self.folder is not None else "runs"
 
-    def write(self, files: Mapping[str, bytes], log: Log) -> None:
+    def write(self, files: Mapping[str, Content], log: Log) -> None:
         """Write the files to all destinations. Raises UserError when one of them failed, after all were tried."""
         failures = []
         for write in (self._write_local, self._write_objects):
@@ -61,16 +63,17 @@ class Destinations:
         if failures:
             raise failures[0]
 
-    def _write_local(self, files: Mapping[str, bytes], log: Log) -> None:
+    def _write_local(self, files: Mapping[str, Content], log: Log) -> None:
         if self.folder is None:
             return
         prefix = self._sections["local_storage"]["report_file_prefix"] or ""
         with disk_errors(self.folder):
             for name, content in files.items():
-                (self.folder / f"{prefix}{name}").write_bytes(content)
+                with replaced(self.folder / f"{prefix}{name}") as partial, partial.open("wb") as file:
+                    file.writelines([content] if isinstance(content, bytes) else content)
         log.info(f"Report files saved to: {self.folder} ({len(files)} files)")
 
-    def _write_objects(self, files: Mapping[str, bytes], log: Log) -> None:
+    def _write_objects(self, files: Mapping[str, Content], log: Log) -> None:
         for section, store in self._stores.items():
             prefix = self._sections[section]["report_file_prefix"] or ""
             taken = set(store.names(""))
@@ -78,7 +81,13 @@ class Destinations:
                 if f"{prefix}{name}" in taken:
                     log.warning(f"{prefix}{name} exists in the bucket already, and is left as it is")
                     continue
-                store.put(f"{prefix}{name}", _as_json(content) if name == "config.yaml" else content)
+                if isinstance(content, bytes):
+                    store.put(f"{prefix}{name}", _as_json(content) if name == "config.yaml" else content)
+                    continue
+                with tempfile.NamedTemporaryFile() as file:
+                    file.writelines(content)
+                    file.flush()
+                    store.put(f"{prefix}{name}", Path(file.name))
             log.info(f"Report files saved to: {url_of(section, self._sections[section])} ({len(files)} files)")
 
     def close(self) -> None:

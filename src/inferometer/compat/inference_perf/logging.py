@@ -5,6 +5,8 @@ from datetime import datetime
 
 import click
 
+from inferometer.printable import printable
+
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _NAME = "inferometer.inference_perf"
 
@@ -32,7 +34,7 @@ class Log:
     def print(self, level: str, text: str, at: datetime | None = None) -> None:
         if LEVELS.index(level) >= self._least:
             at = at or datetime.now()
-            click.echo(f"{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03d} - {_NAME} - {level} - {text}")
+            click.echo(f"{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03d} - {_NAME} - {level} - {printable(text)}")
 
 
 class _Handler(logging.Handler):

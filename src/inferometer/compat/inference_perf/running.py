@@ -18,9 +18,11 @@ from inferometer.compat.inference_perf.reading import read
 from inferometer.compat.inference_perf.reports.config_file import config_file
 from inferometer.compat.inference_perf.spec import Spec
 from inferometer.compat.inference_perf.stage_log import StageLog
+from inferometer.compat.inference_perf.translate_load import adapters
 from inferometer.conduct.early_ends import Ends
 from inferometer.config.schema import Config
 from inferometer.errors import UserError, named
+from inferometer.probe.refusal import unlisted
 from inferometer.records import Run, Trip
 from inferometer.report import output
 
@@ -97,6 +99,7 @@ def _check(spec: Spec) -> None:
 def _measure(spec: Spec, destinations: Destinations, log: Log) -> tuple[Run, Summary]:
     translation = translating.translate(_with_any_stages(spec))
     with _environment(translation.environment):
+        _check_adapters(spec, translating.to_config(translation))
         if spec["load"]["sweep"] is not None:
             spec = _swept(spec, destinations, log)
             translation = translating.translate(spec)
@@ -107,6 +110,15 @@ def _measure(spec: Spec, destinations: Destinations, log: Log) -> tuple[Run, Sum
         run, summary = conduct.measure(config, stage_log, ends=_noted_ends(spec, stage_log), must_reach=False)
     stage_log.finish(run.manifest.outcome, len(run.manifest.plan))
     return run, summary
+
+
+def _check_adapters(spec: Spec, config: Config) -> None:
+    """Raise UserError if the server lists its models, and an adapter is not among them."""
+    names = list(adapters(spec))
+    missing, listed = unlisted(config.server, names) if names else ([], [])
+    if missing:
+        what, remedy = f"the server does not list {', '.join(missing)}", f"load them; it lists {', '.join(listed)}"
+        raise UserError(what, remedy, "load.lora_traffic_split")
 
 
 def _with_any_stages(spec: Spec) -> Spec:

@@ -1,6 +1,6 @@
 """inference-perf's config keys (release 0.7, and those of later versions that are known): kind, default, and what each does here.
 
-The table of docs/reference/inference-perf.md is made from this one (key_table.py).
+The table of docs/reference/inference-perf.md is made from this one (tools/inference_perf_keys.py).
 """
 
 import os

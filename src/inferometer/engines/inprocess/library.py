@@ -292,7 +292,7 @@ class Library:
             if not self.is_running:
                 raise self._died()
             if time.monotonic() > deadline:
-                late = f"{self.spec.name}: its interpreter did not start within {format_seconds(timeout)}"
+                late = f"its interpreter did not start within {format_seconds(timeout)}"
                 raise EngineError(late, "check `python`", "not ready", self.log_tail())
 
     def _do(
@@ -331,7 +331,7 @@ class Library:
             if left <= 0:
                 tail = self.log_tail()
                 self.close()
-                raise EngineError(f"{self.spec.name}: {late}", "see its log, or allow more time", reason, tail)
+                raise EngineError(late, "see its log, or allow more time", reason, tail)
             self._connection.settimeout(left)
             try:
                 data = self._connection.recv(1 << 16)
@@ -362,7 +362,7 @@ class Library:
             how = f"ended with the signal {signal.Signals(-status).name}"
         else:
             how = f"ended with status {status}"
-        return EngineError(f"{self.spec.name}: the process of the engine {how}", "see its log", "died", tail)
+        return EngineError(f"the process of the engine {how}", "see its log", "died", tail)
 
     def _error(self, event: Event) -> EngineError:
         kind, message = event["kind"], event["message"]
@@ -372,16 +372,14 @@ class Library:
             remedy = (
                 f"{python} -m pip install {INSTALL.get(package, package)}, or name another interpreter with `python`"
             )
-            return EngineError(f"{self.spec.name}: {package} is not installed", remedy, "not installed")
+            return EngineError(f"{package} is not installed", remedy, "not installed")
         if kind == "out of memory":
-            return EngineError(
-                f"{self.spec.name}: out of memory: {message}", "use a smaller batch", kind, self.log_tail()
-            )
-        return EngineError(f"{self.spec.name}: {message}", "see its log", "failed", self.log_tail())
+            return EngineError(f"out of memory: {message}", "use a smaller batch", kind, self.log_tail())
+        return EngineError(f"{message}", "see its log", "failed", self.log_tail())
 
     def _check_running(self) -> None:
         if self._connection is None or self._process is None:
-            raise EngineError(f"{self.spec.name}: the engine is not running", "start it again", "died")
+            raise EngineError("the engine is not running", "start it again", "died")
 
     def log_tail(self) -> tuple[str, ...]:
         """The last lines of the engine's output."""
@@ -410,9 +408,7 @@ def _interpreter(spec: EngineSpec) -> str:
         return sys.executable
     path = Path(spec.python).expanduser()
     if not path.is_file():
-        raise EngineError(
-            f"{spec.name}: {spec.python}: there is no such interpreter", "check `python`", "not installed"
-        )
+        raise EngineError(f"{spec.python}: there is no such interpreter", "check `python`", "not installed")
     return str(path)
 
 

@@ -10,6 +10,7 @@ from inferometer.analysis.breakdown import PARTS, Breakdown
 from inferometer.analysis.checks import CHECKS
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.resources import ResourceUse
+from inferometer.analysis.server_comparison import MEAN
 from inferometer.analysis.server_view import ServerView, unread
 from inferometer.analysis.summary import Summary
 from inferometer.records import Manifest, MergedPart, Run
@@ -69,8 +70,8 @@ def _stack(found: Breakdown) -> Block:
     outside = [("network", found.network, 0), ("protocol", found.protocol, 3)]
     known = [(name, value, colour) for name, value, colour in outside if value is not None]
     parts = (
-        ("queue", found.queue, 1),
-        ("compute", found.compute, 2),
+        ("queue", found.queue or 0.0, 1),
+        ("compute", found.compute or 0.0, 2),
         *(known or [("overhead", found.overhead, 0)]),
         ("client", found.client, 7),
     )
@@ -233,7 +234,8 @@ def _comparison(view: ServerView) -> list[Block]:
     for name, both in view.comparison.items():
         scale, unit = _UNITS.get(both.unit, (1.0, both.unit))
         cells = [formatting.count(each * scale) for each in (both.client, both.server, both.difference)]
-        rows.append([_label(name, unit), *cells])
+        is_percentile = name.partition(".")[2] not in ("", MEAN)  # of different requests, and of buckets: no difference
+        rows.append([_label(name, unit), *cells[:2], "" if is_percentile else cells[2]])
     if not rows:
         return []
     return [
@@ -373,7 +375,7 @@ def environment_of(manifest: Manifest) -> Section:
         ("seeds", manifest.seeds),
         ("workload", {key: value for key, value in manifest.workload.items() if key != "notes"}),
     )
-    pairs = [(name, ", ".join(f"{key} {_short(key, value)}" for key, value in tree.items())) for name, tree in trees]
+    pairs = [(name, ", ".join(_fact(key, value) for key, value in tree.items())) for name, tree in trees]
     pairs += [(f"part {part.number}", _part(part)) for part in (manifest.merged.parts if manifest.merged else ())]
     config = yaml.safe_dump(manifest.config, sort_keys=False, allow_unicode=True, width=100)
     return Section(
@@ -385,8 +387,17 @@ def _part(part: MergedPart) -> str:
     """Where a part of a merged run was measured."""
     start = datetime.fromtimestamp(part.t0_wall_ns / NS, UTC).isoformat(timespec="microseconds")
     machine = formatting.one_line(str(part.host.get("name", "an unnamed machine")), 60)
-    clock = ", ".join(f"{key} {_short(key, value)}" for key, value in part.clock.items())
+    clock = ", ".join(_fact(key, value) for key, value in part.clock.items())
     return f"{machine}, started at {start} by its own clock ({clock}), {part.requests:,} requests, folder {part.run}"
+
+
+def _fact(key: str, value: object) -> str:
+    """`step 21 ns`, or `has server: yes`: a key of the manifest in words, and its value."""
+    name = key.removesuffix("_ns").replace("_", " ")
+    if isinstance(value, bool):
+        return f"{name}: {'yes' if value else 'no'}"
+    is_time = key.endswith("_ns") and isinstance(value, int)
+    return f"{name} {format_seconds(value / NS) if is_time else _short(key, value)}"  # type: ignore[operator]
 
 
 def _short(key: str, value: object) -> str:

@@ -62,7 +62,7 @@ function ticks(low, high, scale, room, isTime) {
     const steps = to - from > 1.5 * wanted ? [1] : to - from > wanted / 2.5 ? [1, 3] : [1, 2, 5];
     for (let power = from; power <= to; power++) for (const step of steps) found.push(step * 10 ** power);
     const inside = found.filter(v => v >= low * 0.9999 && v <= high * 1.0001);
-    if (inside.length > 1) return inside;
+    if (inside.length > (high / low > 10 ? 1 : 3)) return inside;
   }
   const rough = (high - low) / wanted || 1;
   const base = 10 ** Math.floor(Math.log10(rough));
@@ -71,6 +71,8 @@ function ticks(low, high, scale, room, isTime) {
   for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
   return found;
 }
+
+const axisName = (label, scale) => scale === "log" && !label.includes("logarithmic") ? `${label} (logarithmic)` : label;
 
 function grid(axis) {
   return Array.isArray(axis) ? axis : Array.from({ length: axis.count }, (_, index) => axis.from + index * axis.step);
@@ -154,11 +156,12 @@ function makeChart(figure, spec) {
       parts.push(`<line class="grid" x1="${view.x(mark)}" x2="${view.x(mark)}" y1="${top}" y2="${height - bottom}"/>`);
     }
     for (const mark of marks) {
-      if (view.x(mark) - last < 34) continue;
-      last = view.x(mark);
-      parts.push(`<text class="tick" x="${last}" y="${height - bottom + 14}" text-anchor="middle">${format(mark, high - low)}</text>`);
+      const at = view.x(mark), text = format(mark, high - low), half = Math.max(17, 3.4 * text.length + 2);
+      if (at - half < last) continue;
+      last = at + half;
+      parts.push(`<text class="tick" x="${at}" y="${height - bottom + 14}" text-anchor="middle">${text}</text>`);
     }
-    if (!spec.x.hide) parts.push(`<text class="label" x="${left + inner / 2}" y="${height - 5}" text-anchor="middle">${escape(spec.x.label)}</text>`);
+    if (!spec.x.hide) parts.push(`<text class="label" x="${left + inner / 2}" y="${height - 5}" text-anchor="middle">${escape(axisName(spec.x.label, spec.x.scale))}</text>`);
     parts.push(`<g clip-path="url(#${clip})">${body.marks}</g>${body.labels ?? ""}`);
     parts.push(`<g class="cursor"></g><rect class="selection" y="${top}" height="${height - top - bottom}" width="0"/>`);
     holder.innerHTML = `<svg width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" role="img" aria-label="${escape(spec.title)}">${parts.join("")}</svg>`;
@@ -297,7 +300,7 @@ function paintLines(spec) {
       axis.push(`<line class="grid" x1="${LEFT}" x2="${view.width - RIGHT}" y1="${last}" y2="${last}"/><text class="tick" x="${LEFT - 7}" y="${last + 4}" text-anchor="end">${Math.abs(mark) >= 10_000 ? `${number(mark / 1000)}k` : format(mark)}</text>`);
     }
     axis.push(`<line class="axis" x1="${LEFT}" x2="${view.width - RIGHT}" y1="${bottom}" y2="${bottom}"/>`);
-    if (spec.y.label) axis.push(`<text class="label" transform="translate(11 ${(view.top + bottom) / 2}) rotate(-90)" text-anchor="middle">${escape(spec.y.label)}</text>`);
+    if (spec.y.label) axis.push(`<text class="label" transform="translate(11 ${(view.top + bottom) / 2}) rotate(-90)" text-anchor="middle">${escape(axisName(spec.y.label, yScale))}</text>`);
     for (const [index, each] of all.entries()) if (!hidden.has(index)) marks.push(paintSeries(each, view));
     for (const line of spec.hlines ?? []) {
       if (line.at < low || line.at > high) continue;
@@ -407,6 +410,11 @@ function paintHeat(spec) {
   const url = canvas.toDataURL();
   let y = null;
   return {
+    legend(bar) {
+      const key = bar.appendChild(document.createElement("span"));
+      key.className = "key shades";
+      key.textContent = `1 to ${number(most)} gaps (logarithmic)`;
+    },
     range: () => [spec.x.min ?? from, spec.x.max ?? from + columns * step],
     paint(view) {
       const bottom = view.height - view.bottom, [low, high] = [edges[0], edges[rows]];
@@ -475,14 +483,15 @@ function paintRows(spec) {
 
 function paintForest(spec) {
   const PITCH = 28, TOP = 8, all = spec.rows, rows = all.filter(each => known(each.at));
-  const middle = row => TOP + (row + 0.5) * PITCH;
+  const middle = row => TOP + (row + 0.5) * PITCH, longest = Math.max(...all.map(each => each.label?.length ?? 0));
+  const cut = (text, room) => text.length * 7 > room ? `${text.slice(0, Math.max(Math.floor(room / 7) - 1, 1))}…` : text;
   const words = each => {
     const [at, low, high] = [each.at, each.lo, each.hi].map(value => known(value) ? FORMATS.change(value) : "");
     return low ? `${at} (${high.endsWith("%") ? low.replace(" %", "") : low} to ${high})` : at;
   };
   return {
     height: () => TOP + all.length * PITCH + 40,
-    margins: width => width > 640 ? [150, 196] : [104, 12],
+    margins: width => width > 640 ? [clamp(7 * longest + 8, 150, 280), 196] : [clamp(7 * longest + 8, 104, 0.42 * width), 12],
     tickScale: (low, high) => high / low < 8 ? "linear" : "log",
     range() {  // an interval that is many times wider than the largest difference ends in an arrow
       const most = Math.max(3 * Math.max(...rows.map(each => Math.abs(Math.log(each.at))), 0), Math.log(1.12));
@@ -499,7 +508,7 @@ function paintForest(spec) {
           labels.push(`<text class="stage-name" x="0" y="${y + 8}">${escape(each.heading)}</text>`);
           continue;
         }
-        labels.push(`<text class="forest-name" x="0" y="${y + 4}">${escape(each.label)}</text>`);
+        labels.push(`<text class="forest-name" x="0" y="${y + 4}">${escape(cut(each.label, view.left - 4))}</text>`);
         if (!known(each.at)) continue;
         if (view.right > 60) labels.push(`<text class="forest-value ${each.tone}-ink-svg" x="${view.width}" y="${y + 4}" text-anchor="end">${escape(words(each))}</text>`);
         for (const dot of each.dots ?? []) marks.push(`<circle class="pale" cx="${view.x(dot)}" cy="${y}" r="2.6"/>`);

@@ -130,7 +130,7 @@ def _verdict(letter: str, found: Comparison, metrics: Sequence[MetricComparison]
         conditions = [f"{statuses.count(status)} {status}" for status in _CONDITIONS if status in statuses]
         return _badge(badge, tone, f"Of {len(statuses)} conditions: {', '.join(conditions)}. {text}")
     if counts["better"] and counts["worse"]:
-        return _badge("MIXED", "warn", text)
+        return _badge(f"{letter} IS BETTER IN {counts['better']}, WORSE IN {counts['worse']}", "warn", text)
     if counts["better"] or counts["worse"]:
         word = "better" if counts["better"] else "worse"
         return _badge(f"{letter} IS {word.upper()}", _TONES[word], text)
@@ -327,7 +327,7 @@ def _figures(letter: str, each: Compared, metrics: Mapping[str, MetricComparison
         for name, one in metrics.items()
     ]
     columns = ["figure", "A", letter, "difference", "95 % CI", "verdict", "how much more to measure"]
-    return [page.table(columns, rows, texts=(5, 6))] if rows else [page.note("No figure was measured on both sides.")]
+    return [page.table(columns, rows, texts=(6,))] if rows else [page.note("No figure was measured on both sides.")]
 
 
 def _interval(one: MetricComparison) -> str:

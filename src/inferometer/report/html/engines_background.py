@@ -68,8 +68,8 @@ def parity(found: EngineResults) -> Section:
         blocks += [page.items([same])] if is_same else []
         blocks += [page.items(lines)] if lines else []
     if names:
-        rows = [[engine.name, *(engine.facts.get(name, "not known") for name in names)] for engine in measured]
-        blocks.append(page.table(["engine", *names], rows))
+        rows = [[name, *(engine.facts.get(name, "not known") for engine in measured)] for name in names]
+        blocks.append(page.table(["setting", *(engine.name for engine in measured)], rows))
     return Section("parity", "Is the comparison fair?", blocks, "The same work for every engine, and the settings that must be the same.")  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from inferometer.report.engine_rows import (
     Column,
     certainty,
     encoder_rows,
-    failure_line,
+    failure_lines,
     left_out,
     level_rows,
     level_text,
@@ -93,7 +93,12 @@ def _answer(found: EngineResults) -> Section:
         lines.append(page.item(SIGNS[kind], _TONES[kind], text, TITLES[each.use]))
     blocks += [page.items(lines)] if lines else []
     excluded = [
-        page.item("✗", "bad", page.sentence(engine.excluded), engine.name)
+        page.item(
+            "✗",
+            "bad",
+            page.sentence("It failed: see the summary" if engine.message else engine.excluded),
+            engine.name,
+        )
         for engine in found.engines
         if engine.excluded
     ]
@@ -168,7 +173,7 @@ def _summary(found: EngineResults) -> Section:
         blocks.append(page.table(["engine", "batch", "length", *headers], cells))
     if any(tables.MARK in cell for _, _, own in (*rows, *encoders) for cell in own):
         blocks.append(page.note(f"{tables.MARK} too few values for this percentile."))
-    failed = [page.item("✗", "bad", failure_line(engine)) for engine in found.engines if engine.status == "failed"]
+    failed = [page.item("✗", "bad", line) for line in failure_lines(found)]
     blocks += [page.items(failed)] if failed else []
     lead = "Every engine at every level. Latencies in ms." if blocks else ""
     return Section("summary", "Summary", blocks, lead)

@@ -48,7 +48,7 @@ class Page(msgspec.Struct, frozen=True):
 def render(page: Page) -> bytes:
     """Render the page. Sections without blocks are left out."""
     import jinja2  # noqa: PLC0415 (other exports do without it)
-    from markupsafe import Markup  # noqa: PLC0415
+    from markupsafe import Markup, escape  # noqa: PLC0415
 
     page = msgspec.structs.replace(page, sections=[section for section in page.sections if section.blocks])
     charts: dict[str, Block] = {}
@@ -58,6 +58,7 @@ def render(page: Page) -> bytes:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters["ticks"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     text = environment.from_string(_file("page.html.j2")).render(
         page=page,
         style=Markup(_file("style.css")),

@@ -49,7 +49,7 @@ def sections(run: Run, summary: Summary) -> list[Section]:
         curve.load_curve(run, summary, stages),
         curve.goodput(stages),
         cost.efficiency(summary),
-        slowest.slowest(run, stages),
+        slowest.slowest(run, summary, stages),
         background.breakdown(summary, stages),
         background.failures(summary),
         background.sessions(summary),

@@ -43,7 +43,7 @@ class _Runs:
 
 
 def _colours(measured: Sequence[Measured]) -> list[int]:
-    """The same colour for runs that are repeats of each other; if all are, or none, a colour each."""
+    """A colour each; if there are too few, the same for runs that are repeats of each other, unless all are, or none."""
     groups: list[list[Measured]] = []
     numbers = []
     for one in measured:
@@ -52,7 +52,10 @@ def _colours(measured: Sequence[Measured]) -> list[int]:
             groups.append([])
         groups[number].append(one)
         numbers.append(number)
-    return [number % _COLOURS for number in (numbers if len(groups) > 1 else range(len(measured)))]
+    return [
+        number % _COLOURS
+        for number in (numbers if len(groups) > 1 and len(measured) > _COLOURS else range(len(measured)))
+    ]
 
 
 def encode(measured: Sequence[Measured]) -> bytes:
@@ -184,7 +187,8 @@ def _table(runs: _Runs, words: Sequence[str]) -> list[Block]:
             )
     titles = ["completed/s", *(["tokens/s"] if runs.has_tokens else [])]
     figures = [f"{TITLES[name]} {column}" for name, column in columns]
-    blocks = [page.table(["latencies in ms", "verdict", *shown, "ok", "failed", *titles, *figures], rows)]
+    texts = [2 + shown.index("load")] if "load" in shown else []
+    blocks = [page.table(["latencies in ms", "verdict", *shown, "ok", "failed", *titles, *figures], rows, texts=texts)]
     if any(isinstance(cell, str) and cell.endswith(tables.MARK) for row in rows for cell in row):
         blocks.append(page.note(f"{tables.MARK} too few independent values to support this percentile."))
     return blocks

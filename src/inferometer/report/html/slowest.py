@@ -6,12 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.analysis.metrics import e2e, start
+from inferometer.analysis.summary import Summary
 from inferometer.analysis.window import STEADY
 from inferometer.records import MISSING, Run
 from inferometer.report import formatting
 from inferometer.report.html import page
 from inferometer.report.html.page import Section
 from inferometer.report.html.parts import Part
+from inferometer.report.tail import tails
 from inferometer.units import NS
 
 _COUNT = 10
@@ -33,8 +35,8 @@ _KEYS = {
 }
 
 
-def slowest(run: Run, stages: list[Part]) -> Section:
-    """The ten successful requests with the longest end-to-end time."""
+def slowest(run: Run, summary: Summary, stages: list[Part]) -> Section:
+    """The ten successful requests with the longest end-to-end time, and what makes the tail slow."""
     rows = run.records.rows
     chosen = np.flatnonzero((run.records.phase == STEADY) & (rows["failure"] == 0) & (rows["sent"] != MISSING))
     if not len(chosen):
@@ -58,7 +60,12 @@ def slowest(run: Run, stages: list[Part]) -> Section:
         "keys": [[name, style] for style, name in _KEYS.items() if style in used],
     }
     title = "Where the time of the slowest requests went."
-    return Section("slowest", "Slowest", [page.chart(title, "Drag to zoom; hover to read single gaps.", data)])
+    why = [
+        page.note(page.sentence(f"{name}: {metric.sentence}" if name else metric.sentence))
+        for name, tail in tails(summary)
+        for metric in tail.metrics.values()
+    ]
+    return Section("slowest", "Slowest", [*why, page.chart(title, "Drag to zoom; hover to read single gaps.", data)])
 
 
 def _arrivals(run: Run, starts: NDArray[np.int64], counts: NDArray[np.int32]) -> list[NDArray[np.int64]]:
@@ -87,7 +94,7 @@ def _line(
         gaps = np.diff(offsets)
         stalls = np.flatnonzero(gaps > _STALL * np.median(gaps)) if len(gaps) > 2 else gaps[:0]
         parts += [(int(offsets[at]), int(offsets[at + 1]), "stall") for at in stalls[:_CHUNKS].tolist()]
-    elif row["queue"] >= 0 and row["compute"] >= 0:
+    elif row["queue"] >= 0 or row["compute"] >= 0:
         parts += _server_parts(row, sent, done)
     else:
         parts.append((sent, done, "other"))
@@ -103,8 +110,8 @@ def _line(
 
 def _server_parts(row: np.void, sent: int, done: int) -> list[tuple[int, int, str]]:
     """Queue and compute in the middle. What is before and after them is not known, so that half of it is drawn on each side."""
-    queue, compute, total = (int(row[name]) for name in ("queue", "compute", "server_total"))
-    protocol = max(total - queue - compute, 0) // 2 if total >= 0 else 0
+    queue, compute, total = (max(int(row[name]), 0) for name in ("queue", "compute", "server_total"))
+    protocol = max(total - queue - compute, 0) // 2
     other = max((done - sent - queue - compute) // 2 - protocol, 0)
     lengths = [(other, "other"), (protocol, "protocol"), (queue, "queue"), (compute, "compute"), (protocol, "protocol")]
     parts, at = [], sent
@@ -127,12 +134,12 @@ def _units(ns: int, length: int) -> float:
 
 
 def _label(run: Run, row: np.void, done: int, stages: dict[int, str]) -> str:
-    words = [f"#{int(row['id'])}"]
+    words = []
     if stages:
         words.append(stages[int(row["stage"])])
     if row["class"] >= 0:
         words.append(run.records.classes[int(row["class"])])
     if row["n_in"] > 0 and row["n_out"] >= 0:
         words.append(f"{int(row['n_in']):,} → {int(row['n_out']):,} tokens")
-    words.append(f"{formatting.milliseconds(done / NS)} ms")
+    words += [f"{formatting.milliseconds(done / NS)} ms", f"request {int(row['id'])}"]
     return formatting.one_line(" · ".join(words), 110)

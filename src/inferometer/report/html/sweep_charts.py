@@ -1,5 +1,6 @@
 """The charts and tables of a sweep: how latency and throughput change with the load, one line per combination of settings."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ from inferometer.analysis.knee import Knee
 from inferometer.analysis.pareto import pareto_of
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.settings import settings_label, short_value
+from inferometer.analysis.slo_expression import Slo, parse
 from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.sweep import Point, Sweep
@@ -19,6 +21,8 @@ from inferometer.report.html.page import Block, Section
 from inferometer.report.html.parts import TITLES, limits_of
 
 _PERCENTILES = ("p50", "p90", "p99")
+_WIDE = 10.0
+"""Largest value of a grid / smallest from which on its colours follow the logarithm."""
 _MOST_DISTRIBUTIONS = 100
 """Points whose distributions are drawn at most: each takes about 2 kB per latency."""
 LEVELS = {"rate": "offered requests/s", "concurrency": "requests in flight, as configured", "": "level"}
@@ -102,6 +106,9 @@ def load_curve(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     names = latency_names(sweep)
     axes = {**rates.titles, "in_flight": "mean requests in flight"}
     percentiles = _by_support(sweep, names) if len(each) > 1 else ["all"]
+    for wanted in _objectives(sweep)[:1]:  # the page opens on what decides
+        names.sort(key=lambda name: name != wanted.name)
+        percentiles = sorted(percentiles, key=lambda column: column != wanted.statistic)
     panes: dict[str, Sequence[Block]] = {
         f"{name}|{column}|{rate}": [_curve_chart(sweep, each, name, column, rate, label)]
         for name in names
@@ -120,6 +127,12 @@ def load_curve(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
         else "One point per level. With more load, a line runs to the right until the server is saturated; from there on only "
         "latency grows, and the line turns up.",
     )
+
+
+def _objectives(sweep: Sweep) -> list[Slo]:
+    """The objectives that are about a latency."""
+    found = dict.fromkeys(result.expression for point in sweep.points for result in point.slos)
+    return [slo for slo in map(parse, found) if slo.name in TITLES]
 
 
 def _by_support(sweep: Sweep, names: Sequence[str]) -> list[str]:
@@ -280,7 +293,7 @@ def heat_table(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
     reads |= {rate: (title, _plain_reader(rate)) for rate, title in reversed(rates.titles.items())}
     panes: dict[str, Sequence[Block]] = {}
     for key, (_, read) in reads.items():
-        known = sorted(found[0] for point in sweep.points if (found := read(point)))
+        known = [found[0] for point in sweep.points if (found := read(point))]
         rows: list[list[object]] = []
         for own in each:
             at = {point.level: point for point in own.points}
@@ -327,7 +340,10 @@ def _heat_cell(point: Point | None, read: _Reader, known: Sequence[float]) -> ob
     if point is None or found is None:
         return "–"
     value, mark = found
-    share = known.index(value) / max(len(known) - 1, 1)  # by rank: latencies span orders of magnitude
+    low, high = min(known), max(known)
+    is_wide = low > 0 and high / low > _WIDE  # such as latencies, which span orders of magnitude
+    ends = [math.log(each) if is_wide else each for each in (value, low, high)]
+    share = (ends[0] - ends[1]) / ((ends[2] - ends[1]) or 1.0)
     return page.shaded(formatting.number(value) + mark, share, SIGNS.get(outcome(point.slos), ""))
 
 

@@ -328,7 +328,7 @@ def _curve(curve: Curve, name: str, colour: int) -> dict[str, Any]:
 
 def _figures(axis: _Axis, gauges: Mapping[str, Curve], machine: Mapping[str, list[Curve]]) -> list[Block]:
     charts = []
-    if "kv_cache_use" in gauges:
+    if "kv_cache_use" in gauges and any(gauges["kv_cache_use"].values):
         series = [_curve(gauges["kv_cache_use"], "KV cache in use", 3)]
         charts.append(
             _chart(

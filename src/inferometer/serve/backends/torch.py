@@ -1,6 +1,6 @@
-"""PyTorch models: TorchScript (.pt) or an exported program (.pt2).
+"""PyTorch models: TorchScript (.pt, .pth) or an exported program (.pt2).
 
-    model.pt    torch.jit.save(...)     the configuration must declare inputs and outputs
+    model.pt    torch.jit.save(...)     the configuration must declare inputs and outputs, or the parameter `shape` the inputs
     model.pt2   torch.export.save(...)  declares them itself
 
 The result of a model is a tensor, a tuple or list of tensors in the configuration's order, or a dict by output name.
@@ -22,13 +22,11 @@ import numpy as np
 import torch
 from torch.export.passes import move_to_device_pass
 
-from inferometer.serve.backends import configured
+from inferometer.serve.backends import configured, torchscript
+from inferometer.serve.backends.torchscript import DTYPES, datatype_of
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
-from inferometer.tensors import DATATYPES, Tensor, TensorSpec, shown, to_numpy
+from inferometer.tensors import Tensor, TensorSpec, shown, to_numpy
 
-DTYPES = {name: name.lower().replace("fp", "float").replace("bf", "bfloat") for name in DATATYPES if name != "BYTES"}
-"""PyTorch's type names: int8, float16, bfloat16, ..."""
-_DATATYPES = {f"torch.{dtype}": datatype for datatype, dtype in DTYPES.items()}
 OWN_THREADS = torch.get_num_threads()
 """The number of threads that PyTorch chose by default."""
 _NUMBERED = re.compile(r".*__(\d+)")
@@ -57,7 +55,7 @@ def load(loading: Loading) -> Loaded:
 
 def _read(loading: Loading, path: Path, device: Any) -> Any:
     """Return the module, its arguments, and further arguments that are passed by name."""
-    read, remedy = _script, "save it with torch.jit.save; pickles are not loaded"
+    read, remedy = _script, "save it with torch.jit.save"
     if path.suffix == ".pt2":
         read, remedy = _exported, "save it with torch.export.save, with plain tensors as weights, inputs and outputs"
     logging.getLogger("torch.export").disabled = True  # it logs a traceback before it raises
@@ -67,11 +65,18 @@ def _read(loading: Loading, path: Path, device: Any) -> Any:
 
 
 def _script(loading: Loading, path: Path, device: Any) -> tuple[Any, Sequence[str], Sequence[str]]:
+    if torchscript.is_pickled(path):
+        what = "has weights or a pickled module (torch.save); the one has no code, and the other can run any"
+        raise loading.error(f"{path.name} {what}", torchscript.REMEDY)
     module = torch.jit.load(str(path), map_location=device).eval()
     names = tuple(one.name for one in module.forward.schema.arguments[1:])
-    if not loading.config.input:
+    if loading.config.input:
+        return module, (), names
+    if not loading.parameter("shape"):
         what = f"a TorchScript file does not contain the shapes and types of {', '.join(names)}"
-        raise loading.error(what, "list input and output in a config.pbtxt, or export the model as .pt2")
+        remedy = "give --shape -1,3,224,224 (-1: any size), list input and output in a config.pbtxt, or export the model as .pt2"
+        raise loading.error(what, remedy)
+    torchscript.declare(loading, module, names, device)
     return module, (), names
 
 
@@ -167,8 +172,3 @@ def from_torch(name: str, made: Any) -> Tensor:
     made = made.detach().cpu().contiguous()
     raw = made.reshape(-1).view(torch.uint8).numpy() if made.numel() else np.empty(0, np.uint8)
     return Tensor(name, datatype_of(made), tuple(made.shape), raw.data)
-
-
-def datatype_of(made: Any) -> str:
-    """Return KServe's name for a tensor's type, or PyTorch's own if KServe has none."""
-    return _DATATYPES.get(str(made.dtype), str(made.dtype))

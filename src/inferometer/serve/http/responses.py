@@ -1,6 +1,6 @@
 """HTTP responses: status lines and headers, chunk framing, complete responses to a request, and errors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -12,6 +12,7 @@ from inferometer.serve.sockets.transport import Data
 from inferometer.wire import server_timing
 from inferometer.wire.http1_requests import Request
 
+Write = Callable[..., None]
 LAST_CHUNK = b"0\r\n\r\n"
 JOINED = 64 * 1024
 """Responses up to this size are sent in one piece."""
@@ -19,8 +20,9 @@ END = {True: b"\r\n", False: b"Connection: close\r\n\r\n"}
 """The end of the headers, by whether the connection is kept."""
 _EVENTS = (
     b"HTTP/1.1 200 OK\r\nServer: inferometer\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-    b"Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n"
+    b"Cache-Control: no-cache\r\n"
 )
+_CHUNKED = b"Transfer-Encoding: chunked\r\n"
 _TIMING = b"Server-Timing: %b\r\n" % server_timing.FORMAT
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus} | {499: b"Client Closed Request"}
 
@@ -62,9 +64,20 @@ def start(status: int, length: int, content_type: bytes = b"application/json", e
     return b"%bContent-Type: %b\r\nContent-Length: %d\r\n%b" % (line, content_type, length, extra)
 
 
-def stream_head(keep_alive: bool, extra: bytes = b"") -> bytes:
-    """Return the status line and headers before a chunked stream of server-sent events."""
-    return b"".join((_EVENTS, extra, END[keep_alive]))
+def start_stream(write: Write, request: Request, extra: bytes = b"") -> Write:
+    """Send the status line and headers before a stream of server-sent events, and return what sends its chunks. HTTP/1.0,
+    as proxies may use it, does not have chunks: only their data is sent, and the end of the connection is its end."""
+    write(b"".join((_EVENTS, b"" if request.http10 else _CHUNKED, extra, END[request.keep_alive])))
+
+    def write_data(chunks: bytes) -> None:
+        data = b""
+        while chunks:
+            size, _, rest = chunks.partition(b"\r\n")
+            end = int(size, 16)
+            data, chunks = data + rest[:end], rest[end + 2 :]
+        write(data)
+
+    return write_data if request.http10 else write
 
 
 def chunk(data: bytes) -> bytes:

@@ -193,11 +193,6 @@ class GenerateStream(Generate):
 
     _has_begun = False
 
-    def read(self, body: Data) -> None:
-        if self.request.http10:
-            raise invalid("streaming requires HTTP/1.1")
-        super().read(body)
-
     def responded(self, inference: Inference, outputs: tuple[Tensor, ...]) -> None:
         try:
             body = http_codec.generate_response(inference, outputs)
@@ -224,20 +219,22 @@ class GenerateStream(Generate):
         if not self._has_begun:
             self._has_begun = True
             timing = b"Server-Timing: queue;dur=%.6f\r\n" % (inference.queue_ns / 1e6)
-            self.connection.write(responses.stream_head(self.request.keep_alive, extra=timing))
+            self._write = responses.start_stream(self.connection.write, self.request, timing)
 
     def _event(self, body: bytes) -> None:
-        self.connection.write(responses.chunk(b"data: %b\n\n" % body))
+        self._write(responses.chunk(b"data: %b\n\n" % body))
 
     def _end(self) -> None:
-        self.connection.write(responses.LAST_CHUNK)
+        self._write(responses.LAST_CHUNK)
         self.connection.finish(self.request.keep_alive and not self.models.refuses)
 
 
-def _ready(made: Message) -> None:
+def _ready(made: Message) -> Any:
+    """Return the body of KServe's specification, which Triton leaves out."""
     if not made.ready:  # Triton's status and words for this
         what = "Model version" if made.DESCRIPTOR.name.startswith("Model") else "Server"
         raise Refused("INVALID_ARGUMENT", f"{what} not ready")
+    return control.tree(made)
 
 
 def _index(made: Message) -> Any:
@@ -255,7 +252,7 @@ _ROUTES: tuple[tuple[tuple[bytes, ...], str, str | type[Infer], Shape], ...] = (
     (_POST, "models/*/generate", Generate, None),
     (_POST, "models/*/generate_stream", GenerateStream, None),
     (_GET, "", "ServerMetadata", control.tree),
-    (_GET, "health/live", "ServerLive", None),
+    (_GET, "health/live", "ServerLive", control.tree),
     (_GET, "health/ready", "ServerReady", _ready),
     (_GET, "models/stats", "ModelStatistics", control.tree),
     (_GET, "models/*", "ModelMetadata", control.tree),
@@ -279,12 +276,16 @@ _ROUTES: tuple[tuple[tuple[bytes, ...], str, str | type[Infer], Shape], ...] = (
 )
 """HTTP methods, path below /v2, and the method of control.py with the shape of its response, or what is called instead;
 both with the name at * and the version behind a model's name."""
+_MOST_CONTROL = 4 << 20
+"""Maximum size of a body that is neither an inference nor its tensors: it is parsed in the event loop."""
 _IN_BODIES = ("ready", "key", "offset", "byte_size", "parameters")
 _KINDS = {bool: "bool_param", int: "int64_param", str: "string_param"}
 
 
 def _message(kind: Any, name: str, version: str, request: Request) -> Message:
     """Return the request message with the fields in the JSON body and in the path."""
+    if len(request.body) > _MOST_CONTROL:
+        raise Refused("RESOURCE_EXHAUSTED", f"the request body is larger than {_MOST_CONTROL} bytes", status=413)
     body = http_codec.parse_json(request.body, http_codec.OBJECT) if len(request.body) else {}
     given = {key: body[key] for key in _IN_BODIES if key in body}
     given |= {"name": name, "model_name": name, "version": version}
@@ -292,5 +293,5 @@ def _message(kind: Any, name: str, version: str, request: Request) -> Message:
         given["parameters"] = {key: {_KINDS.get(type(value), ""): value} for key, value in parameters.items()}
     try:
         return kind(**{key: value for key, value in given.items() if key in kind.DESCRIPTOR.fields_by_name})
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise invalid(f"Unable to parse the request: {error}") from None

@@ -20,6 +20,7 @@ from inferometer.errors import UserError
 from inferometer.serve import compression
 from inferometer.serve.bounded_cache import BoundedCache
 from inferometer.serve.http import responses
+from inferometer.serve.json_limits import check_values
 from inferometer.serve.kserve import requests
 from inferometer.serve.kserve.requests import Data, Find, Signature, Size, TensorParameters, invalid
 from inferometer.serve.models.model import Model
@@ -108,7 +109,7 @@ def _inputs(asked: _InferJson, data: memoryview) -> Iterator[tuple[Tensor, Tenso
         elif parameters.shared_memory_region:
             yield Tensor(name, datatype, shape, b""), parameters
         elif one.data is not None:
-            yield from_values(name, datatype, shape, one.data), None
+            yield from_values(name, datatype, shape, one.data, parameters.content_type), None
         else:
             raise invalid(_NO_DATA)
     if at != len(data):
@@ -127,6 +128,7 @@ def json_length(header: bytes, size: int) -> int:
 
 
 def parse_json(data: Data, decoder: msgspec.json.Decoder[T]) -> T:
+    check_values(data)
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -137,7 +139,9 @@ def parse_json(data: Data, decoder: msgspec.json.Decoder[T]) -> T:
     raise invalid(f"failed to parse the request JSON buffer: {why}")
 
 
-def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[Any]) -> Tensor:
+def from_values(
+    name: str, datatype: str, shape: tuple[int, ...], values: list[Any], content_type: str | None = None
+) -> Tensor:
     """Build a tensor from JSON values, flat or nested."""
     if datatype in _NOT_IN_JSON:
         raise invalid(f"receiving {datatype} {_NO_JSON} for input {name}")
@@ -145,7 +149,7 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[A
         if datatype in ("FP32", "FP64") and set(map(type, values)) == {float} and len(values) == elements(shape):
             floats = from_numpy(name, np.array(values, np.float64), datatype)  # like from_json, without its loops
             return Tensor(name, datatype, shape, floats.data)
-        return from_json(name, datatype, shape, values)
+        return from_json(name, datatype, shape, values, content_type)
     except UserError as error:
         raise invalid(f"Unable to parse 'data': {error.what}") from None
 

@@ -26,6 +26,7 @@ class TensorParameters(msgspec.Struct):
     shared_memory_region: str = ""
     shared_memory_byte_size: Size = 0
     shared_memory_offset: Size = 0
+    content_type: str | None = None
 
     def location(self, find: Find) -> RegionSlice:
         return find(self.shared_memory_region, self.shared_memory_byte_size, self.shared_memory_offset)

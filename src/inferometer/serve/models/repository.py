@@ -28,7 +28,7 @@ from inferometer.tensors import TensorSpec, zeros
 if TYPE_CHECKING:
     from inferometer.serve.models.registry import Models
 
-_SUFFIXES = {".onnx": "onnxruntime", ".pt": "torch", ".pt2": "torch", ".py": "python"}
+_SUFFIXES = {".onnx": "onnxruntime", ".pt": "torch", ".pt2": "torch", ".pth": "torch", ".py": "python"}
 _TRANSFORMERS = "config.json"
 
 
@@ -124,6 +124,7 @@ def _backend(folder: Path, backend: str, name: str) -> tuple[str, Path | None]:
     the backend can load."""
     paths = [path for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
     files = [path for path in paths if backend in ("", _SUFFIXES[path.suffix])]
+    files = [path for path in files if path.suffix != ".pth"] or files  # beside a model, it has its weights
     found = [_named(folder, name)] if name else [path for path in files if path.stem == "model"][:1]
     if not found and not backend and (folder / _TRANSFORMERS).is_file():
         return "transformers", None

@@ -7,6 +7,7 @@ is gone would end the process. The messages are Triton's.
 """
 
 import os
+import resource
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,9 @@ import msgspec
 
 from inferometer.serve.models.types import Refused
 from inferometer.tensors import Tensor
+
+_MOST, _MOST_OF_KEY = 4096, 1024
+"""How many regions may be registered in total, if half of the process's open files are enough, and with the same key."""
 
 
 class Region:
@@ -72,6 +76,11 @@ class Regions:
         if byte_size < 1:
             raise Refused("INVALID_ARGUMENT", f"the size of shared memory region '{name}' must be at least 1 byte")
         file, leaf = -1, key.removeprefix("/")
+        most = min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        of_key = sum(region.key.removeprefix("/") == leaf for region in self._regions.values())
+        if len(self._regions) >= most or of_key >= _MOST_OF_KEY:
+            why = f"at most {most} shared memory regions, and {_MOST_OF_KEY} with the same key, can be registered"
+            raise Refused("RESOURCE_EXHAUSTED", f"{why}: unregister some first")
         if leaf and "/" not in leaf and leaf not in (".", ".."):
             with suppress(OSError, ValueError):
                 # Do not follow links, and do not block on the other end of a FIFO.

@@ -5,11 +5,13 @@ Unknown fields are accepted and ignored. Those that real models would have to re
 """
 
 from typing import Annotated, Literal
+from zlib import crc32
 
 import msgspec
 from msgspec import Meta
 
 from inferometer.serve.http.responses import MESSAGES
+from inferometer.serve.json_limits import check_values
 from inferometer.serve.models.types import Refused
 from inferometer.serve.sim.settings import AtLeastOne, AtLeastZero
 
@@ -23,6 +25,11 @@ APIS: dict[bytes, tuple[Api, str]] = {
 }
 """The API at each path, and the field that has its texts."""
 DEFAULT_TOKENS = 16  # of a completion if the request sets no length
+MOST_BYTES = 64 << 20
+"""Maximum size of a body, which is parsed in the event loop."""
+_MOST = 128  # choices, and images, of a request
+IMAGE_TOKENS = 576
+"""Tokens of an image, whatever its size."""
 _DEFAULT_LENGTH = {"completion": DEFAULT_TOKENS, "embedding": 1}
 _UNSUPPORTED = {
     "logprobs": b"false", "top_logprobs": b"0", "prompt_logprobs": b"", "echo": b"false", "suffix": b'""', "best_of": b"1",
@@ -40,14 +47,16 @@ class _StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
-class _TextPart(msgspec.Struct, frozen=True):
+class _ContentPart(msgspec.Struct, frozen=True):
     type: str
     text: str = ""
+    image_url: msgspec.Raw = msgspec.Raw()
+    source: msgspec.Raw = msgspec.Raw()  # of an image, in Anthropic's API
 
 
 class _Message(msgspec.Struct, frozen=True):
     role: str
-    content: str | list[_TextPart] | None = None
+    content: str | list[_ContentPart] | None = None
 
 
 class Fields(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -56,11 +65,11 @@ class Fields(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model: str | None = None
     prompt: Texts | None = None
     messages: list[_Message] | None = None
-    system: str | list[_TextPart] | None = None
+    system: str | list[_ContentPart] | None = None
     max_tokens: AtLeastOne | None = None
     max_completion_tokens: AtLeastOne | None = None
     min_tokens: AtLeastZero = 0
-    n: Annotated[int, Meta(ge=1, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
     stream: bool = False
     stream_options: _StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
@@ -81,7 +90,7 @@ class TextRequest(msgspec.Struct, frozen=True, gc=False):
     api: Api
     fields: Fields
     parts: list[Part]
-    """The prompt, the texts of the messages, or the inputs of embeddings."""
+    """The prompts, the texts and images of the messages, or the inputs of embeddings."""
     messages: list[dict[str, str]] = []
     """Role and content of each message of a conversation."""
     n_out: int = 0
@@ -91,6 +100,10 @@ class TextRequest(msgspec.Struct, frozen=True, gc=False):
     """Whether to send a usage chunk at the stream's end."""
     running_usage: bool = False
     """Whether to send usage in every chunk."""
+    choices: int = 1
+    """Texts to generate: `n` for each prompt."""
+    only_simulated: str = ""
+    """What the request has that real models do not support."""
 
 
 _decode = msgspec.json.Decoder(Fields).decode
@@ -100,6 +113,9 @@ _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 def parse(path: bytes, body: bytes | memoryview) -> TextRequest:
     """Parse the body of a request to one of the APIs."""
     api, name = APIS[path]
+    if len(body) > MOST_BYTES:
+        raise Refused("RESOURCE_EXHAUSTED", f"the request body is larger than {MOST_BYTES} bytes", status=413)
+    check_values(body)
     try:
         fields = _decode(body)
     except msgspec.ValidationError as error:
@@ -111,19 +127,26 @@ def parse(path: bytes, body: bytes | memoryview) -> TextRequest:
         raise invalid(f"the field {name} is missing")
     if is_message and fields.max_tokens is None:
         raise invalid("the field max_tokens is missing")
+    n, images = 1 if is_message else fields.n or 1, list[Part]()
     if name != "messages":
-        messages, parts = [], _parts(name, given)
+        messages, parts = [], _parts(name, given, api != "tokenize")
+        n *= len(parts)
     else:
         system = [_Message("system", fields.system)] if is_message and fields.system else []
-        messages = [{"role": each.role, "content": _joined(each.content)} for each in (*system, *given)]
-        parts = [message["content"] for message in messages]
+        messages = [{"role": each.role, "content": _joined(each.content, images)} for each in (*system, *given)]
+        parts = [message["content"] for message in messages] + images
     if not any(parts) and api != "tokenize":
         raise invalid(f"{name} must not be empty")
+    choices = n if api in ("completion", "chat") else 1
+    if choices > _MOST:
+        raise invalid(f"n times the number of prompts must be at most {_MOST} (got {choices})")
+    only_simulated = "n > 1 or a list of prompts" if choices > 1 else "a content part with an image" if images else ""
     n_out = fields.max_completion_tokens or fields.max_tokens or _DEFAULT_LENGTH.get(api, 0)
     options = fields.stream_options or _StreamOptions()
     usage = is_message or options.include_usage or options.continuous_usage_stats
     stream = fields.stream and name != "input"  # vectors come in one piece
-    return TextRequest(api, fields, parts, messages, n_out, stream, usage, options.continuous_usage_stats)
+    running = options.continuous_usage_stats
+    return TextRequest(api, fields, parts, messages, n_out, stream, usage, running, choices, only_simulated)
 
 
 def invalid(message: str) -> Refused:
@@ -131,29 +154,34 @@ def invalid(message: str) -> Refused:
 
 
 def too_long(n_in: int, n_out: int, limit: str) -> Refused:
-    """Return the error for a prompt and a response that are longer than `limit`."""
+    """Return the error for a prompt (of at least `n_in` tokens) and a response that are longer than `limit`."""
     what = f"{n_in} prompt tokens plus max_tokens {n_out} exceed {limit}"
     return Refused("INVALID_ARGUMENT", what, label="context_length_exceeded")
 
 
-def _parts(name: str, given: Texts) -> list[Part]:
+def _parts(name: str, given: Texts, several: bool) -> list[Part]:
     """Return one or several texts or lists of token ids."""
     if isinstance(given, str):
         return [given]
     parts = [given] if all(isinstance(one, int) for one in given) else given
-    if not all(parts) or any(isinstance(one, int) for one in parts) or (name == "prompt" and len(parts) > 1):
-        several = " or a list of these" if name == "input" else ""
-        raise invalid(f"{name} must be a string or a list of token ids{several}, and not empty")
+    if not all(parts) or any(isinstance(one, int) for one in parts) or (len(parts) > 1 and not several):
+        lists = " or a list of these" if several else ""
+        raise invalid(f"{name} must be a string or a list of token ids{lists}, and not empty")
     return parts  # type: ignore[return-value]
 
 
-def _joined(content: str | list[_TextPart] | None) -> str:
-    """Return the texts of a message, joined as vLLM joins them."""
+def _joined(content: str | list[_ContentPart] | None, images: list[Part]) -> str:
+    """Return the texts of a message, joined as vLLM joins them, and add tokens to `images` for each of its images."""
     if isinstance(content, str):
         return content
-    if other := [part.type for part in content or () if part.type != "text"]:
-        raise invalid(f"content part type {other[0]!r:.60} is not supported")
-    return "\n".join(part.text for part in content or ())
+    for part in content or ():
+        if part.type in ("image_url", "image") and (image := bytes(part.image_url) or bytes(part.source)):
+            images.append([crc32(image)] * IMAGE_TOKENS)
+        elif part.type != "text":
+            raise invalid(f"content part type {part.type!r:.60} is not supported, or has no image")
+        if len(images) > _MOST:
+            raise invalid(f"there must be at most {_MOST} images")
+    return "\n".join(part.text for part in content or () if part.type == "text")
 
 
 def check_supported(body: bytes | memoryview) -> None:

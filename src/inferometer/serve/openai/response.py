@@ -50,8 +50,8 @@ class Response:
         self._pieces: list[bytes] = []
 
     def text(self, text: bytes, count: int) -> None:
-        """Add the text of `count` tokens."""
-        self.written += count
+        """Add the text of `count` tokens of each choice."""
+        self.written += count * self.asked.choices
         self._pieces.append(text)
 
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
@@ -87,34 +87,36 @@ class Stream(Response):
     """A response as server-sent events."""
 
     def begin(self) -> None:
-        """Send the headers, with what precedes the text."""
-        self._has_begun, self._closing = True, b""
+        """Send the headers. What precedes the text is sent with its first piece, as vLLM does."""
+        self._has_begun, self._closing, self._opening = True, b"", _events(*self._format.opening(self))
         # What precedes and follows the text in a content event, and the chunk's size line by the text's length.
         sample = _event(self._format.content(self, _quoted(b"\0")))
         self._before, _, after = sample.partition(b"\0")  # which is never part of JSON
-        self._after, self._sizes = after + b"\r\n", _size_lines(len(self._before) + len(after))
-        if self.asked.running_usage:
-            self._sizes = []  # no chunk is like the others
-        self.write(responses.stream_head(self.request.keep_alive) + _events(*self._format.opening(self)))
+        self._after, lines = after + b"\r\n", _size_lines(len(self._before) + len(after))
+        self._sizes, self._alike = list[bytes](), [] if self.asked.running_usage or self.asked.choices > 1 else lines
+        self.write = responses.start_stream(self.write, self.request)
 
     def text(self, text: bytes, count: int) -> None:
-        """Send the text of `count` tokens."""
-        self.written += count
+        """Send the text of `count` tokens of each choice."""
+        self.written += count * self.asked.choices
         try:
             data = self._sizes[len(text)] + self._before + text + self._after
-        except IndexError:  # usage in every chunk, or a long text
-            data = _events(self._format.content(self, _quoted(text))) + self._closing
+        except IndexError:  # the first piece, usage in every chunk, several choices, or a long text
+            quoted = _quoted(text)
+            events = [self._format.content(self, quoted, index) for index in range(self.asked.choices)]
+            data = self._opening + _events(*events) + self._closing
+            self._opening, self._sizes = b"", self._alike
         self.stamps.append(now())
         self.write(data)
 
     def end(self, reason: str, text: bytes = b"", count: int = 0) -> None:
-        self.written += count
+        self.written += count * self.asked.choices
         self._closing = _events(*self._format.closing(self, reason)) + self._format.done
         if text:
             self._after += self._closing  # both in one send()
             self.text(text, 0)
         else:
-            self.write(self._closing)
+            self.write(self._opening + self._closing)
         self.finish()
 
 
@@ -127,22 +129,27 @@ class OpenAiFormat:
     def opening(self, out: Response) -> list[Json]:
         """Return the events before the text."""
         role = {"role": "assistant", "content": ""}
-        return [self._json(out, "delta", role, None, False)] if out.asked.api == "chat" else []
+        indices = range(out.asked.choices if out.asked.api == "chat" else 0)
+        return [self._json(out, "delta", role, None, False, index) for index in indices]
 
-    def content(self, out: Response, text: Raw) -> Json:
-        """Return the event of a part of the text."""
-        return self._json(out, "delta", {"content": text}, None, out.asked.running_usage)
+    def content(self, out: Response, text: Raw, index: int = 0) -> Json:
+        """Return the event of a part of the text of a choice."""
+        return self._json(out, "delta", {"content": text}, None, out.asked.running_usage, index)
 
     def closing(self, out: Response, reason: str) -> list[Json]:
         """Return the events after the text."""
-        end = self._json(out, "delta", {}, reason, False)
-        return [end, {**end, "choices": [], "usage": self._usage(out)}] if out.asked.usage else [end]
+        ends = [self._json(out, "delta", {}, reason, False, index) for index in range(out.asked.choices)]
+        return [*ends, {**ends[0], "choices": [], "usage": self._usage(out)}] if out.asked.usage else ends
 
     def body(self, out: Response, text: Raw, reason: str) -> Json:
         """Return the body of a response that is not streamed."""
-        return self._json(out, "message", {"role": "assistant", "content": text}, reason, True)
+        made = self._json(out, "message", {"role": "assistant", "content": text}, reason, True)
+        made["choices"] = [{**made["choices"][0], "index": index} for index in range(out.asked.choices)]
+        return made
 
-    def _json(self, out: Response, kind: str, message: Json, reason: str | None, has_usage: bool) -> Json:
+    def _json(
+        self, out: Response, kind: str, message: Json, reason: str | None, has_usage: bool, index: int = 0
+    ) -> Json:
         """Return an event or a body. In a chat, `message` is the value of `kind`; completions have only its text."""
         if out.asked.api == "chat":
             prefix, name, text = "chatcmpl-", "chat.completion", {kind: message}
@@ -150,7 +157,7 @@ class OpenAiFormat:
         else:
             prefix, name, text = "cmpl-", "text_completion", {"text": message.get("content", "")}
         made: Json = {"id": f"{prefix}{out.n:016x}", "object": name, "created": out.created, "model": out.model}
-        made["choices"] = [{"index": 0, **text, "logprobs": None, "finish_reason": reason}]
+        made["choices"] = [{"index": index, **text, "logprobs": None, "finish_reason": reason}]
         if has_usage:
             made["usage"] = self._usage(out)
         return made
@@ -169,7 +176,7 @@ class AnthropicFormat:
         block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
         return [{"type": "message_start", "message": self.body(out, _quoted(b""), "")}, block, {"type": "ping"}]
 
-    def content(self, out: Response, text: Raw) -> Json:
+    def content(self, out: Response, text: Raw, index: int = 0) -> Json:
         return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
 
     def closing(self, out: Response, reason: str) -> list[Json]:

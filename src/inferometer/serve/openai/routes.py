@@ -40,8 +40,6 @@ class OpenAi:
             raise Refused("NOT_FOUND", f"no such path: {path.decode('latin-1')}")
         check_method(request, b"POST")
         asked = parse(path, request.body)
-        if asked.stream and request.http10:
-            raise invalid("streaming requires HTTP/1.1")
         model = self._find(asked.fields.model)
         if isinstance(model, Simulator):
             model.respond(connection, request, asked)
@@ -49,6 +47,8 @@ class OpenAi:
         if asked.api != "tokenize" and (asked.api == "embedding") == model.decoupled:
             verb = "compute embeddings" if asked.api == "embedding" else "generate text"
             raise invalid(f"the model {model.name!r} does not {verb}")
+        if asked.only_simulated:
+            raise invalid(f"{asked.only_simulated} is not supported")
         check_supported(request.body)
         kind = Stream if asked.stream else Response
         _InProgress(self._models, model, kind(connection, request, asked, model.name, secrets.randbits(64)))

@@ -34,11 +34,12 @@ class BatchTiming(Timing):
         self.kv = KvCache(spec.kv_tokens, spec.block)
         self.steps, self._spec = 0, spec
         self._running: list[Job] = []
+        self._ended = 0  # when the last step ended
         self._step: list[tuple[Job, int]] = []  # tokens that each prefills in this step; 0: it decodes
 
     def advance(self, now: int) -> None:
         while self.due <= now:
-            end = self.due
+            end = self._ended = self.due
             for job, prefilled in self._step:
                 if job.gone:
                     continue
@@ -56,7 +57,7 @@ class BatchTiming(Timing):
 
     def _admit(self, at: int) -> None:
         if self.due == NEVER:
-            self._begin(at)
+            self._begin(max(at, self._ended))  # a request with a long prompt is added some time after it arrived
 
     def _begin(self, start: int) -> None:
         """Plan a step, as described above, and set when it ends."""

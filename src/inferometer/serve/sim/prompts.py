@@ -6,12 +6,11 @@ tokenizes the response gets the exact count.
 A tokenizer takes about a millisecond for 500 tokens, during which no stream would get its token. But it cuts every text
 before each space that is followed by something other than a space, and handles the pieces independently: so pieces are
 tokenized once and cached, and a prompt is looked up piece by piece, ten times as fast with the same result. Texts that
-are not that regular are tokenized as a whole.
+are not that regular are tokenized as a whole; if they are long, in a background thread.
 """
 
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
@@ -21,8 +20,16 @@ from inferometer.workload.tokenizer import load, words
 
 DIMENSIONS = 384  # of an embedding if the request sets none
 _KEPT_PIECES, _LONG_PIECE = 200_000, 64
-_KEPT_TEXTS, _LONG_TEXT = 2048, 65_536
-"""How many pieces, and counts of texts, are cached, and the length from which they are not."""
+_KEPT_COUNTS = 2048
+"""How many pieces, and counts of texts, are cached, and the length from which pieces are not."""
+LONGEST_TOKEN = 16
+"""Bytes of the longest token: a text has at least a token for this many characters."""
+_LONG, _NEW, _EACH = 65_536, 8192, 16
+"""Characters of a prompt, and those of its pieces that are new (plus some for each), from which it is Slow: 2 ms of work."""
+
+
+class Slow(Exception):  # noqa: N818  (not an error)
+    """Tokenizing the prompt would take so long that streams had to wait: it belongs into a thread."""
 
 
 class Prompts(BoundedCache[str, list[int]]):
@@ -31,8 +38,8 @@ class Prompts(BoundedCache[str, list[int]]):
 
     def __init__(self) -> None:
         super().__init__(_KEPT_PIECES)
-        self._encode = load(None).encode
-        self._kept_count = lru_cache(_KEPT_TEXTS)(self._count)
+        self._tokenizer, self._left = load(None), 1 << 62
+        self._counts: BoundedCache[str, int] = BoundedCache(_KEPT_COUNTS)
         for word in words():
             self[word]
 
@@ -42,17 +49,36 @@ class Prompts(BoundedCache[str, list[int]]):
         ids = self._encode(" " + piece)
         return self.keep(piece, ids) if len(piece) <= _LONG_PIECE else ids
 
-    def count(self, parts: Sequence[Part]) -> int:
-        return sum([
-            self._kept_count(part) if isinstance(part, str) and len(part) <= _LONG_TEXT else self._count(part)
-            for part in parts
-        ])  # fmt: skip
+    def _encode(self, text: str) -> list[int]:
+        self._left -= len(text) + _EACH
+        if self._left < 0:
+            raise Slow
+        return self._tokenizer.encode(text)
 
-    def _count(self, part: Part) -> int:
-        return sum(map(len, self._pieces(part)))
+    def count(self, parts: Sequence[Part]) -> int:
+        """Return the number of tokens; raises Slow."""
+        self._begin(parts)
+        return sum(
+            [len(part) if isinstance(part, list) else self._counts.get(part) or self._count(part) for part in parts]
+        )
+
+    def _count(self, text: str) -> int:
+        return self._counts.keep(text, sum(map(len, self._pieces(text))))
 
     def ids(self, parts: Sequence[Part]) -> list[int]:
+        """Return the tokens; raises Slow."""
+        self._begin(parts)
         return [token for part in parts for piece in self._pieces(part) for token in piece]
+
+    def slow_ids(self, parts: Sequence[Part]) -> list[int]:
+        """Return the tokens of any prompt; in any thread. Functions for batches let other threads run."""
+        rows = (self._tokenizer.encode_batch([part])[0] if isinstance(part, str) else part for part in parts)
+        return [token for row in rows for token in row]
+
+    def _begin(self, parts: Sequence[Part]) -> None:
+        self._left = _NEW
+        if sum([len(part) for part in parts if isinstance(part, str)]) > _LONG:
+            raise Slow
 
     def _pieces(self, part: Part) -> list[list[int]]:
         """Return the token ids of a text, in pieces."""

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -16,14 +17,15 @@ from inferometer.errors import UserError
 from inferometer.serve import prometheus
 from inferometer.serve.backends.text.model import INPUTS, declare, piece, request_of
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.responses import reply
-from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Loading, Refused, Tensors, ignore
+from inferometer.serve.http.responses import refuse, reply
+from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Loading, Refused, Tensors, ignore, reason
+from inferometer.serve.offload import Threads
 from inferometer.serve.openai.requests import DEFAULT_TOKENS, TextRequest, invalid, too_long
 from inferometer.serve.openai.response import Response, Stream, tokens_body
 from inferometer.serve.prometheus import Family, Histogram
 from inferometer.serve.sim.batch import BatchTiming, block_keys
 from inferometer.serve.sim.faults import Fault, parse_fault, pick
-from inferometer.serve.sim.prompts import Prompts, response_words, text
+from inferometer.serve.sim.prompts import DIMENSIONS, LONGEST_TOKEN, Prompts, Slow, response_words, text
 from inferometer.serve.sim.response import FaultyResponse, SimResponse
 from inferometer.serve.sim.settings import Batch, Fixed, Sim
 from inferometer.serve.sim.timing import Clockwork, FixedTiming, Job, Timing
@@ -33,12 +35,15 @@ from inferometer.units import NS
 from inferometer.wire.http1_requests import Request
 
 CHAT_TOKENS = 128  # of a chat response if the request sets no length
+_MOST_NUMBERS = 4_000_000  # of the embeddings in a response
 _SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 2.5, 5, 7.5, 10,
     20, 40, 80, 160, 640, 2560,
 )  # fmt: skip
 _EARLY_S = 0.002
 """By how much the loop's timers may be early: they count whole milliseconds from the start of its last turn."""
+Tokenized = Callable[[int, list[int]], None]
+"""Called with the number of tokens of a prompt, and with the tokens if they are needed."""
 KSERVE_CONFIG = 'backend: "simulator"'
 
 
@@ -51,7 +56,7 @@ class Simulator:
         self.settings, self.loop, spec = settings, loop, settings.timing
         self.timing: Timing = FixedTiming(spec, settings) if isinstance(spec, Fixed) else BatchTiming(spec, settings)
         self._block = spec.block if isinstance(spec, Batch) and spec.prefix_cache else 0
-        self.words, self._prompts = response_words(), Prompts()
+        self.words, self._prompts, self._threads = response_words(), Prompts(), Threads(loop, 1, "tokenizer")
         self._prompt_tokens = self._generation_tokens = 0
         self._ended = {"stop": 0, "length": 0, "abort": 0}
         self._ttft, self._itl, self._e2e, self._queue = (Histogram(_SECONDS) for _ in range(4))
@@ -64,17 +69,52 @@ class Simulator:
 
     def respond(self, connection: Connection, request: Request, asked: TextRequest) -> None:
         """Respond to a request now or later; raises Refused if it cannot be served."""
+
+        is_gone, fail = lambda: connection.transport.closed, partial(refuse, connection, request)
+        self._tokenize(asked, partial(self._accept, connection, request, asked), is_gone, fail)
+
+    def _tokenize(
+        self, asked: TextRequest, then: Tokenized, is_gone: Callable[[], bool], fail: Callable[[Refused], None]
+    ) -> None:
+        """Call `then` with the tokens of the prompt: at once, or later if a thread has to count them. In that case, errors
+        are passed to `fail`, unless the client is gone. Raises Refused if the prompt is certainly too long."""
+        least = [-(-len(part) // LONGEST_TOKEN) if isinstance(part, str) else len(part) for part in asked.parts]
+        self._check_length(asked, sum(least))
+
+        def counted(ids: list[int], error: BaseException | None) -> None:
+            if is_gone():
+                return
+            try:
+                if error is not None:
+                    raise error
+                then(len(ids), ids)
+            except Exception as why:
+                fail(reason(why))
+
+        try:
+            ids = self._prompts.ids(asked.parts) if self._block or asked.api == "tokenize" else []
+            n_in = len(ids) or self._prompts.count(asked.parts)
+        except Slow:
+            self._threads.do(partial(self._prompts.slow_ids, asked.parts), counted)
+        else:
+            then(n_in, ids)
+
+    def _accept(self, connection: Connection, request: Request, asked: TextRequest, n_in: int, ids: list[int]) -> None:
         if asked.api == "tokenize":
-            reply(connection, request, 200, tokens_body(self._prompts.ids(asked.parts), self.max_len))
+            reply(connection, request, 200, tokens_body(ids, self.max_len))
             return
+        self._check_length(asked, n_in)
+        numbers = len(asked.parts) * (asked.fields.dimensions or DIMENSIONS)
+        if asked.api == "embedding" and numbers > _MOST_NUMBERS:
+            raise invalid(f"the embeddings would have {numbers} numbers; the simulator sends at most {_MOST_NUMBERS}")
         n_out = asked.n_out or CHAT_TOKENS
-        n_in, n = self._prompt_length(asked, n_out), self.number()
+        n = self.number()
         if n == 1:
             for freeze in [rule for rule in self._faults if rule.after >= 0]:
                 self.loop.call_later(freeze.after / NS + _EARLY_S, time.sleep, freeze.arg / NS)
         fault = self._fault_of(request, n)
         out = (Stream if asked.stream else Response)(connection, request, asked, self.name, n, n_in)
-        keys = block_keys(self._prompts.ids(asked.parts), self._block) if self._block else ()
+        keys = block_keys(ids, self._block) if self._block else ()
         given = self, out, n_out, keys
         response = SimResponse(*given) if fault is None else FaultyResponse(fault, *given)
         if isinstance(response, FaultyResponse) and response.fails_at_once():
@@ -95,7 +135,9 @@ class Simulator:
         self.active.remove(response)
         stamps = response.out.stamps
         self._prompt_tokens += response.n_in
-        self._generation_tokens += 0 if response.out.asked.api == "embedding" else response.made
+        self._generation_tokens += (
+            0 if response.out.asked.api == "embedding" else response.made * response.out.asked.choices
+        )
         self._ended["abort" if aborted else "length"] += 1
         if stamps:
             self._ttft.observe(stamps[0] - response.arrived)
@@ -113,29 +155,33 @@ class Simulator:
         return Loaded(begin=self._begin, slots=0)
 
     def _begin(self, inputs: Tensors, first: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
-        asked = request_of(inputs, DEFAULT_TOKENS)
-        job = _KserveText(self, self._prompt_length(asked, asked.n_out), asked.n_out, emit, finish)
-        if not self.timing.add(job, job.arrived):
-            raise Refused("RESOURCE_EXHAUSTED", "the simulator's queue is full")
-        self._clockwork.changed()
+        asked, jobs = request_of(inputs, DEFAULT_TOKENS), list[Job]()
+
+        def begin(n_in: int, _: list[int]) -> None:
+            self._check_length(asked, n_in)
+            job = _KserveText(self, n_in, asked.n_out, emit, finish)
+            if not self.timing.add(job, job.arrived):
+                raise Refused("RESOURCE_EXHAUSTED", "the simulator's queue is full")
+            jobs.append(job)
+            self._clockwork.changed()
 
         def cancel() -> None:
-            self.loop.call_soon(self.drop, job)  # `emit` must not call back into the timing model
+            for job in jobs:
+                self.loop.call_soon(self.drop, job)  # `emit` must not call back into the timing model
             finish(None)
 
+        self._tokenize(asked, begin, lambda: first.is_over, finish)
         return cancel
 
-    def _prompt_length(self, asked: TextRequest, n_out: int) -> int:
-        """Return the number of tokens of the prompt; raises Refused if it is empty, or too long with its response."""
-        n_in = self._prompts.count(asked.parts)
-        if not n_in:
+    def _check_length(self, asked: TextRequest, n_in: int) -> None:
+        """Raise Refused if a prompt of at least `n_in` tokens is empty, or too long with its response."""
+        if not n_in and asked.api != "tokenize":
             raise invalid("the text must not be empty")
-        kv = self.timing.kv
+        kv, n_out = self.timing.kv, 0 if asked.api == "tokenize" else asked.n_out or CHAT_TOKENS
         if n_in + n_out > self.max_len:
             raise too_long(n_in, n_out, f"the model's maximum of {self.max_len} tokens")
         if kv is not None and n_in + n_out > kv.capacity * kv.block:
             raise too_long(n_in, n_out, "the size of the KV cache")
-        return n_in
 
     def drop(self, job: Job) -> None:
         """Remove a request that ended early from the timing model."""
@@ -182,6 +228,7 @@ class Simulator:
         for response in list(self.active):
             response.client_gone()
         self._clockwork.timer.close()
+        self._threads.close()
         if self._truth is not None:
             self._truth.close()
 

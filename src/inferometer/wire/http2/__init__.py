@@ -10,7 +10,6 @@ any connection.
     connection.py what both share: received bytes to frames
     outbox.py     bytes to send: order of frames, flow-control windows, fairness between streams
     control.py    handlers for the frames that are neither HEADERS nor DATA
-    fast_path.py  responses that arrive in one piece and have the same layout as an earlier one
     fields.py     validation of headers, cached by header block
     hpack.py      header blocks <-> lists of fields
     huffman.py    HPACK's string code
@@ -31,9 +30,9 @@ from inferometer.wire.http2.events import (
     RequestHeaders,
     RequestTrailers,
     Reset,
+    Response,
     ServerEvent,
 )
-from inferometer.wire.http2.fast_path import Layout
 from inferometer.wire.http2.frames import CANCEL, NO_ERROR, REFUSED_STREAM, code_name
 from inferometer.wire.http2.hpack import encode
 from inferometer.wire.http2.server import Http2Server
@@ -51,11 +50,11 @@ __all__ = [
     "Http2Client",
     "Http2Error",
     "Http2Server",
-    "Layout",
     "RequestData",
     "RequestHeaders",
     "RequestTrailers",
     "Reset",
+    "Response",
     "ServerEvent",
     "code_name",
     "encode",

@@ -14,17 +14,25 @@ Rules:
   of the request is dropped and the stream is reset.
 - Bodies are not buffered: DATA is passed on as it arrives, in complete or partial frames, and our windows are topped up when
   half of them is used.
+- A response that arrives in one read and has the same header blocks as an earlier one becomes a single
+  Response event. A server's responses to unary calls are the same three frames again and again, of which only the stream and the
+  message differ: two `unpack`s and a few comparisons parse them all. They may be followed by other frames, or by more responses.
 """
+
+import struct
+from collections.abc import Callable
+
+import msgspec
 
 from inferometer.wire.failures import bounded, is_tls
 from inferometer.wire.http2 import control, frames
-from inferometer.wire.http2.connection import ANY, Connection
-from inferometer.wire.http2.events import Data, Event, Headers, Http2Error
-from inferometer.wire.http2.fast_path import Layout, Layouts
+from inferometer.wire.http2.connection import Connection
+from inferometer.wire.http2.events import Data, Event, Fields, Headers, Http2Error, Response
 from inferometer.wire.http2.fields import HeaderReader, validate_response
 from inferometer.wire.http2.frames import (
     CANCEL,
     DATA,
+    END_HEADERS,
     END_STREAM,
     FLOW_CONTROL_ERROR,
     HEADERS,
@@ -39,10 +47,27 @@ from inferometer.wire.http2.outbox import Outbox, OutgoingStream
 _MAX_STATUS_LINE = 300
 
 
+class _Layout(msgspec.Struct, frozen=True, gc=False):
+    """The header blocks of a successful response, and how to unpack what is around its message."""
+
+    unpack: Callable[[bytes, int], tuple[bytes, int, int, int]]
+    """The header block, and the head of the DATA frame."""
+    unpack_end: Callable[[bytes, int], tuple[bytes, int, bytes]]
+    """The head of the trailers' frame, in two parts, and their block."""
+    size: int
+    """Bytes before the message, without the first head."""
+    end_size: int
+    block: bytes
+    end_head: bytes
+    end_block: bytes
+    headers: Fields
+    trailers: Fields
+
+
 class Http2Client(Connection):
     """The state of one connection. See the module's docstring for how to drive it."""
 
-    __slots__ = ("_half", "_layouts", "_received", "_window")
+    __slots__ = ("_half", "_head_block", "_layout", "_received", "_window")
 
     def __init__(self, window: int = MAX_NUMBER, max_frame: int = 1 << 20, max_header_list: int = 64 << 10) -> None:
         """`window`: bytes that the server may send before our next update, per stream and on the whole connection."""
@@ -50,7 +75,8 @@ class Http2Client(Connection):
             raise ValueError(f"window must be between 65535 and 2147483647 bytes (got {window})")
         reader = HeaderReader(max_header_list, "the server", validate_response)
         super().__init__(Outbox("the server"), reader, control.CLIENT_HANDLERS, max_frame)
-        self._layouts = Layouts()
+        self._head_block = b""  # of the last response that was parsed frame by frame
+        self._layout: _Layout | None = None
         self._window = window
         self._half = window // 2
         self._received = 0  # bytes of DATA for which the connection's window was not yet topped up
@@ -116,31 +142,6 @@ class Http2Client(Connection):
             self.outbox.fail(self._error.code, self._error.message)
             raise self._error
 
-    def complete_response(self, data: bytes) -> tuple[int, bytes, Layout] | None:
-        """Return the stream id, the body and the layout if `data` is a complete response with the layout of an earlier one.
-
-        Returns None for any other data, which must then go to `feed`.
-        """
-        layout = self._layouts.by_size.get(len(data))
-        if layout is None or self._kept or self._data_left or self._expected != ANY:
-            return None
-        start, number, middle, number_2, body, end, number_3, block = layout.unpack(data)
-        if (
-            number == number_2 == number_3
-            and start == layout.start
-            and middle == layout.middle
-            and end == layout.end
-            and block == layout.block
-        ):
-            stream = self._streams.get(number)
-            received = self._received + len(body)
-            if stream is None or stream.has_headers or stream.queue or not stream.is_ended or received > self._half:
-                return None
-            self._received = received
-            del self._streams[number]
-            return number, body, layout
-        return None
-
     def feed(self, data: bytes) -> list[Event]:
         """Return the events of `data`, which may be split anywhere.
 
@@ -153,13 +154,68 @@ class Http2Client(Connection):
             if self._kept:
                 data = self._join(data)
             self._frames(data, events)
-            if len(events) == 3:
-                self._layouts.learn(data, events, self._known)
         except Http2Error as error:
-            self._layouts.by_size.clear()
             self._break(error, events)
             raise
         return events
+
+    def _on_usual(self, number: int, data: bytes, start: int, events: list[Event]) -> int:
+        layout = self._layout
+        assert layout is not None
+        body = start + layout.size
+        try:
+            block, word, flags, number_2 = layout.unpack(data, start)
+            end = body + (word >> 8)
+            end_head, number_3, end_block = layout.unpack_end(data, end)
+        except struct.error:  # there are fewer bytes
+            return 0
+        if (
+            not number == number_2 == number_3
+            or block != layout.block
+            or word & 0xFF != DATA
+            or flags
+            or end_head != layout.end_head
+            or end_block != layout.end_block
+        ):
+            return 0
+        stream = self._streams.get(number)
+        length = end - body
+        received = self._received + length
+        if (
+            stream is None
+            or stream.has_headers
+            or stream.queue
+            or not stream.is_ended
+            or length > self._max_frame
+            or received > self._half
+        ):
+            return 0
+        self._received = received
+        del self._streams[number]
+        events.append(Response(number, layout.headers, data[body:end], layout.trailers))
+        return end + layout.end_size
+
+    def _learn(self, end_block: bytes, trailers: Fields) -> None:
+        """Store the blocks of a complete response, if they may come again with the same meaning."""
+        layout, block = self._layout, self._head_block
+        if layout is not None and layout.block == block and layout.end_block == end_block:
+            return
+        head = self._known.get(block)
+        if head is not None and end_block in self._known:
+            start, end = struct.Struct(f">{len(block)}sLBL"), struct.Struct(f">5sL{len(end_block)}s")
+            end_head = frames.head(len(end_block) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[:5]
+            self._layout = _Layout(
+                start.unpack_from,
+                end.unpack_from,
+                start.size,
+                end.size,
+                block,
+                end_head,
+                end_block,
+                head.headers,
+                trailers,
+            )
+            self._usual = len(block) << 8 | HEADERS
 
     def _check_first(self, kind: int, data: bytes) -> bool:
         if data[:5] == b"HTTP/" and b"\n" not in data and len(data) < _MAX_STATUS_LINE:
@@ -227,8 +283,9 @@ class Http2Client(Connection):
     def _on_block(self, number: int, raw: bytes, end: int, events: list[Event]) -> None:
         block = self._known.get(raw)
         if block is None:
-            self._layouts.by_size.clear()
             block = self._read_block(raw)
+            if not self._known:  # the dynamic table has changed, and with it the meaning of blocks
+                self._layout, self._usual = None, -1
         stream = self._streams.get(number)
         if stream is None:
             control.check_was_open(self.outbox, HEADERS, number)
@@ -241,8 +298,10 @@ class Http2Client(Connection):
             else:
                 events.append(Headers(number, block.headers, True))
                 self.outbox.finish(stream)
+                self._learn(raw, block.headers)
         elif block.status >= 200:
             stream.has_headers = True
+            self._head_block = raw
             events.append(Headers(number, block.headers, end == END_STREAM))
             if end:
                 self.outbox.finish(stream)

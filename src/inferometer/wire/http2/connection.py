@@ -53,7 +53,7 @@ class Connection:
             "_expected",
         ),
         *("_expected_stream", "_handlers", "_kept", "_kept_size", "_known", "_max_frame", "_max_list", "_needed"),
-        *("_reader", "_streams", "outbox", "settings_received"),
+        *("_reader", "_streams", "_usual", "outbox", "settings_received"),
     )
 
     def __init__(
@@ -80,6 +80,7 @@ class Connection:
         self._data_left = self._data_padding = 0  # the bytes of it still to come, and how many of them are padding
         self._block: list[bytes] = []  # a header block that still lacks a CONTINUATION
         self._block_flags = 0
+        self._usual = -1  # client: length and kind of the HEADERS frame that responses usually begin with
 
     @property
     def open_streams(self) -> int:
@@ -121,6 +122,11 @@ class Connection:
             if (self._expected != ANY or length > self._max_frame) and not self._is_allowed(kind, length, number, data):
                 self._keep(data, size + 1)
                 return
+            if word == self._usual and flags == END_HEADERS:
+                after = self._on_usual(number, data, start, events)
+                if after:
+                    at = after
+                    continue
             if kind == DATA:
                 if flags & PADDED and length and start == size:
                     break  # the length of the padding has not arrived yet
@@ -138,14 +144,19 @@ class Connection:
             self._keep(data[at:], HEAD)
 
     def _on_frame(self, kind: int, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
-        if kind == HEADERS:
+        handler = self._handlers.get(kind)
+        if handler is not None:
+            handler(self.outbox, flags, number, payload, events)
+        elif kind == HEADERS:
             self._on_headers(flags, number, payload, events)
         elif kind == CONTINUATION:
             self._on_continuation(flags, number, payload, events)
-        elif kind == SETTINGS:
+        elif kind == SETTINGS:  # frames of unknown types must be ignored
             self._on_settings(flags, number, payload)
-        elif kind in self._handlers:  # frames of unknown types must be ignored
-            self._handlers[kind](self.outbox, flags, number, payload, events)
+
+    def _on_usual(self, number: int, data: bytes, start: int, events: list[Any]) -> int:
+        """Handle a complete response of the usual form; return where it ends, or 0 if `data` has another one."""
+        raise NotImplementedError
 
     def _keep(self, rest: bytes, needed: int) -> None:
         self._kept.append(rest)

@@ -44,7 +44,16 @@ class GoAway(msgspec.Struct, frozen=True, gc=False):
     debug: bytes
 
 
-Event = Headers | Data | Reset | GoAway
+class Response(msgspec.Struct, frozen=True, gc=False):
+    """A complete response that arrived in one read: headers, one DATA frame, and trailers."""
+
+    stream: int
+    headers: Fields
+    data: bytes
+    trailers: Fields
+
+
+Event = Headers | Data | Response | Reset | GoAway
 
 
 class RequestHeaders(msgspec.Struct, gc=False):

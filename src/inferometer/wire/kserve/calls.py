@@ -65,19 +65,15 @@ def _encode_grpc(context: CallContext, requests: Sequence[Request]) -> Calls:
         message = grpc.infer_request(model_of(context, request), context.version, tensors, options)
         tails.append(grpc_framing.framed(message, context.compression))
     path = grpc.STREAM_INFER if context.stream else grpc.INFER
-    response = partial(grpc_wire.GrpcResponse, True, grpc.stream_error) if context.stream else grpc_wire.GrpcResponse
+    error = grpc.stream_error if context.stream else None
     heads, own_heads = grpc_method.heads(context, path), grpc_method.class_heads(context, path)
     if context.expected:
-        check = validation.OutputCheck(
-            context.expected, validation.read_stream if context.stream else validation.read_grpc
-        )
-        kept = partial(_kept_response, context.stream)
+        read = validation.read_stream if context.stream else validation.read_grpc
+        check = validation.OutputCheck(context.expected, read)
+        kept = lambda: grpc_wire.GrpcResponse(context.stream, error, [])  # noqa: E731
         return _tensor_calls(context, heads, own_heads, tuple(tails), check, response=kept)
+    response = partial(grpc_wire.GrpcResponse, True, error) if context.stream else grpc_wire.GrpcResponse
     return _tensor_calls(context, heads, own_heads, tuple(tails), response=response)
-
-
-def _kept_response(streamed: bool) -> validation.KeptResponse:
-    return validation.KeptResponse(streamed, grpc.stream_error if streamed else None, [])
 
 
 def _inferences(
@@ -138,17 +134,13 @@ def encode_generate(context: CallContext, requests: Sequence[Request]) -> Calls:
         tails=tails,
         n_in=tuple(request.n_in or -1 for request in requests),
         n_out=tuple(request.n_out for request in requests),
-        decoder=partial(_decoder, partial(generate_decoder, context.stream)),
+        decoder=partial(_decoder, partial(generate.body_decoder, context.stream)),
     )
 
 
 def _generate_body(context: CallContext, request: Request) -> bytes:
     extra = context.parameters | context.body | request.options.body
     return generate.request_body(prompt_text(request), request.n_out, context.stream, extra)
-
-
-def generate_decoder(streamed: bool) -> BodyDecoder:
-    return generate.StreamedText() if streamed else generate.UnstreamedText()
 
 
 def _decoder(body: Callable[[], BodyDecoder]) -> Decoder:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from inferometer.errors import UserError
-from inferometer.records import Spent
+from inferometer.records import Spent, StageStatistics
 from inferometer.tensors import TensorSpec
 
 
@@ -96,16 +97,7 @@ class ModelStatistics(msgspec.Struct, frozen=True):
     """By size, ascending."""
 
 
-SPENT_FIELDS = (
-    "success",
-    "fail",
-    "queue",
-    "compute_input",
-    "compute_infer",
-    "compute_output",
-    "cache_hit",
-    "cache_miss",
-)
+SPENT_FIELDS = tuple(name for name, default in asdict(StageStatistics()).items() if isinstance(default, Spent))
 """The fields of ModelStatistics that are counts with durations; servers use the same names."""
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from inferometer.types import ONE_TOKEN, Event, Fail
-from inferometer.wire.http1 import error_message, not_json
+from inferometer.types import Fail, Received
+from inferometer.wire import text_body
+from inferometer.wire.http1 import BodyDecoder, error_message, not_json
 from inferometer.wire.kserve.http_control import model_path
-from inferometer.wire.openai import StreamedResponse
 
 
 def generate_path(model: str, version: str = "", stream: bool = False) -> str:
@@ -49,79 +49,37 @@ def _text(output: Any) -> str:
     return "" if output is None else str(output)
 
 
-class StreamedText(StreamedResponse):
-    """The body of a streamed response: server-sent events as OpenAI's API uses them, with different messages."""
-
-    __slots__ = ()
-
-    def _incomplete(self) -> Fail | None:
-        return None if self._messages else _not_a_stream(self._head)
-
-    def _empty(self) -> Fail | None:
-        return Fail("empty", f"messages: {self._messages}, none of them with text")
-
-    def _message(self, name: bytes, data: bytes, events: list[Event]) -> None:
-        self._messages += 1
-        if name == b"error":
-            events.append(Fail("error_frame", error_message(data)))
-            return
-        try:
-            message = _decode(data)
-        except msgspec.MsgspecError as error:
-            events.append(not_json(data, str(error)))
-            return
-        if message.error is not None:
-            events.append(Fail("error_frame", error_message(data)))
-            return
-        text = _text(message.text_output)
-        if text:
-            self._texts.append(text)
-            events.append(ONE_TOKEN)
+def _event(data: bytes, at: int, into: Received) -> Fail | None:
+    message = _decode(data)
+    if message.error is not None:
+        return Fail("error_frame", error_message(data))
+    text = _text(message.text_output)
+    if text:
+        into.token(at, text, text)
+    return None
 
 
-class UnstreamedText:
-    """The body of a response that is not streamed."""
-
-    __slots__ = ("_body", "_text")
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._body = b""
-        self._text = ""
-
-    @property
-    def text(self) -> str:
-        return self._text
-
-    def feed(self, piece: bytes, events: list[Event]) -> None:
-        self._body += piece
-
-    def finish(self, events: list[Event]) -> Fail | None:
-        body = self._body
-        if not body.strip():
-            return Fail("truncated", "the body is empty")
-        try:
-            response = _decode(body)
-        except msgspec.MsgspecError as error:
-            return not_json(body, str(error))
-        if response.error is not None:
-            return Fail("error_body", error_message(body))
-        if response.text_output is None:
-            return not_json(body, "no text_output")
-        self._text = _text(response.text_output)
-        return None if self._text else Fail("empty", "text_output is empty")
+def _whole(body: bytes, into: Received) -> Fail | None:
+    response = _decode(body)
+    if response.error is not None:
+        return Fail("error_body", error_message(body))
+    if response.text_output is None:
+        return not_json(body, "no text_output")
+    text = _text(response.text_output)
+    if text:
+        into.add_text(text, text)
+    return None
 
 
-def _not_a_stream(head: bytes) -> Fail:
-    """Describe a body that is not an event stream."""
-    if not head.strip():
-        return Fail("truncated", "the body is empty")
-    try:
-        response = _decode(head)
-    except msgspec.MsgspecError as error:
-        return not_json(head, str(error))
-    if response.text_output is not None and response.error is None:
-        return Fail("not_streamed", "")
-    return Fail("error_body", error_message(head))
+def _empty(into: Received) -> Fail | None:
+    return Fail(
+        "empty", f"messages: {into.messages}, none of them with text" if into.messages else "text_output is empty"
+    )
+
+
+_EXTRACTOR = text_body.Extractor(_event, _whole, _empty, has_end=False)
+
+
+def body_decoder(streamed: bool) -> BodyDecoder:
+    """Make the decoder of one response body."""
+    return text_body.body_decoder(_EXTRACTOR, streamed)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from inferometer.errors import SEND_LESS, UserError
 from inferometer.tensors import GRPC_MESSAGE, Tensor, check, datatype_of, elements, from_numpy, shown
 from inferometer.wire import varint
+from inferometer.wire.context import ShmRef
 from inferometer.wire.failures import bounded
-from inferometer.wire.kserve.http import InferOptions, InferResponse, Parameter, ShmOutput, ShmRef
+from inferometer.wire.kserve.http import InferOptions, InferResponse, Parameter, ShmOutput
 
 SERVICE = "inference.GRPCInferenceService"
 INFER = f"/{SERVICE}/ModelInfer"
@@ -145,9 +146,20 @@ def stream_response(data: bytes, shm_outputs: Mapping[str, ShmRef] = _NO_SHM) ->
 
 def stream_id(data: bytes) -> str:
     """The id of the request that a message of ModelStreamInfer responds to, which may be an error; "" if it has none."""
-    if _is_bare(data):
-        return str(_parse("ModelInferResponse", data).id)
-    return str(_parse("ModelStreamInferResponse", data).infer_response.id)
+    return str(_response_in(data).id)
+
+
+def response_parameters(data: bytes) -> dict[str, Any]:
+    """The parameters of a response, or of a message of ModelStreamInfer."""
+    return parameters_of(_response_in(data).parameters)
+
+
+def _response_in(data: bytes) -> Any:
+    return (
+        _parse("ModelInferResponse", data)
+        if _is_bare(data)
+        else _parse("ModelStreamInferResponse", data).infer_response
+    )
 
 
 def stream_error(data: bytes) -> str:

@@ -9,29 +9,23 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.tensors import Tensor, check, datatype_of, elements, from_json, to_json
-from inferometer.types import Event, Fail
-from inferometer.wire.failures import bounded
-from inferometer.wire.http1 import error_message
+from inferometer.tensors import Tensor, check, datatype_of, elements, from_json, json_fields
+from inferometer.types import Fail, Received
+from inferometer.wire.compression import GZIP_OR_ZLIB, KNOWN, start_of
+from inferometer.wire.context import ShmRef
+from inferometer.wire.failures import bounded, excerpt
+from inferometer.wire.http1 import error_message, not_json
 from inferometer.wire.kserve.http_control import model_path, whole_number
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 
 Parameter = bool | int | float | str
-
-
-class ShmRef(msgspec.Struct, frozen=True):
-    """A part of a registered region of shared memory."""
-
-    region: str
-    byte_size: int
-    offset: int = 0
 
 
 class ShmOutput(msgspec.Struct, frozen=True):
@@ -106,7 +100,7 @@ def _input(tensor: Tensor, options: InferOptions) -> tuple[dict[str, Any], bytes
         elements(tensor.shape)
         return tree | {"parameters": _shm(ref)}, b""
     if not options.binary:
-        return tree | {"data": to_json(tensor)}, b""
+        return tree | json_fields(tensor), b""
     check(tensor)
     return tree | {"parameters": {"binary_data_size": len(tensor.data)}}, tensor.data
 
@@ -152,15 +146,12 @@ def compressed(body: bytes, how: str) -> tuple[dict[str, str], bytes]:
     raise UserError(f"unknown compression {how!r}", "use gzip, deflate or none")
 
 
-_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
-
-
 def _decompressed(encoding: str, body: bytes) -> bytes:
     if encoding in ("", "identity"):
         return body
-    if encoding not in ("gzip", "deflate"):
+    if encoding not in KNOWN:
         raise UserError(f"the response is compressed with {encoding!r}, which is not supported")
-    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+    stream = zlib.decompressobj(GZIP_OR_ZLIB)
     try:
         plain = stream.decompress(body)
     except zlib.error as error:
@@ -207,8 +198,14 @@ def decode(
         raise _malformed(str(error), body) from None
 
 
+def json_of(header: Callable[[str], str], body: bytes) -> bytes:
+    """The JSON that a body, which may be compressed, starts with; `header` returns its headers."""
+    plain = _decompressed(header("content-encoding").lower(), body)
+    return plain[: _json_length(header(JSON_LENGTH), len(plain))]
+
+
 def _malformed(what: str, body: bytes) -> UserError:
-    start = bounded(body[:200].decode("utf-8", "replace"))
+    start = excerpt(body)
     return UserError(
         f"the response is not an inference response: {bounded(what)}; it starts with {start}",
         "check that it is a KServe v2 server",
@@ -244,7 +241,7 @@ def _outputs(trees: Any, body: bytes, at: int, shm_outputs: Mapping[str, ShmRef]
         elif "data" not in tree and name in shm_outputs:
             outputs.append(ShmOutput(name, datatype, shape, shm_outputs[name]))
         else:
-            outputs.append(from_json(name, datatype, shape, tree["data"]))
+            outputs.append(from_json(name, datatype, shape, tree["data"], parameters.get("content_type")))
     if at != len(body):
         raise UserError(f"the response has {len(body) - at} bytes after its last output")
     for output in outputs:
@@ -274,28 +271,30 @@ class CountedResponse:
     string it would have backslashes.
     """
 
-    __slots__ = ("_head", "received")
+    __slots__ = ("_head", "_size")
+
+    is_stream = False
+    reads_compressed = True
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self.received = 0
+        self._size = 0
         self._head = b""
 
-    @property
-    def text(self) -> str:
-        return ""
+    def feed(self, pieces: Sequence[bytes], stamps: Sequence[int], into: Received) -> Fail | None:
+        for piece in pieces:
+            if self._size < _MAX_KEPT:
+                self._head += piece[: _MAX_KEPT - self._size]
+            self._size += len(piece)
+        return None
 
-    def feed(self, piece: bytes, events: list[Event]) -> None:
-        if self.received < _MAX_KEPT:
-            self._head += piece[: _MAX_KEPT - self.received]
-        self.received += len(piece)
-
-    def finish(self, events: list[Event]) -> Fail | None:
-        head, is_complete = self._head, self.received <= _MAX_KEPT
+    def finish(self, into: Received) -> Fail | None:
+        head, is_complete = self._head, self._size <= _MAX_KEPT
         if head[:2] == b"\x1f\x8b" or head[:1] == b"\x78":
-            head, is_complete = _decompressed_start(head, is_complete)
+            head = start_of("gzip", head, _MAX_KEPT)
+            is_complete = is_complete and len(head) < _MAX_KEPT
         is_object = head.lstrip()[:1] == b"{"
         if is_object and b'"outputs"' in head and not _ERROR_FIRST.match(head):
             return None
@@ -304,29 +303,19 @@ class CountedResponse:
         return _failure(head, is_complete)
 
 
-def _decompressed_start(head: bytes, is_complete: bool) -> tuple[bytes, bool]:
-    """Decompress the start of a body; also return whether it is the complete body."""
-    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
-    try:
-        plain = stream.decompress(head, _MAX_KEPT)
-    except zlib.error:
-        return head, is_complete
-    return plain, is_complete and stream.eof
-
-
 def _failure(head: bytes, is_complete: bool) -> Fail:
     """Describe a body that is not an inference response."""
     if not head.strip():
         return Fail("truncated", "the body is empty")
     if head.lstrip()[:1] not in (b"{", b"["):
-        return Fail("not_json", bounded(head[:400].decode("utf-8", "replace")))
+        return not_json(head, "")
     if _ERROR_FIRST.match(head):
         return Fail("error_body", error_message(head))
     try:
         tree = json.loads(head)
     except (ValueError, RecursionError) as error:
         what = str(error) if is_complete else "no outputs"
-        return Fail("malformed_json", bounded(f"{what}: {head[:200].decode('utf-8', 'replace')}"))
+        return Fail("malformed_json", bounded(f"{what}: {excerpt(head)}"))
     if isinstance(tree, dict) and tree.get("error") is not None:
         return Fail("error_body", error_message(head))
-    return Fail("malformed_json", bounded(f"no outputs: {head[:200].decode('utf-8', 'replace')}"))
+    return Fail("malformed_json", bounded(f"no outputs: {excerpt(head)}"))

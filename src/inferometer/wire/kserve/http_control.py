@@ -15,7 +15,7 @@ import msgspec
 from inferometer.errors import UserError
 from inferometer.records import Spent
 from inferometer.tensors import TensorSpec
-from inferometer.wire.failures import bounded
+from inferometer.wire.failures import MALFORMED, excerpt
 from inferometer.wire.http1 import error_message
 from inferometer.wire.kserve.control import (
     SPENT_FIELDS,
@@ -133,7 +133,7 @@ def read(request: ControlRequest[T], status: int, body: bytes) -> T:
             raise UserError(f"the request for {request.what} failed: {error_message(body)}")
         return request.parse(tree)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        start = bounded(body[:200].decode("utf-8", "replace"))
+        start = excerpt(body)
         raise UserError(
             f"the request for {request.what} returned an unexpected response: {start} ({_described(error)})",
             "check that it is a KServe v2 server",
@@ -183,7 +183,7 @@ def _is_healthy(body: bytes | None) -> bool:
         return False
     try:
         tree = json.loads(body)
-    except ValueError:
+    except MALFORMED:
         return True
     return not (isinstance(tree, dict) and False in (tree.get("live"), tree.get("ready")))
 

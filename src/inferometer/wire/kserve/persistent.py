@@ -12,6 +12,7 @@ from inferometer.types import ONE_TOKEN, End, Event, Fail
 from inferometer.wire.failures import bounded
 from inferometer.wire.grpc import Fields, GrpcResponse
 from inferometer.wire.grpc_framing import MessageSplitter, decompressed, framed
+from inferometer.wire.http1 import ID, id_prefix
 from inferometer.wire.kserve import grpc
 
 FINAL_REQUESTED = {"triton_enable_empty_final_response": True}
@@ -32,7 +33,7 @@ _END = End(keep_alive=True)
 class PersistentStream:
     """Encodes the requests of a stream and interprets its frames. Implements types.StreamResponse."""
 
-    __slots__ = ("_call", "_decoupled", "_id", "_is_echoed", "_keeps", "_kept", "_messages", "_tag", "is_usable")
+    __slots__ = ("_call", "_decoupled", "_id", "_id_prefix", "_is_echoed", "_keeps", "_kept", "_messages", "is_usable")
 
     def __init__(self, tag: str, decoupled: bool, keeps: bool = False) -> None:
         """`keeps`: the first message of each response is kept for `content`."""
@@ -45,17 +46,21 @@ class PersistentStream:
         self._keeps = keeps
         self._kept = b""
         self._messages = MessageSplitter()
-        self._tag = tag.encode()
+        self._id_prefix = id_prefix(tag).encode()
 
     def request(self, id: int, message: bytes) -> bytes:
         """Encode the next request: a message without its id, to which the id is added."""
-        self._id = b"%b-%d" % (self._tag, id)
+        self._id = self._id_prefix + ID % id
         self._kept = b""
         return framed(b"".join((message, _ID, bytes([len(self._id)]), self._id)))
 
     @property
     def status(self) -> int:
         return self._call.status
+
+    @property
+    def encoding(self) -> bytes:
+        return self._call.encoding
 
     @property
     def text(self) -> str:

@@ -5,15 +5,14 @@ the last response to the same request that was right, which is all there is to d
 and only if they differ are the outputs decoded. Floats may differ a little; everything else must be equal.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.tensors import Tensor, to_numpy
-from inferometer.types import Event, Fail
-from inferometer.wire.grpc import GrpcResponse
+from inferometer.types import Fail, Received
 from inferometer.wire.http1 import TimedResponseDecoder
 from inferometer.wire.kserve import grpc, http
 from inferometer.wire.kserve.http import CountedResponse, InferResponse
@@ -23,9 +22,9 @@ Expected = tuple[Tensor, ...]
 Kept = tuple[tuple[str, ...], bytes]
 """What is kept of a response: the headers that say how to read it, and its bytes."""
 
+_READ_BY = (http.JSON_LENGTH.lower(), "content-encoding")
 _TOLERANCES = {"FP64": 1e-4, "FP32": 1e-4, "FP16": 1e-2, "BF16": 2e-2}
 """By datatype, relative to the expected value, or absolute if that is smaller than 1."""
-_READ_BY = (http.JSON_LENGTH.lower(), "content-encoding")
 
 
 class OutputCheck:
@@ -100,49 +99,30 @@ class _KeptBody(CountedResponse):
         super().reset()
         self.pieces: list[bytes] = []
 
-    def feed(self, piece: bytes, events: list[Event]) -> None:
-        super().feed(piece, events)
-        self.pieces.append(piece)
+    def feed(self, pieces: Sequence[bytes], stamps: Sequence[int], into: Received) -> Fail | None:
+        self.pieces += pieces
+        return super().feed(pieces, stamps, into)
 
 
 class KeptDecoder(TimedResponseDecoder):
     """Keeps the body of a response, and the headers that say how to read it."""
 
-    __slots__ = ("_fields", "_kept_body")
+    __slots__ = ("_kept_body",)
 
     def __init__(self) -> None:
         self._kept_body = _KeptBody()
         super().__init__(self._kept_body)
 
-    def reset(self) -> None:
-        super().reset()
-        self._fields: dict[str, str] = {}
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        lower = name.decode("latin-1").lower()
-        if lower in _READ_BY:
-            self._fields[lower] = value.decode("latin-1")
-        super().on_header(name, value)
-
     @property
     def content(self) -> Kept:
-        return tuple(self._fields.get(name, "") for name in _READ_BY), b"".join(self._kept_body.pieces)
+        return tuple(map(self.header, _READ_BY)), b"".join(self._kept_body.pieces)
 
 
 def read_http(kept: Kept) -> InferResponse:
-    fields: Mapping[str, str] = dict(zip(_READ_BY, kept[0], strict=True))
-    return http.decode(200, fields, kept[1])
+    return http.decode(200, dict(zip(_READ_BY, kept[0], strict=True)), kept[1])
 
 
 # --- gRPC ------------------------------------------------------------------------------------------------------------
-
-
-class KeptResponse(GrpcResponse, gc=False):
-    """Keeps the first message of a response."""
-
-    @property
-    def content(self) -> Kept:
-        return (), self.kept[0] if self.kept else b""
 
 
 def read_grpc(kept: Kept) -> InferResponse:

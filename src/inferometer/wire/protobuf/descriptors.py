@@ -40,10 +40,7 @@ def load(
 @functools.cache
 def bundled(name: str) -> Schema:
     """Load a schema that Inferometer includes: kserve, reflection, reflection_v1alpha or health."""
-    path = BUNDLED / f"{name}.binpb"
-    if not path.is_file():
-        raise UserError(f"{path} is missing: the build creates it, and this copy was not built", "run pip install -e .")
-    return load(path)
+    return load(BUNDLED / f"{name}.binpb")
 
 
 def _files(

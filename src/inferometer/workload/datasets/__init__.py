@@ -81,7 +81,7 @@ def check(spec: Any, api: Api) -> None:
             f"{spec.path} has requests for {' and '.join(urls)}", "divide it: a run is for one endpoint", "data.path"
         )
     fitting = next((row.name for row in APIS.values() if row.path == wrong[0]), None)
-    remedy = f"set {{server.api}} to {fitting}" if fitting else f"use a file for {api.path or 'another API'}"
+    remedy = f"use {{server.api={fitting}}}" if fitting else f"use a file for {api.path or 'another API'}"
     raise UserError(f"the requests are for {wrong[0]}, but server.api is {api.name}", remedy, "data.path")
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from inferometer.apis import APIS, OUTPUT_LIMITS
 from inferometer.config.data.datasets import Columns, Jsonl, OpenAiBatch, Output
 from inferometer.errors import UserError
+from inferometer.replacing import replaced
 from inferometer.types import Request
 from inferometer.units import NS
 from inferometer.workload import tokenizer as tokenizers
@@ -293,13 +294,10 @@ def _write(target: Path, files: Any) -> list[Path]:
     try:
         while block is not None:
             path = target if is_only else target.with_name(f"{target.stem}-{len(written):04d}{target.suffix}")
-            with path.open("wb") as file:
+            with replaced(path) as partial, partial.open("wb") as file:
                 file.writelines(msgspec.json.encode(row) + b"\n" for row in block)
             written.append(path)
             block, following = following, next(blocks, None)
-    except UserError:
-        path.unlink(missing_ok=True)
-        raise
     except OSError as error:
         raise UserError(f"{target} cannot be written: {error.strerror}", "give another file") from None
     return written

@@ -126,19 +126,19 @@ def _added(table: "TraceTable", before: int, turn: int) -> int:
         return int(table.input[turn])
     if table.hash_ids is not None and len(table.hash_ids.of(turn)):
         return 0
-    return max(0, int(table.input[turn] - table.input[before] - max(table.output[before], 1)))
+    return max(0, int(table.input[turn] - max(table.input[before], 0) - max(table.output[before], 1)))
 
 
 def _prompts(spec: Trace, table: "TraceTable", seed: int, wanted: dict[int, tuple[int, bool]]) -> list[str]:
-    if table.prompts is not None:
-        return [table.prompts[row] for row in wanted]
     known = table.hash_ids
     block = known.block if known is not None else 1
     rows = [
         blocks.Row(known.of(row) if known is not None else _NO_IDS, tokens, int(table.number[row]), continues)
         for row, (tokens, continues) in wanted.items()
+        if not table.text(row)
     ]
-    return blocks.prompts(spec.tokenizer, seed, text.salt_of(spec.salt), block, rows)
+    made = iter(blocks.prompts(spec.tokenizer, seed, text.salt_of(spec.salt), block, rows) if rows else [])
+    return [table.text(row) or next(made) for row in wanted]
 
 
 def _request(spec: Trace, table: "TraceTable", id: int, start: int, made: dict[int, str]) -> Request:
@@ -156,8 +156,8 @@ def _turn(spec: Trace, table: "TraceTable", before: int, turn: int, prompt: str)
     think = int(_scaled(table.think[turn : turn + 1], spec.speed)[0])
     added = _added(table, before, turn)
     n_out = _output(spec, table, turn)
-    if added or table.prompts is not None:
-        n_in = added if table.prompts is None else tokenizers.load(spec.tokenizer).count(prompt)
+    if added or table.text(turn):
+        n_in = tokenizers.load(spec.tokenizer).count(prompt) if table.text(turn) else added
         return Turn([{"role": "user", "content": prompt}], n_in, n_out, think)
     return Turn([], int(table.input[turn]), n_out, think, payload=prompt)
 

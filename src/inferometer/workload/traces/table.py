@@ -53,11 +53,15 @@ class TraceTable(msgspec.Struct, frozen=True):
     """Whether the length of a later turn is that of its whole prompt."""
     hash_ids: HashIds | None
     prompts: list[str] | None
-    """The texts of the prompts, if the file has them."""
+    """The texts of the prompts, if the file has them; empty: the row has a length instead."""
     total: int
     """Rows of the file, or those that were read."""
     first_skipped: str
     """Where the first row is that is left out, and why, such as a failed request without tokens; empty: none is."""
+
+    def text(self, row: int) -> str:
+        """The text of a row's prompt; empty: one is made from its length."""
+        return self.prompts[row] if self.prompts is not None else ""
 
 
 def read(spec: Trace) -> TraceTable:
@@ -76,7 +80,7 @@ def read(spec: Trace) -> TraceTable:
     if known.drops_empty:
         is_empty |= outputs == 0
     faults.add(is_empty & ~faults.rows, lambda row: "there are no tokens")
-    block = _block(spec, known, raw, lengths, faults) if raw.hash_ids is not None and prompts is None else 0
+    block = _block(spec, known, raw, lengths, faults) if raw.hash_ids is not None else 0
     rows, first, later = _timed_sessions(spec, known, names, raw, clock, faults)
     think = _think(rows, later, clock)
     hash_ids = None
@@ -145,13 +149,15 @@ def _columns(spec: Trace, raw: RawColumns) -> tuple[Format, dict[str, str]]:
 def _lengths(
     names: dict[str, str], raw: RawColumns, faults: Faults
 ) -> tuple[Integers, Integers, list[str | None] | None]:
-    """Tokens of the prompts and of the responses, and the texts of the prompts if there are any; -1: not given."""
+    """Tokens of the prompts and of the responses, and the texts of the prompts if there are any; -1: not given, or there is a text."""
     unknown = np.full(raw.count, -1, np.int64)
     prompts = raw.columns[names["prompt"]].to_pylist() if "prompt" in names else None
-    lengths = values.tokens(raw, names["input"], faults) if "input" in names and not prompts else unknown
+    lengths = values.tokens(raw, names["input"], faults) if "input" in names else unknown
     if "prefix" in names:
         prefixes = values.tokens(raw, names["prefix"], faults)
         lengths = np.where(lengths > 0, lengths + np.maximum(prefixes, 0), lengths)
+    if prompts is not None:
+        lengths = np.where([bool(text) for text in prompts], -1, lengths)
     return lengths, values.tokens(raw, names["output"], faults) if "output" in names else unknown, prompts
 
 
@@ -184,7 +190,7 @@ def _block(spec: Trace, known: Format, raw: RawColumns, lengths: Integers, fault
     which that is not so are broken, unless they are the most."""
     assert raw.hash_ids is not None
     counts = np.diff(raw.hash_ids[1])
-    given = (counts > 0) & ~faults.rows
+    given = (counts > 0) & (lengths > 0) & ~faults.rows
     block = spec.block or known.block or PLAIN.block
     sizes = (block,) if spec.block else (block, *_BLOCKS)
     wrong = [given & ((counts < lengths // size) | (counts > -(-lengths // size))) for size in sizes]

@@ -18,10 +18,11 @@ import msgspec
 import numpy as np
 
 from inferometer.analysis.summary import Summary
-from inferometer.compat.inference_perf.reports import lifecycle, per_request, prometheus, validation
+from inferometer.compat.inference_perf.reports import lifecycle, prometheus, validation
 from inferometer.compat.inference_perf.reports.config_file import config_file
 from inferometer.compat.inference_perf.reports.differences import DIFFERENCES, LIMITS
 from inferometer.compat.inference_perf.reports.partial import partial
+from inferometer.compat.inference_perf.reports.per_request import NAME, Content, PerRequest
 from inferometer.compat.inference_perf.reports.requests import Gaps, Requests, collect
 from inferometer.compat.inference_perf.spec import Spec
 from inferometer.records import Run
@@ -35,13 +36,13 @@ PARTIAL = "inference-perf.partial.stage_{}.yaml"
 VALIDATION = "validation.json"
 
 
-def files(run: Run, summary: Summary, spec: Spec) -> dict[str, bytes]:
+def files(run: Run, summary: Summary, spec: Spec) -> dict[str, Content]:
     """All report files by name, in the order in which they are written. Each storage puts its report_file_prefix in front of them.
 
     Waits for Prometheus if the config has one: its last scrape comes after the end of the run.
     """
     requests = collect(run, spec)
-    found: dict[str, bytes] = {}
+    found: dict[str, Content] = {}
     partials: dict[str, bytes] = {}
     if len(requests.rows):
         found |= _lifecycle(requests, spec, partials)
@@ -52,14 +53,14 @@ def files(run: Run, summary: Summary, spec: Spec) -> dict[str, bytes]:
     return found
 
 
-def stdout_blocks(files: Mapping[str, bytes]) -> str:
+def stdout_blocks(files: Mapping[str, Content]) -> str:
     """The text that inference-perf prints after it saved its reports: the summary, the stages and their partials between markers."""
     blocks = [("SUMMARY", SUMMARY)]
     stages = sorted(_stages(files))
     blocks += [(f"STAGE_{stage}", STAGE.format(stage)) for stage in stages]
     blocks += [(f"PARTIAL_BR_V0_2_STAGE_{stage}", PARTIAL.format(stage)) for stage in stages]
     return "".join(
-        f"=== START_{name} ===\n{files[file].decode().rstrip()}\n=== END_{name} ===\n"
+        f"=== START_{name} ===\n{bytes(files[file]).decode().rstrip()}\n=== END_{name} ===\n"
         for name, file in blocks
         if file in files
     )
@@ -69,7 +70,7 @@ def to_json(report: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(report), indent=2)
 
 
-def _stages(files: Mapping[str, bytes]) -> Iterator[int]:
+def _stages(files: Mapping[str, Content]) -> Iterator[int]:
     """The numbers of the stages, each of which has a partial."""
     start, end = PARTIAL.split("{}")
     for name in files:
@@ -77,10 +78,10 @@ def _stages(files: Mapping[str, bytes]) -> Iterator[int]:
             yield int(name.removeprefix(start).removesuffix(end))
 
 
-def _lifecycle(requests: Requests, spec: Spec, partials: dict[str, bytes]) -> dict[str, bytes]:
+def _lifecycle(requests: Requests, spec: Spec, partials: dict[str, bytes]) -> dict[str, Content]:
     """The lifecycle files. The partials of the stages are put into `partials`, because they are written later."""
     chosen, wanted = lifecycle.options(spec), spec["report"]["request_lifecycle"]
-    found: dict[str, bytes] = {}
+    found: dict[str, Content] = {}
     everything = np.ones(len(requests.rows), np.bool_)
     gaps = Gaps(requests)
     if wanted["summary"]:
@@ -93,7 +94,7 @@ def _lifecycle(requests: Requests, spec: Spec, partials: dict[str, bytes]) -> di
             found[STAGE.format(stage)] = to_json(report)
         partials[PARTIAL.format(stage)] = partial(requests, own, gaps.of(stage), stage, report)
     if wanted["per_request"]:
-        found[per_request.NAME] = per_request.per_request(requests, spec)
+        found[NAME] = PerRequest(requests, spec)
     if spec["load"].get("lora_traffic_split"):
         found |= _adapters(requests, spec, chosen)
     return found

@@ -45,7 +45,7 @@ def options(spec: Spec) -> Options:
         max_error_messages=int(lifecycle.get("max_error_messages", 100)),
         is_concurrent=spec["load"]["type"] == "concurrent",
         has_tokenizer=bool(spec.get("tokenizer")),
-        stages=tuple(spec["load"].get("stages") or ()),
+        stages=() if spec["load"].get("sweep") else tuple(spec["load"].get("stages") or ()),
         objectives=objectives(spec),
     )
 
@@ -73,9 +73,10 @@ def _load(requests: Requests, own: Mask, chosen: Options, stage: int | None) -> 
     if stage is None:
         return found
     sending = float(requests.start[own].max() - requests.start[own].min())
-    settings = chosen.stages[stage] if stage < len(chosen.stages) else {}
+    in_config = stage < len(chosen.stages)  # those of a sweep are not
+    settings = chosen.stages[stage] if in_config else {"rate": requests.run.manifest.plan[stage].rate}
     # The stages of `concurrent` have a rate as well: inference-perf sets it to their number of requests.
-    rate = settings.get("num_requests") if chosen.is_concurrent else settings.get("rate")
+    rate = settings.get("num_requests" if chosen.is_concurrent else "rate")
     found |= {
         "send_duration": sending,
         "requested_rate": float(rate or 0.0),

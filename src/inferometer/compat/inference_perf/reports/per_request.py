@@ -44,16 +44,31 @@ _COLUMNS = (
 )
 
 
-def per_request(requests: Requests, spec: Spec) -> bytes:
-    """The whole file."""
-    fields = FIELDS | (spec["report"]["request_lifecycle"].get("per_request_fields") or {})
-    entries = _Entries(requests, spec, fields)
-    order = np.argsort(requests.end, kind="stable")
-    blocks = []
-    for at in range(0, len(order), _BLOCK):
-        text = msgspec.json.format(msgspec.json.encode(list(entries.of(order[at : at + _BLOCK]))), indent=2)
-        blocks.append(text[len(b"[\n") : -len(b"\n]")])
-    return b"[\n" + b",\n".join(blocks) + b"\n]"
+class PerRequest:
+    """The file, which is made piece by piece as it is written. Its length is the number of entries."""
+
+    def __init__(self, requests: Requests, spec: Spec) -> None:
+        self._requests, self._spec = requests, spec
+
+    def __len__(self) -> int:
+        return len(self._requests.end)
+
+    def __iter__(self) -> Iterator[bytes]:
+        fields = FIELDS | (self._spec["report"]["request_lifecycle"].get("per_request_fields") or {})
+        entries = _Entries(self._requests, self._spec, fields)
+        order = np.argsort(self._requests.end, kind="stable")
+        for at in range(0, len(order), _BLOCK):
+            text = msgspec.json.format(msgspec.json.encode(list(entries.of(order[at : at + _BLOCK]))), indent=2)
+            yield b",\n" if at else b"[\n"
+            yield text[len(b"[\n") : -len(b"\n]")]
+        yield b"\n]" if len(order) else b"[\n\n]"
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self)
+
+
+Content = bytes | PerRequest
+"""Of a file."""
 
 
 class _Entries:

@@ -9,21 +9,23 @@ from typing import Any
 import msgspec
 import yaml
 
+from inferometer.compat.inference_perf.reports.per_request import NAME as _PER_REQUEST
+from inferometer.compat.inference_perf.reports.per_request import Content
+
 Findings = Iterator[tuple[str, str]]
 """For each finding, its severity and its message."""
 _SUMMARY = "summary_lifecycle_metrics.json"
-_PER_REQUEST = "per_request_lifecycle_metrics.json"
 _STAGE = re.compile(r"stage_(\d+)_lifecycle_metrics\.json")
 _PARTIAL = re.compile(r"inference-perf\.partial\.stage_(\d+)\.yaml")
 _RANK = re.compile(r"p(\d+(?:[.p]\d+)?)")
 _TOLERANCE = 1e-6
 
 
-def validate(files: Mapping[str, bytes]) -> dict[str, Any]:
+def validate(files: Mapping[str, Content]) -> dict[str, Any]:
     """Check the files by name; the content of validation.json."""
     found: dict[str, Any] = {"global": {"warnings": [], "errors": []}, "reports": {}}
-    reports = {name: msgspec.json.decode(text) for name, text in files.items() if _is_lifecycle(name)}
-    partials = {name: yaml.safe_load(text) for name, text in files.items() if _PARTIAL.fullmatch(name)}
+    reports = {name: msgspec.json.decode(bytes(text)) for name, text in files.items() if _is_lifecycle(name)}
+    partials = {name: yaml.safe_load(bytes(text)) for name, text in files.items() if _PARTIAL.fullmatch(name)}
     for name, report in (reports | partials).items():
         found["reports"][name] = {"warnings": [], "errors": []}
         checks = _ON_LIFECYCLE if name in reports else _ON_PARTIALS
@@ -32,7 +34,9 @@ def validate(files: Mapping[str, bytes]) -> dict[str, Any]:
     stages = {int(match[1]): reports[name] for name in reports if (match := _STAGE.fullmatch(name))}
     shares = {int(match[1]): report for name, report in partials.items() if (match := _PARTIAL.fullmatch(name))}
     summary = reports.get(_SUMMARY)
-    entries = _entry_count(files[_PER_REQUEST]) if _PER_REQUEST in files else None
+    if _PER_REQUEST in files:
+        found["reports"][_PER_REQUEST] = {"warnings": [], "errors": []}
+    entries = len(files[_PER_REQUEST]) if _PER_REQUEST in files else None
     _add(found["global"], "stage_sums", _stage_sums(summary, stages), None)
     _add(found["global"], "per_request_count", _per_request_count(summary, entries), None)
     _add(found["global"], "partials", _partials_agree(stages, shares), None)
@@ -41,10 +45,6 @@ def validate(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 def _is_lifecycle(name: str) -> bool:
     return name.endswith("lifecycle_metrics.json") and name != _PER_REQUEST
-
-
-def _entry_count(text: bytes) -> int:
-    return len(msgspec.json.decode(text, type=list[msgspec.Raw]))
 
 
 def _add(group: dict[str, Any], check: str, findings: Findings, report: str | None) -> None:

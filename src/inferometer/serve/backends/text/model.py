@@ -26,6 +26,8 @@ INPUTS = (
 PIECE = "text_output"
 """BYTES [1]: the text that a token adds. A token that ends inside a character waits for the rest."""
 _BATCH = 32
+_LONGEST = 32
+"""Characters per token of a text that is still tokenized, which takes about 300 bytes of memory per character. Words have 4 or 5."""
 
 
 class LanguageModel:
@@ -46,6 +48,11 @@ class LanguageModel:
 
     def encode(self, asked: TextRequest) -> list[list[int]]:
         """Return the tokens of each text, or of the conversation in the tokenizer's chat template; in any thread."""
+        sizes = [len(part) for part in asked.parts if isinstance(part, str)]
+        size = sum(sizes) if asked.messages else max(sizes, default=0)
+        if size > _LONGEST * self.max_len:
+            why = f"a text of {size} characters exceeds the model's maximum of {self.max_len} tokens"
+            raise Refused("INVALID_ARGUMENT", why, label="context_length_exceeded")
         if not asked.messages:
             return [list(self.tokenizer(one)["input_ids"]) if isinstance(one, str) else one for one in asked.parts]
         if not getattr(self.tokenizer, "chat_template", None):
