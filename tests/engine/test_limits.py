@@ -10,7 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,9 @@ class Owner:
 
     def established(self) -> None: ...
 
-    def received(self, data: bytes, at: int, delay: int) -> None: ...
+    def received(self, pieces: Sequence[bytes], stamps: Sequence[int], delay: int) -> None: ...
+
+    def closed(self, at: int) -> None: ...
 
     def broken(self, fail: Fail) -> None:
         self.fail = fail

@@ -195,12 +195,12 @@ def test_bytes_read_but_not_decoded_are_not_reported_as_recorded_however_many_ti
     shards, decode = running_shards(monkeypatch), Reader._decode
     seen: list[tuple[int, int]] = []
 
-    def decode_slowly(reader: Reader, items: Any) -> None:
-        if not seen and shards and shards[0].state.sent:
+    def decode_slowly(reader: Reader, sources: Any) -> None:
+        if not seen and shards and shards[0].state.sent and sources:
             for _ in range(10):
                 shards[0]._tick(now())
-            seen.append((shards[0]._spool.control["recorded"], items[0][2]))
-        decode(reader, items)
+            seen.append((shards[0]._spool.control["recorded"], sources[0].stamps[0]))
+        decode(reader, sources)
 
     monkeypatch.setattr(Reader, "_decode", decode_slowly)
     with scripted_grpc(lambda peer: peer.polite()) as url:

@@ -70,34 +70,14 @@ class Http1Connection:
         flight.sent = now()
         self.transport.write(flight.data)
 
-    def received(self, data: bytes, at: int, delay: int) -> None:
-        """Process bytes of the response, after those that wait. If there are none, the server closed, or the connection broke."""
+    def received(self, pieces: Sequence[bytes], stamps: Sequence[int], delay: int) -> None:
+        """Process bytes of the response."""
         flight = self.flight
-        if flight is None or not data:
-            self.decode_waiting()
-            self._handle_end_of_stream(flight, data, at)
+        if flight is None:  # they belong to no request: the server breaks the protocol
+            self._close_idle()
             return
         if not flight.first_byte:
-            flight.first_byte = at
-        transport = self.transport
-        pieces = transport.pieces
-        if pieces:
-            pieces.append(data)
-            transport.stamps.append(at)
-            if delay > transport.delay:
-                transport.delay = delay
-            self.decode_waiting()
-        else:
-            self._decode(flight, (data,), (at,), delay)
-
-    def decode_waiting(self) -> None:
-        """Decode the bytes that have been read and wait for others."""
-        transport, flight = self.transport, self.flight
-        if transport.pieces and flight is not None:
-            pieces, stamps, delay = transport.take_waiting()
-            self._decode(flight, pieces, stamps, delay)
-
-    def _decode(self, flight: Flight, pieces: Sequence[bytes], stamps: Sequence[int], delay: int) -> None:
+            flight.first_byte = stamps[0]
         decoder = self.decoder
         flight.bytes_in += len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         if delay > flight.read_delay:
@@ -112,15 +92,27 @@ class Http1Connection:
         if ending is not None:
             self._ended(flight, stamps[-1], ending)
 
-    def _handle_end_of_stream(self, flight: Flight | None, data: bytes, at: int) -> None:
-        """Handle the end of the stream, or bytes that belong to no request."""
-        if not data and self.transport.error is not None:
+    @property
+    def waiting(self) -> Sequence[int]:
+        return self.transport.stamps
+
+    def decode_waiting(self) -> None:
+        """Decode the bytes that have been read and wait for others."""
+        self.transport.deliver()
+
+    def closed(self, at: int) -> None:
+        """The server closed, or the connection broke."""
+        flight = self.flight
+        if self.transport.error is not None:
             self._lost(self.transport.error)
-        elif flight is None:  # the server closes an idle connection, or breaks the protocol
-            self.transport.close()
-            self._owner.closed(self, None)
+        elif flight is None:
+            self._close_idle()
         elif flight.first_byte or not self._return_if_stale(flight):
             self._ended(flight, at, self.decoder.eof())
+
+    def _close_idle(self) -> None:
+        self.transport.close()
+        self._owner.closed(self, None)
 
     def _ended(self, flight: Flight, at: int, ending: End | Fail) -> None:
         self.flight = None

@@ -46,6 +46,10 @@ class Connection(Protocol):
     @property
     def transport(self) -> ConnectState: ...
 
+    @property
+    def waiting(self) -> Sequence[int]:
+        """When the reads arrived that wait to be decoded. Usually, each is a chunk of a response whose first token is decoded."""
+
     def decode_waiting(self) -> None:
         """Decode what has been read and not yet decoded, if anything."""
 

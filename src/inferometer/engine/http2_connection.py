@@ -172,10 +172,12 @@ class Http2Connection:
 
     # --- responses ---
 
-    def received(self, data: bytes, at: int, delay: int) -> None:
-        if not data:
-            self._handle_end_of_stream()
-            return
+    def received(self, pieces: Sequence[bytes], stamps: Sequence[int], delay: int) -> None:
+        for data, at in zip(pieces, stamps, strict=True):
+            if self.transport.is_open:
+                self._feed(data, at, delay)
+
+    def _feed(self, data: bytes, at: int, delay: int) -> None:
         self._reads += 1
         broken = None
         try:
@@ -264,7 +266,7 @@ class Http2Connection:
             self._is_opened = self._was_idle = True
             self._owner.opened(self)
 
-    def _handle_end_of_stream(self) -> None:
+    def closed(self, at: int) -> None:
         """The server closed, or the connection broke."""
         if self.transport.error is not None:
             self._lost(self.transport.error)
@@ -308,8 +310,12 @@ class Http2Connection:
 
     # --- failures ---
 
+    @property
+    def waiting(self) -> Sequence[int]:
+        return ()
+
     def decode_waiting(self) -> None:
-        """Do nothing: frames are decoded as they arrive."""
+        """Do nothing: frames are decoded as soon as they are read."""
 
     def give_up(self, flight: Flight, code: str, message: str = "") -> None:
         """End one request as a failure; the others continue."""

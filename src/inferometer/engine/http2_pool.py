@@ -296,6 +296,7 @@ class _WaitingConnection(msgspec.Struct, frozen=True):
 
     pool: Http2Pool
     transport: _NoTransport
+    waiting: Sequence[int] = ()
 
     def decode_waiting(self) -> None:
         """Do nothing: there is no connection yet."""

@@ -33,7 +33,7 @@ class Patience:
             self._ok, self._progressed = ok, at
         flights = list(self._dispatcher.flights())
         for connection, flight in flights:
-            connection.decode_waiting()
-            is_wanted = flight.arrivals and (not flight.n_want or len(flight.arrivals) <= flight.n_want)
-            self._progressed = max(self._progressed, flight.sent, flight.arrivals[-1] if is_wanted else 0)
+            arrivals, waiting = flight.arrivals, connection.waiting
+            is_wanted = arrivals and (not flight.n_want or len(arrivals) + len(waiting) <= flight.n_want)
+            self._progressed = max(self._progressed, flight.sent, (waiting or arrivals)[-1] if is_wanted else 0)
         return bool(flights) and at > self._progressed + self._limit

@@ -41,6 +41,10 @@ class SelfMonitor:
         self._ticks += 1
         return self.sample() if self._ticks % _SAMPLE_EVERY == 0 else None
 
+    def blocked_since(self, at: int) -> None:
+        """Note that the loop was at work since this instant; the reader may have looked at the sockets in between."""
+        self.blocked(now() - max(at, self._clock.looked))
+
     def blocked(self, ns: int) -> None:
         """Note that no socket was read for this many nanoseconds."""
         if ns > self._stall:

@@ -37,6 +37,7 @@ class Telemetry:
         self._ticked = 0
 
     def tick(self, monitor: SelfMonitor, due: int) -> None:
+        ticked = now()
         sample = monitor.tick(due)
         if sample is not None:
             self._spool.peek(*self._peek())
@@ -46,7 +47,7 @@ class Telemetry:
         self._spool.control["recorded"] = self._marks[0]
         if not self._is_marking:
             self._is_marking = True
-            self._ticked = now()
+            self._ticked = ticked
             self._loop.call_soon(self._mark, monitor)
 
     def publish(self) -> None:
@@ -64,9 +65,8 @@ class Telemetry:
         """Make a mark, at most once per loop iteration and never in the middle of the reader's work: several ticks may come there
         while bytes that were read before the first of them are still not decoded. No socket was read since that tick."""
         self._is_marking = False
-        at = now()
-        monitor.blocked(at - self._ticked)
-        self._marks.append(at)
+        monitor.blocked_since(self._ticked)
+        self._marks.append(now())
 
     def _peek(self) -> tuple[list[int], list[int]]:
         """Return pairs of numbers about some requests in flight: the time to first token and the latest gap; and the age and whether
@@ -77,11 +77,11 @@ class Telemetry:
         for pool in self._dispatcher.pools:
             for connection, flight in islice(pool.flights(), AGES):
                 connection.transport.sample_rtt()
-                connection.decode_waiting()
                 arrivals = flight.arrivals
                 start = flight.sent if flight.user >= 0 else flight.intended
                 if start and len(ages) < 2 * AGES:
                     ages += (max(at - start, 1), int(bool(arrivals)))
                 if arrivals and len(pairs) < 2 * PEEKS:
-                    pairs += (max(arrivals[0] - start, 1), arrivals[-1] - arrivals[-2] if len(arrivals) > 1 else 0)
+                    latest = (*arrivals[-2:], *connection.waiting)
+                    pairs += (max(arrivals[0] - start, 1), latest[-1] - latest[-2] if len(latest) > 1 else 0)
         return pairs, ages

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 
 from inferometer.engine.reader import Reader
 from inferometer.engine.transport import Transport, TransportOwner
@@ -20,7 +21,8 @@ class TlsTransport(Transport):
         self, loop: asyncio.AbstractEventLoop, reader: Reader, owner: TransportOwner, context: ssl.SSLContext, host: str
     ) -> None:
         super().__init__(loop, reader, owner)
-        self.deliver = self._decrypt
+        self._received = self._decrypt
+        self._closed = self._end
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
@@ -55,14 +57,19 @@ class TlsTransport(Transport):
         self._tls.write(data)
         self._flush()
 
-    def _decrypt(self, data: bytes, at: int, delay: int) -> None:
-        if not data:
-            if self.is_ready:
-                self._owner.received(b"", at, delay)
-            else:
-                did = "closed" if self.error is None else "reset"
-                self._owner.broken(Fail("tls", f"the server {did} the connection during the handshake"))
-            return
+    def _end(self, at: int) -> None:
+        if self.is_ready:
+            self._owner.closed(at)
+        else:
+            did = "closed" if self.error is None else "reset"
+            self._owner.broken(Fail("tls", f"the server {did} the connection during the handshake"))
+
+    def _decrypt(self, pieces: Sequence[bytes], stamps: Sequence[int], delay: int) -> None:
+        for data, at in zip(pieces, stamps, strict=True):
+            if self.is_open:
+                self._decrypt_piece(data, at, delay)
+
+    def _decrypt_piece(self, data: bytes, at: int, delay: int) -> None:
         self._incoming.write(data)
         if not self.is_ready:
             self._handshake()
@@ -79,8 +86,8 @@ class TlsTransport(Transport):
         except ssl.SSLError as error:
             broken = error
         if pieces:
-            self._owner.received(pieces[0] if len(pieces) == 1 else b"".join(pieces), at, delay)
+            self._owner.received((pieces[0] if len(pieces) == 1 else b"".join(pieces),), (at,), delay)
         if is_over and self.is_open:
-            self._owner.received(b"", at, delay)
+            self._owner.closed(at)
         elif broken is not None and self.is_open:
             self._owner.broken(Fail("tls", tls_reason(broken)))

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from inferometer.engine.reader import FIRST_READ_SIZE, Reader
@@ -23,8 +23,11 @@ class TransportOwner(Protocol):
     def established(self) -> None:
         """The transport is ready to exchange bytes."""
 
-    def received(self, data: bytes, at: int, delay: int) -> None:
-        """Bytes arrived at `at` and stayed unread for `delay`. If empty, the server closed, or `transport.error` is set."""
+    def received(self, pieces: Sequence[bytes], stamps: Sequence[int], delay: int) -> None:
+        """Bytes arrived at the instants in `stamps`, and stayed unread for at most `delay`."""
+
+    def closed(self, at: int) -> None:
+        """The server closed, or `transport.error` is set."""
 
     def broken(self, fail: Fail) -> None:
         """The transport could not be opened, or TLS failed."""
@@ -35,20 +38,22 @@ class TransportOwner(Protocol):
 
 class Transport:
     __slots__ = (
+        "_closed",
         "_fd",
         "_loop",
         "_owner",
         "_reader",
+        "_received",
         "_send",
         "_sock",
         "_unsent",
         "connect_started",
         "delay",
-        "deliver",
         "ending",
         "error",
         "is_closed",
         "is_open",
+        "is_queued",
         "is_ready",
         "is_writing",
         "pieces",
@@ -65,11 +70,13 @@ class Transport:
         self._owner = owner
         self._unsent: memoryview | bytes = b""  # bytes that the kernel has not accepted yet
         self.receive: Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
-        self.deliver: Callable[[bytes, int, int], None] = owner.received
+        self._received = owner.received
+        self._closed = owner.closed
         self.ending = b""
         self.pieces: list[bytes] = []
         self.stamps: list[int] = []
         self.delay = -1
+        self.is_queued = False
         self.read_size = FIRST_READ_SIZE
         self.error: OSError | None = None  # why reading ended, if the server did not simply close
         self.is_open = False  # there is a socket
@@ -180,11 +187,20 @@ class Transport:
         """Let bytes wait that do not end with this; empty: none."""
         self.ending = ending
 
-    def take_waiting(self) -> tuple[list[bytes], list[int], int]:
-        """Return the reads that wait, when each arrived, and how long any of them stayed unread."""
-        waiting = self.pieces, self.stamps, self.delay
+    def deliver(self) -> None:
+        """Hand the reads that wait to the owner, which decodes them."""
+        pieces, stamps, delay = self.pieces, self.stamps, self.delay
+        if not pieces:
+            return
         self.pieces, self.stamps, self.delay = [], [], -1
-        return waiting
+        if pieces[-1]:
+            self._received(pieces, stamps, delay)
+            return
+        count = pieces.index(b"")
+        if count:
+            self._received(pieces[:count], stamps[:count], delay)
+        if self.is_open:
+            self._closed(stamps[count])
 
     def catch_up(self) -> None:
         """Run what has come due in the meantime. Long work on received bytes calls this now and then."""

@@ -29,12 +29,14 @@ class DecompressedBody:
     def feed(self, pieces: Sequence[bytes], stamps: Sequence[int], into: Received) -> Fail | None:
         if self._encoding not in KNOWN:
             return Fail("compressed", bounded(f"Content-Encoding: {self._encoding}"))
-        try:
-            plain = [self._stream.decompress(piece, 2 << 20) for piece in pieces]
-        except zlib.error as error:
-            return Fail("compressed", bounded(f"Content-Encoding: {self._encoding}, but the body is not: {error}"))
-        if self._stream.unconsumed_tail:  # a read has at most 64 KiB
-            return Fail("too_large", "more than 2 MiB of a response were compressed to less than 64 KiB")
+        plain: list[bytes] = []
+        for piece in pieces:
+            try:
+                plain.append(self._stream.decompress(piece, 2 << 20))
+            except zlib.error as error:
+                return Fail("compressed", bounded(f"Content-Encoding: {self._encoding}, but the body is not: {error}"))
+            if self._stream.unconsumed_tail:  # a read has at most 64 KiB
+                return Fail("too_large", "more than 2 MiB of a response were compressed to less than 64 KiB")
         return self._body.feed(plain, stamps, into)
 
     def finish(self, into: Received) -> Fail | None:

@@ -168,8 +168,8 @@ class ResponseDecoder:
 
     @property
     def ending(self) -> bytes:
-        """The last bytes of a chunked body."""
-        return b"\r\n\r\n" if self._is_chunked and self.status == 200 else b""
+        """The last bytes of a chunked body, from its first token on: until then, others want to know as soon as something arrives."""
+        return b"\r\n\r\n" if self._is_chunked and self.received.arrivals and self.status == 200 else b""
 
     def feed(self, pieces: Sequence[bytes], stamps: Sequence[int]) -> End | Fail | None:
         feed_data, body, failure = self._parser.feed_data, self._pieces, None
