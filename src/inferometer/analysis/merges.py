@@ -77,7 +77,7 @@ def find(run: Run, gaps: Gaps, stalls: Stalls) -> Merges:
     found: dict[int, Whole] = {}
     likely: dict[int, Whole] = {}
     ours = np.zeros(len(suspects.row), np.bool_)
-    for stage in np.unique(suspects.stage).tolist():
+    for stage in sorted(set(suspects.stage.tolist())):
         own = _ours(suspects, stage, gaps, of_server)
         ours[own] = True
         length, before, share = suspects.length[own], suspects.before[own], suspects.share[own]

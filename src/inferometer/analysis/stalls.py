@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from inferometer.analysis.gaps import Slices, pieces
 from inferometer.records import MISSING, Columns, Run, Sample
 from inferometer.series import TimeSeries
-from inferometer.server_metrics.targets import offering, targets
+from inferometer.server_metrics.targets import offering, targets, union
 
 Instants = NDArray[np.int64]
 Spans = NDArray[np.float64]
@@ -132,7 +132,7 @@ def _typical(rows: Columns, counted: Mask) -> Spans:
     known = counted & (count > 0) & (rows["last_token"] != MISSING) & (rows["first_token"] != MISSING)
     means = (rows["last_token"] - rows["first_token"]) / np.maximum(count, 1)
     typical = np.zeros(len(rows))
-    for stage in np.unique(rows["stage"]).tolist():
+    for stage in sorted(set(rows["stage"].tolist())):
         own = rows["stage"] == stage
         if (both := own & known).any():
             typical[own] = np.median(means[both])
@@ -251,7 +251,7 @@ def waiting(series: Sequence[TimeSeries], model: str) -> Waiting:
     offers = offering(targets(series, model), "waiting")
     if not offers:
         return Waiting(np.zeros(0, np.int64), np.zeros(0))
-    at = np.unique(np.concatenate([target.scraped[target.succeeded] for target in offers]))
+    at = union(target.scraped[target.succeeded] for target in offers)
     value = np.zeros(len(at))
     for target in offers:
         for track in target.quantities["waiting"]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from inferometer.series import TimeSeries
 from inferometer.server_metrics import growth
-from inferometer.server_metrics.targets import SOURCE, UP, Instants, Target, Values, offering, targets
+from inferometer.server_metrics.targets import SOURCE, UP, Instants, Target, Values, offering, targets, union
 from inferometer.server_metrics.vocabulary import QUANTITIES, Kind
 
 __all__ = ["SOURCE", "UP", "CounterFigure", "Figures", "GaugeFigure", "HistogramFigure", "figures"]
@@ -145,7 +145,7 @@ def _level(name: str, target: Target, begin: int, end: int) -> _Level | str:
 
 def _highest_sum(levels: Sequence[_Level]) -> float:
     """The highest sum over the targets. Each one's value holds until its next scrape."""
-    instants = np.unique(np.concatenate([level.at for level in levels]))
+    instants = union(level.at for level in levels)
     total = np.zeros(len(instants))
     for level in levels:
         index = np.searchsorted(level.at, instants, "right") - 1

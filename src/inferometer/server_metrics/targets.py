@@ -113,7 +113,7 @@ def _target(url: str, own: Sequence[TimeSeries], model: str) -> Target | None:
         return None
     scraped, succeeded = _scrapes(own)
     buckets = (track.at for tracks in quantities.values() for track in tracks if track.part == "bucket")
-    marks = _union([scraped[succeeded][:1], *buckets])
+    marks = union([scraped[succeeded][:1], *buckets])
     kind = next(kind for kind in SERVERS if kind in kinds)
     return Target(url, kind, scraped, succeeded, _restarts(own), quantities, marks, _is_several(own, quantities))
 
@@ -138,12 +138,12 @@ def _scrapes(own: Sequence[TimeSeries]) -> tuple[Instants, NDArray[np.bool_]]:
     for each in own:
         if each.name == UP:
             return each.at, each.value > 0
-    at = _union(each.at for each in own)
+    at = union(each.at for each in own)
     return at, np.ones(len(at), np.bool_)
 
 
 def _restarts(own: Sequence[TimeSeries]) -> Instants:
-    return _union(at[1:][np.diff(value) != 0] for at, value in _process_starts(own))
+    return union(at[1:][np.diff(value) != 0] for at, value in _process_starts(own))
 
 
 def _is_several(own: Sequence[TimeSeries], quantities: Mapping[str, Sequence[Track]]) -> bool:
@@ -151,7 +151,7 @@ def _is_several(own: Sequence[TimeSeries], quantities: Mapping[str, Sequence[Tra
     counter that fell jumps back to where it was, at least twice. After a restart it would have to grow there."""
     for _, value in _process_starts(own):
         seen = value[np.concatenate(([True], np.diff(value) != 0))]
-        return len(np.unique(seen)) < len(seen)
+        return len(set(seen.tolist())) < len(seen)
     counters = (track for name, tracks in quantities.items() for track in tracks if _is_counter(name, track))
     return any(_returns(track.value[~np.isnan(track.value)]) >= 2 for track in counters)
 
@@ -193,6 +193,6 @@ _OF_THE_TARGET = ("target", "instance", "job")
 """Labels that say how a server was reached; the last two are Prometheus's own."""
 
 
-def _union(instants: Iterable[Instants]) -> Instants:
-    parts = list(instants)
-    return np.unique(np.concatenate(parts)) if parts else np.array([], np.int64)
+def union(instants: Iterable[Instants]) -> Instants:
+    """All instants, ascending and without repetition. (np.unique would import numpy.ma, which a short run need not wait for.)"""
+    return np.array(sorted({at for part in instants for at in part.tolist()}), np.int64)

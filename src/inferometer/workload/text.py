@@ -145,7 +145,7 @@ class _Composing:
         """The first words of each text, and how many tokens they have."""
         heads, used = [""] * len(keys), np.zeros(len(keys), dtype=np.int64)
         words = np.minimum(lengths, HEAD)
-        for count in np.unique(words).tolist():
+        for count in np.flatnonzero(np.bincount(words)).tolist():  # np.unique would import numpy.ma
             of_count = np.flatnonzero(words == count)
             own, used[of_count] = self._heads_of(parts, count, keys[of_count])
             for i, head in zip(of_count.tolist(), own, strict=True):

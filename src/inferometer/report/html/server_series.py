@@ -11,7 +11,7 @@ from inferometer.analysis import settings
 from inferometer.analysis.client_samples import by_shard
 from inferometer.records import Run
 from inferometer.series import TimeSeries
-from inferometer.server_metrics.targets import Target, offering, targets
+from inferometer.server_metrics.targets import Target, offering, targets, union
 from inferometer.server_metrics.vocabulary import QUANTITIES
 from inferometer.units import NS
 
@@ -43,7 +43,7 @@ def gauge_curves(run: Run, series: Sequence[TimeSeries], names: Sequence[str]) -
 
 
 def _gauge(name: str, offers: Sequence[Target]) -> Curve | None:
-    at = np.unique(np.concatenate([target.scraped[target.succeeded] for target in offers]))
+    at = union(target.scraped[target.succeeded] for target in offers)
     at = at[at >= 0]
     if not len(at):
         return None
