@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -10,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -230,11 +230,10 @@ def test_client_processes_do_not_receive_the_terminals_ctrl_c(tmp_path: Path) ->
 def test_error_of_a_worker_is_the_last_line_of_its_log() -> None:
     """Its standard input is still open, as it is while the parent lives."""
     command = [sys.executable, "-m", "inferometer.fleet.worker"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
-        assert worker.stdin is not None and worker.stderr is not None
-        job = pickle.dumps("not a job")
-        worker.stdin.write(len(job).to_bytes(8, "little") + job)
-        worker.stdin.flush()
+    pipe, theirs = Pipe()
+    with theirs, pipe, subprocess.Popen(command, stdin=theirs.fileno(), stderr=subprocess.PIPE) as worker:
+        assert worker.stderr is not None
+        pipe.send("not a job")
         assert worker.wait(60) == 1
         assert worker.stderr.read().splitlines()[-1].startswith(b"AttributeError: ")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from inferometer.engine.job import Job
 from inferometer.errors import UserError
-from inferometer.fleet.control import ShardHandle, ShardReport, StartShards, WorkerResult
+from inferometer.fleet.control import Outcome, ShardHandle, ShardReport, StartShards
 from inferometer.fleet.dealing import Dealing
 from inferometer.open_files import RESERVED_FILES, file_limit
 from inferometer.records import ROW, Snapshot
@@ -25,8 +25,8 @@ _START_IN = NS // 10
 """Nanoseconds from the last shard's `ready` to t=0."""
 _HUNG = 10 * NS
 """A shard that gives no sign of life for this long is killed."""
-_FILES = 4
-"""Files that this process has open for each shard: its log, both pipes, its control file."""
+_FILES = 3
+"""Files that this process has open for each shard: its log, the pipe to it, its control file."""
 _OWN_FILES = 16 + RESERVED_FILES
 
 
@@ -82,13 +82,11 @@ class Supervisor:
     def end_stage(self, stage: int) -> None:
         """Make all shards that are still in this stage continue with the next one, within a tick."""
         self.ended_early.add(stage)
-        for shard in self._running.values():
-            shard.end_stage(stage)
+        self._tell(past=stage + 1)
 
     def abandon(self, stage: int) -> None:
         """Cancel the requests that are left of a stage that was ended, if the next stage, or the end of the run, waits for them."""
-        for shard in self._running.values():
-            shard.abandon(stage)
+        self._tell(abandoned=stage + 1)
 
     @property
     def t0(self) -> int:
@@ -121,9 +119,9 @@ class Supervisor:
         for shard in self._running.values():
             shard.kill()
 
-    def _stop_all(self, level: int) -> None:
+    def _tell(self, **numbers: int) -> None:
         for shard in list(self._running.values()):
-            shard.stop(level)
+            shard.tell(**numbers)
 
     def _wait(self, interval: float) -> None:
         """Look after the shards until the interval is over or all have ended."""
@@ -131,7 +129,7 @@ class Supervisor:
         while self._running and time.monotonic() < end:
             if self._stop > self._stop_sent:
                 self._stop_sent = self._stop
-                self._stop_all(self._stop)
+                self._tell(stop=self._stop)
             self._collect()
             self._start_when_ready()
             self._release_barrier()
@@ -143,8 +141,7 @@ class Supervisor:
         is_ready = all(control.state != "starting" for control in self._controls)
         if not self._t0 and not self.errors and not self._stop and is_ready:
             self._t0 = self._planned_start() if self._start_ns else now() + self._start_in
-            for shard in self._running.values():
-                shard.start(self._t0)
+            self._tell(t0=self._t0)
             if self._begin is not None:
                 self._begin(self._t0)
 
@@ -152,7 +149,7 @@ class Supervisor:
         """Return the instant of the start that is set. Raises UserError when it has passed."""
         start = self._start_ns - wall_offset()
         if (late := now() + _START_IN - start) > 0:
-            self._stop_all(2)
+            self._tell(stop=2)
             raise UserError(
                 f"the client was ready {format_seconds(late / NS)} too late for the start that is set: nothing was sent",
                 "set a later start: requests are built and connections are opened before it",
@@ -166,9 +163,7 @@ class Supervisor:
         stage = self._barriers[0]
         if all(self._controls[shard]["waiting"] >= stage for shard in self._running):
             self._barriers.pop(0)
-            at = now() + max(self._start_in, self._pauses[stage])
-            for shard in self._running.values():
-                shard.release(stage, at)
+            self._tell(release_at=now() + max(self._start_in, self._pauses[stage]), released=stage)
 
     def _collect(self) -> None:
         for number, shard in list(self._running.items()):
@@ -184,14 +179,14 @@ class Supervisor:
         """Return whether the shard should show signs of life: it runs, and is not counting tokens after its run."""
         return self._controls[shard].state == "running" and not self._controls[shard]["ended"]
 
-    def _ended(self, shard: int, result: WorkerResult | str) -> None:
-        if isinstance(result, str):
-            self._lose(shard, result)
-        elif result.error is not None:
-            self._stop_all(2)
-            raise UserError(*result.error)
-        elif result.report is not None:
-            self.reports.append(result.report)
+    def _ended(self, shard: int, outcome: Outcome) -> None:
+        if isinstance(outcome, str):
+            self._lose(shard, outcome)
+        elif isinstance(outcome, ShardReport):
+            self.reports.append(outcome)
+        else:
+            self._tell(stop=2)
+            raise outcome
 
     def _lose(self, shard: int, how: str) -> None:
         """Handle the loss of a shard: before the start, it ends the run; after that, the others finish their part of the plan."""
@@ -200,7 +195,7 @@ class Supervisor:
         if self._t0:
             self.lost.append(shard)
         else:
-            self._stop_all(1)
+            self._tell(stop=1)
 
     def _snapshot(self) -> Snapshot:
         started = bool(self._t0) and now() >= self._t0
