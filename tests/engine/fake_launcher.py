@@ -1,4 +1,4 @@
-"""A launcher for the tests of the drivers: it records requests instead of sending them, on a clock that tests set."""
+"""A dispatcher for the tests of open and closed loops: it records requests instead of sending them, on a clock that tests set."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferometer.engine import drivers
-from inferometer.engine.drivers import ClosedLoop
+from inferometer.engine import closed_loop, open_loop
+from inferometer.engine.closed_loop import ClosedLoop
 from inferometer.engine.inflight import Flight
 from inferometer.engine.run_state import RunState
 from inferometer.engine.sequences import Sequences
@@ -20,7 +20,7 @@ OK = End(keep_alive=True)
 
 
 class FakeLauncher:
-    """The clock, the deadlines and the launcher in one. With `lengths`, requests come in sequences of these lengths."""
+    """The clock, the deadlines and the dispatcher in one. With `lengths`, requests come in sequences of these lengths."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *lengths: int) -> None:
         self.now = T0
@@ -38,8 +38,9 @@ class FakeLauncher:
         self.handed_over_at: list[int] = []
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._pushed = 0
-        monkeypatch.setattr(drivers, "now", lambda: self.now)
-        monkeypatch.setattr(drivers, "spin_until", self._spin_until)
+        for module in (closed_loop, open_loop):
+            monkeypatch.setattr(module, "now", lambda: self.now)
+        monkeypatch.setattr(open_loop, "spin_until", self._spin_until)
 
     # --- what drivers call ---
 

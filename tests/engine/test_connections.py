@@ -12,7 +12,7 @@ import pytest
 from helpers import NO_USAGE, STREAM, Client, http_response, measure, polite, scripted
 
 from inferometer.analysis.attempts import retried
-from inferometer.engine import http1_connection
+from inferometer.engine import http1
 from inferometer.errors import UserError
 from inferometer.records import COUNTED_BY, MISSING
 from inferometer.workload.tokenizer import BUILTIN, load
@@ -90,7 +90,7 @@ def test_request_on_a_stale_connection_is_resent_once_and_counts_from_its_first_
 def test_connection_that_closes_long_after_the_send_was_not_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http1_connection, "STALE_WITHIN", 0)  # so that any time counts as long
+    monkeypatch.setattr(http1, "STALE_WITHIN", 0)  # so that any time counts as long
 
     def script(client: Client) -> None:
         client.request()

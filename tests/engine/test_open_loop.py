@@ -3,7 +3,7 @@
 import pytest
 from fake_launcher import MS, T0, FakeLauncher, open_stage
 
-from inferometer.engine.drivers import OpenLoop
+from inferometer.engine.open_loop import OpenLoop
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,11 +160,16 @@ class Later:
         self.callbacks.append(callback)
 
 
+def job(retries: int, total: float) -> Any:
+    timeouts = SimpleNamespace(total=total)
+    return SimpleNamespace(retries=retries, retry_statuses=(), retry_backoff=5e-9, timeouts=timeouts)
+
+
 def test_request_that_waits_to_be_repeated_can_be_cancelled() -> None:
     ended: list[Any] = []
     sent: list[Flight] = []
     later, state = Later(), RunState(given_up=[], unreached_limit=0)
-    retries = Retries(3, (), 5, 0, later, state, lambda *args: ended.append(args), sent.append)  # type: ignore[arg-type]
+    retries = Retries(job(3, 0), later, state, lambda *args: ended.append(args), sent.append)  # type: ignore[arg-type]
     flight, response = Flight(id=7, intended=10), object()
     retries.ended(flight, 20, Fail("connect_refused", ""), response)  # type: ignore[arg-type]
     assert not ended and len(later.callbacks) == 1
@@ -180,7 +186,7 @@ def test_request_that_waits_to_be_repeated_can_be_cancelled() -> None:
 def test_request_is_not_repeated_after_its_total_time() -> None:
     ended: list[Any] = []
     later, state = Later(), RunState(given_up=[], unreached_limit=0)
-    retries = Retries(9, (), 5, 10**9, later, state, lambda *args: ended.append(args), lambda flight: None)  # type: ignore[arg-type]
+    retries = Retries(job(9, 1), later, state, lambda *args: ended.append(args), lambda flight: None)  # type: ignore[arg-type]
     started = now()
     recent, old = Flight(id=1, intended=started, sent=started), Flight(id=2, intended=started - 10**10)
     for flight in (recent, old):

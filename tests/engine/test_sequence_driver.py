@@ -3,7 +3,7 @@
 import pytest
 from fake_launcher import MS, T0, FakeLauncher, complete, fail
 
-from inferometer.engine.drivers import ClosedLoop
+from inferometer.engine.closed_loop import ClosedLoop
 from inferometer.engine.sequences import Sequences
 from inferometer.types import ClosedStage
 

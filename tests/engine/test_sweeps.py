@@ -10,7 +10,7 @@ from grpc_peers import GrpcPeer, one, run, scripted_grpc
 from waiting import until
 
 from inferometer.engine import http2_connection, timeouts
-from inferometer.engine.http1_pool import NEVER
+from inferometer.engine.connector import NEVER
 from inferometer.engine.http2_connection import Http2Connection, StreamCall
 from inferometer.engine.http2_pool import Http2Pool
 from inferometer.engine.inflight import Flight
@@ -88,7 +88,7 @@ class World:
         self.pair = [self._open(), self._open()]
         for number in range(count):
             self.time = (number + 1) * MS
-            self.pair[number % 2].start(Flight(id=number, intended=0), b"head", cast("Any", None))
+            self.pair[number % 2].start(Flight(id=number, intended=0), b"head", lambda: cast("Any", None))
             self.pair[number % 2].flush()
         for transport, calls in zip(self.transports, self.calls, strict=True):
             transport.written.clear()
