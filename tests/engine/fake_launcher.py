@@ -10,9 +10,10 @@ import pytest
 from inferometer.engine import closed_loop, open_loop
 from inferometer.engine.closed_loop import ClosedLoop
 from inferometer.engine.inflight import Flight
+from inferometer.engine.open_loop import OnOver, OpenLoop
 from inferometer.engine.run_state import RunState
 from inferometer.engine.sequences import Sequences
-from inferometer.types import End, Fail, OpenStage
+from inferometer.types import ClosedStage, End, Fail, OpenStage
 
 MS = 1_000_000
 T0 = 1_000 * MS
@@ -104,6 +105,17 @@ class FakeLauncher:
 
 def open_stage(*instants_ms: float, duration_ms: float = 100, **more: Any) -> OpenStage:
     return OpenStage(np.array([int(at * MS) for at in instants_ms], np.int64), int(duration_ms * MS), **more)
+
+
+def started(
+    launcher: FakeLauncher, stage: OpenStage | ClosedStage, index: int = 0, on_over: OnOver | None = None
+) -> Any:
+    """Start a loop now, and run what is due."""
+    kind: Any = OpenLoop if isinstance(stage, OpenStage) else ClosedLoop
+    loop = kind(launcher, index, stage)
+    loop.start(launcher.now, on_over or launcher.hand_over)
+    launcher.run_due()
+    return loop
 
 
 def complete(launcher: FakeLauncher, loop: ClosedLoop, *flights: Flight) -> None:

@@ -69,9 +69,10 @@ def test_work_that_continues_after_a_tick_is_a_stall() -> None:
     anything: Any = SimpleNamespace(
         publish=lambda: None, flush=lambda: None, control={}, queued=0, sent=0, ok=0, failed=0, in_flight=0, stage=0
     )
+    anything.state = anything
 
     async def work() -> None:
-        telemetry = Telemetry(anything, anything, anything, anything, 1, asyncio.get_running_loop())
+        telemetry = Telemetry(anything, anything, anything, 1, asyncio.get_running_loop())
         telemetry.tick(watched, now())
         time.sleep(0.02)
         await asyncio.sleep(0)

@@ -4,14 +4,13 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from inferometer.engine.inflight import Flight
 from inferometer.engine.reader import Reader
 from inferometer.engine.resolver import Resolver
 from inferometer.engine.transport import Transport, TransportOwner
 from inferometer.timing.clock import now
-from inferometer.types import End, Fail
+from inferometer.types import Decoder, End, Fail, StreamResponse
 from inferometer.wire.target import Target
 
 OPENED_AT_ONCE = 64
@@ -23,16 +22,7 @@ STALE_WITHIN = 500_000_000
 A later close means that the server saw the request and closed without a response."""
 
 
-class ResponseState(Protocol):
-    """What is known about a response once it has ended."""
-
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def text(self) -> str: ...
-
-
+ResponseState = Decoder | StreamResponse
 OnEnded = Callable[[Flight, int, End | Fail, ResponseState], None]
 
 

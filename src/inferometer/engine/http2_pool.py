@@ -7,7 +7,7 @@ deadline, and more data arrived over the connection in the meantime, is the resp
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -15,7 +15,7 @@ from inferometer.engine.connector import NEVER, Connector, OnEnded
 from inferometer.engine.http2_connection import Http2Connection
 from inferometer.engine.inflight import Flight, keep_first_attempt
 from inferometer.timing.clock import now
-from inferometer.types import End, Fail, StreamResponse
+from inferometer.types import Calls, End, Fail, StreamResponse
 from inferometer.units import NS
 from inferometer.wire.grpc import deadline_passed
 
@@ -30,26 +30,24 @@ class Http2Pool:
     def __init__(
         self,
         connector: Connector,
-        heads: tuple[bytes, ...],
-        response: Callable[[], StreamResponse],
+        calls: Calls,
+        url: int,
         on_ended: OnEnded,
         deadline: float = 0,
         max_requests: int = 0,
-        is_persistent: bool = False,
-        trace_header: Callable[[int], bytes] | None = None,
     ) -> None:
-        """`heads` are the header blocks of each traffic class, or one for all calls. `deadline`: seconds from sending a call
-        within which its response must be complete; 0: none. `max_requests`: calls after which a connection takes no more; 0: no limit.
-        `is_persistent`: each connection has one stream, which carries one request at a time; each user has a connection.
-        `trace_header`: returns what follows a call's header block, from the request's id.
-        """
+        """`url` is the number of the base URL. `deadline`: seconds from sending a call within which its response must be complete; 0: none.
+        `max_requests`: calls after which a connection takes no more; 0: no limit. If streams are persistent, each connection has one, which
+        carries one request at a time, and each user has a connection."""
+        assert calls.response is not None
         self._max_requests = max_requests
         self._connector = connector
-        self._heads = heads  # without classes, a call's class is -1: the last, and only one
-        self._trace_header = trace_header
-        self._new_response = response
+        # Without classes, a call's class is -1: the last, and only head.
+        self._heads = tuple(heads[url] for heads in calls.class_heads or (calls.heads,))
+        self._trace_header = calls.trace_header
+        self._new_response = calls.response
         self._on_ended = on_ended
-        self._is_persistent = is_persistent
+        self._is_persistent = calls.is_persistent
         self._by_user: dict[int, Http2Connection] = {}  # persistent: the connection that each user sent over last
         self._deadline = int(deadline * NS)
         self._missed_deadline = deadline_passed(deadline)

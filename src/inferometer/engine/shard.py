@@ -83,9 +83,7 @@ class Shard:
         self._course = Course(job.plan, self._dispatcher, self._spool.control, self._patience, self._end_if_idle)
         self._sessions = Sessions(calls, requests, self.deadlines) if calls.session else None
         self._timeouts = Timeouts(job.timeouts, self._dispatcher, self.deadlines, loop)
-        self._telemetry = Telemetry(
-            self._spool, self.recorder, self._dispatcher, self.state, len(job.plan.stages), loop
-        )
+        self._telemetry = Telemetry(self._spool, self.recorder, self._dispatcher, len(job.plan.stages), loop)
         self._monitor: SelfMonitor | None = None
         self._ended: list[Ended] = []  # requests that ended and are not yet settled
         self._check = calls.check
@@ -104,17 +102,7 @@ class Shard:
         if calls.response is not None:
             from inferometer.engine.http2_pool import Http2Pool  # noqa: PLC0415 - HTTP/1.1 does without
 
-            heads = tuple(own[index] for own in calls.class_heads or (calls.heads,))
-            return Http2Pool(
-                connector,
-                heads,
-                calls.response,
-                on_ended,
-                job.deadline,
-                job.reuse,
-                calls.is_persistent,
-                calls.trace_header,
-            )
+            return Http2Pool(connector, calls, index, on_ended, job.deadline, job.reuse)
         assert calls.decoder is not None
         return Http1Pool(connector, calls.decoder, on_ended, job.reuse)
 

@@ -96,14 +96,12 @@ class Telemetry:
         spool: Spool,
         recorder: Recorder,
         dispatcher: Dispatcher,
-        state: RunState,
         stages: int,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._spool = spool
         self._recorder = recorder
         self._dispatcher = dispatcher
-        self._state = state
         self._last_stage = stages - 1
         self._loop = loop
         self._marks = deque([0] * _MARKS, _MARKS)  # instants; everything that arrived before the first is recorded
@@ -126,7 +124,7 @@ class Telemetry:
 
     def publish(self) -> None:
         self._spool.publish()
-        control, state = self._spool.control, self._state
+        control, state = self._spool.control, self._dispatcher.state
         control["heartbeat"] = now()
         control["sent"] = state.sent
         control["ok"] = state.ok

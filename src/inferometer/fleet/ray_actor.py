@@ -21,7 +21,6 @@ import msgspec
 import psutil
 
 from inferometer import __version__, processors
-from inferometer.engine.job import Job
 from inferometer.fleet.clocks import Reading
 from inferometer.fleet.control import Outcome, ShardReport
 from inferometer.fleet.copying import BULKY, FolderReader, Numbers
@@ -115,24 +114,21 @@ class ShardActor:
     def begin(self, data: bytes, piece: int) -> None:
         """Start the shard. `data` is the pickled job, and the destination of its chunks and texts, or None;
         `piece` is the most that is read at a time."""
-        try:
-            self._begin(data, piece)
-        except Exception as error:  # the parent sees it in the response to its next poll
-            self._failure = f"could not be started: {type(error).__name__}: {error}"
-
-    def _begin(self, data: bytes, piece: int) -> None:
-        job, to = pickle.loads(data)
-        assert isinstance(job, Job)
-        job, shard = msgspec.structs.replace(job, spool=self._folder), job.shard
-        self._control = Control(self._folder / f"{shard}.control", create=True)
-        self._reader = FolderReader(self._folder, shard, self._control, piece)
-        if to is not None:
-            self._reader.left_out = BULKY
-            self._storing = ShardStoring(self._folder, shard, to)
         self._round: Iterator[Piece | Numbers] = iter(())
         self._is_last_round = False
-        _raise_priority()  # that of this thread, which a new process inherits
-        self._process = LocalProcess(job, {"TMPDIR": str(self._folder)})
+        try:
+            job, to = pickle.loads(data)
+            job, shard = msgspec.structs.replace(job, spool=self._folder), job.shard
+            self._control = Control(self._folder / f"{shard}.control", create=True)
+            self._reader = FolderReader(self._folder, shard, self._control, piece)
+            if to is not None:
+                self._reader.left_out = BULKY
+                self._storing = ShardStoring(self._folder, shard, to)
+            _raise_priority()  # that of this thread, which a new process inherits
+            self._process = LocalProcess(job, {"TMPDIR": str(self._folder)})
+        except Exception as error:  # the parent sees it in the response to its next poll
+            self._failure = f"could not be started: {type(error).__name__}: {error}"
+            return
         self._polled = time.monotonic()
         threading.Thread(target=self._end_without_parent, daemon=True).start()
 
