@@ -245,13 +245,14 @@ class ClosedLoop:
 
     def _send_after(self, pause: int, flight: Flight) -> None:
         user, at = flight.user, flight.done + pause
-        self._pausing.add(user)
-        self._dispatcher.deadlines.at(at, lambda: self._resume(user, at))
 
-    def _resume(self, user: int, at: int) -> None:
-        if user in self._pausing:  # it may have closed its sequence in the meantime
-            self._pausing.discard(user)
-            self._send([(user, at)])
+        def resume() -> None:
+            if user in self._pausing:  # it may have closed its sequence in the meantime
+                self._pausing.discard(user)
+                self._send([(user, at)])
+
+        self._pausing.add(user)
+        self._dispatcher.deadlines.at(at, resume)
 
 
 class _IdSupply:

@@ -211,8 +211,14 @@ class Http2Connection:
         ending = apply_events(flight, decoded, at) if decoded else None
         if ending is None and flight.bytes_in > flight.check_at:
             ending = excess(flight)
-        if ending is not None:
-            self._response_ended(event, call, at, ending)
+        if ending is None:
+            return
+        is_excess = isinstance(ending, Fail) and ending.code == TOO_LARGE
+        if event.end or is_excess or (self._persistent is not None and not self._persistent.is_usable):
+            self._stream = 0
+        if not event.end and not self._stream:  # a failure that the content reports, while the stream is still open
+            self._http2.reset(event.stream)
+        self._end(event.stream, call, at, ending)
 
     def _handle_between_requests(self, event: Headers | Data | Reset) -> None:
         """Handle what arrives on the stream that stays open while it has no request: usually its end."""
@@ -244,14 +250,6 @@ class Http2Connection:
                 self.broken(Fail("malformed_http2", bounded(error.message)))
                 return
         self.broken(Fail("closed", ""), Fail("cut_short", ""))
-
-    def _response_ended(self, event: Headers | Data, call: StreamCall, at: int, ending: End | Fail) -> None:
-        is_excess = isinstance(ending, Fail) and ending.code == TOO_LARGE
-        if event.end or is_excess or (self._persistent is not None and not self._persistent.is_usable):
-            self._stream = 0
-        if not event.end and not self._stream:  # a failure that the content reports, while the stream is still open
-            self._http2.reset(event.stream)
-        self._end(event.stream, call, at, ending)
 
     def _end(self, stream: int, call: StreamCall, at: int, event: End | Fail) -> None:
         del self.calls[stream]

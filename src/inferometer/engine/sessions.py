@@ -13,7 +13,7 @@ from inferometer.engine.requests import Requests
 from inferometer.records import CANCELLED, DROPPED
 from inferometer.timing.clock import now
 from inferometer.timing.deadlines import Deadlines
-from inferometer.types import TURN_STEP, Calls, End, Fail, Session, TurnResponse
+from inferometer.types import TURN_STEP, Calls, Fail, Session, TurnResponse
 from inferometer.wire.failures import NOT_REACHED
 
 _FINAL = NOT_REACHED | {CANCELLED, DROPPED}
@@ -51,7 +51,8 @@ class Sessions:
                 free.append(each)
                 continue
             following = None
-            if self._goes_on(event) and course.may_continue(flight):
+            is_over = isinstance(event, Fail) and (self._is_failure_final or event.code in _FINAL)
+            if not is_over and course.may_continue(flight):
                 planned = course.driver(flight).next_turn_at(flight)
                 following = None if planned is None else self._next(flight, isinstance(event, Fail), planned)
             if following is None:
@@ -61,9 +62,6 @@ class Sessions:
             if following is None or not course.driver(flight).keeps_user:
                 free.append(each)
         return free
-
-    def _goes_on(self, event: End | Fail) -> bool:
-        return not isinstance(event, Fail) or not (self._is_failure_final or event.code in _FINAL)
 
     def _next(self, flight: Flight, is_failed: bool, planned: int) -> Flight | None:
         """Return the turn after this one, which may be `planned` for an instant; or None if it was the last."""

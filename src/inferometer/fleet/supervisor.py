@@ -163,17 +163,14 @@ class Supervisor:
 
     def _collect(self) -> None:
         for number, shard in list(self._running.items()):
+            control = self._controls[number]  # "ended": it counts tokens after its run, and gives no sign of life
             if not shard.is_alive():
                 del self._running[number]
                 self._ended(number, shard.result())
-            elif self._may_hang(number) and shard.silence() > _HUNG:
+            elif control.state == "running" and not control["ended"] and shard.silence() > _HUNG:
                 del self._running[number]
                 shard.kill()
                 self._lose(number, f"gave no sign of life for {_HUNG // NS} s and was ended")
-
-    def _may_hang(self, shard: int) -> bool:
-        """Return whether the shard should show signs of life: it runs, and is not counting tokens after its run."""
-        return self._controls[shard].state == "running" and not self._controls[shard]["ended"]
 
     def _ended(self, shard: int, outcome: Outcome) -> None:
         if isinstance(outcome, str):
