@@ -14,7 +14,7 @@ from needs import BACKENDS, PROGRAMS, REAL, missing
 
 from inferometer import conduct
 from inferometer.config import Config
-from inferometer.engine import http1_connection, http2_connection
+from inferometer.engine import http1, http2_connection
 from inferometer.fleet import supervisor
 from inferometer.units import NS
 
@@ -68,7 +68,7 @@ def open_files_stay_few() -> Iterator[None]:
 def stale_however_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resend requests on stale connections, however late the close is noticed. For users the limit is half a second, and a busy
     machine may exceed it."""
-    for module in (http1_connection, http2_connection):
+    for module in (http1, http2_connection):
         monkeypatch.setattr(module, "STALE_WITHIN", 1 << 62)
 
 

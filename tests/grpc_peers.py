@@ -6,6 +6,7 @@ import ssl
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,10 @@ def descriptors() -> bytes:
     return descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
 
 
-def run(folder: Path, url: str | list[str], method: str = "Unary", **sections: Any) -> tuple[Run, Summary]:
-    """Run calls of t.S/`method`; six of them unless the load says otherwise."""
+def run(
+    folder: Path, url: "str | list[str] | AbstractContextManager[str]", method: str = "Unary", **sections: Any
+) -> tuple[Run, Summary]:
+    """Run calls of t.S/`method`, as `measure` does; six of them unless the load says otherwise."""
     proto = folder / "t.binpb"
     proto.write_bytes(descriptors())
     server = {"api": "grpc", "method": f"t.S/{method}", "proto": str(proto)} | sections.pop("server", {})

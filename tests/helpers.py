@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,16 @@ def polite(client: Client) -> None:
 
 
 def measure(
-    folder: Path, url: str | list[str], show: conduct.Show | None = None, **sections: Any
+    folder: Path,
+    url: "str | list[str] | AbstractContextManager[str]",
+    show: conduct.Show | None = None,
+    **sections: Any,
 ) -> tuple[Run, Summary]:
-    """Run a small load in this process; sections override its config: `server={...}, load={...}`. No metrics are scraped: scripts
-    count requests and connections."""
+    """Run a small load in this process, against a server that may be started for it: `measure(folder, scripted(polite))`. Sections
+    override its config: `server={...}, load={...}`. No metrics are scraped: scripts count requests and connections."""
+    if isinstance(url, AbstractContextManager):
+        with url as started:
+            return measure(folder, started, show, **sections)
     tree: dict[str, Any] = {
         "server": {"url": url, "model": "m"} | sections.pop("server", {}),
         "data": {"type": "prompts", "prompts": ["hello"], "output": 2},

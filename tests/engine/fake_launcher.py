@@ -1,4 +1,4 @@
-"""A launcher for the tests of the drivers: it records requests instead of sending them, on a clock that tests set."""
+"""A dispatcher for the tests of open and closed loops: it records requests instead of sending them, on a clock that tests set."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferometer.engine import drivers
-from inferometer.engine.drivers import ClosedLoop
+from inferometer.engine import closed_loop, open_loop
+from inferometer.engine.closed_loop import ClosedLoop
 from inferometer.engine.inflight import Flight
+from inferometer.engine.open_loop import OnOver, OpenLoop
 from inferometer.engine.run_state import RunState
 from inferometer.engine.sequences import Sequences
-from inferometer.types import End, Fail, OpenStage
+from inferometer.types import ClosedStage, End, Fail, OpenStage
 
 MS = 1_000_000
 T0 = 1_000 * MS
@@ -20,7 +21,7 @@ OK = End(keep_alive=True)
 
 
 class FakeLauncher:
-    """The clock, the deadlines and the launcher in one. With `lengths`, requests come in sequences of these lengths."""
+    """The clock, the deadlines and the dispatcher in one. With `lengths`, requests come in sequences of these lengths."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *lengths: int) -> None:
         self.now = T0
@@ -38,8 +39,9 @@ class FakeLauncher:
         self.handed_over_at: list[int] = []
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._pushed = 0
-        monkeypatch.setattr(drivers, "now", lambda: self.now)
-        monkeypatch.setattr(drivers, "spin_until", self._spin_until)
+        for module in (closed_loop, open_loop):
+            monkeypatch.setattr(module, "now", lambda: self.now)
+        monkeypatch.setattr(open_loop, "spin_until", self._spin_until)
 
     # --- what drivers call ---
 
@@ -103,6 +105,17 @@ class FakeLauncher:
 
 def open_stage(*instants_ms: float, duration_ms: float = 100, **more: Any) -> OpenStage:
     return OpenStage(np.array([int(at * MS) for at in instants_ms], np.int64), int(duration_ms * MS), **more)
+
+
+def started(
+    launcher: FakeLauncher, stage: OpenStage | ClosedStage, index: int = 0, on_over: OnOver | None = None
+) -> Any:
+    """Start a loop now, and run what is due."""
+    kind: Any = OpenLoop if isinstance(stage, OpenStage) else ClosedLoop
+    loop = kind(launcher, index, stage)
+    loop.start(launcher.now, on_over or launcher.hand_over)
+    launcher.run_due()
+    return loop
 
 
 def complete(launcher: FakeLauncher, loop: ClosedLoop, *flights: Flight) -> None:

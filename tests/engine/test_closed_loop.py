@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
-from fake_launcher import MS, OK, T0, FakeLauncher, complete, fail, open_stage
+from fake_launcher import MS, OK, T0, FakeLauncher, complete, fail, open_stage, started
 
-from inferometer.engine.drivers import ClosedLoop, OpenLoop
-from inferometer.types import ClosedStage, Fail
+from inferometer.engine.closed_loop import ClosedLoop
+from inferometer.engine.inflight import Flight
+from inferometer.engine.open_loop import OpenLoop
+from inferometer.types import TURN_STEP, ClosedStage, Fail
 
 
 @pytest.fixture
@@ -15,9 +17,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
 
 
 def test_closed_loop_keeps_concurrency_requests_in_flight_until_all_are_sent(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=2, requests=5, first_id=4, id_step=3))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=2, requests=5, first_id=4, id_step=3))
     assert launcher.ids == [4, 7]
     for index in range(3):
         launcher.now += MS
@@ -31,9 +31,7 @@ def test_closed_loop_keeps_concurrency_requests_in_flight_until_all_are_sent(lau
 
 
 def test_users_whose_responses_arrive_together_send_together_up_to_the_requests_left(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=4, requests=9, first_id=1, id_step=2))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=4, requests=9, first_id=1, id_step=2))
     launcher.now += MS
     complete(launcher, loop, *launcher.sent[1:4])
     assert [(flight.id, flight.user) for flight in launcher.sent[4:]] == [(9, 1), (11, 2), (13, 3)]
@@ -45,18 +43,14 @@ def test_users_whose_responses_arrive_together_send_together_up_to_the_requests_
 
 
 def test_only_users_whose_requests_failed_back_off(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=3, requests=99))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=3, requests=99))
     flights = list(launcher.sent)
     loop.freed([(flights[0], OK, None), (flights[1], Fail("reset", ""), None), (flights[2], OK, None)])
     assert [flight.user for flight in launcher.sent[3:]] == [0, 2]
 
 
 def test_next_request_is_due_when_the_response_arrived_not_when_it_was_read(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, requests=2))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=1, requests=2))
     launcher.now = T0 + 9 * MS
     launcher.sent[0].done = T0 + 8 * MS
     loop.freed([(launcher.sent[0], OK, None)])
@@ -64,14 +58,12 @@ def test_next_request_is_due_when_the_response_arrived_not_when_it_was_read(laun
 
 
 def test_with_fewer_requests_than_users_each_is_sent_once(launcher: FakeLauncher) -> None:
-    ClosedLoop(launcher, 0, ClosedStage(concurrency=8, requests=3)).start(T0, launcher.hand_over)
-    launcher.run_due()
+    started(launcher, ClosedStage(concurrency=8, requests=3))
     assert launcher.ids == [0, 1, 2]
 
 
 def test_stage_by_duration_ends_then_and_lets_requests_in_flight_finish(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=2, duration=10 * MS))
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=2, duration=10 * MS))
     launcher.run_until(T0 + 5 * MS)
     complete(launcher, loop, launcher.sent[0])
     assert len(launcher.sent) == 3
@@ -85,7 +77,7 @@ def test_stage_by_duration_ends_then_and_lets_requests_in_flight_finish(launcher
 
 def test_ramp_up_starts_one_user_after_the_other(launcher: FakeLauncher) -> None:
     stage = ClosedStage(concurrency=4, duration=100 * MS, ramp_up=40 * MS, ramp_offset=1 * MS)
-    ClosedLoop(launcher, 0, stage).start(T0, launcher.hand_over)
+    started(launcher, stage)
     launcher.run_until(T0 + 90 * MS)
     assert [flight.intended - T0 for flight in launcher.sent] == [1 * MS, 11 * MS, 21 * MS, 31 * MS]
     assert launcher.sent_at == [flight.intended for flight in launcher.sent]
@@ -93,8 +85,7 @@ def test_ramp_up_starts_one_user_after_the_other(launcher: FakeLauncher) -> None
 
 def test_first_request_of_a_user_has_the_users_own_id_even_if_others_have_sent_several(launcher: FakeLauncher) -> None:
     stage = ClosedStage(concurrency=3, requests=6, ramp_up=30 * MS, first_id=4, id_step=2)
-    loop = ClosedLoop(launcher, 0, stage)
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, stage)
     launcher.run_until(T0 + 2 * MS)
     complete(launcher, loop, launcher.sent[-1])
     complete(launcher, loop, launcher.sent[-1])
@@ -107,8 +98,7 @@ def test_first_request_of_a_user_has_the_users_own_id_even_if_others_have_sent_s
 
 
 def test_first_response_shortens_a_ramp_up_that_is_only_a_limit(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=4, duration=900 * MS, ramp_up=400 * MS, ramp_is_limit=True))
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=4, duration=900 * MS, ramp_up=400 * MS, ramp_is_limit=True))
     launcher.run_until(T0 + 8 * MS)
     complete(launcher, loop, launcher.sent[0])
     launcher.run_until(T0 + 500 * MS)
@@ -122,8 +112,7 @@ def test_ramp_up_is_kept_if_it_was_given_or_responses_take_longer(
     launcher: FakeLauncher, is_limit: bool, after: int
 ) -> None:
     plan = ClosedStage(concurrency=4, duration=900 * MS, ramp_up=400 * MS, ramp_is_limit=is_limit)
-    loop = ClosedLoop(launcher, 0, plan)
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, plan)
     launcher.run_until(T0 + after * MS)
     complete(launcher, loop, launcher.sent[0])
     launcher.run_until(T0 + 800 * MS)
@@ -133,8 +122,7 @@ def test_ramp_up_is_kept_if_it_was_given_or_responses_take_longer(
 
 
 def test_failure_does_not_shorten_the_ramp_up(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=4, duration=900 * MS, ramp_up=400 * MS, ramp_is_limit=True))
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=4, duration=900 * MS, ramp_up=400 * MS, ramp_is_limit=True))
     launcher.run_until(T0 + MS)
     fail(launcher, loop, launcher.sent[0])
     launcher.run_until(T0 + 90 * MS)
@@ -145,9 +133,7 @@ def test_failure_does_not_shorten_the_ramp_up(launcher: FakeLauncher) -> None:
 
 
 def dealt(launcher: FakeLauncher) -> ClosedLoop:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=2, requests=9, granted=3, first_id=1, id_step=2))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=2, requests=9, granted=3, first_id=1, id_step=2))
     return loop
 
 
@@ -195,9 +181,7 @@ def test_users_who_wait_for_the_parent_do_not_send_once_the_run_is_stopped(launc
 
 
 def test_user_thinks_between_a_response_and_the_next_request(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, requests=2, think=20 * MS))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=1, requests=2, think=20 * MS))
     launcher.now += MS
     complete(launcher, loop, launcher.sent[0])
     assert len(launcher.sent) == 1
@@ -206,9 +190,7 @@ def test_user_thinks_between_a_response_and_the_next_request(launcher: FakeLaunc
 
 
 def test_user_whose_requests_fail_waits_twice_as_long_each_time_up_to_1_s(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, duration=1 << 50))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=1, duration=1 << 50))
     pauses = []
     for index in range(10):
         failed_at = launcher.now
@@ -220,9 +202,7 @@ def test_user_whose_requests_fail_waits_twice_as_long_each_time_up_to_1_s(launch
 
 
 def test_backoff_starts_again_at_10_ms_after_a_success(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, duration=1 << 50))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=1, duration=1 << 50))
     for index, failed in enumerate((True, True, False, True)):
         at = launcher.now
         (fail if failed else complete)(launcher, loop, launcher.sent[index])
@@ -231,18 +211,14 @@ def test_backoff_starts_again_at_10_ms_after_a_success(launcher: FakeLauncher) -
 
 
 def test_backoff_of_one_user_does_not_delay_the_others(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=2, duration=1 << 50))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=2, duration=1 << 50))
     fail(launcher, loop, launcher.sent[0])
     complete(launcher, loop, launcher.sent[1])
     assert [flight.user for flight in launcher.sent] == [0, 1, 1]
 
 
 def test_nothing_more_is_sent_once_the_run_is_stopped(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=2, requests=50))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=2, requests=50))
     launcher.state.stopping = True
     for flight in list(launcher.sent):
         complete(launcher, loop, flight)
@@ -254,8 +230,7 @@ def test_nothing_more_is_sent_once_the_run_is_stopped(launcher: FakeLauncher) ->
 
 
 def test_stage_that_is_ended_sends_nothing_more_and_hands_over_immediately_and_once(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=2, duration=100 * MS))
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=2, duration=100 * MS))
     launcher.run_until(T0 + 5 * MS)
     loop.end()
     loop.end()
@@ -268,8 +243,7 @@ def test_stage_that_is_ended_sends_nothing_more_and_hands_over_immediately_and_o
 
 
 def test_users_still_to_start_do_not_start_once_the_stage_is_ended(launcher: FakeLauncher) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=4, duration=100 * MS, ramp_up=40 * MS))
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=4, duration=100 * MS, ramp_up=40 * MS))
     launcher.run_until(T0 + 15 * MS)
     loop.end()
     launcher.run_until(T0 + 100 * MS)
@@ -293,9 +267,7 @@ def fail_all(
 
 
 def run_unreachable(launcher: FakeLauncher, plan: ClosedStage, code: str = "connect_refused") -> None:
-    loop = ClosedLoop(launcher, 3, plan)
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, plan, index=3)
     fail_all(launcher, loop, T0 + 60_000 * MS, code)
 
 
@@ -329,9 +301,7 @@ def test_stage_is_not_given_up_if_the_server_refuses_requests(launcher: FakeLaun
 
 @pytest.mark.parametrize("event", [OK, Fail("http_503", "")])
 def test_30_s_start_again_after_a_request_that_reached_the_server(launcher: FakeLauncher, event: Any) -> None:
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, requests=100_000))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=1, requests=100_000))
     fail_all(launcher, loop, T0 + 20_000 * MS)
     launcher.run_until(launcher.now + 2_000 * MS)  # the user has sent again
     back, reached = launcher.now, len(launcher.sent)
@@ -353,9 +323,7 @@ def test_stage_is_not_given_up_while_a_request_is_in_flight(launcher: FakeLaunch
 
 def give_up_first_stage(launcher: FakeLauncher) -> int:
     """Run a stage until it is given up; return when."""
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=2, requests=1000))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=2, requests=1000))
     fail_all(launcher, loop, T0 + 60_000 * MS)
     (at,) = launcher.handed_over_at
     return at
@@ -398,3 +366,51 @@ def test_stages_wait_30_s_again_after_a_stage_that_reached_the_server(
     fail_all(launcher, last, back + 90_000 * MS, first=first)
     (ended,) = launcher.handed_over_at
     assert ended - back >= 30_000 * MS
+
+
+# --- sessions in a loop that counts requests ---
+
+
+def turn_of(flight: Flight, think: int = 0) -> Flight:
+    return Flight(id=flight.id + TURN_STEP, intended=flight.done + think, session=flight.id, turn=1, user=flight.user)
+
+
+def test_a_free_user_sends_the_turn_that_is_due_for_the_longest_time(launcher: FakeLauncher) -> None:
+    loop = started(launcher, ClosedStage(concurrency=2, requests=10, by_request=True))
+    assert launcher.ids == [0, 1] and not loop.keeps_user
+    launcher.now += 5 * MS
+    first, second = launcher.sent
+    first.done, second.done = T0 + 4 * MS, T0 + 3 * MS
+    for flight in (first, second):
+        loop.send_turn(turn_of(flight))
+    complete(launcher, loop, first)
+    assert launcher.ids == [0, 1, 1 + TURN_STEP]
+    assert (launcher.sent[2].user, launcher.sent[2].held) == (0, 2 * MS)
+
+
+def test_a_new_session_starts_when_no_turn_is_due(launcher: FakeLauncher) -> None:
+    loop = started(launcher, ClosedStage(concurrency=2, requests=10, by_request=True))
+    launcher.now += MS
+    complete(launcher, loop, *launcher.sent)
+    assert launcher.ids == [0, 1, 2, 3]
+
+
+def test_turns_count_as_requests(launcher: FakeLauncher) -> None:
+    loop = started(launcher, ClosedStage(concurrency=2, requests=4, by_request=True))
+    launcher.now += MS
+    for flight in list(launcher.sent):
+        flight.done = launcher.now
+        loop.send_turn(turn_of(flight))
+    complete(launcher, loop, *launcher.sent)
+    assert launcher.ids == [0, 1, TURN_STEP, 1 + TURN_STEP]
+    assert launcher.handed_over_at == []
+    complete(launcher, loop, *launcher.sent[2:])
+    assert len(launcher.sent) == 4 and launcher.handed_over_at == [launcher.now]
+
+
+def test_no_turn_is_sent_after_the_end_of_the_stage(launcher: FakeLauncher) -> None:
+    loop = started(launcher, ClosedStage(concurrency=2, requests=100, by_request=True))
+    loop.send_turn(turn_of(launcher.sent[0]))
+    loop.end()
+    complete(launcher, loop, *launcher.sent)
+    assert launcher.ids == [0, 1] and not loop.may_continue()

@@ -12,7 +12,7 @@ import pytest
 from helpers import NO_USAGE, STREAM, Client, http_response, measure, polite, scripted
 
 from inferometer.analysis.attempts import retried
-from inferometer.engine import http1_connection
+from inferometer.engine import http1
 from inferometer.errors import UserError
 from inferometer.records import COUNTED_BY, MISSING
 from inferometer.workload.tokenizer import BUILTIN, load
@@ -26,8 +26,7 @@ def test_connections_are_kept_and_reused(tmp_path: Path) -> None:
             seen.append(client.number)
             client.send(http_response())
 
-    with scripted(script) as url:
-        run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 2, "requests": 20})
+    run, summary = measure(tmp_path, scripted(script), load={"type": "closed", "concurrency": 2, "requests": 20})
     assert summary.counts.ok == 20
     assert len(set(seen)) == 2
     assert set(run.records.rows["attempts"]) == {1}
@@ -39,8 +38,7 @@ def test_requests_succeed_if_the_server_closes_connections_that_it_promised_to_k
         client.request()
         client.send(http_response())
 
-    with scripted(script) as url:
-        run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 3, "requests": 30})
+    run, summary = measure(tmp_path, scripted(script), load={"type": "closed", "concurrency": 3, "requests": 30})
     assert (summary.counts.ok, summary.counts.failed) == (30, 0)
     assert run.records.rows["attempts"].max() <= 2
 
@@ -53,8 +51,7 @@ def test_connections_that_the_server_keeps_closing_are_no_longer_reused(tmp_path
         client.request()
         client.send(http_response())
 
-    with scripted(script) as url:
-        run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 40})
+    run, summary = measure(tmp_path, scripted(script), load={"type": "closed", "concurrency": 1, "requests": 40})
     assert summary.counts.ok == 40
     assert (run.records.rows["attempts"] > 1).sum() <= 3
 
@@ -76,8 +73,7 @@ def test_request_on_a_stale_connection_is_resent_once_and_counts_from_its_first_
         client.send(http_response())
         polite(client)
 
-    with scripted(script) as url:
-        run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 3})
+    run, summary = measure(tmp_path, scripted(script), load={"type": "closed", "concurrency": 1, "requests": 3})
     assert summary.counts.ok == 3
     rows = np.sort(run.records.rows, order="id")
     assert rows["attempts"].tolist() == [1, 2, 1]
@@ -90,15 +86,14 @@ def test_request_on_a_stale_connection_is_resent_once_and_counts_from_its_first_
 def test_connection_that_closes_long_after_the_send_was_not_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http1_connection, "STALE_WITHIN", 0)  # so that any time counts as long
+    monkeypatch.setattr(http1, "STALE_WITHIN", 0)  # so that any time counts as long
 
     def script(client: Client) -> None:
         client.request()
         client.send(http_response())
         client.request()
 
-    with scripted(script) as url:
-        run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 2})
+    run, summary = measure(tmp_path, scripted(script), load={"type": "closed", "concurrency": 1, "requests": 2})
     assert summary.counts.by_failure == {"closed": 1}
     assert run.records.rows["attempts"].tolist() == [1, 1]
 
@@ -107,8 +102,7 @@ def test_new_connection_that_closes_without_a_response_is_a_failure_not_a_retry(
     def script(client: Client) -> None:
         client.request()
 
-    with scripted(script) as url:
-        _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 2})
+    _, summary = measure(tmp_path, scripted(script), load={"type": "closed", "concurrency": 1, "requests": 2})
     assert summary.counts.by_failure == {"closed": 2}
 
 
@@ -124,8 +118,7 @@ def test_request_is_never_resent_once_a_byte_of_the_response_has_arrived(tmp_pat
             client.send(http_response()[:40])
             return
 
-    with scripted(script) as url:
-        _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 2})
+    _, summary = measure(tmp_path, scripted(script), load={"type": "closed", "concurrency": 1, "requests": 2})
     assert summary.counts.by_failure == {"cut_short": 1}
     assert count == 1
 
@@ -136,8 +129,7 @@ def test_reset_and_close_are_different_failures(tmp_path: Path) -> None:
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.sock.close()
 
-    with scripted(script) as url:
-        _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 1})
+    _, summary = measure(tmp_path, scripted(script), load={"type": "closed", "concurrency": 1, "requests": 1})
     assert summary.counts.by_failure == {"reset": 1}
 
 
@@ -295,8 +287,9 @@ def test_large_request_is_sent_completely_to_a_server_that_reads_slowly(tmp_path
             client.send(http_response())
 
     server = {"body": {"padding": "x" * 12_000_000}}
-    with scripted(script) as url:
-        _, summary = measure(tmp_path, url, server=server, load={"type": "closed", "concurrency": 1, "requests": 2})
+    _, summary = measure(
+        tmp_path, scripted(script), server=server, load={"type": "closed", "concurrency": 1, "requests": 2}
+    )
     assert summary.counts.ok == 2
     assert min(sizes) > 12_000_000
 
@@ -312,8 +305,7 @@ def test_first_content_is_recorded_apart_from_the_first_token_of_reasoning(tmp_p
             time.sleep(0.02)
             client.send(response[head:])
 
-    with scripted(script) as url:
-        run, _ = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 2})
+    run, _ = measure(tmp_path, scripted(script), load={"type": "closed", "concurrency": 1, "requests": 2})
     rows = run.records.rows
     assert (rows["first_content"] - rows["first_token"] >= 15_000_000).all()
     assert (rows["first_content"] <= rows["last_token"]).all()
@@ -327,8 +319,7 @@ def without_usage(client: Client) -> None:
 def test_the_tokenizer_of_the_model_counts_if_the_server_reports_no_usage(tmp_path: Path) -> None:
     path = BUILTIN / "tokenizer.json"  # named by the user, so it is the model's
     data = {"type": "prompts", "prompts": ["say one two"], "output": 4, "tokenizer": str(path)}
-    with scripted(without_usage) as url:
-        run, summary = measure(tmp_path, url, data=data)
+    run, summary = measure(tmp_path, scripted(without_usage), data=data)
     rows, count = run.records.rows, load(str(path)).count
     assert set(rows["n_in"]) == {count("say one two")}
     assert set(rows["in_counted_by"]) == {COUNTED_BY.index("tokenizer")}
@@ -340,8 +331,7 @@ def test_the_tokenizer_of_the_model_counts_if_the_server_reports_no_usage(tmp_pa
 
 def test_tokens_are_not_counted_with_the_vocabulary_of_another_model(tmp_path: Path) -> None:
     """The built-in tokenizer reported 414 tokens/s for a model that made 148."""
-    with scripted(without_usage) as url:
-        run, summary = measure(tmp_path, url)
+    run, summary = measure(tmp_path, scripted(without_usage))
     rows = run.records.rows
     assert {(row["n_in"], row["in_counted_by"]) for row in rows} == {(-1, COUNTED_BY.index("nobody"))}
     assert {(row["n_out"], row["counted_by"]) for row in rows} == {(2, COUNTED_BY.index("chunks"))}

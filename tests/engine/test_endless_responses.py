@@ -49,8 +49,7 @@ def repeats(*parts: bytes) -> Callable[[Client], None]:
 def test_a_response_without_an_end_is_a_failure(
     tmp_path: Path, script: Callable[[Client], None], stream: bool, code: str, message: str
 ) -> None:
-    with scripted(script) as url:
-        found, _ = measure(tmp_path, url, server={"api": "completions", "stream": stream})
+    found, _ = measure(tmp_path, scripted(script), server={"api": "completions", "stream": stream})
     (failure,) = found.records.failures
     assert (failure.code, message in failure.message) == (code, True), failure
     assert len(found.records.rows) == 6
@@ -63,6 +62,5 @@ def test_a_call_without_an_end_is_a_failure(tmp_path: Path, monkeypatch: pytest.
         while context.is_active():
             yield bytes(1000)
 
-    with grpcio(Down=endless) as url:
-        found, _ = run(tmp_path, url, "Down", load=one(), server={"stream": True})
+    found, _ = run(tmp_path, grpcio(Down=endless), "Down", load=one(), server={"stream": True})
     assert failures_of(found) == {("too_large", "more than 1,000 chunks")}

@@ -28,8 +28,7 @@ def test_unary(tmp_path: Path) -> None:
         received.append(message)
         return message
 
-    with grpcio(Unary=echo) as url:
-        done, summary = run(tmp_path, url)
+    done, summary = run(tmp_path, grpcio(Unary=echo))
     assert summary.counts.ok == 6
     assert received == [TEXT] * 6
     rows = done.records.rows
@@ -46,8 +45,7 @@ def test_each_message_of_a_streamed_response_is_an_arrival(tmp_path: Path, count
     def down(message: bytes, _: grpc.ServicerContext) -> Iterator[bytes]:
         yield from [message] * count
 
-    with grpcio(Down=down) as url:
-        done, summary = run(tmp_path, url, "Down")
+    done, summary = run(tmp_path, grpcio(Down=down), "Down")
     rows = done.records.rows
     assert summary.counts.ok == 6
     assert set(rows["chunk_count"]) == {count}
@@ -76,8 +74,7 @@ def test_arrivals_of_a_slow_stream_are_spread_out(tmp_path: Path, monkeypatch: p
             never.wait(0.03)
 
     monkeypatch.setattr(http2_connection, "apply_events", applied)
-    with grpcio(Down=down) as url:
-        done, summary = run(tmp_path, url, "Down", load=one())
+    done, summary = run(tmp_path, grpcio(Down=down), "Down", load=one())
     rows = done.records.rows
     assert (summary.counts.ok, rows["chunk_count"].tolist()) == (1, [4])
     assert rows["last_token"][0] - rows["first_token"][0] > 60_000_000
@@ -90,8 +87,7 @@ def test_list_of_messages_is_streamed_to_the_server(tmp_path: Path) -> None:
         received.append(list(messages))
         return b""
 
-    with grpcio(Up=up) as url:
-        _, summary = run(tmp_path, url, "Up", messages=[[{"text": "hello"}] * 3, []], load=one(requests=2))
+    _, summary = run(tmp_path, grpcio(Up=up), "Up", messages=[[{"text": "hello"}] * 3, []], load=one(requests=2))
     assert summary.counts.ok == 2
     assert received == [[TEXT] * 3, []]
 
@@ -102,8 +98,7 @@ def test_bidirectional_stream(tmp_path: Path) -> None:
             yield message
             yield message
 
-    with grpcio(Both=both) as url:
-        done, summary = run(tmp_path, url, "Both", messages=[[{"text": "hello"}] * 3])
+    done, summary = run(tmp_path, grpcio(Both=both), "Both", messages=[[{"text": "hello"}] * 3])
     assert summary.counts.ok == 6
     assert set(done.records.rows["chunk_count"]) == {6}
 
@@ -129,16 +124,18 @@ def test_100_megabytes_in_both_directions(tmp_path: Path, hundred_megabytes: str
         sizes.append(len(message))
         return message
 
-    with grpcio(BIG, Unary=echo) as url:
-        done, summary = run(tmp_path, url, data={"type": "messages", "path": hundred_megabytes}, load=one())
+    done, summary = run(
+        tmp_path, grpcio(BIG, Unary=echo), data={"type": "messages", "path": hundred_megabytes}, load=one()
+    )
     assert summary.counts.ok == 1
     assert sizes == [100_000_005]
     assert done.records.rows["bytes_in"].tolist() == [100_000_010]
 
 
 def test_message_that_is_too_large_is_resource_exhausted(tmp_path: Path) -> None:
-    with grpcio(Unary=lambda message, _: message) as url:
-        done, summary = run(tmp_path, url, messages=[{"text": "x" * 5_000_000}], load=one())
+    done, summary = run(
+        tmp_path, grpcio(Unary=lambda message, _: message), messages=[{"text": "x" * 5_000_000}], load=one()
+    )
     assert summary.counts.by_failure == {"grpc_RESOURCE_EXHAUSTED": 1}
     assert "larger than max" in failures_of(done).pop()[1].lower()
 
@@ -175,8 +172,7 @@ def test_every_error_status_is_a_failure_with_its_name_and_the_servers_message(
     def fail(message: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(code, "größer als 100 %\nnein")
 
-    with grpcio(Unary=fail) as url:
-        done, summary = run(tmp_path, url, load=one())
+    done, summary = run(tmp_path, grpcio(Unary=fail), load=one())
     assert summary.counts.by_failure == {f"grpc_{code.name}": 1}
     assert failures_of(done) == {(f"grpc_{code.name}", "größer als 100 % nein")}
     assert done.records.rows["status"].tolist() == [200]
@@ -188,15 +184,13 @@ def test_stream_that_fails_halfway_keeps_its_arrivals(tmp_path: Path) -> None:
         yield message
         context.abort(grpc.StatusCode.DATA_LOSS, "gone")
 
-    with grpcio(Down=down) as url:
-        done, summary = run(tmp_path, url, "Down", load=one())
+    done, summary = run(tmp_path, grpcio(Down=down), "Down", load=one())
     assert summary.counts.by_failure == {"grpc_DATA_LOSS": 1}
     assert done.records.rows["chunk_count"].tolist() == [2]
 
 
 def test_method_that_the_server_does_not_have_is_unimplemented(tmp_path: Path) -> None:
-    with grpcio(Unary=lambda message, _: message) as url:
-        _, summary = run(tmp_path, url, "Up", load=one())
+    _, summary = run(tmp_path, grpcio(Unary=lambda message, _: message), "Up", load=one())
     assert summary.counts.by_failure == {"grpc_UNIMPLEMENTED": 1}
 
 
@@ -213,8 +207,7 @@ def test_deadline_is_sent_to_the_server(tmp_path: Path) -> None:
             over.wait(30)
         return b""
 
-    with grpcio(Unary=slow) as url:
-        done, summary = run(tmp_path, url, server={"deadline": "300ms"}, load=one(requests=2))
+    done, summary = run(tmp_path, grpcio(Unary=slow), server={"deadline": "300ms"}, load=one(requests=2))
     assert summary.counts.by_failure == {"grpc_DEADLINE_EXCEEDED": 2}
     assert all(0 <= each <= 0.3 for each in remaining)
     rows = done.records.rows
@@ -244,8 +237,7 @@ def test_api_key_is_sent_as_metadata_and_never_stored(tmp_path: Path, monkeypatc
         context.abort(grpc.StatusCode.PERMISSION_DENIED, f"not with {seen['authorization']!r}")
 
     monkeypatch.setenv("THE_KEY", "hush-hush")
-    with grpcio(Unary=look) as url:
-        done, _ = run(tmp_path, url, server={"api_key_env": "THE_KEY"}, load=one())
+    done, _ = run(tmp_path, grpcio(Unary=look), server={"api_key_env": "THE_KEY"}, load=one())
     assert seen["authorization"] == "Bearer hush-hush"
     assert all(b"hush-hush" not in path.read_bytes() for path in done.folder.rglob("*") if path.is_file())
 
@@ -278,13 +270,11 @@ def test_server_timing_is_recorded(tmp_path: Path) -> None:
         context.set_trailing_metadata([("server-timing", "queue;dur=0.25, compute;dur=3.5")])
         return b""
 
-    with grpcio(Unary=timed) as url:
-        done, _ = run(tmp_path, url)
+    done, _ = run(tmp_path, grpcio(Unary=timed))
     assert set(done.records.rows["queue"]) == {250_000}
     assert set(done.records.rows["compute"]) == {3_500_000}
 
 
 def test_without_server_timing_the_times_are_unknown(tmp_path: Path) -> None:
-    with grpcio(Unary=lambda message, _: message) as url:
-        done, _ = run(tmp_path, url)
+    done, _ = run(tmp_path, grpcio(Unary=lambda message, _: message))
     assert set(done.records.rows["queue"]) == set(done.records.rows["compute"]) == {-1}

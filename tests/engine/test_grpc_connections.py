@@ -103,8 +103,7 @@ def calls_by_connection(tmp_path: Path, concurrency: int, connections: int) -> t
         return message
 
     load = {"type": "closed", "concurrency": concurrency, "requests": 48, "ramp_up": 0}
-    with grpcio(Unary=note) as url:
-        _, summary = run(tmp_path, url, client={"connections": connections}, load=load)
+    _, summary = run(tmp_path, grpcio(Unary=note), client={"connections": connections}, load=load)
     assert summary.counts.ok == 48
     return sorted(counts.values()), most
 
@@ -120,8 +119,7 @@ def test_calls_share_connections_evenly_if_there_are_fewer(tmp_path: Path) -> No
 
 
 def test_connection_is_opened_during_the_run_if_none_was_opened_before(tmp_path: Path) -> None:
-    with grpcio(Unary=echo) as url:
-        done, summary = run(tmp_path, url, client={"connections": 0})
+    done, summary = run(tmp_path, grpcio(Unary=echo), client={"connections": 0})
     assert summary.counts.ok == 6
     assert (done.records.rows["held"] > 0).sum() == 2
 
@@ -284,8 +282,12 @@ def tls(authority: trustme.CA, folder: Path, **more: str) -> dict[str, object]:
 
 
 def test_over_tls(tmp_path: Path, authority: trustme.CA) -> None:
-    with grpcio(credentials=credentials(authority), Unary=echo) as url:
-        done, summary = run(tmp_path, url, messages=[{"text": "x" * 300_000}], server=tls(authority, tmp_path))
+    done, summary = run(
+        tmp_path,
+        grpcio(credentials=credentials(authority), Unary=echo),
+        messages=[{"text": "x" * 300_000}],
+        server=tls(authority, tmp_path),
+    )
     assert summary.counts.ok == 6
     assert set(done.records.rows["bytes_in"]) == {300_009}
 
@@ -366,7 +368,6 @@ def test_failures_with_different_messages_are_kept_apart(tmp_path: Path) -> None
     def fail(message: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, message.decode("latin-1")[2:])
 
-    with grpcio(Unary=fail) as url:
-        done, summary = run(tmp_path, url, messages=[{"text": "one"}, {"text": "two"}], load=one(requests=4))
+    done, summary = run(tmp_path, grpcio(Unary=fail), messages=[{"text": "one"}, {"text": "two"}], load=one(requests=4))
     assert summary.counts.by_failure == {"grpc_INVALID_ARGUMENT": 4}
     assert failures_of(done) == {("grpc_INVALID_ARGUMENT", "one"), ("grpc_INVALID_ARGUMENT", "two")}

@@ -94,8 +94,7 @@ def test_other_calls_on_the_connection_continue(tmp_path: Path, monkeypatch: pyt
 
     expire_when(monkeypatch, lambda shard: shard.state.ok == 4)
     load = {"type": "closed", "concurrency": 2, "requests": 5}
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, server=LONG, client={"connections": 1}, load=load)
+    done, summary = run(tmp_path, scripted_grpc(script), server=LONG, client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.by_failure) == (4, {EXCEEDED: 1})
     assert set(done.records.rows["attempts"]) == {1}
 
@@ -109,8 +108,7 @@ def test_stream_that_misses_its_deadline_keeps_the_messages_received(
             peer.data(stream, framed(b"") * 2)
 
     expire_when(monkeypatch, lambda shard: any(flight.arrivals for _, flight in shard._dispatcher.flights()))
-    with scripted_grpc(script) as url:
-        done, _ = run(tmp_path, url, "Down", server=LONG, **SINGLE)
+    done, _ = run(tmp_path, scripted_grpc(script), "Down", server=LONG, **SINGLE)
     assert failures_of(done) == {(EXCEEDED, "the deadline of 50 s passed before the response was complete")}
     assert done.records.rows["chunk_count"].tolist() == [2]
 
@@ -133,8 +131,9 @@ def test_response_after_the_deadline_is_late_even_if_no_sweep_came(
             else:
                 return
 
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, server={"deadline": SHORT[0]}, client={"connections": 1}, load=one())
+    done, summary = run(
+        tmp_path, scripted_grpc(script), server={"deadline": SHORT[0]}, client={"connections": 1}, load=one()
+    )
     assert (summary.counts.ok, failures_of(done)) == (0, {(EXCEEDED, SHORT[2])})
 
 
@@ -163,8 +162,7 @@ def test_response_that_arrived_in_time_counts_even_if_it_is_read_after_the_deadl
 
     monkeypatch.setattr(Reader, "_readable", read_nothing_more)
     expire_when(monkeypatch, is_in_the_socket)
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, server=LONG, **SINGLE)
+    done, summary = run(tmp_path, scripted_grpc(script), server=LONG, **SINGLE)
     assert found
     assert (summary.counts.ok, failures_of(done)) == (1, set())
 
@@ -201,8 +199,7 @@ def test_response_that_is_being_read_when_its_deadline_passes_is_decoded_in_orde
     monkeypatch.setattr(Shard, "run", run_shard)
     monkeypatch.setattr(Timeouts, "sweep", sweep_late)
     monkeypatch.setattr(Deadlines, "catch_up", catching_up)
-    with scripted_grpc(script) as url:
-        done, _ = run(tmp_path, url, server=LONG, **SINGLE)
+    done, _ = run(tmp_path, scripted_grpc(script), server=LONG, **SINGLE)
     assert due
     assert {code for code, _ in failures_of(done)} <= {
         EXCEEDED
@@ -213,28 +210,29 @@ def test_status_that_the_server_sends_in_time_is_kept(tmp_path: Path) -> None:
     def late(message: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "it waited too long in the queue")
 
-    with grpcio(Unary=late) as url:
-        done, _ = run(tmp_path, url, server={"deadline": "30s"}, load=one())
+    done, _ = run(tmp_path, grpcio(Unary=late), server={"deadline": "30s"}, load=one())
     assert failures_of(done) == {(EXCEEDED, "it waited too long in the queue")}
 
 
 def test_call_that_was_never_sent_has_not_missed_its_deadline(tmp_path: Path) -> None:
     server = {"deadline": "1ms", "timeouts": {"connect": "1s"}}
-    with scripted_grpc(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
-        _, summary = run(tmp_path, url, server=server, **SINGLE)
+    _, summary = run(
+        tmp_path,
+        scripted_grpc(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}),
+        server=server,
+        **SINGLE,
+    )
     assert summary.counts.by_failure == {"connect_timeout": 1}
 
 
 def test_timeout_that_is_shorter_than_the_deadline_comes_first_in_a_run(tmp_path: Path) -> None:
     server = {"deadline": "30s", "timeouts": {"total": "50ms"}}
-    with scripted_grpc(lambda peer: list(peer.requests())) as url:
-        _, summary = run(tmp_path, url, server=server, **SINGLE)
+    _, summary = run(tmp_path, scripted_grpc(lambda peer: list(peer.requests())), server=server, **SINGLE)
     assert summary.counts.by_failure == {"total_timeout": 1}
 
 
 def test_deadline_is_ignored_over_http(tmp_path: Path) -> None:
-    with scripted(polite) as url:
-        _, summary = measure(tmp_path, url, server={"deadline": "1us"})
+    _, summary = measure(tmp_path, scripted(polite), server={"deadline": "1us"})
     assert (summary.counts.ok, summary.counts.failed) == (6, 0)
 
 

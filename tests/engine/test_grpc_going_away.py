@@ -33,8 +33,7 @@ def test_calls_above_the_last_stream_are_resent_and_the_others_complete(tmp_path
                 peer.respond(streams[0])
 
     load = {"type": "closed", "concurrency": 4, "requests": 12}
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
+    done, summary = run(tmp_path, scripted_grpc(script), client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.failed) == (12, 0)
     rows = np.sort(np.asarray(done.records.rows), order="id")
     assert sorted(rows["attempts"].tolist()) == [1] * 10 + [2] * 2
@@ -56,8 +55,7 @@ def test_connection_is_closed_after_goaway_and_the_last_response(tmp_path: Path)
         if peer.number == 1:
             gone.set()
 
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=30))
+    done, summary = run(tmp_path, scripted_grpc(script), client={"connections": 1}, load=one(requests=30))
     assert was_gone == [True]
     assert summary.counts.ok == 30
     assert set(done.records.rows["attempts"]) == {1}
@@ -115,8 +113,7 @@ def test_goaway_right_after_the_settings_during_a_run_is_a_failure_and_not_a_sto
             peer.go_away(stream)
             peer.respond(stream)
 
-    with scripted_grpc(script) as url:
-        _, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=4))
+    _, summary = run(tmp_path, scripted_grpc(script), client={"connections": 1}, load=one(requests=4))
     assert (summary.counts.ok, summary.counts.failed) == (1, 3)
     assert set(summary.counts.by_failure) <= {"connect_failed", "stream_reset"}
     assert connections <= 2 + 2 * 3
@@ -173,8 +170,7 @@ def test_goaway_and_close_fail_the_calls_up_to_the_last_stream_and_resend_the_ot
             hard_close(peer)
 
     load = {"type": "closed", "concurrency": 4, "requests": 4}
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
+    done, summary = run(tmp_path, scripted_grpc(script), client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.by_failure) == (2, {"reset" if hard else "closed": 2})
     rows = np.asarray(done.records.rows)
     assert sorted(rows["attempts"][rows["failure"] == 0].tolist()) == [2, 2]

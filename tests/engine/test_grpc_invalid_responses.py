@@ -104,8 +104,7 @@ def test_invalid_response_fails_only_its_own_call(tmp_path: Path, how, code: str
             else:
                 how(peer, stream)
 
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=3))
+    done, summary = run(tmp_path, scripted_grpc(script), client={"connections": 1}, load=one(requests=3))
     assert (summary.counts.ok, summary.counts.by_failure) == (2, {code: 1})
     assert failures_of(done) == {(code, message)}
 

@@ -36,8 +36,7 @@ def test_refused_stream_is_resent_once_and_counts_from_its_first_attempt(tmp_pat
             else:
                 peer.respond(stream)
 
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, client={"connections": 2}, load=one(requests=3))
+    done, summary = run(tmp_path, scripted_grpc(script), client={"connections": 2}, load=one(requests=3))
     assert summary.counts.ok == 3
     rows = np.sort(np.asarray(done.records.rows), order="id")
     assert rows["attempts"].tolist() == [2, 1, 1]
@@ -55,8 +54,7 @@ def test_stream_that_is_refused_twice_is_a_failure(tmp_path: Path) -> None:
             count += 1
             peer.reset(stream, REFUSED_STREAM)
 
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, **SINGLE)
+    done, summary = run(tmp_path, scripted_grpc(script), **SINGLE)
     assert summary.counts.by_failure == {"stream_reset": 1}
     assert count == 2
     assert "REFUSED_STREAM" in failures_of(done).pop()[1]
@@ -78,8 +76,7 @@ def test_reset_stream_reports_its_code_and_the_others_continue(
                 peer.head(stream)
             peer.reset(stream, code)
 
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=4))
+    done, summary = run(tmp_path, scripted_grpc(script), client={"connections": 1}, load=one(requests=4))
     assert (summary.counts.ok, summary.counts.by_failure) == (3, {"stream_reset": 1})
     assert name in failures_of(done).pop()[1]
     rows = np.sort(np.asarray(done.records.rows), order="id")
@@ -121,8 +118,7 @@ def test_no_call_is_lost_on_a_connection_that_was_closed_while_idle(tmp_path: Pa
             peer.respond(stream)
 
     load = {"type": "closed", "concurrency": 3, "requests": 6, "ramp_up": 0}
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
+    done, summary = run(tmp_path, scripted_grpc(script), client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.failed) == (6, 0)
     rows = np.sort(np.asarray(done.records.rows), order="id")
     assert sorted(rows["attempts"].tolist()) == [1, 1, 1, 2, 2, 2]
@@ -138,8 +134,7 @@ def test_call_whose_connection_closes_twice_is_a_failure(tmp_path: Path) -> None
         if peer.request() is not None:
             count += 1
 
-    with scripted_grpc(script) as url:
-        _, summary = run(tmp_path, url, **SINGLE)
+    _, summary = run(tmp_path, scripted_grpc(script), **SINGLE)
     assert summary.counts.by_failure == {"closed": 1}
     assert count == 2
 
@@ -166,8 +161,7 @@ def test_connection_that_ends_during_calls_fails_all_of_them(tmp_path: Path, har
         peer.request()
 
     load = {"type": "closed", "concurrency": 3, "requests": 4, "ramp_up": 0}
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
+    done, summary = run(tmp_path, scripted_grpc(script), client={"connections": 1}, load=load)
     assert summary.counts.ok == 1
     assert summary.counts.by_failure == ({"reset": 3} if hard else {"cut_short": 1, "closed": 2})
     assert set(done.records.rows["attempts"]) == {1}
@@ -186,8 +180,7 @@ def test_malformed_http2_ends_the_connection_but_responses_before_it_count(tmp_p
                 return
             peer.respond(stream)
 
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=3))
+    done, summary = run(tmp_path, scripted_grpc(script), client={"connections": 1}, load=one(requests=3))
     assert (summary.counts.ok, summary.counts.failed) == (3, 0)
     assert set(done.records.rows["attempts"]) <= {1, 2}
 
@@ -197,8 +190,7 @@ def test_calls_in_flight_when_http2_is_malformed_fail(tmp_path: Path) -> None:
         for _ in peer.requests():
             peer.sock.sendall(struct.pack(">HBBBI", 0, 4, 3, 0, 0) + bytes(4))
 
-    with scripted_grpc(script) as url:
-        done, summary = run(tmp_path, url, **SINGLE)
+    done, summary = run(tmp_path, scripted_grpc(script), **SINGLE)
     assert summary.counts.by_failure == {"malformed_http2": 1}
     assert "RST_STREAM" in failures_of(done).pop()[1]
 
@@ -219,8 +211,9 @@ def test_calls_wait_on_the_open_connection_for_a_server_that_allows_no_streams_y
             peer.flush()
         peer.polite()
 
-    with scripted_grpc(script, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
-        _, summary = run(tmp_path, url, client={"connections": 1})
+    _, summary = run(
+        tmp_path, scripted_grpc(script, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}), client={"connections": 1}
+    )
     assert summary.counts.ok == 6
     assert connections <= 3
 
@@ -310,6 +303,10 @@ def test_response_that_arrives_before_a_write_fails_is_read(tmp_path: Path) -> N
 
     large = tmp_path / "large.bin"
     large.write_bytes(b"\x0a\x80\x80\x80\x0a" + bytes(10 << 21))
-    with scripted_grpc(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}) as url:
-        done, _ = run(tmp_path, url, data={"type": "messages", "path": str(large)}, **SINGLE)
+    done, _ = run(
+        tmp_path,
+        scripted_grpc(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}),
+        data={"type": "messages", "path": str(large)},
+        **SINGLE,
+    )
     assert failures_of(done) == {("grpc_RESOURCE_EXHAUSTED", "too much")}

@@ -1,9 +1,7 @@
 """Open loop: requests are sent at the planned instants. The clock is set by the tests; there is no socket and no event loop."""
 
 import pytest
-from fake_launcher import MS, T0, FakeLauncher, open_stage
-
-from inferometer.engine.drivers import OpenLoop
+from fake_launcher import MS, T0, FakeLauncher, open_stage, started
 
 
 @pytest.fixture
@@ -12,8 +10,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
 
 
 def test_each_request_is_sent_at_its_instant_whatever_the_server_does(launcher: FakeLauncher) -> None:
-    loop = OpenLoop(launcher, 3, open_stage(0, 5, 5, 30, first_id=10, id_step=2))
-    loop.start(T0, launcher.hand_over)
+    started(launcher, open_stage(0, 5, 5, 30, first_id=10, id_step=2), index=3)
     launcher.run_until(T0 + 200 * MS)
     assert launcher.ids == [10, 12, 14, 16]
     assert [flight.intended - T0 for flight in launcher.sent] == [0, 5 * MS, 5 * MS, 30 * MS]
@@ -23,19 +20,19 @@ def test_each_request_is_sent_at_its_instant_whatever_the_server_does(launcher: 
 
 
 def test_processor_is_to_be_awake_when_the_next_request_is_due(launcher: FakeLauncher) -> None:
-    OpenLoop(launcher, 0, open_stage(0, 5, 30)).start(T0, launcher.hand_over)
+    started(launcher, open_stage(0, 5, 30))
     launcher.run_until(T0 + 200 * MS)
     assert [at - T0 for at in launcher.expected] == [pytest.approx(at * MS, abs=80_000) for at in (0, 5, 30)]
 
 
 def test_cap_and_drop_are_passed_on_to_the_launcher(launcher: FakeLauncher) -> None:
-    OpenLoop(launcher, 0, open_stage(0, 1, cap=7, drop=True)).start(T0, launcher.hand_over)
+    started(launcher, open_stage(0, 1, cap=7, drop=True))
     launcher.run_until(T0 + 10 * MS)
     assert launcher.caps == [(7, True)] * 2
 
 
 def test_late_requests_are_all_sent_and_keep_their_planned_instants(launcher: FakeLauncher) -> None:
-    OpenLoop(launcher, 0, open_stage(*range(10))).start(T0, launcher.hand_over)
+    started(launcher, open_stage(*range(10)))
     launcher.now = T0 + 7 * MS
     launcher.run_due()
     assert launcher.ids == list(range(8))
@@ -43,7 +40,7 @@ def test_late_requests_are_all_sent_and_keep_their_planned_instants(launcher: Fa
 
 
 def test_overloaded_client_reads_responses_after_every_32_requests(launcher: FakeLauncher) -> None:
-    OpenLoop(launcher, 0, open_stage(*([1] * 100))).start(T0, launcher.hand_over)
+    started(launcher, open_stage(*([1] * 100)))
     launcher.now = T0 + 50 * MS
     sent = []
     for _ in range(5):
@@ -54,7 +51,7 @@ def test_overloaded_client_reads_responses_after_every_32_requests(launcher: Fak
 
 def test_stage_hands_over_only_after_all_its_requests_are_sent(launcher: FakeLauncher) -> None:
     """A client that stalled past the end of the stage still has to send what was due: the end of the last stage would end the run."""
-    OpenLoop(launcher, 0, open_stage(*([1] * 100), duration_ms=20)).start(T0, launcher.hand_over)
+    started(launcher, open_stage(*([1] * 100), duration_ms=20))
     launcher.now = T0 + 50 * MS
     launcher.run_due()
     assert (len(launcher.sent), launcher.handed_over_at) == (32, [])
@@ -65,7 +62,7 @@ def test_stage_hands_over_only_after_all_its_requests_are_sent(launcher: FakeLau
 
 
 def test_stage_without_requests_still_lasts_for_its_duration(launcher: FakeLauncher) -> None:
-    OpenLoop(launcher, 0, open_stage(duration_ms=40)).start(T0, launcher.hand_over)
+    started(launcher, open_stage(duration_ms=40))
     launcher.run_until(T0 + 39 * MS)
     assert launcher.handed_over_at == []
     launcher.run_until(T0 + 41 * MS)
@@ -73,7 +70,7 @@ def test_stage_without_requests_still_lasts_for_its_duration(launcher: FakeLaunc
 
 
 def test_nothing_more_is_sent_once_the_run_is_stopped(launcher: FakeLauncher) -> None:
-    OpenLoop(launcher, 0, open_stage(0, 10, 20)).start(T0, launcher.hand_over)
+    started(launcher, open_stage(0, 10, 20))
     launcher.run_until(T0 + 12 * MS)
     launcher.state.stopping = True
     launcher.run_until(T0 + 50 * MS)
@@ -81,8 +78,7 @@ def test_nothing_more_is_sent_once_the_run_is_stopped(launcher: FakeLauncher) ->
 
 
 def test_stage_that_is_ended_sends_nothing_more_and_hands_over_immediately_and_once(launcher: FakeLauncher) -> None:
-    loop = OpenLoop(launcher, 0, open_stage(0, 10, 20, 30))
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, open_stage(0, 10, 20, 30))
     launcher.run_until(T0 + 12 * MS)
     loop.end()
     loop.end()
@@ -93,8 +89,7 @@ def test_stage_that_is_ended_sends_nothing_more_and_hands_over_immediately_and_o
 
 
 def test_stage_that_is_over_cannot_be_ended_again(launcher: FakeLauncher) -> None:
-    loop = OpenLoop(launcher, 0, open_stage(0, duration_ms=40))
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, open_stage(0, duration_ms=40))
     launcher.run_until(T0 + 50 * MS)
     loop.end()
     assert launcher.handed_over_at == [T0 + 40 * MS]

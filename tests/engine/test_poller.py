@@ -5,29 +5,26 @@ import contextlib
 import select
 import socket
 import struct
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from inferometer.engine.poller import EpollPoller, LoopPoller, new_poller, run_loop
+from inferometer.engine.poller import new_poller, run_loop
 
-KINDS = [LoopPoller, pytest.param(EpollPoller, marks=pytest.mark.skipif(sys.platform != "linux", reason="no epoll"))]
+LOOPS = [asyncio.new_event_loop, run_loop]
+"""Any loop, and that of shards, which uses epoll on Linux."""
 
 
 class Sockets:
     """Pairs of sockets, one end of which is watched, and the descriptors reported in each round."""
 
-    def __init__(self, kind: Callable[..., EpollPoller | LoopPoller], stack: contextlib.ExitStack) -> None:
-        loop_factory = run_loop if kind is EpollPoller else asyncio.new_event_loop
+    def __init__(self, loop_factory: Callable[[], asyncio.AbstractEventLoop], stack: contextlib.ExitStack) -> None:
         self.loop = stack.enter_context(contextlib.closing(loop_factory()))
         self.errors: list[dict[str, Any]] = []
         self.loop.set_exception_handler(lambda loop, context: self.errors.append(context))
         self.reported: list[list[int]] = []
-        self.poller = kind(self.loop, self._ready)
-        stack.callback(self.poller.close)
+        self.poller = new_poller(self.loop, self._ready)
         self.ends: dict[int, tuple[socket.socket, socket.socket]] = {}
         self.on_ready: Callable[[Iterable[int]], None] = lambda ready: self.reported.append(sorted(ready))
         self._stack = stack
@@ -62,7 +59,7 @@ class Sockets:
         return self.reported
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=LOOPS)
 def sockets(request: pytest.FixtureRequest) -> Iterator[Sockets]:
     with contextlib.ExitStack() as stack:
         yield Sockets(request.param, stack)
@@ -104,24 +101,6 @@ def test_forgotten_sockets_are_not_reported(sockets: Sockets) -> None:
     sockets.poller.forget(other)
     sockets.rounds(1)  # it may have been collected already: the reader skips it
     assert not sockets.rounds()
-
-
-def test_collected_sockets_are_not_reported_after_close() -> None:
-    soon: list[Callable[[], None]] = []
-    reported: list[object] = []
-    loop = SimpleNamespace(call_soon=soon.append)
-    poller = LoopPoller(cast("Any", loop), reported.append)
-    poller._collect(3)
-    poller.close()
-    (report,) = soon
-    report()
-    assert not reported
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="no epoll")
-def test_shards_on_linux_use_epoll() -> None:
-    with contextlib.closing(run_loop()) as loop:
-        assert isinstance(new_poller(loop, lambda ready: None), EpollPoller)
 
 
 def test_writers_of_watched_sockets_are_called(sockets: Sockets) -> None:

@@ -24,13 +24,15 @@ def then_reset(data: bytes):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("cut", [0, 1, 40, len(FIRST_HALF)])
 def test_reset_right_after_part_of_a_response_is_a_failure(tmp_path: Path, cut: int) -> None:
-    with scripted(then_reset(FIRST_HALF[:cut])) as url:
-        _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 4, "requests": 12})
+    _, summary = measure(
+        tmp_path, scripted(then_reset(FIRST_HALF[:cut])), load={"type": "closed", "concurrency": 4, "requests": 12}
+    )
     assert summary.counts.by_failure == {"reset": 12}
 
 
 @pytest.mark.usefixtures("stale_however_late")
 def test_reset_right_after_a_complete_response_does_not_fail_it(tmp_path: Path) -> None:
-    with scripted(then_reset(http_response())) as url:
-        _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 4, "requests": 40})
+    _, summary = measure(
+        tmp_path, scripted(then_reset(http_response())), load={"type": "closed", "concurrency": 4, "requests": 40}
+    )
     assert (summary.counts.ok, summary.counts.by_failure) == (40, {})

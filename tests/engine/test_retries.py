@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,8 +52,7 @@ def reset(client: Client) -> None:
 
 @pytest.mark.parametrize("fault", [close, reset])
 def test_request_is_repeated_until_it_succeeds(tmp_path: Path, fault: Any) -> None:
-    with scripted(failing(2, fault)) as url:
-        run, summary = measure(tmp_path, url, load=ONE, client=SOON)
+    run, summary = measure(tmp_path, scripted(failing(2, fault)), load=ONE, client=SOON)
     rows = run.records.rows
     assert summary.counts.ok == 3
     assert rows["attempts"].tolist() == [1, 3, 1]
@@ -68,8 +68,7 @@ def test_status_is_repeated_after_the_time_that_the_server_asks_for(tmp_path: Pa
     def busy(client: Client) -> None:
         client.send(b"HTTP/1.1 429 Busy\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
-    with scripted(failing(1, busy)) as url:
-        run, summary = measure(tmp_path, url, load=ONE, client=SOON | {"retry_statuses": [429]})
+    run, summary = measure(tmp_path, scripted(failing(1, busy)), load=ONE, client=SOON | {"retry_statuses": [429]})
     rows = run.records.rows
     assert summary.counts.ok == 3
     assert rows["attempts"].tolist() == [1, 2, 1]
@@ -84,15 +83,13 @@ def test_a_refusal_for_overload_is_reported_with_the_time_to_wait_and_the_way_to
     def busy(client: Client) -> None:
         client.send(b"HTTP/1.1 %d Busy\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n" % status)
 
-    with scripted(failing(1, busy)) as url:
-        _, summary = measure(tmp_path, url, load=ONE)
+    _, summary = measure(tmp_path, scripted(failing(1, busy)), load=ONE)
     (message,) = (check.message for check in summary.checks if check.name == "failures")
     assert "Retry-After: 7" in message and "client.retry_statuses" in message
 
 
 def test_request_fails_after_its_last_attempt(tmp_path: Path) -> None:
-    with scripted(failing(9, close)) as url:
-        run, summary = measure(tmp_path, url, load=ONE, client=SOON | {"retries": 1})
+    run, summary = measure(tmp_path, scripted(failing(9, close)), load=ONE, client=SOON | {"retries": 1})
     assert (summary.counts.ok, summary.counts.by_failure) == (2, {"closed": 1})
     assert run.records.rows["attempts"].tolist() == [1, 2, 1]
     assert repeated(run.records.rows).failed == 1
@@ -115,8 +112,7 @@ def test_other_failures_are_final(tmp_path: Path, fault: Any, code: str) -> None
 
 
 def test_nothing_is_repeated_by_default(tmp_path: Path) -> None:
-    with scripted(failing(1, close)) as url:
-        _, summary = measure(tmp_path, url, load=ONE, client=FRESH)
+    _, summary = measure(tmp_path, scripted(failing(1, close)), load=ONE, client=FRESH)
     assert summary.counts.by_failure == {"closed": 1}
 
 
@@ -159,11 +155,16 @@ class Later:
         self.callbacks.append(callback)
 
 
+def job(retries: int, total: float) -> Any:
+    timeouts = SimpleNamespace(total=total)
+    return SimpleNamespace(retries=retries, retry_statuses=(), retry_backoff=5e-9, timeouts=timeouts)
+
+
 def test_request_that_waits_to_be_repeated_can_be_cancelled() -> None:
     ended: list[Any] = []
     sent: list[Flight] = []
     later, state = Later(), RunState(given_up=[], unreached_limit=0)
-    retries = Retries(3, (), 5, 0, later, state, lambda *args: ended.append(args), sent.append)  # type: ignore[arg-type]
+    retries = Retries(job(3, 0), later, state, lambda *args: ended.append(args), sent.append)  # type: ignore[arg-type]
     flight, response = Flight(id=7, intended=10), object()
     retries.ended(flight, 20, Fail("connect_refused", ""), response)  # type: ignore[arg-type]
     assert not ended and len(later.callbacks) == 1
@@ -180,7 +181,7 @@ def test_request_that_waits_to_be_repeated_can_be_cancelled() -> None:
 def test_request_is_not_repeated_after_its_total_time() -> None:
     ended: list[Any] = []
     later, state = Later(), RunState(given_up=[], unreached_limit=0)
-    retries = Retries(9, (), 5, 10**9, later, state, lambda *args: ended.append(args), lambda flight: None)  # type: ignore[arg-type]
+    retries = Retries(job(9, 1), later, state, lambda *args: ended.append(args), lambda flight: None)  # type: ignore[arg-type]
     started = now()
     recent, old = Flight(id=1, intended=started, sent=started), Flight(id=2, intended=started - 10**10)
     for flight in (recent, old):

@@ -47,8 +47,7 @@ def counting(requests: Counter[int], headers: list[dict[str, str]]) -> Callable[
 def test_a_connection_carries_no_more_requests_than_it_may(tmp_path: Path, reuse: int, expected: list[int]) -> None:
     seen: Counter[int] = Counter()
     headers: list[dict[str, str]] = []
-    with scripted(counting(seen, headers)) as url:
-        run, summary = measure(tmp_path, url, load=one(requests=12), client={"reuse": reuse})
+    run, summary = measure(tmp_path, scripted(counting(seen, headers)), load=one(requests=12), client={"reuse": reuse})
     assert summary.counts.ok == 12
     assert sorted(seen.values()) == expected
     assert {each.get("connection") for each in headers} == {"close" if reuse == 1 else None}
@@ -61,8 +60,7 @@ def test_a_proxy_that_closes_connections_and_compresses_is_noted(tmp_path: Path)
         if client.request() is not None:
             client.send(http_response(gzip.compress(STREAM), "Content-Encoding: gzip\r\nConnection: close\r\n"))
 
-    with scripted(script) as url:
-        run, summary = measure(tmp_path, url, load=one(requests=12))
+    run, summary = measure(tmp_path, scripted(script), load=one(requests=12))
     assert summary.counts.ok == 12
     closed, compressed = run.manifest.outcome.notes
     assert "turn on keep-alive" in closed and "compressed (gzip)" in compressed

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from inferometer.engine import self_monitor
+from inferometer.engine import telemetry
 from inferometer.engine.reader import StampClock
 from inferometer.engine.run_state import RunState
-from inferometer.engine.self_monitor import SelfMonitor
-from inferometer.engine.telemetry import Telemetry
+from inferometer.engine.telemetry import SelfMonitor, Telemetry
 from inferometer.timing.clock import now
 
 MS = 1_000_000
@@ -25,8 +24,8 @@ def monitor(monkeypatch: pytest.MonkeyPatch) -> "World":
 class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.cpu = 0
-        monkeypatch.setattr(self_monitor, "now", lambda: self.now)
-        monkeypatch.setattr(self_monitor.time, "process_time_ns", lambda: self.cpu)
+        monkeypatch.setattr(telemetry, "now", lambda: self.now)
+        monkeypatch.setattr(telemetry.time, "process_time_ns", lambda: self.cpu)
         self.clock = StampClock(0, False)
         self.state = RunState(given_up=[])
         self.monitor = SelfMonitor(0, self.clock, self.state, 0)
@@ -70,9 +69,10 @@ def test_work_that_continues_after_a_tick_is_a_stall() -> None:
     anything: Any = SimpleNamespace(
         publish=lambda: None, flush=lambda: None, control={}, queued=0, sent=0, ok=0, failed=0, in_flight=0, stage=0
     )
+    anything.state = anything
 
     async def work() -> None:
-        telemetry = Telemetry(anything, anything, anything, anything, 1, asyncio.get_running_loop())
+        telemetry = Telemetry(anything, anything, anything, 1, asyncio.get_running_loop())
         telemetry.tick(watched, now())
         time.sleep(0.02)
         await asyncio.sleep(0)

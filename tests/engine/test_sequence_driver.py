@@ -1,9 +1,9 @@
 """Closed loop with sequences: a sequence that was begun is ended, by its END, whatever fails or stops."""
 
 import pytest
-from fake_launcher import MS, T0, FakeLauncher, complete, fail
+from fake_launcher import MS, T0, FakeLauncher, complete, fail, started
 
-from inferometer.engine.drivers import ClosedLoop
+from inferometer.engine.closed_loop import ClosedLoop
 from inferometer.engine.sequences import Sequences
 from inferometer.types import ClosedStage
 
@@ -20,8 +20,7 @@ def run_rounds(launcher: FakeLauncher, loop: ClosedLoop, rounds: int) -> None:
 
 def test_only_whole_sequences_are_sent_in_a_stage_by_count(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = FakeLauncher(monkeypatch, *[3] * 8)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=2, requests=14))
-    loop.start(launcher.now, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=2, requests=14))
     run_rounds(launcher, loop, 20)
     by_user = [sum(flight.user == user for flight in launcher.sent) for user in (0, 1)]
     assert by_user == [6, 6]  # 14 requests are 4 sequences, and too few are left for another
@@ -31,8 +30,7 @@ def test_only_whole_sequences_are_sent_in_a_stage_by_count(monkeypatch: pytest.M
 
 def test_sequences_of_different_lengths_are_begun_only_if_the_count_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = FakeLauncher(monkeypatch, 2, 3, 4)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, requests=12))
-    loop.start(launcher.now, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=1, requests=12))
     run_rounds(launcher, loop, 30)
     assert launcher.indexes == [
         *range(9),
@@ -44,8 +42,7 @@ def test_sequences_of_different_lengths_are_begun_only_if_the_count_allows(monke
 
 def test_sequence_is_closed_with_its_last_request_when_the_stage_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = FakeLauncher(monkeypatch, 5, 5, 5, 5)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, duration=7 * MS))
-    loop.start(launcher.now, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=1, duration=7 * MS))
     run_rounds(launcher, loop, 30)
     assert launcher.indexes == [0, 1, 2, 3, 4, 5, 6, 9]
     assert launcher.handed_over_at == [T0 + 7 * MS]
@@ -53,8 +50,7 @@ def test_sequence_is_closed_with_its_last_request_when_the_stage_is_over(monkeyp
 
 def test_user_who_thinks_within_a_sequence_closes_it_when_the_stage_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = FakeLauncher(monkeypatch, 3, 3)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, duration=3 * MS, think=50 * MS))
-    loop.start(launcher.now, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=1, duration=3 * MS, think=50 * MS))
     launcher.run_until(T0 + MS)
     complete(launcher, loop, launcher.sent[0])
     launcher.run_until(T0 + 4 * MS)
@@ -69,8 +65,11 @@ def test_closing_request_is_sent_before_the_next_stage_begins(monkeypatch: pytes
     """After the last stage, the run ends as soon as nothing is in flight."""
     launcher = FakeLauncher(monkeypatch, 3, 3)
     sent: list[int] = []
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, duration=3 * MS, think=50 * MS))
-    loop.start(launcher.now, lambda at: sent.append(len(launcher.sent)))
+    loop = started(
+        launcher,
+        ClosedStage(concurrency=1, duration=3 * MS, think=50 * MS),
+        on_over=lambda at: sent.append(len(launcher.sent)),
+    )
     launcher.run_until(T0 + MS)
     complete(launcher, loop, launcher.sent[0])
     launcher.run_until(T0 + 4 * MS)
@@ -79,9 +78,7 @@ def test_closing_request_is_sent_before_the_next_stage_begins(monkeypatch: pytes
 
 def test_each_open_sequence_is_closed_and_none_begun_when_the_run_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = FakeLauncher(monkeypatch, *[4] * 12)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=3, requests=1000, think=50 * MS))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=3, requests=1000, think=50 * MS))
     complete(launcher, loop, launcher.sent[0])
     launcher.run_until(T0 + 60 * MS)  # in flight: the second request of the first user, the first of the others
     complete(launcher, loop, launcher.sent[1])
@@ -98,9 +95,7 @@ def test_each_open_sequence_is_closed_and_none_begun_when_the_run_is_stopped(mon
 
 def test_no_sequence_is_closed_when_the_run_is_halted(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = FakeLauncher(monkeypatch, *[4] * 8)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=2, requests=1000, think=50 * MS))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=2, requests=1000, think=50 * MS))
     complete(launcher, loop, launcher.sent[0])
     launcher.state.stopping = launcher.state.halted = True
     loop.close_sequences()
@@ -127,8 +122,7 @@ def run_with(
 @pytest.mark.parametrize("code", ["http_503", "grpc_UNAVAILABLE", "error_body"])
 def test_sequence_whose_start_was_refused_is_abandoned(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     launcher = FakeLauncher(monkeypatch, 3, 3, 3, 3)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, requests=8))
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=1, requests=8))
     run_with(launcher, loop, failing={0}, code=code)
     assert launcher.indexes == [
         0,
@@ -144,8 +138,7 @@ def test_sequence_whose_start_was_refused_is_abandoned(monkeypatch: pytest.Monke
 
 def test_sequence_with_a_failed_later_request_is_ended_and_another_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = FakeLauncher(monkeypatch, 5, 5, 5, 5)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, requests=8))
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=1, requests=8))
     run_with(launcher, loop, failing={1})
     assert launcher.indexes == [
         0,
@@ -162,17 +155,14 @@ def test_sequence_with_a_failed_later_request_is_ended_and_another_begun(monkeyp
 
 def test_sequence_whose_end_failed_is_not_ended_again(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = FakeLauncher(monkeypatch, 3, 3, 3, 3)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, requests=6))
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=1, requests=6))
     run_with(launcher, loop, failing={1, 2})
     assert launcher.indexes == [0, 1, 2, 3, 4, 5]
 
 
 def test_sequence_with_a_failure_is_ended_immediately_when_the_run_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = FakeLauncher(monkeypatch, 4, 4, 4, 4)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, requests=400))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=1, requests=400))
     complete(launcher, loop, launcher.sent[0])
     launcher.state.stopping = True
     fail(launcher, loop, launcher.sent[1])
@@ -181,9 +171,7 @@ def test_sequence_with_a_failure_is_ended_immediately_when_the_run_is_stopped(mo
 
 def test_sequence_whose_start_was_not_sent_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = FakeLauncher(monkeypatch, 3, 3, 3, 3)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, requests=6))
-    loop.start(T0, launcher.hand_over)
-    launcher.run_due()
+    loop = started(launcher, ClosedStage(concurrency=1, requests=6))
     launcher.sent[0].sent = 0
     run_with(launcher, loop, failing={0}, code="connect_failed")
     assert launcher.indexes == [0, 3, 4, 5]
@@ -198,8 +186,7 @@ OUTCOME_UNKNOWN = [
 @pytest.mark.parametrize("code", OUTCOME_UNKNOWN)
 def test_sequence_whose_start_may_have_reached_the_server_is_ended(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     launcher = FakeLauncher(monkeypatch, 4, 4, 4, 4)
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, requests=8))
-    loop.start(T0, launcher.hand_over)
+    loop = started(launcher, ClosedStage(concurrency=1, requests=8))
     run_with(launcher, loop, failing={0}, code=code)
     assert launcher.indexes == [
         0,
@@ -230,9 +217,11 @@ def test_stage_that_is_given_up_sends_the_end_of_its_sequences_first(monkeypatch
     launcher = FakeLauncher(monkeypatch, *[4] * 8)
     sent: list[int] = []
     think = 31_000 * MS
-    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=2, requests=1000, think=think))
-    loop.start(T0, lambda at: sent.append(len(launcher.sent)))
-    launcher.run_due()
+    loop = started(
+        launcher,
+        ClosedStage(concurrency=2, requests=1000, think=think),
+        on_over=lambda at: sent.append(len(launcher.sent)),
+    )
     complete(launcher, loop, launcher.sent[0])
     fail(launcher, loop, launcher.sent[1], code="connect_refused")
     launcher.run_until(T0 + think)

@@ -117,7 +117,7 @@ class Capped:
         self.now = 0
         self.pool: Any = FakePool()
         self.state = RunState(given_up=[])
-        nothing: Any = type("Requests", (), {"sequences": None})
+        nothing: Any = type("Requests", (), {"sequences": None, "make": None})
         self.dispatcher = Dispatcher([self.pool], nothing, nothing, nothing, self.state, nothing)
         monkeypatch.setattr(dispatcher, "now", lambda: self.now)
 

@@ -10,7 +10,7 @@ from grpc_peers import GrpcPeer, one, run, scripted_grpc
 from waiting import until
 
 from inferometer.engine import http2_connection, timeouts
-from inferometer.engine.http1_pool import NEVER
+from inferometer.engine.connector import NEVER
 from inferometer.engine.http2_connection import Http2Connection, StreamCall
 from inferometer.engine.http2_pool import Http2Pool
 from inferometer.engine.inflight import Flight
@@ -18,6 +18,7 @@ from inferometer.engine.reader import Reader
 from inferometer.engine.shard import Shard
 from inferometer.engine.timeouts import Timeouts
 from inferometer.timing.clock import now
+from inferometer.types import Calls
 from inferometer.units import NS
 from inferometer.wire.grpc import deadline_passed
 
@@ -84,11 +85,13 @@ class World:
         self.time = 0
         monkeypatch.setattr(http2_connection, "now", lambda: self.time)
         connector = cast("Any", SimpleNamespace(loop=None))
-        self.pool = Http2Pool(connector, (b"head",), lambda: cast("Any", None), self._ended, 1.0)
+        self.pool = Http2Pool(
+            connector, Calls((b"head",), (), (), (), response=lambda: cast("Any", None)), 0, self._ended, 1.0
+        )
         self.pair = [self._open(), self._open()]
         for number in range(count):
             self.time = (number + 1) * MS
-            self.pair[number % 2].start(Flight(id=number, intended=0), b"head", cast("Any", None))
+            self.pair[number % 2].start(Flight(id=number, intended=0), b"head", lambda: cast("Any", None))
             self.pair[number % 2].flush()
         for transport, calls in zip(self.transports, self.calls, strict=True):
             transport.written.clear()
@@ -151,8 +154,9 @@ def test_deadline_sweeps_do_not_sweep_for_timeouts(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Timeouts, "_expiry", expiry)
     server = {"deadline": "20ms", "timeouts": NO_TIMEOUT_NEAR}
     load = {"type": "closed", "concurrency": 4, "requests": 12}
-    with scripted_grpc(lambda peer: list(peer.requests())) as url:
-        _, summary = run(tmp_path, url, server=server, client={"connections": 1}, load=load)
+    _, summary = run(
+        tmp_path, scripted_grpc(lambda peer: list(peer.requests())), server=server, client={"connections": 1}, load=load
+    )
     assert summary.counts.by_failure == {"grpc_DEADLINE_EXCEEDED": 12}
     assert visited == []
 
@@ -221,6 +225,5 @@ def test_everything_is_soon_reported_as_recorded_when_there_is_nothing_to_read(
             waited.append(stream)
             peer.respond(stream)
 
-    with scripted_grpc(script) as url:
-        _, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=2))
+    _, summary = run(tmp_path, scripted_grpc(script), client={"connections": 1}, load=one(requests=2))
     assert summary.counts.ok == len(waited) == 2

@@ -32,8 +32,7 @@ def ca_file(authority: trustme.CA, tmp_path: Path) -> str:
 
 
 def test_run_over_tls_with_a_private_ca(tmp_path: Path, context: ssl.SSLContext, ca_file: str) -> None:
-    with scripted(polite, context) as url:
-        run, summary = measure(tmp_path, url, server={"tls": {"ca": ca_file}})
+    run, summary = measure(tmp_path, scripted(polite, context), server={"tls": {"ca": ca_file}})
     assert summary.counts.ok == 6
     assert run.records.rows["chunk_count"].tolist() == [2] * 6
 
@@ -82,8 +81,9 @@ def test_response_ends_with_close_notify_even_if_the_socket_stays_open(
             client.sock.unwrap()  # type: ignore[attr-defined]
             client.sock.recv(1)
 
-    with scripted(script, context) as url:
-        _, summary = measure(tmp_path, url, server={"tls": {"ca": ca_file}, "timeouts": {"total": "30s"}})
+    _, summary = measure(
+        tmp_path, scripted(script, context), server={"tls": {"ca": ca_file}, "timeouts": {"total": "30s"}}
+    )
     assert (summary.counts.ok, summary.counts.by_failure) == (6, {})
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inferometer import schedule
 from inferometer.config.fields import Seconds
 from inferometer.config.loads import Closed, Constant, Stages
-from inferometer.fleet.control import Grant, ShardHandle
+from inferometer.fleet.control import ShardHandle
 from inferometer.fleet.dealing import Dealing
 from inferometer.store.spool import STAGE_STEP, Control
 from inferometer.types import ClosedStage, Plan
@@ -34,11 +34,11 @@ class FakeShard:
         self.ready_at = [e2e] * part.concurrency
         self.last_sent_at = self.waited = 0
         self.is_complete = False
-        self._pending: Grant | None = None
+        self._pending: dict[str, int] = {}
 
-    def grant(self, grant: Grant) -> None:
-        assert self._pending is None, "a grant was lost"
-        self._pending = grant
+    def tell(self, **numbers: int) -> None:
+        assert not self._pending, "a grant was lost"
+        self._pending = numbers
 
     def advance(self, at: int) -> None:
         """Send what was due before `at`, then take what was dealt out and report."""
@@ -51,12 +51,12 @@ class FakeShard:
                 self.waited += 1
                 ready = at  # noqa: PLW2901 - it waited for the parent
             self.ready_at[user] = ready
-        if self._pending is not None:
+        if grant := self._pending:
             assert not self.is_complete
-            self.ids += range(self._pending.first, self._pending.end, self.dealt_step)
-            self.is_complete = self._pending.is_last
-            self.control["grants_taken"] = self._pending.number
-            self._pending = None
+            self.ids += range(grant["grant_from"], grant["grant_to"], self.dealt_step)
+            self.is_complete = bool(grant["grant_is_last"])
+            self.control["grants_taken"] = grant["grants"]
+            self._pending = {}
         self.control["issued"] = (self.stage + 1) * STAGE_STEP + self.sent
 
 

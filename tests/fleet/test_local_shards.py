@@ -3,24 +3,22 @@
 import json
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import helpers
 import numpy as np
 import psutil
 import pytest
 from helpers import Client, http_response, polite, scripted
-from waiting import until
+from shard_processes import slow, when_recorded, workers
 
 from inferometer import conduct
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
 from inferometer.records import Run, Snapshot
-from inferometer.store.spool import Control
 
 
 class Watched(conduct.Show):
@@ -36,36 +34,7 @@ class Watched(conduct.Show):
 def measure(
     folder: Path, url: str, processes: int, show: Watched | None = None, **sections: Any
 ) -> tuple[Run, Summary]:
-    tree: dict[str, Any] = {
-        "server": {"url": url, "model": "m"},
-        "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
-        "client": {"processes": processes, "grace": "1s", "probe": False},
-        "output": str(folder),
-        "observe": {"prometheus": []},
-    }
-    return conduct.measure(from_mapping(tree | sections), show)
-
-
-def when_recorded(folder: Path, rows: int, act: Callable[[], object]) -> threading.Thread:
-    """Call `act` when every shard has recorded this many rows."""
-
-    def is_recorded() -> bool:
-        paths = [path for path in folder.glob("*/spool/*.control") if path.stat().st_size]
-        return bool(paths) and all(Control(path, create=False)["rows"] >= rows for path in paths)
-
-    def wait() -> None:
-        until(is_recorded)
-        act()
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
-
-
-def workers() -> list[psutil.Process]:
-    """Return this process's client processes, in the order in which they were started."""
-    found = [child for child in psutil.Process().children() if "inferometer.fleet.worker" in child.cmdline()]
-    return sorted(found, key=lambda child: child.pid)
+    return helpers.measure(folder, url, show, client={"processes": processes, "grace": "1s"}, **sections)
 
 
 # --- barriers --------------------------------------------------------------------------------------------------------
@@ -81,17 +50,14 @@ SLOW_THEN_FAST = {
 }
 
 
-def slow(client: Client) -> None:
+def very_slow(client: Client) -> None:
     """Takes 150 ms per response: what one stage sends is still in flight when the next could start."""
-    while client.request():
-        time.sleep(0.15)
-        client.send(http_response())
+    slow(client, 0.15)
 
 
 def test_stage_behind_a_barrier_starts_when_all_shards_have_drained(tmp_path: Path) -> None:
     watched = Watched()
-    with scripted(slow) as url:
-        run, summary = measure(tmp_path, url, 2, watched, load=SLOW_THEN_FAST)
+    run, summary = measure(tmp_path, scripted(very_slow), 2, watched, load=SLOW_THEN_FAST)
     rows = run.records.rows
     assert summary.counts.ok == len(rows) == 38
     assert all(
@@ -113,7 +79,7 @@ def test_next_stage_starts_after_the_pause_in_all_shards(tmp_path: Path, drain: 
         {"type": "constant", "rate": 100, "requests": 6},
     ]
     watched = Watched()
-    with scripted(slow) as url:
+    with scripted(very_slow) as url:
         load = {"type": "stages", "drain": drain, "pause": "300ms", "stages": stages}
         run, summary = measure(tmp_path, url, 2, watched, load=load)
     rows, pause = run.records.rows, 300_000_000
@@ -138,7 +104,7 @@ def test_ctrl_c_during_a_pause_ends_the_run(tmp_path: Path) -> None:
             super().progress(snapshot)
 
     stage = {"type": "constant", "rate": 100, "requests": 6}
-    with scripted(slow) as url:
+    with scripted(very_slow) as url:
         load = {"type": "stages", "pause": "60s", "stages": [stage, stage]}
         run, summary = measure(tmp_path, url, 2, Interrupt(), load=load)
     assert summary.counts.ok == len(run.records.rows) == 6
@@ -147,7 +113,7 @@ def test_ctrl_c_during_a_pause_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_barriers_do_not_wait_for_a_shard_that_was_lost(tmp_path: Path) -> None:
-    with scripted(slow) as url:
+    with scripted(very_slow) as url:
         when_recorded(tmp_path, 1, lambda: workers()[1].kill())  # noqa: PLW0108 - the workers have not been started yet
         run, summary = measure(tmp_path, url, 2, load=SLOW_THEN_FAST)
     rows = run.records.rows
@@ -172,7 +138,7 @@ def test_drain_is_bounded_by_the_total_timeout(tmp_path: Path) -> None:
     load = {"type": "constant", "rate": "50:100:50", "requests": 6}
     watched = Watched()
     with scripted(stuck_once) as url:
-        server = {"url": url, "model": "m", "timeouts": {"total": "1200ms"}}
+        server = {"timeouts": {"total": "1200ms"}}
         run, summary = measure(tmp_path, url, 2, watched, server=server, load=load)
     rows = run.records.rows
     assert (summary.counts.ok, summary.counts.by_failure) == (11, {"total_timeout": 1})
@@ -217,8 +183,7 @@ def slow_for_odd_shards(client: Client) -> None:
 @pytest.mark.slow
 def test_counted_closed_stage_ends_on_all_shards_together(tmp_path: Path) -> None:
     load = {"type": "closed", "concurrency": 4, "requests": 200, "ramp_up": 0}
-    with scripted(slow_for_odd_shards) as url:
-        run, summary = measure(tmp_path, url, 2, load=load)
+    run, summary = measure(tmp_path, scripted(slow_for_odd_shards), 2, load=load)
     rows = run.records.rows
     assert summary.counts.ok == len(rows) == 200
     assert sorted(rows["id"].tolist()) == list(range(200))
@@ -231,8 +196,7 @@ def test_counted_closed_stage_ends_on_all_shards_together(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_counted_stages_follow_each_other_without_a_drain(tmp_path: Path) -> None:
     stage = {"type": "closed", "concurrency": 4, "requests": 60}
-    with scripted(slow_for_odd_shards) as url:
-        run, summary = measure(tmp_path, url, 2, load={"stages": [stage, stage]})
+    run, summary = measure(tmp_path, scripted(slow_for_odd_shards), 2, load={"stages": [stage, stage]})
     rows = run.records.rows
     assert summary.counts.ok == len(rows) == 120
     assert (rows["stage"] == rows["id"] // 60).all()
@@ -378,8 +342,7 @@ def test_a_run_ends_while_users_think(tmp_path: Path) -> None:
     data = tmp_path / "talk.jsonl"
     data.write_text(json.dumps({"turns": ["hello", "go on"], "think": 60}) + "\n")
     load = {"type": "closed", "concurrency": 2, "duration": "150ms"}
-    with scripted(echo) as url:
-        run, summary = measure(tmp_path, url, 0, data={"type": "jsonl", "path": str(data)}, load=load)
+    run, summary = measure(tmp_path, scripted(echo), 0, data={"type": "jsonl", "path": str(data)}, load=load)
     assert summary.counts.ok == 2
     assert run.records.rows["turn"].tolist() == [0, 0]
 

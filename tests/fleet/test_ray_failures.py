@@ -4,17 +4,16 @@ import contextlib
 import os
 import signal
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from command import start
-from helpers import Client, http_response, scripted
+from helpers import scripted
 from ray_nodes import ADDRESSES, STORE, ray_cluster
+from shard_processes import slow, when_recorded
 from waiting import until
 
 from inferometer import conduct
@@ -23,7 +22,6 @@ from inferometer.config import from_mapping
 from inferometer.errors import UserError
 from inferometer.fleet import ray_shard
 from inferometer.records import Run
-from inferometer.store.spool import Control
 
 PATIENCE_S = 120.0
 """Ray starts a dozen processes for each of these tests, which takes long beside other tests."""
@@ -38,11 +36,6 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    def slow(client: Client) -> None:
-        while client.request():
-            time.sleep(0.005)
-            client.send(http_response())
-
     with scripted(slow) as url:
         yield url
 
@@ -58,20 +51,6 @@ def measure(folder: Path, url: str, **sections: Any) -> tuple[Run, Summary]:
         "observe": {"prometheus": []},
     }
     return conduct.measure(from_mapping(tree | sections))
-
-
-def when_recorded(folder: Path, rows: int, act: Callable[[], object]) -> None:
-    """Call `act` when every shard has recorded this many rows."""
-
-    def is_recorded() -> bool:
-        paths = [path for path in folder.glob("*/spool/*.control") if path.stat().st_size]
-        return bool(paths) and all(Control(path, create=False)["rows"] >= rows for path in paths)
-
-    def wait() -> None:
-        until(is_recorded, seconds=PATIENCE_S)
-        act()
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def check_lost(run: Run, summary: Summary, shards: int, planned: int) -> None:
@@ -109,7 +88,7 @@ def test_an_actor_that_does_not_respond_is_given_up(
         frozen.append(actors()[0])
         frozen[0].suspend()
 
-    when_recorded(tmp_path, 3, freeze)
+    when_recorded(tmp_path, 3, freeze, PATIENCE_S)
     run, summary = measure(tmp_path, server, load={"type": "constant", "rate": 60, "duration": "2s"})
     check_lost(run, summary, 3, 120)
     assert "did not respond for" in run.manifest.outcome.errors[0]
@@ -133,7 +112,7 @@ def test_ctrl_c_stops_all_shards(cluster: Any, server: str, tmp_path: Path) -> N
     fleet = ["--fleet", f"ray://{cluster.address}", "--set", "fleet.shards=3", "--set", f"output={tmp_path}"]
     process = start(*run, *fleet, "--set", "client.probe=false", cwd=tmp_path)
     try:
-        when_recorded(tmp_path, 3, lambda: process.send_signal(signal.SIGINT))
+        when_recorded(tmp_path, 3, lambda: process.send_signal(signal.SIGINT), PATIENCE_S)
         output, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
@@ -162,7 +141,7 @@ def test_no_cluster_at_the_address_is_an_error(server: str, tmp_path: Path) -> N
 def test_a_node_that_dies_loses_only_its_own_requests(cluster: Any, server: str, tmp_path: Path) -> None:
     """The last test of this file: Ray takes a while to notice that the node has gone."""
     node = cluster.add_node(num_cpus=1, node_ip_address=ADDRESSES[3], object_store_memory=STORE)
-    when_recorded(tmp_path, 3, lambda: cluster.remove_node(node, allow_graceful=False))
+    when_recorded(tmp_path, 3, lambda: cluster.remove_node(node, allow_graceful=False), PATIENCE_S)
     load = {"type": "constant", "rate": 80, "duration": "3s"}
     run, summary = measure(tmp_path, server, fleet={"type": "ray", "shards": 4, "per_node": 1}, load=load)
     check_lost(run, summary, 4, 240)

@@ -21,7 +21,7 @@ from inferometer.engine.inflight import Flight
 from inferometer.engine.job import Job
 from inferometer.errors import UserError
 from inferometer.fleet import ray_actor, ray_cluster
-from inferometer.fleet.control import ShardReport, WorkerResult
+from inferometer.fleet.control import ShardReport
 from inferometer.fleet.copying import FolderCopy, Numbers
 from inferometer.fleet.ray_actor import ShardActor, Update
 from inferometer.fleet.shipping import files_of, moved
@@ -176,8 +176,8 @@ class EndedProcess:
     def is_alive(self) -> bool:
         return False
 
-    def result(self) -> WorkerResult:
-        return WorkerResult(report=ShardReport("kernel", "", "", ""))
+    def result(self) -> ShardReport:
+        return ShardReport("kernel", "", "", "")
 
     def kill(self) -> None: ...
 
@@ -233,8 +233,8 @@ def test_a_shard_on_a_node_needs_nothing_but_the_files_that_were_copied(actor: S
             for change in update.changes:
                 copy.put_numbers(change) if isinstance(change, Numbers) else copy.put(change)
             if copy.control.state == "ready":
-                actor.command("start", now() + NS // 100)
-    assert isinstance(update.result, WorkerResult) and update.result.report is not None
+                actor.tell({"t0": now() + NS // 100})
+    assert isinstance(update.result, ShardReport)
     rows = merge(spool, 1)[0].rows
     assert sorted(rows["id"].tolist()) == list(range(40))
     assert {COUNTED_BY[number] for number in rows["counted_by"].tolist()} == {"tokenizer"}

@@ -10,12 +10,12 @@ from helpers import jobs_of
 
 from inferometer.config import from_mapping
 from inferometer.fleet.clocks import Reading
-from inferometer.fleet.control import ShardReport, WorkerResult
+from inferometer.fleet.control import ShardReport
 from inferometer.fleet.ray_actor import NodeFacts, Update
 from inferometer.fleet.ray_fleet import RayFleet
 from inferometer.store.spool import Control
 
-RESULT = WorkerResult(report=ShardReport("kernel", "", "", ""))
+RESULT = ShardReport("kernel", "", "", "")
 
 
 class LostError(Exception):

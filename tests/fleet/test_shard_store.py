@@ -16,7 +16,7 @@ from inferometer.config.storage import Storage
 from inferometer.engine.inflight import Flight
 from inferometer.errors import UserError
 from inferometer.fleet import shard_store
-from inferometer.fleet.control import ShardReport, WorkerResult
+from inferometer.fleet.control import ShardReport
 from inferometer.fleet.shard_store import Destination, ShardStoring, destination
 from inferometer.records import Chunks
 from inferometer.store import reading
@@ -27,7 +27,7 @@ from inferometer.store.writing import write_chunks
 
 DATA: Data = from_mapping({"server": {"url": "http://127.0.0.1:1", "model": "m"}}).data
 TO = Destination("s3://bench/run", Storage(), {"AWS_SECRET_ACCESS_KEY": "hidden"}, {"AWS_CONFIG_FILE": b"hidden"})
-DONE = WorkerResult(report=ShardReport("kernel", "", "", "", notes=("first",)))
+DONE = ShardReport("kernel", "", "", "", notes=("first",))
 
 
 @pytest.fixture
@@ -110,8 +110,7 @@ def test_a_store_that_refuses_is_noted(spool: Path, monkeypatch: pytest.MonkeyPa
     made.allowed.set()
     assert made.has_ended(10, 0) and not made.is_stored
     noted = made.noted(DONE)
-    assert isinstance(noted, WorkerResult) and noted.report is not None
-    assert noted.report.notes[0] == "first" and "access is denied" in noted.report.notes[1]
+    assert isinstance(noted, ShardReport) and noted.notes[0] == "first" and "access is denied" in noted.notes[1]
     assert made.noted("was killed") == "was killed"
 
 
@@ -126,7 +125,7 @@ def test_stopping_the_run_for_the_second_time_does_not_wait(
     assert not made.has_ended(0.05, 1)
     assert made.has_ended(0.05, 2) and not made.is_stored
     noted = made.noted(DONE)
-    assert isinstance(noted, WorkerResult) and noted.report is not None and "interrupted" in noted.report.notes[1]
+    assert isinstance(noted, ShardReport) and "interrupted" in noted.notes[1]
     may_go_on.set()
 
 

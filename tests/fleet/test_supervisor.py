@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,8 @@ import numpy as np
 import psutil
 import pytest
 from command import cli
-from helpers import Client, http_response, jobs_of, measure, polite, scripted
+from helpers import jobs_of, measure, polite, scripted
+from shard_processes import slow, when_recorded, workers
 from waiting import until
 
 from inferometer.conduct import measuring
@@ -34,40 +34,10 @@ TWO = {"processes": 2, "grace": "1s"}
 LONG = {"type": "closed", "concurrency": 4, "duration": "30s"}
 
 
-def slow(client: Client) -> None:
-    """Take 5 ms per response."""
-    while client.request():
-        time.sleep(0.005)
-        client.send(http_response())
-
-
-def workers() -> list[psutil.Process]:
-    """Return this process's client processes, in the order of their shards."""
-    found = [child for child in psutil.Process().children() if "inferometer.fleet.worker" in child.cmdline()]
-    return sorted(found, key=lambda child: child.pid)
-
-
-def when_recording(folder: Path, act: Callable[[], object]) -> threading.Thread:
-    """Call `act` when both client processes have recorded something."""
-
-    def wait() -> None:
-        while True:
-            with contextlib.suppress(ValueError):  # the file exists but is still empty
-                controls = [Control(path, create=False) for path in folder.glob("*/spool/*.control")]
-                if len(controls) == 2 and all(control["rows"] > 3 for control in controls):
-                    act()
-                    return
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
-
-
 def test_other_processes_finish_when_one_is_killed_and_its_requests_are_lost(tmp_path: Path) -> None:
     plan = {"type": "constant", "rate": 100, "duration": "1.2s"}
     with scripted(slow) as url:
-        when_recording(tmp_path, lambda: workers()[1].send_signal(signal.SIGKILL))
+        when_recorded(tmp_path, 4, lambda: workers()[1].send_signal(signal.SIGKILL))
         run, summary = measure(tmp_path, url, client=TWO, load=plan)
     assert run.manifest.outcome.errors[0].startswith("client process 1 was killed by signal 9")
     assert not run.manifest.outcome.interrupted
@@ -89,7 +59,7 @@ def test_other_processes_finish_when_one_is_killed_and_its_requests_are_lost(tmp
 @pytest.mark.slow
 def test_command_reports_which_process_died_and_exits_with_1(tmp_path: Path) -> None:
     with scripted(slow) as url:
-        when_recording(tmp_path, lambda: workers()[0].send_signal(signal.SIGKILL))
+        when_recorded(tmp_path, 4, lambda: workers()[0].send_signal(signal.SIGKILL))
         result = cli(
             "run", url, "--model", "m", "--concurrency", "4", "--duration", "1s", "--prompt", "hi", "--set",
             f"output={tmp_path}", "--set", "client.processes=2", "--set", "client.grace=1s",
@@ -110,7 +80,7 @@ def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
         Control(path, create=False)["heartbeat"] -= 60 * NS  # as if it had hung for a minute
 
     with scripted(slow) as url:
-        when_recording(tmp_path, hang)
+        when_recorded(tmp_path, 4, hang)
         run, summary = measure(tmp_path, url, client=TWO, load=LONG | {"duration": "1s"})
     assert "client process 0 gave no sign of life" in run.manifest.outcome.errors[0]
     assert set(run.records.rows["shard"].tolist()) == {0, 1}
@@ -118,18 +88,26 @@ def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
     assert not workers()
 
 
-def test_process_that_dies_before_the_start_is_a_clear_error_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def when_started(
+    monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[["subprocess.Popen[bytes]"], None]
+) -> "list[subprocess.Popen[bytes]]":
+    """Call `act` with a client process as soon as so many were started. Returns the processes."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: Any, **more: Any) -> "subprocess.Popen[bytes]":
         started.append(subprocess.Popen(*arguments, **more))
-        if len(started) == 1:
-            started[0].kill()  # before it gets its job
+        if len(started) == count:
+            act(started[-1])
         return started[-1]
 
-    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=start))
+    return started
+
+
+def test_process_that_dies_before_the_start_is_a_clear_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when_started(monkeypatch, 1, lambda worker: worker.kill())  # before it gets its job
     with scripted(polite) as url, pytest.raises(UserError, match="client process 0 was killed by signal 9"):
         measure(tmp_path, url, client=TWO, load=LONG)
     assert list(tmp_path.iterdir()) == []
@@ -140,13 +118,7 @@ def test_process_that_dies_before_the_start_is_a_clear_error_and_leaves_nothing(
 def test_process_that_dies_while_the_other_is_starting_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(*arguments: Any, **more: Any) -> "subprocess.Popen[bytes]":
-        started.append(subprocess.Popen(*arguments, **more))
-        if len(started) == 2:
-            started[1].send_signal(signal.SIGSTOP)
-        return started[-1]
+    started = when_started(monkeypatch, 2, lambda worker: worker.send_signal(signal.SIGSTOP))
 
     def control(shard: int, name: str) -> object:
         with contextlib.suppress(ValueError):  # the file exists but is still empty
@@ -161,7 +133,6 @@ def test_process_that_dies_while_the_other_is_starting_is_a_clear_error(
         until(lambda: control(1, "stop") == 1, "it is noticed")
         started[1].send_signal(signal.SIGCONT)
 
-    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
     acting = threading.Thread(target=act)
     acting.start()
     with scripted(polite) as url, pytest.raises(UserError, match="client process 0 was killed by signal 9"):
@@ -192,8 +163,7 @@ def test_errors_in_a_shards_setup_that_the_user_can_fix_are_reported(
 
 def test_no_process_is_started_with_processes_0(tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
-    with scripted(polite) as url:
-        run, summary = measure(tmp_path, url, client={"processes": 0})
+    run, summary = measure(tmp_path, scripted(polite), client={"processes": 0})
     assert summary.counts.ok == 6
     assert {child.pid for child in psutil.Process().children()} <= before
     assert run.manifest.host["processes"] == 1
@@ -221,7 +191,7 @@ def test_client_processes_do_not_receive_the_terminals_ctrl_c(tmp_path: Path) ->
         os.kill(os.getpid(), signal.SIGINT)  # end the run: the test has what it needs
 
     with scripted(slow) as url:
-        when_recording(tmp_path, look)
+        when_recorded(tmp_path, 4, look)
         measure(tmp_path, url, client=TWO, load=LONG)
     assert len(groups) == 2
     assert os.getpgid(0) not in groups
@@ -230,11 +200,10 @@ def test_client_processes_do_not_receive_the_terminals_ctrl_c(tmp_path: Path) ->
 def test_error_of_a_worker_is_the_last_line_of_its_log() -> None:
     """Its standard input is still open, as it is while the parent lives."""
     command = [sys.executable, "-m", "inferometer.fleet.worker"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
-        assert worker.stdin is not None and worker.stderr is not None
-        job = pickle.dumps("not a job")
-        worker.stdin.write(len(job).to_bytes(8, "little") + job)
-        worker.stdin.flush()
+    pipe, theirs = Pipe()
+    with theirs, pipe, subprocess.Popen(command, stdin=theirs.fileno(), stderr=subprocess.PIPE) as worker:
+        assert worker.stderr is not None
+        pipe.send("not a job")
         assert worker.wait(60) == 1
         assert worker.stderr.read().splitlines()[-1].startswith(b"AttributeError: ")
 

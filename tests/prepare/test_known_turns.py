@@ -12,7 +12,7 @@ from inferometer.config.data import Conversation
 from inferometer.config.data.sessions import Sessions
 from inferometer.config.fields import Seconds
 from inferometer.fleet.runner import requests_of
-from inferometer.prepare.sessions import are_known, encode_sessions
+from inferometer.prepare.requests import are_known, encode_sessions
 from inferometer.store import known_turns
 from inferometer.store.request_file import KNOWN
 from inferometer.types import Request, Session, Turn, TurnResponse

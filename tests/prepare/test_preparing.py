@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from helpers import jobs_of
 from pyarrow import parquet
+from waiting import PATIENCE_S
 
 from inferometer import schedule, workload
 from inferometer.config import Config, from_mapping
@@ -233,10 +234,16 @@ def test_other_processes_build_the_same(tmp_path: Path, monkeypatch: pytest.Monk
     def slowly(source: Source, piece: Piece) -> Block:
         nonlocal built_here
         built_here += len(piece.ids)
-        time.sleep(0.2)  # the other process has started when this one has built some
+        time.sleep(0.05)
         return preparing.build(source, piece)
 
+    class Started(builders._Builder):
+        def __init__(self, task: Any) -> None:
+            super().__init__(task)
+            assert self._pipe.poll(PATIENCE_S), "the other process has not started"
+
     monkeypatch.setattr(builders, "build", slowly)
+    monkeypatch.setattr(builders, "_Builder", Started)
     ids = [range(500), range(1000, 6000, 7)]
     made = prepare(source(data), ids, tmp_path, builders=2)
     assert 0 < built_here < 1000

@@ -179,7 +179,10 @@ def _open_latency_file(mode: Mode) -> int:
     """Open the file that keeps processors awake, and return its descriptor; -1: it is not wanted, or not available."""
     if mode not in ("auto", "latency"):
         return -1
-    driver = _idle_driver()
+    try:
+        driver = Path(_IDLE_DRIVER).read_text().strip()
+    except OSError:
+        driver = "none"
     try:
         if driver == "none":
             raise OSError(errno.ENODEV, "no effect, because this kernel has no idle driver")
@@ -192,10 +195,3 @@ def _open_latency_file(mode: Mode) -> int:
         return -1
     os.write(descriptor, struct.pack("i", _LATENCY_US_OF.get(driver, _LATENCY_US)))
     return descriptor
-
-
-def _idle_driver() -> str:
-    try:
-        return Path(_IDLE_DRIVER).read_text().strip()
-    except OSError:
-        return "none"

@@ -3,12 +3,15 @@ parent says so, because all shards are ready."""
 
 from collections.abc import Callable
 
+from inferometer.engine.closed_loop import ClosedLoop
 from inferometer.engine.dispatcher import Dispatcher
-from inferometer.engine.drivers import ClosedLoop, driver
 from inferometer.engine.inflight import Ended, Flight
-from inferometer.engine.patience import Patience
+from inferometer.engine.open_loop import OpenLoop
+from inferometer.engine.timeouts import Patience
 from inferometer.store.spool import STAGE_STEP, Control
-from inferometer.types import Plan
+from inferometer.types import OpenStage, Plan
+
+Driver = OpenLoop | ClosedLoop
 
 
 class Course:
@@ -22,7 +25,10 @@ class Course:
         self._patience = patience
         self._on_last = on_last
         self._waiting_for: int | None = None  # the stage behind the barrier that is reached
-        self._drivers = [driver(dispatcher, index, stage) for index, stage in enumerate(plan.stages)]
+        self._drivers: list[Driver] = [
+            OpenLoop(dispatcher, index, stage) if isinstance(stage, OpenStage) else ClosedLoop(dispatcher, index, stage)
+            for index, stage in enumerate(plan.stages)
+        ]
 
     @property
     def is_planned(self) -> bool:
@@ -94,17 +100,9 @@ class Course:
         """Return whether the request's session may continue with its next turn."""
         return not self._state.stopping and self._drivers[flight.stage].may_continue()
 
-    def next_turn_at(self, flight: Flight) -> int | None:
-        """Return the instant that the session's next turn is planned for, 0 if it follows the turn before; None: there is no next turn."""
-        return self._drivers[flight.stage].next_turn_at(flight)
-
-    def keeps_user(self, flight: Flight) -> bool:
-        """Return whether the request's session keeps its user of a closed loop until its end."""
-        return self._drivers[flight.stage].keeps_user
-
-    def send_turn(self, flight: Flight) -> None:
-        """Send the next turn of a session, as the load of its stage says."""
-        self._drivers[flight.stage].send_turn(flight)
+    def driver(self, flight: Flight) -> Driver:
+        """Return the driver of the request's stage."""
+        return self._drivers[flight.stage]
 
     def freed(self, ended: list[Ended]) -> None:
         """Let the drivers send the requests that may follow these."""

@@ -2,25 +2,31 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from inferometer.engine.awake import Awake
-from inferometer.engine.http1_pool import Connection, Pool
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.recorder import Recorder
-from inferometer.engine.requests import Due, Requests
+from inferometer.engine.requests import Requests
 from inferometer.engine.run_state import RunState
 from inferometer.records import CANCELLED, DROPPED
 from inferometer.timing.clock import now
 from inferometer.timing.deadlines import Deadlines
 from inferometer.types import Fail
 
+if TYPE_CHECKING:
+    from inferometer.engine.http1 import Http1Connection, Http1Pool
+    from inferometer.engine.http2_connection import Http2Connection
+    from inferometer.engine.http2_pool import Http2Pool, Waiting
+
+    Pool: TypeAlias = Http1Pool | Http2Pool
+    Connection: TypeAlias = Http1Connection | Http2Connection | Waiting
+
 
 class Dispatcher:
-    """Implements drivers.Launcher, through which the drivers send."""
-
     def __init__(
         self,
-        pools: Sequence[Pool],
+        pools: "Sequence[Pool]",
         requests: Requests,
         deadlines: Deadlines,
         awake: Awake,
@@ -31,15 +37,13 @@ class Dispatcher:
         self.awake = awake
         self.state = state
         self.sequences = requests.sequences
+        """Set if users send requests in sequences, each from its first to its last. None: requests are independent."""
         self.pools = pools
         self.holds_sends = False
         """While true, connections take requests and send them at the next `flush`, all in one go."""
-        self._requests = requests
+        self.make = requests.make
         self._recorder = recorder
         self._queue: deque[tuple[Flight, int, int]] = deque()  # held back by the cap: the request, its cap, since when
-
-    def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
-        return self._requests.make(stage, ids, due)
 
     def release(self, flight: Flight, cap: int, drop: bool) -> None:
         """Send a request that is due, unless the cap holds it back."""
@@ -55,18 +59,15 @@ class Dispatcher:
         """Send requests, ignoring the cap."""
         self.state.in_flight += len(flights)
         self.state.sent += len(flights)
+        self.send(flights)
+
+    def send(self, flights: Sequence[Flight]) -> None:
+        """Send requests that count as in flight."""
         for url, pool in enumerate(self.pools):
             own = flights if len(self.pools) == 1 else [flight for flight in flights if flight.url == url]
             pool.send(own)
             if not self.holds_sends:
                 pool.flush()
-
-    def send_again(self, flight: Flight) -> None:
-        """Send a request that is in flight once more."""
-        pool = self.pools[flight.url]
-        pool.send([flight])
-        if not self.holds_sends:
-            pool.flush()
 
     def flush(self) -> None:
         for pool in self.pools:
@@ -76,7 +77,7 @@ class Dispatcher:
         """Return whether a request has been sent whose response is not complete."""
         return any(flight.sent for _, flight in self.flights())
 
-    def flights(self) -> Iterator[tuple[Connection, Flight]]:
+    def flights(self) -> "Iterator[tuple[Connection, Flight]]":
         """Return the requests in flight, with the connection of each."""
         for pool in self.pools:
             yield from pool.flights()

@@ -8,49 +8,25 @@ If streams are persistent, the connection has one stream, which stays open betwe
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from inferometer.engine.http1_connection import STALE_WITHIN
-from inferometer.engine.http1_pool import NEVER
+from inferometer.engine.connector import NEVER, STALE_WITHIN
 from inferometer.engine.inflight import TOO_LARGE, Flight, apply_events, excess
-from inferometer.engine.transport import Transport
+from inferometer.engine.transport import Transport, connection_lost
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, PersistentResponse, StreamResponse
 from inferometer.wire.failures import bounded
 from inferometer.wire.http2 import Data, Event, GoAway, Headers, Http2Client, Http2Error, Reset, Response, code_name
 
-MANY = 1 << 62
-"""No limit of our own on the requests of a connection."""
+if TYPE_CHECKING:
+    from inferometer.engine.http2_pool import Http2Pool
+
 _MAX_WRITE = 1 << 20
 """Maximum bytes of bodies handed to the kernel in one go."""
 _CATCH_UP_EVERY = 4
 """Events after which requests that have come due are sent (reader.py): one read may have the responses of many calls."""
-
-
-class Http2ConnectionOwner(Protocol):
-    """The pool that a connection reports to (http2_pool.py)."""
-
-    def opened(self, connection: "Http2Connection") -> None:
-        """The server's settings have arrived: the connection takes requests."""
-
-    def ended(
-        self, connection: "Http2Connection", flight: Flight, at: int, event: End | Fail, response: StreamResponse
-    ) -> None:
-        """A response is complete, or has failed."""
-
-    def refused(self, connection: "Http2Connection", flight: Flight) -> None:
-        """The server has certainly not processed the request: send it again over another connection."""
-
-    def has_room_again(self, connection: "Http2Connection") -> None:
-        """The server has changed the number of requests that it allows at a time."""
-
-    def closing(self, connection: "Http2Connection") -> None:
-        """The connection takes no more requests; those in flight still get their responses."""
-
-    def closed(self, connection: "Http2Connection", fail: Fail | None) -> None:
-        """The connection is closed."""
 
 
 class StreamCall(msgspec.Struct, gc=False):
@@ -60,22 +36,22 @@ class StreamCall(msgspec.Struct, gc=False):
 
 class Http2Connection:
     __slots__ = (
-        *("_http2", "_is_closed", "_is_opened", "_limit", "_max_streams", "_outbox", "_owner", "_reads", "_reads_when_idle"),
-        *("_most", "_persistent", "_requests_left", "_stream", "_was_idle", "calls", "is_closing", "transport", "unsent"),
+        *("_http2", "_is_closed", "_is_opened", "_is_persistent", "_limit", "_max_streams", "_outbox", "_persistent", "_pool"),
+        *("_reads", "_reads_when_idle", "_requests_left", "_stream", "_was_idle", "calls", "is_closing", "transport", "unsent"),
     )  # fmt: skip
+    waiting: Sequence[int] = ()
+    """Nothing waits to be decoded: frames are decoded as soon as they are read."""
 
-    def __init__(self, owner: Http2ConnectionOwner, max_requests: int = 0, most: int = MANY) -> None:
+    def __init__(self, pool: "Http2Pool", max_requests: int = 0, is_persistent: bool = False) -> None:
         """`max_requests`: the number of requests after which the connection takes no more, and closes after their responses.
-
-        `most`: how many requests the connection carries at a time, if the server allows as many.
-        """
-        self._owner = owner
+        `is_persistent`: it has one stream, which stays open between requests, and carries one request at a time."""
+        self._pool = pool
+        self._is_persistent = is_persistent
         self._requests_left = max_requests or NEVER
         self._http2 = Http2Client()
         self._outbox = self._http2.outbox
-        self._most = most
         self._max_streams = self._outbox.max_streams
-        self._limit = min(self._max_streams, most)
+        self._limit = min(self._max_streams, 1) if is_persistent else self._max_streams
         self._stream = 0  # the stream that stays open between requests; 0: there is none
         self._persistent: PersistentResponse | None = None  # what interprets its frames
         self._reads = 0
@@ -85,7 +61,7 @@ class Http2Connection:
         self.is_closing = False
         self._is_closed = False
         self.unsent: list[Flight] = []  # queued, and not yet handed to the kernel
-        self.transport: Transport  # set by the owner
+        self.transport: Transport  # set by the pool
         self.calls: dict[int, StreamCall] = {}  # by stream, in the order of sending
 
     @property
@@ -103,42 +79,34 @@ class Http2Connection:
         self._http2.start()
         self._flush()
 
-    def start(self, flight: Flight, head: bytes, response: StreamResponse) -> None:
-        """Queue a request on a stream of its own; `flush` sends it, together with all others in the queue."""
+    def start(self, flight: Flight, head: bytes, new_response: Callable[[], StreamResponse]) -> None:
+        """Queue a request, which `flush` sends together with all others in the queue: on a stream of its own, or on the one that stays
+        open."""
+        outbox, stream, data = self._outbox, self._stream, flight.data
+        if self._is_persistent:
+            if not stream:
+                self._persistent = cast(PersistentResponse, new_response())
+            assert self._persistent is not None
+            response: StreamResponse = self._persistent
+            data = self._persistent.request(flight.id, data)
+        else:
+            response = new_response()
         flight.attempts += 1
         flight.replica, flight.rtt = self.transport.replica, self.transport.rtt
-        flight.bytes_out = len(head) + len(flight.data) + 18
+        flight.bytes_out = len(data) + 9 + (0 if stream else len(head) + 9)
         flight.sent = now()
         if not self.calls:
             self._reads_when_idle = self._reads if self._was_idle else -1
-        self.calls[self._outbox.request(head, flight.data, True)] = StreamCall(flight, response)
-        self.unsent.append(flight)
-        self._requests_left -= 1
-        if (
-            self._outbox.is_closing or not self._requests_left
-        ) and not self.is_closing:  # or the stream ids have run out
-            self._start_closing()
-
-    def start_on_stream(self, flight: Flight, head: bytes, new_response: Callable[[], StreamResponse]) -> None:
-        """Queue a request on the stream that stays open, or on a new one if there is none."""
-        if not self._stream:
-            self._persistent = cast(PersistentResponse, new_response())
-        response = self._persistent
-        assert response is not None
-        data = response.request(flight.id, flight.data)
-        flight.attempts += 1
-        flight.replica, flight.rtt = self.transport.replica, self.transport.rtt
-        flight.bytes_out = len(data) + 9 + (0 if self._stream else len(head) + 9)
-        flight.sent = now()
-        self._reads_when_idle = self._reads if self._was_idle else -1
-        if self._stream:
-            self._outbox.send(self._stream, data, False)
+        if stream:
+            outbox.send(stream, data, False)
         else:
-            self._stream = self._outbox.request(head, data, False)
-        self.calls[self._stream] = StreamCall(flight, response)
+            stream = outbox.request(head, data, not self._is_persistent)
+            self._stream = stream if self._is_persistent else 0
+        self.calls[stream] = StreamCall(flight, response)
         self.unsent.append(flight)
         self._requests_left -= 1
-        if (self._outbox.is_closing or not self._requests_left) and not self.is_closing:
+        # `is_closing`: the stream ids have run out
+        if (outbox.is_closing or not self._requests_left) and not self.is_closing:
             self._start_closing()
 
     def end_stream(self) -> None:
@@ -191,18 +159,17 @@ class Http2Connection:
         if outbox.has_more:
             self._flush()
         if broken is not None:
-            fail = Fail("malformed_http2", bounded(broken.message))
-            self._close(fail, fail)
+            self.broken(Fail("malformed_http2", bounded(broken.message)))
             return
         if outbox.max_streams != self._max_streams:
             self._max_streams = outbox.max_streams
-            self._limit = min(self._max_streams, self._most)
+            self._limit = min(self._max_streams, 1) if self._is_persistent else self._max_streams
             if self._is_opened:
-                self._owner.has_room_again(self)
+                self._pool.has_room_again(self)
         if not self._is_opened and self._http2.settings_received:
             self._open()
         if self.is_closing and not self.calls:
-            self._close(None, None)
+            self.broken()
 
     def _handle_events(self, events: Sequence[Event], at: int, delay: int) -> None:
         calls = self.calls
@@ -244,8 +211,14 @@ class Http2Connection:
         ending = apply_events(flight, decoded, at) if decoded else None
         if ending is None and flight.bytes_in > flight.check_at:
             ending = excess(flight)
-        if ending is not None:
-            self._response_ended(event, call, at, ending)
+        if ending is None:
+            return
+        is_excess = isinstance(ending, Fail) and ending.code == TOO_LARGE
+        if event.end or is_excess or (self._persistent is not None and not self._persistent.is_usable):
+            self._stream = 0
+        if not event.end and not self._stream:  # a failure that the content reports, while the stream is still open
+            self._http2.reset(event.stream)
+        self._end(event.stream, call, at, ending)
 
     def _handle_between_requests(self, event: Headers | Data | Reset) -> None:
         """Handle what arrives on the stream that stays open while it has no request: usually its end."""
@@ -260,38 +233,28 @@ class Http2Connection:
     def _open(self) -> None:
         """Report the connection as open: the server's settings are here. If the server sent GOAWAY with them, it is not."""
         if self.is_closing:
-            fail = Fail("closed", "the server sent GOAWAY as soon as the connection was established")
-            self._close(fail, fail)
+            self.broken(Fail("closed", "the server sent GOAWAY as soon as the connection was established"))
         else:
             self._is_opened = self._was_idle = True
-            self._owner.opened(self)
+            self._pool.opened(self)
 
     def closed(self, at: int) -> None:
         """The server closed, or the connection broke."""
         if self.transport.error is not None:
-            self._lost(self.transport.error)
+            self.broken(connection_lost(self.transport.error))
             return
         try:
             self._http2.eof()
         except Http2Error as error:
             if not self._is_opened:
-                fail = Fail("malformed_http2", bounded(error.message))
-                self._close(fail, fail)
+                self.broken(Fail("malformed_http2", bounded(error.message)))
                 return
-        self._close(Fail("closed", ""), Fail("cut_short", ""))
-
-    def _response_ended(self, event: Headers | Data, call: StreamCall, at: int, ending: End | Fail) -> None:
-        is_excess = isinstance(ending, Fail) and ending.code == TOO_LARGE
-        if event.end or is_excess or (self._persistent is not None and not self._persistent.is_usable):
-            self._stream = 0
-        if not event.end and not self._stream:  # a failure that the content reports, while the stream is still open
-            self._http2.reset(event.stream)
-        self._end(event.stream, call, at, ending)
+        self.broken(Fail("closed", ""), Fail("cut_short", ""))
 
     def _end(self, stream: int, call: StreamCall, at: int, event: End | Fail) -> None:
         del self.calls[stream]
         self._was_idle = True
-        self._owner.ended(self, call.flight, at, event, call.response)
+        self._pool.ended(self, call.flight, at, event, call.response)
 
     def _reset(self, call: StreamCall, reset: Reset, at: int) -> None:
         stream = reset.stream
@@ -299,23 +262,19 @@ class Http2Connection:
             self._stream = 0
         if reset.refused and call.flight.attempts == 1 and not call.flight.first_byte:
             del self.calls[stream]
-            self._owner.refused(self, call.flight)
+            self._pool.refused(call.flight)
         else:
             message = bounded(reset.message or code_name(reset.code))
             self._end(stream, call, at, Fail("stream_reset", message))
 
     def _start_closing(self) -> None:
         self.is_closing = True
-        self._owner.closing(self)
+        self._pool.closing(self)
 
     # --- failures ---
 
-    @property
-    def waiting(self) -> Sequence[int]:
-        return ()
-
     def decode_waiting(self) -> None:
-        """Do nothing: frames are decoded as soon as they are read."""
+        """Do nothing."""
 
     def give_up(self, flight: Flight, code: str, message: str = "") -> None:
         """End one request as a failure; the others continue."""
@@ -340,18 +299,11 @@ class Http2Connection:
             self._end(stream, call, now(), fail)
         self._flush()
         if self.is_closing and not self.calls:
-            self._close(None, None)
+            self.broken()
 
-    def _lost(self, error: OSError) -> None:
-        fail = Fail("reset", "") if isinstance(error, ConnectionError) else Fail("connect_failed", bounded(str(error)))
-        self._close(fail, fail)
-
-    def broken(self, fail: Fail) -> None:
-        self._close(fail, fail)
-
-    def _close(self, before_response: Fail | None, during_response: Fail | None) -> None:
-        """Close the connection. Requests in flight fail, by whether their response had begun, unless the server cannot have seen
-        them: those are sent again."""
+    def broken(self, fail: Fail | None = None, during_response: Fail | None = None) -> None:
+        """Close the connection. Requests in flight fail, those whose response had begun with another failure if there is one, unless the
+        server cannot have seen them: those are sent again."""
         if self._is_closed:
             return
         self._is_closed = self.is_closing = True
@@ -362,9 +314,9 @@ class Http2Connection:
         for call in calls.values():
             flight = call.flight
             if was_closed_while_idle and flight.attempts == 1 and at - flight.sent <= STALE_WITHIN:
-                self._owner.refused(self, flight)
+                self._pool.refused(flight)
                 continue
-            fail = during_response if flight.first_byte else before_response
-            assert fail is not None  # there is always a reason while requests are in flight
-            self._owner.ended(self, flight, at, fail, call.response)
-        self._owner.closed(self, before_response)
+            reason = (during_response or fail) if flight.first_byte else fail
+            assert reason is not None  # there is always a reason while requests are in flight
+            self._pool.ended(self, flight, at, reason, call.response)
+        self._pool.closed(self, fail)

@@ -7,16 +7,15 @@ deadline, and more data arrived over the connection in the meantime, is the resp
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from inferometer.engine.connector import OPENED_AT_ONCE, Connector, Countdown
-from inferometer.engine.http1_pool import NEVER, Connection, OnEnded
-from inferometer.engine.http2_connection import MANY, Http2Connection
+from inferometer.engine.connector import NEVER, Connector, OnEnded
+from inferometer.engine.http2_connection import Http2Connection
 from inferometer.engine.inflight import Flight, keep_first_attempt
 from inferometer.timing.clock import now
-from inferometer.types import End, Fail, StreamResponse
+from inferometer.types import Calls, End, Fail, StreamResponse
 from inferometer.units import NS
 from inferometer.wire.grpc import deadline_passed
 
@@ -31,32 +30,27 @@ class Http2Pool:
     def __init__(
         self,
         connector: Connector,
-        heads: tuple[bytes, ...],
-        response: Callable[[], StreamResponse],
+        calls: Calls,
+        url: int,
         on_ended: OnEnded,
         deadline: float = 0,
         max_requests: int = 0,
-        is_persistent: bool = False,
-        trace_header: Callable[[int], bytes] | None = None,
     ) -> None:
-        """`heads` are the header blocks of each traffic class, or one for all calls. `deadline`: seconds from sending a call
-        within which its response must be complete; 0: none. `max_requests`: calls after which a connection takes no more; 0: no limit.
-        `is_persistent`: each connection has one stream, which carries one request at a time; each user has a connection.
-        `trace_header`: returns what follows a call's header block, from the request's id.
-        """
+        """`url` is the number of the base URL. `deadline`: seconds from sending a call within which its response must be complete; 0: none.
+        `max_requests`: calls after which a connection takes no more; 0: no limit. If streams are persistent, each connection has one, which
+        carries one request at a time, and each user has a connection."""
+        assert calls.response is not None
         self._max_requests = max_requests
         self._connector = connector
-        self._heads = heads  # without classes, a call's class is -1: the last, and only one
-        self._trace_header = trace_header
-        self._new_response = response
+        # Without classes, a call's class is -1: the last, and only head.
+        self._heads = tuple(heads[url] for heads in calls.class_heads or (calls.heads,))
+        self._trace_header = calls.trace_header
+        self._new_response = calls.response
         self._on_ended = on_ended
-        self._is_persistent = is_persistent
-        self._by_user: dict[
-            int, Http2Connection
-        ] = {}  # persistent streams: the connection that each user sent over last
+        self._is_persistent = calls.is_persistent
+        self._by_user: dict[int, Http2Connection] = {}  # persistent: the connection that each user sent over last
         self._deadline = int(deadline * NS)
         self._missed_deadline = deadline_passed(deadline)
-        self._countdown = Countdown(connector.loop)
         self._ready: list[Http2Connection] = []
         self._idle: list[Http2Connection] = []  # those of `_ready` without calls; the last one used is reused first
         self._last_used = 0
@@ -69,11 +63,8 @@ class Http2Pool:
     # --- before t=0 ---
 
     async def open(self, count: int, timeout: float) -> Fail | None:
-        for first in range(0, count, OPENED_AT_ONCE):
-            failed = await self._countdown.wait(min(OPENED_AT_ONCE, count - first), self._open, timeout)
-            if failed is not None:
-                return failed
-        return None
+        """Open `count` connections; return the failure if one fails or takes longer than `timeout` seconds (0: no limit)."""
+        return await self._connector.several(count, self._open, timeout)
 
     async def warm(self, request: bytes, timeout: float) -> Fail | None:
         """Do nothing: a connection counts as open once settings have been exchanged over it."""
@@ -82,6 +73,7 @@ class Http2Pool:
     # --- the run ---
 
     def send(self, flights: Sequence[Flight]) -> None:
+        """Send each request at the next `flush`, or when there is a connection for it."""
         for flight in flights:
             self._send(flight)
 
@@ -123,11 +115,9 @@ class Http2Pool:
         head = self._heads[flight.class_]
         if self._trace_header is not None:
             head += self._trace_header(flight.id)
+        connection.start(flight, head, self._new_response)
         if self._is_persistent:
-            connection.start_on_stream(flight, head, self._new_response)
             self._by_user[flight.user] = connection
-        else:
-            connection.start(flight, head, self._new_response())
 
     def flush(self) -> None:
         """Send the queued requests; those of one connection are handed to the kernel in one piece."""
@@ -135,14 +125,16 @@ class Http2Pool:
         for connection in unflushed:
             connection.flush()
 
-    def flights(self) -> Iterator[tuple[Connection, Flight]]:
+    def flights(self) -> Iterator[tuple["Http2Connection | Waiting", Flight]]:
+        """Return the requests in flight, with the connection of each."""
         for connection in (*self._ready, *self._closing):
             for call in list(connection.calls.values()):
                 yield connection, call.flight
         for flight, since in (*self._refused, *self._waiting):
-            yield _WaitingConnection(self, _NoTransport(self._connect_started(since))), flight
+            yield Waiting(self, self._connect_started(since)), flight
 
     def expire(self, at: int) -> int:
+        """End the requests that have missed their deadline by this instant; return when the next one may."""
         if not self._deadline:
             return NEVER
         sent_by = at - self._deadline
@@ -167,7 +159,7 @@ class Http2Pool:
             connection.transport.close()
 
     def _open(self) -> None:
-        connection = Http2Connection(self, self._max_requests, 1 if self._is_persistent else MANY)
+        connection = Http2Connection(self, self._max_requests, self._is_persistent)
         connection.transport = self._connector.new_transport(connection)
         self._opening.add(connection)
         self._connector.open(connection.transport)
@@ -175,9 +167,10 @@ class Http2Pool:
     # --- called by connections ---
 
     def opened(self, connection: Http2Connection) -> None:
+        """Send over a connection that takes requests now: the server's settings have arrived."""
         self._opening.discard(connection)
         self._ready.append(connection)
-        self._countdown.count_down()
+        self._connector.count_down()
         at = now()
         self._send_queued(self._refused, connection, at)
         self._send_queued(self._waiting, connection, at)
@@ -190,6 +183,7 @@ class Http2Pool:
     def ended(
         self, connection: Http2Connection, flight: Flight, at: int, event: End | Fail, response: StreamResponse
     ) -> None:
+        """Pass on a response that is complete or has failed, after using the room that it leaves."""
         if self._waiting:
             self._send_queued(self._waiting, connection, at)
         if not connection.calls:
@@ -198,15 +192,18 @@ class Http2Pool:
             event = self._missed_deadline
         self._on_ended(flight, at, event, response)
 
-    def refused(self, connection: Http2Connection, flight: Flight) -> None:
+    def refused(self, flight: Flight) -> None:
+        """Send a request again over another connection: the server has certainly not processed it."""
         keep_first_attempt(flight)
         self._refused.append((flight, now()))
         self._connector.loop.call_soon(self._open_missing)  # once the connection's own state is settled
 
     def has_room_again(self, connection: Http2Connection) -> None:
+        """Use the room: the server has changed the number of requests that it allows at a time."""
         self._send_queued(self._waiting, connection, now())
 
     def closing(self, connection: Http2Connection) -> None:
+        """Send no more requests over this connection; those in flight still get their responses."""
         if connection in self._ready:
             self._ready.remove(connection)
             self._closing.add(connection)
@@ -220,7 +217,7 @@ class Http2Pool:
         if connection in self._opening:
             self._opening.discard(connection)
             fail = self._open_failure(fail or Fail("closed", ""))
-            self._countdown.count_down(fail)
+            self._connector.count_down(fail)
             if self._ready:
                 self._retry_refused()
             if not self._opening and (not self._ready or fail.code == "no_sockets"):
@@ -282,24 +279,22 @@ class Http2Pool:
                 self._on_ended(queue.popleft()[0], at, fail, self._new_response())
 
 
-class _NoTransport(msgspec.Struct, frozen=True):
-    """Stands in for the transport of a request that waits for a connection."""
-
-    connect_started: int
-    is_ready: bool = False
-
-    def sample_rtt(self) -> None: ...
-
-
-class _WaitingConnection(msgspec.Struct, frozen=True):
-    """Stands in for the connection of a request that waits for one."""
+class Waiting(msgspec.Struct, frozen=True):
+    """Stands in for the connection, and its transport, of a request that waits for one."""
 
     pool: Http2Pool
-    transport: _NoTransport
+    connect_started: int
+    is_ready: bool = False
     waiting: Sequence[int] = ()
 
-    def decode_waiting(self) -> None:
-        """Do nothing: there is no connection yet."""
+    @property
+    def transport(self) -> "Waiting":
+        return self
+
+    def sample_rtt(self) -> None:
+        """Do nothing, like the next: there is no connection yet."""
+
+    def decode_waiting(self) -> None: ...
 
     def give_up(self, flight: Flight, code: str, message: str = "") -> None:
         self.pool.give_up(flight, Fail(code, message))

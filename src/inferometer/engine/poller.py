@@ -96,6 +96,19 @@ if sys.platform == "linux":
             )
             super().__init__(self.selector)
 
+        def watch(self, descriptor: int) -> None:
+            """Report the socket when it can be read."""
+            self.add_reader(descriptor, _nothing)
+            self.selector.sockets.add(descriptor)
+
+        def forget(self, descriptor: int) -> None:
+            self.selector.sockets.discard(descriptor)
+            self.remove_reader(descriptor)
+
+        def poll(self) -> bool:
+            """Report the sockets that can be read now, and return whether there are any."""
+            return self.selector.handle(0)
+
         def add_reader(self, fd: Any, callback: Callable[[*_Args], object], *args: *_Args) -> None:
             self.selector.callbacks[_descriptor(fd)] = (lambda: callback(*args)) if args else callback
             super().add_reader(fd, _nothing)
@@ -125,30 +138,8 @@ def _nothing() -> None:
     """Called by the loop for a descriptor that has been handled."""
 
 
-class EpollPoller:
-    def __init__(self, loop: "EngineLoop", on_readable: OnReadable) -> None:
-        self._loop = loop
-        self._selector = loop.selector
-        self._selector.on_readable = on_readable
-
-    def watch(self, descriptor: int) -> None:
-        self._loop.add_reader(descriptor, _nothing)
-        self._selector.sockets.add(descriptor)
-
-    def forget(self, descriptor: int) -> None:
-        self._selector.sockets.discard(descriptor)
-        self._loop.remove_reader(descriptor)
-
-    def close(self) -> None:
-        self._selector.on_readable = lambda ready: None
-
-    def poll(self) -> bool:
-        """Report the sockets that can be read now, and return whether there are any."""
-        return self._selector.handle(0)
-
-
 class LoopPoller:
-    """Does the same with the loop's readers."""
+    """Does what EngineLoop does (`watch`, `forget`, `poll`) with the readers of any loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_readable: OnReadable) -> None:
         self._loop = loop
@@ -161,9 +152,6 @@ class LoopPoller:
     def forget(self, descriptor: int) -> None:
         self._loop.remove_reader(descriptor)
 
-    def close(self) -> None:
-        self._collected.clear()
-
     def poll(self) -> bool:
         """Return False: only the loop can tell which sockets can be read."""
         return False
@@ -175,15 +163,12 @@ class LoopPoller:
 
     def _report(self) -> None:
         collected, self._collected = self._collected, []
-        if collected:  # it may have been closed in the meantime
-            self._on_readable(collected)
+        self._on_readable(collected)
 
 
-Poller = EpollPoller | LoopPoller
-
-
-def new_poller(loop: asyncio.AbstractEventLoop, on_readable: OnReadable) -> Poller:
+def new_poller(loop: asyncio.AbstractEventLoop, on_readable: OnReadable) -> "EngineLoop | LoopPoller":
     """Return the best poller for this loop."""
     if sys.platform == "linux" and isinstance(loop, EngineLoop):
-        return EpollPoller(loop, on_readable)
+        loop.selector.on_readable = on_readable
+        return loop
     return LoopPoller(loop, on_readable)

@@ -13,53 +13,18 @@ between (`catch_up`), after any read or response.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from inferometer.engine.poller import new_poller
 from inferometer.timing.clock import CMSG_SPACE, now, unpack_stamp
+from inferometer.timing.deadlines import Deadlines
+
+if TYPE_CHECKING:
+    from inferometer.engine.transport import Transport
 
 FIRST_READ_SIZE, _READ_SIZE = 8_192, 65_536
 """Maximum bytes of a read: the second from the first read on that had as many as the first. Memory for 64 KiB takes Python and the C
 library 0.3 to 1.7 us more per read."""
-
-
-class DueWork(Protocol):
-    """Work that comes due at instants (timing/deadlines.py). It makes up for about 40 us of lateness (drivers.py), so nothing may run
-    for longer than that without looking at it."""
-
-    due: int
-    """When the next comes due."""
-
-    def catch_up(self) -> bool:
-        """Do what has come due."""
-
-
-class ReadSource(Protocol):
-    """A source of bytes (transport.py)."""
-
-    is_open: bool
-    error: OSError | None
-    """Why reading ended, if the server did not simply close."""
-    ending: bytes
-    """Bytes that do not end with this may wait for others, and are then decoded with them. Empty: none may."""
-    pieces: list[bytes]
-    """The reads that wait to be decoded. An empty one is the end, or an error."""
-    stamps: list[int]
-    """When they arrived."""
-    delay: int
-    """How long any of them stayed unread (-1: not known)."""
-    is_queued: bool
-    """It is about to be told to decode them."""
-    read_size: int
-    """Maximum bytes of the next read."""
-
-    @property
-    def receive(self) -> Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]:
-        """The socket's recvmsg."""
-
-    @property
-    def deliver(self) -> Callable[[], None]:
-        """Decodes the reads that wait."""
 
 
 _SHORT, _LONG, _MOST_WAITING = 3, 4_096, 32
@@ -70,7 +35,7 @@ _SLICE = 150_000
 
 
 class StampClock:
-    """The wall clock's offset to the monotonic clock, kept up to date by self_monitor.py, whether the kernel takes stamps, how many
+    """The wall clock's offset to the monotonic clock, kept up to date by telemetry.py, whether the kernel takes stamps, how many
     reads returned bytes with and without a stamp, and when sockets were last looked at in the middle of decoding."""
 
     __slots__ = ("kernel_stamps", "looked", "offset", "reads", "unstamped")
@@ -84,26 +49,27 @@ class StampClock:
 
 
 class Reader:
-    """Calls `on_decoded` when everything that was read is decoded, and does in between what has come due."""
+    """Calls `on_decoded` when everything that was read is decoded, and does in between what has come due. Sends make up for about 40 us of
+    lateness (open_loop.py), so nothing may run for longer than that without looking at the deadlines."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         clock: StampClock,
         on_decoded: Callable[[], None],
-        deadlines: DueWork,
+        deadlines: Deadlines,
     ) -> None:
         self.clock = clock
         self._loop = loop
         self._on_decoded = on_decoded
         self._deadlines = deadlines
         self.catch_up = deadlines.catch_up
-        self._sources: dict[int, ReadSource] = {}
-        self._queue: deque[ReadSource] = deque()
+        self._sources: dict[int, Transport] = {}
+        self._queue: deque[Transport] = deque()
         self._poller = new_poller(loop, self._readable)
         self.is_decoding = False
 
-    def watch(self, descriptor: int, source: ReadSource) -> None:
+    def watch(self, descriptor: int, source: "Transport") -> None:
         """Read the source whenever it has bytes."""
         self._sources[descriptor] = source
         self._poller.watch(descriptor)
@@ -116,9 +82,6 @@ class Reader:
     def poll(self) -> bool:
         """Read and decode what has arrived, and return whether there was anything."""
         return self._poller.poll()
-
-    def close(self) -> None:
-        self._poller.close()
 
     def read_remaining(self, descriptor: int, error: OSError) -> None:
         """Read everything that a broken socket still has and decode it, followed by the error that broke it."""
@@ -199,7 +162,7 @@ class Reader:
         if queue:
             self._loop.call_soon(self._decode_queued)
 
-    def _decode(self, sources: Sequence[ReadSource]) -> None:
+    def _decode(self, sources: "Sequence[Transport]") -> None:
         if not sources:
             return
         deadlines, last = self._deadlines, sources[-1]
@@ -225,5 +188,5 @@ class Reader:
         self._on_decoded()
 
 
-def _has_ended(source: ReadSource) -> bool:
+def _has_ended(source: "Transport") -> bool:
     return bool(source.pieces) and not source.pieces[-1]

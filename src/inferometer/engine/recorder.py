@@ -58,16 +58,13 @@ class Recorder:
         try:
             self._spool.add(flights)
             if self._bodies is not None:
-                self._keep_bodies(self._bodies, flights)
+                for flight in flights:
+                    if flight.sent:
+                        self._bodies.add(flight, *self.responses.pop(flight.id, ("", None)))
         except OSError:
             is_full = True
         if is_full:
             self._disk_is_full()
-
-    def _keep_bodies(self, bodies: "BodySpool", flights: Sequence[Flight]) -> None:
-        for flight in flights:
-            if flight.sent:
-                bodies.add(flight, *self.responses.pop(flight.id, ("", None)))
 
     def flush(self) -> None:
         """Write the texts that were kept since the last call to their file."""

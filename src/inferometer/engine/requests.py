@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from inferometer.engine.inflight import Flight
+from inferometer.engine.sequences import Sequences
 from inferometer.store.request_file import MappedBytes, in_memory
 from inferometer.types import Calls, Request
 from inferometer.wire.http1 import ID
-
-if TYPE_CHECKING:
-    from inferometer.engine.sequences import Sequences
 
 NO_USER = -1
 """Stands for the user in an open loop, which has no users."""
@@ -67,11 +64,7 @@ class Requests:
         self._last = 0  # index of the request that was made last
         self._has_id = calls.decoder is not None  # HTTP/1.1: the id goes between head and tail
         self._trace_header = calls.trace_header if self._has_id else None  # HTTP/2: the pool adds it (http2_pool.py)
-        self.sequences: Sequences | None = None
-        if calls.sequences:
-            from inferometer.engine import sequences  # noqa: PLC0415 - few runs have them
-
-            self.sequences = sequences.Sequences(calls.sequences)
+        self.sequences = Sequences(calls.sequences) if calls.sequences else None
 
     def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
         """Return the next requests, with these ids."""

@@ -1,12 +1,15 @@
 """Repeats requests after faults that came before the response began, and after some error responses (`client.retries`).
 
-A repeated request stays in flight: its user waits, it counts against the cap, and its latency counts from its first attempt.
+A repeated request stays in flight: its user waits, it counts against the cap, and its latency counts from its first attempt. The first
+time, it waits for `retry_backoff`, then twice as long each time, but at most a minute; or as long as the response says. When the total
+timeout has passed since its first attempt, it is not repeated any more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from inferometer.engine.http1_pool import OnEnded, ResponseState
+from inferometer.engine.connector import OnEnded, ResponseState
 from inferometer.engine.inflight import Flight, keep_first_attempt
+from inferometer.engine.job import Job
 from inferometer.engine.run_state import RunState
 from inferometer.records import CANCELLED
 from inferometer.timing.clock import now
@@ -23,20 +26,15 @@ _LONGEST_WAIT = 60 * NS
 class Retries:
     def __init__(
         self,
-        most: int,
-        statuses: Sequence[int],
-        backoff: int,
-        total: int,
+        job: Job,
         deadlines: Deadlines,
         state: RunState,
         on_ended: OnEnded,
         send: Callable[[Flight], None],
     ) -> None:
-        """`most` is how often a request is repeated, after a fault or a response with one of the HTTP `statuses`. The first time, it waits
-        for `backoff` nanoseconds, then twice as long each time, but at most a minute; or as long as the response says. `total` nanoseconds after its first attempt, it is not repeated any more; 0: no limit.
-        `on_ended` is called with requests that have ended for good; `send` sends a request again."""
-        self._refusals = frozenset(f"http_{status}" for status in statuses)
-        self._most, self._backoff, self._total = most, backoff, total
+        """`on_ended` is called with requests that have ended for good; `send` sends a request again."""
+        self._refusals = frozenset(f"http_{status}" for status in job.retry_statuses)
+        self._most, self._backoff, self._total = job.retries, int(job.retry_backoff * NS), int(job.timeouts.total * NS)
         self._deadlines = deadlines
         self._state = state
         self._on_ended = on_ended

@@ -2,32 +2,22 @@
 
 A load starts sessions as it would start single requests. A session then stays on its shard and its URL until its last turn has ended, or
 until a turn has failed and failures are final. Each later turn is due its think time after the end of the turn before. In a closed loop
-a session also stays with its user, unless the load counts requests (due_turns.py).
+a session also stays with its user, unless the load counts requests (closed_loop.py).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from inferometer.engine.course import Course
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.requests import Requests
 from inferometer.records import CANCELLED, DROPPED
 from inferometer.timing.clock import now
 from inferometer.timing.deadlines import Deadlines
-from inferometer.types import TURN_STEP, Calls, End, Fail, Session, TurnResponse
+from inferometer.types import TURN_STEP, Calls, Fail, Session, TurnResponse
 from inferometer.wire.failures import NOT_REACHED
 
 _FINAL = NOT_REACHED | {CANCELLED, DROPPED}
 """Failures that always end a session: the client did not send the turn, or the server could not be reached."""
-
-
-class Stages(Protocol):
-    """What the stages of the plan say about sessions (course.py)."""
-
-    def may_continue(self, flight: Flight) -> bool: ...
-
-    def next_turn_at(self, flight: Flight) -> int | None: ...
-
-    def keeps_user(self, flight: Flight) -> bool: ...
 
 
 class Sessions:
@@ -51,7 +41,7 @@ class Sessions:
         self._waiting.clear()
         self._live.clear()
 
-    def follow(self, ended: Sequence[Ended], stages: Stages, send: Callable[[Flight], None]) -> list[Ended]:
+    def follow(self, ended: Sequence[Ended], course: Course, send: Callable[[Flight], None]) -> list[Ended]:
         """Schedule the turns that come after these, and return the requests whose users are free."""
         free = []
         for each in ended:
@@ -61,19 +51,17 @@ class Sessions:
                 free.append(each)
                 continue
             following = None
-            if self._goes_on(event) and stages.may_continue(flight):
-                planned = stages.next_turn_at(flight)
+            is_over = isinstance(event, Fail) and (self._is_failure_final or event.code in _FINAL)
+            if not is_over and course.may_continue(flight):
+                planned = course.driver(flight).next_turn_at(flight)
                 following = None if planned is None else self._next(flight, isinstance(event, Fail), planned)
             if following is None:
                 self._live.pop(flight.session, None)
             else:
                 self._schedule(following, send)
-            if following is None or not stages.keeps_user(flight):
+            if following is None or not course.driver(flight).keeps_user:
                 free.append(each)
         return free
-
-    def _goes_on(self, event: End | Fail) -> bool:
-        return not isinstance(event, Fail) or not (self._is_failure_final or event.code in _FINAL)
 
     def _next(self, flight: Flight, is_failed: bool, planned: int) -> Flight | None:
         """Return the turn after this one, which may be `planned` for an instant; or None if it was the last."""

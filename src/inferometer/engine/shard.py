@@ -1,6 +1,6 @@
 """Runs one shard, from its job to its spool. The same code runs in this process or in another.
 
-The work on a request is divided: requests.py makes it, drivers.py decides when it is due, dispatcher.py sends it, recorder.py
+The work on a request is divided: requests.py makes it, open_loop.py or closed_loop.py decides when it is due, dispatcher.py sends it, recorder.py
 records how it ended, sessions.py makes the next turn from its response. This file connects the parts, and settles requests that
 have ended: all that may follow those that ended in one turn of the reader are sent first, then those that ended are recorded.
 """
@@ -11,21 +11,21 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 from inferometer.engine.awake import Awake
-from inferometer.engine.connector import Connector
+from inferometer.engine.connector import Connector, ResponseState
 from inferometer.engine.course import Course
 from inferometer.engine.dispatcher import Dispatcher
-from inferometer.engine.http1_pool import Http1Pool, Pool, ResponseState
+from inferometer.engine.http1 import Http1Pool
 from inferometer.engine.inflight import Ended, Flight, finish
 from inferometer.engine.job import Job
-from inferometer.engine.patience import Patience
 from inferometer.engine.reader import Reader, StampClock
 from inferometer.engine.recorder import Recorder
 from inferometer.engine.requests import Requests
 from inferometer.engine.resolver import Resolver
+from inferometer.engine.retries import Retries
 from inferometer.engine.run_state import RunState
-from inferometer.engine.self_monitor import TICK, SelfMonitor
-from inferometer.engine.telemetry import Telemetry
-from inferometer.engine.timeouts import Timeouts
+from inferometer.engine.sessions import Sessions
+from inferometer.engine.telemetry import TICK, SelfMonitor, Telemetry
+from inferometer.engine.timeouts import Patience, Timeouts
 from inferometer.errors import UserError
 from inferometer.records import CANCELLED
 from inferometer.store.spool import Spool
@@ -40,8 +40,7 @@ from inferometer.wire.http1 import ResponseDecoder
 if TYPE_CHECKING:
     import ssl
 
-    from inferometer.engine.retries import Retries
-    from inferometer.engine.sessions import Sessions
+    from inferometer.engine.dispatcher import Pool
     from inferometer.store.body_spool import BodySpool
 
 _RECORDED_AT_ONCE = 8
@@ -69,46 +68,29 @@ class Shard:
             self._bodies = body_spool.BodySpool(job.spool, job.shard, job.secrets)
         self.recorder = Recorder(self._spool, self.state, self._stop_now, calls.counts_tokens, self._bodies)
         self._primed = timing.prime() if job.kernel_stamps else None
-        self._clock = StampClock(timing.wall_offset(), self._primed is not None)
+        self.clock = StampClock(timing.wall_offset(), self._primed is not None)
         self.deadlines = Deadlines(loop)
-        self._reader = Reader(loop, self._clock, self._settle, self.deadlines)
+        self._reader = Reader(loop, self.clock, self._settle, self.deadlines)
         self.awake = Awake(loop, job.awake, self.deadlines, self._reader.poll, self.state)
         self._retries: Retries | None = None
         if job.retries:
-            from inferometer.engine import retries  # noqa: PLC0415
-
-            self._retries = retries.Retries(
-                job.retries,
-                job.retry_statuses,
-                int(job.retry_backoff * NS),
-                int(job.timeouts.total * NS),
-                self.deadlines,
-                self.state,
-                self._on_ended,
-                lambda flight: self._dispatcher.send_again(flight),  # noqa: PLW0108 - it is made below
-            )
+            self._retries = Retries(job, self.deadlines, self.state, self._on_ended, self._send_again)
         self._requests = requests = Requests(calls, job.shard, len(job.targets))
         self._resolvers: list[Resolver] = []
         pools = [self._pool(index) for index in range(len(job.targets))]
         self._dispatcher = Dispatcher(pools, requests, self.deadlines, self.awake, self.state, self.recorder)
         self._patience = Patience(job.patience, self._dispatcher)
         self._course = Course(job.plan, self._dispatcher, self._spool.control, self._patience, self._end_if_idle)
-        self._sessions: Sessions | None = None
-        if calls.session:
-            from inferometer.engine import sessions  # noqa: PLC0415
-
-            self._sessions = sessions.Sessions(calls, requests, self.deadlines)
+        self._sessions = Sessions(calls, requests, self.deadlines) if calls.session else None
         self._timeouts = Timeouts(job.timeouts, self._dispatcher, self.deadlines, loop)
-        self._telemetry = Telemetry(
-            self._spool, self.recorder, self._dispatcher, self.state, len(job.plan.stages), loop
-        )
+        self._telemetry = Telemetry(self._spool, self.recorder, self._dispatcher, len(job.plan.stages), loop)
         self._monitor: SelfMonitor | None = None
         self._ended: list[Ended] = []  # requests that ended and are not yet settled
         self._check = calls.check
         self._unchecked: dict[int, Any] = {}  # responses whose content is to be checked, by the request's id
         self._finished = loop.create_future()
 
-    def _pool(self, index: int) -> Pool:
+    def _pool(self, index: int) -> "Pool":
         """Return the pool of connections to one of the targets."""
         job, calls = self._job, self._calls
         target = job.targets[index]
@@ -120,17 +102,7 @@ class Shard:
         if calls.response is not None:
             from inferometer.engine.http2_pool import Http2Pool  # noqa: PLC0415 - HTTP/1.1 does without
 
-            heads = tuple(own[index] for own in calls.class_heads or (calls.heads,))
-            return Http2Pool(
-                connector,
-                heads,
-                calls.response,
-                on_ended,
-                job.deadline,
-                job.reuse,
-                calls.is_persistent,
-                calls.trace_header,
-            )
+            return Http2Pool(connector, calls, index, on_ended, job.deadline, job.reuse)
         assert calls.decoder is not None
         return Http1Pool(connector, calls.decoder, on_ended, job.reuse)
 
@@ -153,7 +125,7 @@ class Shard:
         gc.freeze()  # t=0 is near, and a collection takes long in a large process
         gc.disable()
         try:
-            self._monitor = SelfMonitor(self._job.shard, self._clock, self.state, t0)
+            self._monitor = SelfMonitor(self._job.shard, self.clock, self.state, t0)
             self.deadlines.at(t0, lambda: self._course.start(t0))
             self._tick(now() + TICK)
             self._timeouts.sweep()
@@ -211,7 +183,6 @@ class Shard:
                 self._spool.sample(self._monitor.sample())
         self._dispatcher.close()
         self.awake.close()
-        self._reader.close()
         self.deadlines.close()
         if self._primed is not None:
             self._primed.close()
@@ -224,10 +195,6 @@ class Shard:
             self._bodies.close()
         self._spool.close()
         self._spool.control.state = "done"
-
-    @property
-    def has_kernel_stamps(self) -> bool:
-        return self._clock.kernel_stamps
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -318,10 +285,13 @@ class Shard:
         self._course.freed(ended)
         dispatcher.holds_sends = False
 
+    def _send_again(self, flight: Flight) -> None:
+        self._dispatcher.send([flight])
+
     def _send_turn(self, flight: Flight) -> None:
         """Send a session's next turn, unless its stage has ended while the user was thinking."""
         if self._course.may_continue(flight):
-            self._course.send_turn(flight)
+            self._course.driver(flight).send_turn(flight)
         else:
             self._end_if_idle()
 
@@ -340,23 +310,23 @@ class Shard:
 
     def _cancel_rest(self, code: str = CANCELLED) -> None:
         """Cancel what is left of stages that have ended, so that the next stage, or the end of the run, does not wait for it."""
+        self._cancel_unsent()
+        self._dispatcher.cancel_all(code)
+        self._end_if_idle()
+
+    def _cancel_unsent(self) -> None:
+        """Cancel the requests that wait for the cap, to be repeated, or for their users to think."""
         self._dispatcher.cancel_queued()
         if self._retries is not None:
             self._retries.cancel()
         if self._sessions is not None:
             self._sessions.cancel()
-        self._dispatcher.cancel_all(code)
-        self._end_if_idle()
 
     def _stop(self, deadline: int) -> None:
         """Send nothing more except what closes sequences; requests in flight have until the deadline."""
         self.state.stopping = True
         self._spool.control["interrupted"] = 1
-        self._dispatcher.cancel_queued()
-        if self._retries is not None:
-            self._retries.cancel()
-        if self._sessions is not None:
-            self._sessions.cancel()
+        self._cancel_unsent()
         self.deadlines.at(deadline, self._stop_now)
         self._course.close_sequences()
         self._end_if_idle()

@@ -18,7 +18,7 @@ _OUT_OF_SOCKETS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAI
 
 
 class TransportOwner(Protocol):
-    """The connection that a transport belongs to (http1_connection.py, http2_connection.py)."""
+    """The connection that a transport belongs to (http1.py, http2_connection.py)."""
 
     def established(self) -> None:
         """The transport is ready to exchange bytes."""
@@ -38,30 +38,9 @@ class TransportOwner(Protocol):
 
 class Transport:
     __slots__ = (
-        "_closed",
-        "_fd",
-        "_loop",
-        "_owner",
-        "_reader",
-        "_received",
-        "_send",
-        "_sock",
-        "_unsent",
-        "connect_started",
-        "delay",
-        "ending",
-        "error",
-        "is_closed",
-        "is_open",
-        "is_queued",
-        "is_ready",
-        "is_writing",
-        "pieces",
-        "read_size",
-        "receive",
-        "replica",
-        "rtt",
-        "stamps",
+        *("_closed", "_fd", "_loop", "_owner", "_reader", "_received", "_send", "_sock", "_unsent", "connect_started", "delay"),
+        *("ending", "error", "is_closed", "is_open", "is_queued", "is_ready", "is_writing", "pieces", "read_size", "receive"),
+        *("replica", "rtt", "stamps"),
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reader: Reader, owner: TransportOwner) -> None:
@@ -72,12 +51,15 @@ class Transport:
         self.receive: Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
         self._received = owner.received
         self._closed = owner.closed
-        self.ending = b""
-        self.pieces: list[bytes] = []
-        self.stamps: list[int] = []
-        self.delay = -1
-        self.is_queued = False
-        self.read_size = FIRST_READ_SIZE
+        # The next seven are the reader's, too.
+        self.ending = (
+            b""  # bytes that do not end with this may wait for others, and are then decoded with them; empty: none may
+        )
+        self.pieces: list[bytes] = []  # the reads that wait to be decoded; an empty one is the end, or an error
+        self.stamps: list[int] = []  # when they arrived
+        self.delay = -1  # how long any of them stayed unread; -1: not known
+        self.is_queued = False  # it is about to be told to decode them
+        self.read_size = FIRST_READ_SIZE  # maximum bytes of the next read
         self.error: OSError | None = None  # why reading ended, if the server did not simply close
         self.is_open = False  # there is a socket
         self.is_closed = False  # the owner closed it, perhaps before there was a socket
@@ -234,6 +216,11 @@ def _open_failure(error: OSError) -> Fail:
     if error.errno == errno.ECONNREFUSED:
         return Fail("connect_refused", "")
     return Fail("connect_failed", bounded(error.strerror or str(error)))
+
+
+def connection_lost(error: OSError) -> Fail:
+    """Return the failure of what was in flight when an established connection broke."""
+    return Fail("reset", "") if isinstance(error, ConnectionError) else Fail("connect_failed", bounded(str(error)))
 
 
 def out_of_sockets(error: OSError) -> str:

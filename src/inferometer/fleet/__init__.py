@@ -1,6 +1,6 @@
 """Where shards run: the same shard function in this process, in local processes, or on Ray; results are concatenated.
 
-runner.py      runs one shard;  conversations.py  its sessions
+runner.py      runs one shard
 control.py     the messages between the parent and a shard, whatever carries them
 local.py       shards in local processes or threads;  worker.py  the main function of such a process
 ray_fleet.py   shards on the nodes of a Ray cluster, which share neither a folder nor a clock with their parent: the parent's end, with

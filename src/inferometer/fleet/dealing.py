@@ -11,7 +11,7 @@ finish within about the time of one response, or within _AHEAD_S if responses ar
 from collections.abc import Mapping, Sequence
 
 from inferometer import schedule
-from inferometer.fleet.control import Grant, ShardHandle
+from inferometer.fleet.control import ShardHandle
 from inferometer.store.spool import STAGE_STEP, Control
 from inferometer.types import ClosedStage, Plan
 from inferometer.units import NS
@@ -65,8 +65,13 @@ class Dealing:
             ready = [shard for shard in counts if self._controls[shard]["grants_taken"] == self._grants[shard]]
             for shard, ids in dealt.deal(counts, ready, at).items():
                 self._grants[shard] += 1
-                is_last = not dealt.left
-                running[shard].grant(Grant(self._grants[shard], number, ids.start, ids.stop, is_last))
+                running[shard].tell(
+                    grant_stage=number,
+                    grant_from=ids.start,
+                    grant_to=ids.stop,
+                    grant_is_last=int(not dealt.left),
+                    grants=self._grants[shard],  # last: the shard looks at the others when this has changed
+                )
 
 
 class _DealtStage:

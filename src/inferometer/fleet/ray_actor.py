@@ -21,9 +21,8 @@ import msgspec
 import psutil
 
 from inferometer import __version__, processors
-from inferometer.engine.job import Job
 from inferometer.fleet.clocks import Reading
-from inferometer.fleet.control import Grant, WorkerResult
+from inferometer.fleet.control import Outcome, ShardReport
 from inferometer.fleet.copying import BULKY, FolderReader, Numbers
 from inferometer.fleet.local import LocalProcess
 from inferometer.fleet.shard_store import ShardStoring
@@ -61,7 +60,7 @@ class Update(msgspec.Struct):
     """There was more to copy than fits into one response."""
     has_ended: bool = False
     """The shard's process has ended; what it recorded may have to be stored and copied yet."""
-    result: WorkerResult | str | None = None
+    result: Outcome | None = None
     """How the shard ended; everything is copied then."""
 
 
@@ -72,7 +71,7 @@ class ShardActor:
         _remove_leftovers()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self._process: LocalProcess | None = None
-        self._result: WorkerResult | str | None = None
+        self._result: Outcome | None = None
         self._storing: ShardStoring | None = None
         self._failure = ""
         self._latest: tuple[int, Update] = (-1, Update([], 0, False))
@@ -115,43 +114,30 @@ class ShardActor:
     def begin(self, data: bytes, piece: int) -> None:
         """Start the shard. `data` is the pickled job, and the destination of its chunks and texts, or None;
         `piece` is the most that is read at a time."""
-        try:
-            self._begin(data, piece)
-        except Exception as error:  # the parent sees it in the response to its next poll
-            self._failure = f"could not be started: {type(error).__name__}: {error}"
-
-    def _begin(self, data: bytes, piece: int) -> None:
-        job, to = pickle.loads(data)
-        assert isinstance(job, Job)
-        job, shard = msgspec.structs.replace(job, spool=self._folder), job.shard
-        self._control = Control(self._folder / f"{shard}.control", create=True)
-        self._reader = FolderReader(self._folder, shard, self._control, piece)
-        if to is not None:
-            self._reader.left_out = BULKY
-            self._storing = ShardStoring(self._folder, shard, to)
         self._round: Iterator[Piece | Numbers] = iter(())
         self._is_last_round = False
-        _raise_priority()  # that of this thread, which a new process inherits
-        self._process = LocalProcess(job, {"TMPDIR": str(self._folder)})
+        try:
+            job, to = pickle.loads(data)
+            job, shard = msgspec.structs.replace(job, spool=self._folder), job.shard
+            self._control = Control(self._folder / f"{shard}.control", create=True)
+            self._reader = FolderReader(self._folder, shard, self._control, piece)
+            if to is not None:
+                self._reader.left_out = BULKY
+                self._storing = ShardStoring(self._folder, shard, to)
+            _raise_priority()  # that of this thread, which a new process inherits
+            self._process = LocalProcess(job, {"TMPDIR": str(self._folder)})
+        except Exception as error:  # the parent sees it in the response to its next poll
+            self._failure = f"could not be started: {type(error).__name__}: {error}"
+            return
         self._polled = time.monotonic()
         threading.Thread(target=self._end_without_parent, daemon=True).start()
 
     # --- during the run ----------------------------------------------------------------------------------------------
 
-    def command(self, kind: str, *values: int) -> None:
+    def tell(self, numbers: dict[str, int]) -> None:
         """Pass on a message of the parent. Instants are those of this node's monotonic clock."""
-        if self._process is None:
-            return
-        match kind:
-            case "start":
-                self._process.start(values[0])
-            case "release":
-                self._process.release(*values)
-            case "grant":
-                number, stage, first, end, is_last = values
-                self._process.grant(Grant(number, stage, first, end, bool(is_last)))
-            case "past" | "abandoned" | "stop":
-                self._control[kind] = max(values[0], self._control[kind])
+        if self._process is not None:
+            self._process.tell(**numbers)
 
     def poll(self, number: int, wait: float, most: int, may_store: bool = False) -> Update:
         """Return what is new, up to about `most` bytes, after at most `wait` seconds. A poll with the number of the one before
@@ -194,8 +180,8 @@ class ShardActor:
                 return False
             self._result = process.result()
         if self._reader.left_out and self._storing is not None:
-            is_complete = isinstance(self._result, WorkerResult) and self._result.report is not None
-            if is_complete and self._control["rows"] and not self._storing.has_ended(wait, self._control["stop"]):
+            is_complete = isinstance(self._result, ShardReport) and self._control["rows"]
+            if is_complete and not self._storing.has_ended(wait, self._control["stop"]):
                 return False
             if self._storing.is_stored:
                 self._control["stored"] = 1

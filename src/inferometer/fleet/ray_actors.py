@@ -23,7 +23,6 @@ _FILES_S = 60.0
 _INLINE = 64 << 10
 """Files up to this size are arguments of calls; larger ones pass through the object store, once for all nodes."""
 _FILE_PIECE = 8 << 20
-_NO_RESPONSE = ("the Ray cluster does not respond", "check it with `ray status`", "fleet.address")
 
 
 class Actors:
@@ -51,7 +50,7 @@ class Actors:
             self._groups = ray_cluster.reserve(ray, settings, shards)
             return self._has_all([group.ready() for group in self._groups], limit)
 
-        late = UserError(*_NO_RESPONSE)
+        late = UserError(*ray_cluster.NO_RESPONSE)
         if not self._thread.call(reserve, limit + _MARGIN_S, late):
             nodes, free = self._thread.call(lambda: (ray.nodes(), ray.available_resources()), _MARGIN_S, late)
             raise ray_cluster.no_room(nodes, free, settings, shards)
@@ -84,7 +83,13 @@ class Actors:
         try:
             facts: list[NodeFacts] = ray.get(references, timeout=_MARGIN_S)
         except ray.exceptions.RayError as error:
-            raise _cannot_run(error) from None
+            if "No module named 'inferometer" in str(error):
+                what = "a node of the Ray cluster does not have inferometer"
+                remedy = "install it on all nodes: pip install 'inferometer[ray]'"
+            else:
+                what = f"the Ray cluster cannot run the shards: {ray_cluster.first_line(error)}"
+                remedy = "see the logs of the cluster"
+            raise UserError(what, remedy, "fleet.address") from None
         return facts
 
     def _has_all(self, references: list[Any], limit: float) -> bool:
@@ -132,7 +137,7 @@ class Actors:
         """End all actors, and give back their room. The shards that are `lost` are not waited for."""
         self._closed.set()
         with contextlib.suppress(UserError, self._ray.exceptions.RayError):
-            self._thread.call(lambda: self._remove(lost), 2 * _CLOSE_S, UserError(*_NO_RESPONSE))
+            self._thread.call(lambda: self._remove(lost), 2 * _CLOSE_S, UserError(*ray_cluster.NO_RESPONSE))
 
     def _remove(self, lost: set[int]) -> None:
         from ray.util.placement_group import remove_placement_group  # noqa: PLC0415
@@ -144,19 +149,3 @@ class Actors:
             self._ray.kill(actor)
         for group in self._groups:
             remove_placement_group(group)
-
-
-def _cannot_run(error: Exception) -> UserError:
-    """Why the actors could not be created."""
-    text = str(error)
-    if "No module named 'inferometer" in text:
-        return UserError(
-            "a node of the Ray cluster does not have inferometer",
-            "install it on all nodes: pip install 'inferometer[ray]'",
-            "fleet.address",
-        )
-    return UserError(
-        f"the Ray cluster cannot run the shards: {ray_cluster.first_line(error)}",
-        "see the logs of the cluster",
-        "fleet.address",
-    )

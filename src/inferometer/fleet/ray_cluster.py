@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from inferometer.config.fleet import Fleet, split_address
@@ -28,6 +29,8 @@ _CLOSE_S = 10.0
 _STORE_BYTES = 256 << 20
 """Object store of a cluster that is started here: pieces of a few MB pass through it."""
 _CLIENT_PORT = 10001
+NO_RESPONSE = ("the Ray cluster does not respond", "check it with `ray status`", "fleet.address")
+"""The arguments of a UserError."""
 
 
 class RayThread:
@@ -43,23 +46,18 @@ class RayThread:
 
     def call(self, function: Callable[[], T], limit: float, late: UserError) -> T:
         """Return what the function returns, or raise what it raises; raise `late` if it takes longer than `limit` seconds."""
-        results: list[T] = []
-        errors: list[BaseException] = []
-        done = threading.Event()
+        future: Future[T] = Future()
 
         def call() -> None:
             try:
-                results.append(function())
+                future.set_result(function())
             except BaseException as error:  # it is raised again in the thread that waits
-                errors.append(error)
-            done.set()
+                future.set_exception(error)
 
         self._calls.put(call)
-        if not done.wait(limit):
+        if not wait([future], limit).done:
             raise late
-        if errors:
-            raise errors[0]
-        return results[0]
+        return future.result()
 
     def start(self, function: Callable[[], None]) -> None:
         """Let the thread execute this, whenever it ends."""

@@ -200,8 +200,8 @@ def opened(
 ) -> Iterator[RayFleet]:
     """Connect to the cluster and create the actors. `count` returns the number of shards, from the number that there is room for."""
     with ray_cluster.connected(settings) as (ray, thread):
-        late = UserError("the Ray cluster does not respond", "check it with `ray status`", "fleet.address")
-        room = ray_cluster.slots(thread.call(ray.nodes, float(settings.wait), late), settings)
+        nodes = thread.call(ray.nodes, float(settings.wait), UserError(*ray_cluster.NO_RESPONSE))
+        room = ray_cluster.slots(nodes, settings)
         fleet = RayFleet(ray, thread, Actors(ray, thread, settings, count(room)), storage, classes)
         try:
             yield fleet

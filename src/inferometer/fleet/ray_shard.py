@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inferometer.engine.job import Job
-from inferometer.fleet.control import Grant, WorkerResult
+from inferometer.fleet.control import INSTANTS, Outcome
 from inferometer.fleet.copying import FolderCopy, Numbers
 from inferometer.fleet.ray_actor import NodeFacts, Update
 from inferometer.store.spool import STATES
@@ -35,7 +35,7 @@ class RayShard:
         is_dealt = any(isinstance(stage, ClosedStage) and stage.requests for stage in job.plan.stages)
         self._poll_s = _DEALING_POLL_S if is_dealt else _POLL_S
         self._poll = actor.poll.options(concurrency_group="poll")
-        self._command = actor.command.options(concurrency_group="control")
+        self._tell = actor.tell.options(concurrency_group="control")
         self.calls: deque[Any] = deque()
         """Messages to the actor that may not have arrived yet, oldest first."""
         self._heard = now()
@@ -45,7 +45,7 @@ class RayShard:
         """Its process has ended, or it is lost."""
         self._polls = 0  # how many responses were taken: one that did not arrive is requested again
         self._state = 0
-        self._result: WorkerResult | str | None = None
+        self._result: Outcome = "ended without a result"
         self._ended = threading.Event()
         self.is_lost = False
 
@@ -91,43 +91,25 @@ class RayShard:
         if now() - self._unreachable > _UNREACHABLE_S * NS:
             self.die(f"was lost: its Ray node {self.facts.address} cannot be reached any more")
 
-    def end(self, result: WorkerResult | str) -> None:
-        self._result = result
-        self.has_ended = True
-        self._ended.set()
-
     def show_state(self) -> None:
         self._copy.control["state"] = self._state
+
+    def end(self, outcome: Outcome) -> None:
+        self._result = outcome
+        self.has_ended = True
+        self._ended.set()
 
     def die(self, how: str) -> None:
         """End it, unless it has already ended."""
         if not self._ended.is_set():
-            self.is_lost = self.has_ended = True
-            self._result = how
-            self._ended.set()
+            self.is_lost = True
+            self.end(how)
 
     # --- for the supervisor ------------------------------------------------------------------------------------------
 
-    def start(self, t0: int) -> None:
-        self._send("start", t0 + self._offset())
-
-    def release(self, stage: int, at: int) -> None:
-        self._send("release", stage, at + self._offset())
-
-    def grant(self, grant: Grant) -> None:
-        self._send("grant", *grant)
-
-    def end_stage(self, stage: int) -> None:
-        self._send("past", stage + 1)
-
-    def abandon(self, stage: int) -> None:
-        self._send("abandoned", stage + 1)
-
-    def stop(self, level: int) -> None:
-        self._send("stop", level)
-
-    def _send(self, kind: str, *values: int) -> None:
-        self.calls.append(self._command.remote(kind, *values))
+    def tell(self, **numbers: int) -> None:
+        there = {name: value + self._offset() * (name in INSTANTS) for name, value in numbers.items()}
+        self.calls.append(self._tell.remote(there))
 
     def is_alive(self) -> bool:
         if not self._ended.is_set() and now() - self._heard > _SILENT_S * NS:
@@ -144,5 +126,5 @@ class RayShard:
         self.die("was ended")
         self.actor.close.remote()
 
-    def result(self) -> WorkerResult | str:
-        return self._result if self._result is not None else "ended without a result"
+    def result(self) -> Outcome:
+        return self._result

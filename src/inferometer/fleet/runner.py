@@ -1,21 +1,27 @@
 """Runs one shard of a run: maps its requests, which were prepared before, and leaves its records in the spool."""
 
 import asyncio
+import pickle
 import time
 
 import msgspec
 
 from inferometer import memory, open_files
-from inferometer.engine.job import Job
+from inferometer.apis import APIS
+from inferometer.engine.job import Job, SessionRules
 from inferometer.engine.poller import run_loop
 from inferometer.engine.shard import Shard
 from inferometer.fleet.control import ShardReport
 from inferometer.records import COUNTED_BY
+from inferometer.store import known_turns
 from inferometer.store.folder import disk_errors
+from inferometer.store.request_file import KNOWN, MappedBytes
 from inferometer.store.spool import Control
-from inferometer.types import Calls
+from inferometer.types import Calls, Session
 from inferometer.units import NS
 from inferometer.wire import calls
+from inferometer.wire.context import CallContext
+from inferometer.wire.history import history
 
 _OPEN_BEFORE_S, _PER_CONNECTION_S = 2.0, 0.001
 """Connections are opened this long before a start that is set: some servers close connections that were idle for five seconds."""
@@ -50,7 +56,7 @@ async def _run(job: Job) -> ShardReport:
     finally:
         shard.close_spool()
     return ShardReport(
-        "kernel" if shard.has_kernel_stamps else "user",
+        "kernel" if shard.clock.kernel_stamps else "user",
         shard.deadlines.timer_kind,
         type(loop).__module__.partition(".")[0],
         shard.awake.kind,
@@ -85,6 +91,36 @@ def requests_of(job: Job) -> Calls:
     )
     if job.sessions is None:
         return found
-    from inferometer.fleet.conversations import with_sessions  # noqa: PLC0415 - few runs have sessions
+    return _with_sessions(found, requests.sessions, job.requests.has_live_sessions, job.sessions, job.context)
 
-    return with_sessions(found, requests.sessions, job.requests.has_live_sessions, job.sessions, job.context)
+
+def _with_sessions(
+    encoded: Calls, entries: MappedBytes, are_live: bool, rules: SessionRules, context: CallContext
+) -> Calls:
+    """The same requests, as the first turns of sessions, whose later turns are in the `entries`. `are_live`: some of them depend on the
+    responses."""
+    live = known_turns.run
+    if are_live:  # only such a shard imports the workload
+        from inferometer.workload.session import converse  # noqa: PLC0415
+
+        form = APIS[context.api].history_form
+
+        def live(entry: memoryview) -> Session:
+            return converse(pickle.loads(entry), history(form), rules.context)
+
+    def start(index: int) -> Session:
+        entries.prefault(index)
+        entry = entries.view[entries.offsets[index] : entries.offsets[index + 1]]
+        if not entry:
+            return known_turns.single()
+        return (known_turns.run if entry[:1] == KNOWN else live)(entry[1:])
+
+    return msgspec.structs.replace(
+        encoded,
+        session=start,
+        session_classes=rules.classes,
+        encode=calls.turn_encoder(context),
+        session_header=f"\r\n{rules.header}: {context.tag}-".encode() if rules.header else b"",
+        token_header=rules.token_header,
+        is_failure_final=rules.is_failure_final,
+    )

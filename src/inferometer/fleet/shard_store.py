@@ -15,7 +15,7 @@ import msgspec
 
 from inferometer.config.storage import Storage, split_url
 from inferometer.errors import UserError
-from inferometer.fleet.control import WorkerResult
+from inferometer.fleet.control import Outcome, ShardReport
 from inferometer.store.objects import connect
 from inferometer.store.shard_files import write_shard_files
 
@@ -89,12 +89,12 @@ class ShardStoring:
             self._failure = self._failure or "interrupted"
         return stop >= 2
 
-    def noted(self, result: WorkerResult | str) -> WorkerResult | str:
-        """The shard's result with a note that its chunks could not be stored, and why."""
-        if not self._failure or not isinstance(result, WorkerResult) or result.report is None:
-            return result
+    def noted(self, outcome: Outcome) -> Outcome:
+        """The shard's outcome with a note that its chunks could not be stored, and why."""
+        if not self._failure or not isinstance(outcome, ShardReport):
+            return outcome
         note = f"client process {self._shard} could not store its chunks ({self._failure}): the parent has stored them instead"
-        return WorkerResult(msgspec.structs.replace(result.report, notes=(*result.report.notes, note)))
+        return msgspec.structs.replace(outcome, notes=(*outcome.notes, note))
 
     def _store(self) -> None:
         try:

@@ -6,13 +6,16 @@ How shards are started and reached is up to the transport (control.py); this fil
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inferometer.engine.job import Job
 from inferometer.errors import UserError
-from inferometer.fleet.control import ShardHandle, ShardReport, StartShards, WorkerResult
+from inferometer.fleet.control import Outcome, ShardHandle, ShardReport, StartShards
 from inferometer.fleet.dealing import Dealing
 from inferometer.open_files import RESERVED_FILES, file_limit
 from inferometer.records import ROW, Snapshot
@@ -25,8 +28,8 @@ _START_IN = NS // 10
 """Nanoseconds from the last shard's `ready` to t=0."""
 _HUNG = 10 * NS
 """A shard that gives no sign of life for this long is killed."""
-_FILES = 4
-"""Files that this process has open for each shard: its log, both pipes, its control file."""
+_FILES = 3
+"""Files that this process has open for each shard: its log, the pipe to it, its control file."""
 _OWN_FILES = 16 + RESERVED_FILES
 
 
@@ -50,8 +53,10 @@ class Supervisor:
         self._start_in = start_in or _START_IN
         self._controls = [Control(job.spool / f"{job.shard}.control", create=True) for job in jobs]
         self._seen = [0] * len(jobs)
-        self._t0 = 0
-        self._stop = self._stop_sent = self._interrupts = 0
+        self.t0 = 0
+        self._stop = self._stop_sent = 0
+        self.stop_level = 0
+        """How often `stop` was called before all shards had ended, up to 2."""
         self._barriers = [number for number, stage in enumerate(plan.stages) if stage.barrier]
         self._pauses = [stage.pause for stage in plan.stages]
         self.dealing = Dealing(plan, len(jobs), self._controls, unit)
@@ -77,31 +82,20 @@ class Supervisor:
             self._stop = min(self._stop + 1, 2)
         own = [self._controls[shard] for shard in self._running]
         if not all(control["ended"] and not control["interrupted"] for control in own):
-            self._interrupts = self._stop
+            self.stop_level = self._stop
 
     def end_stage(self, stage: int) -> None:
         """Make all shards that are still in this stage continue with the next one, within a tick."""
         self.ended_early.add(stage)
-        for shard in self._running.values():
-            shard.end_stage(stage)
+        self._tell(past=stage + 1)
 
     def abandon(self, stage: int) -> None:
         """Cancel the requests that are left of a stage that was ended, if the next stage, or the end of the run, waits for them."""
-        for shard in self._running.values():
-            shard.abandon(stage)
-
-    @property
-    def t0(self) -> int:
-        return self._t0
+        self._tell(abandoned=stage + 1)
 
     @property
     def interrupted(self) -> bool:
-        return self._interrupts > 0
-
-    @property
-    def stop_level(self) -> int:
-        """How often `stop` was called before all shards had ended, up to 2."""
-        return self._interrupts
+        return self.stop_level > 0
 
     @property
     def disk_full(self) -> bool:
@@ -121,9 +115,9 @@ class Supervisor:
         for shard in self._running.values():
             shard.kill()
 
-    def _stop_all(self, level: int) -> None:
+    def _tell(self, **numbers: int) -> None:
         for shard in list(self._running.values()):
-            shard.stop(level)
+            shard.tell(**numbers)
 
     def _wait(self, interval: float) -> None:
         """Look after the shards until the interval is over or all have ended."""
@@ -131,28 +125,27 @@ class Supervisor:
         while self._running and time.monotonic() < end:
             if self._stop > self._stop_sent:
                 self._stop_sent = self._stop
-                self._stop_all(self._stop)
+                self._tell(stop=self._stop)
             self._collect()
             self._start_when_ready()
             self._release_barrier()
             self.dealing.deal(self._running, now())
             for shard in islice(self._running.values(), 1):
-                shard.wait(0.005 if not self._t0 or self._barriers or self.dealing.is_pending else 0.05)
+                shard.wait(0.005 if not self.t0 or self._barriers or self.dealing.is_pending else 0.05)
 
     def _start_when_ready(self) -> None:
         is_ready = all(control.state != "starting" for control in self._controls)
-        if not self._t0 and not self.errors and not self._stop and is_ready:
-            self._t0 = self._planned_start() if self._start_ns else now() + self._start_in
-            for shard in self._running.values():
-                shard.start(self._t0)
+        if not self.t0 and not self.errors and not self._stop and is_ready:
+            self.t0 = self._planned_start() if self._start_ns else now() + self._start_in
+            self._tell(t0=self.t0)
             if self._begin is not None:
-                self._begin(self._t0)
+                self._begin(self.t0)
 
     def _planned_start(self) -> int:
         """Return the instant of the start that is set. Raises UserError when it has passed."""
         start = self._start_ns - wall_offset()
         if (late := now() + _START_IN - start) > 0:
-            self._stop_all(2)
+            self._tell(stop=2)
             raise UserError(
                 f"the client was ready {format_seconds(late / NS)} too late for the start that is set: nothing was sent",
                 "set a later start: requests are built and connections are opened before it",
@@ -166,51 +159,46 @@ class Supervisor:
         stage = self._barriers[0]
         if all(self._controls[shard]["waiting"] >= stage for shard in self._running):
             self._barriers.pop(0)
-            at = now() + max(self._start_in, self._pauses[stage])
-            for shard in self._running.values():
-                shard.release(stage, at)
+            self._tell(release_at=now() + max(self._start_in, self._pauses[stage]), released=stage)
 
     def _collect(self) -> None:
         for number, shard in list(self._running.items()):
+            control = self._controls[number]  # "ended": it counts tokens after its run, and gives no sign of life
             if not shard.is_alive():
                 del self._running[number]
                 self._ended(number, shard.result())
-            elif self._may_hang(number) and shard.silence() > _HUNG:
+            elif control.state == "running" and not control["ended"] and shard.silence() > _HUNG:
                 del self._running[number]
                 shard.kill()
                 self._lose(number, f"gave no sign of life for {_HUNG // NS} s and was ended")
 
-    def _may_hang(self, shard: int) -> bool:
-        """Return whether the shard should show signs of life: it runs, and is not counting tokens after its run."""
-        return self._controls[shard].state == "running" and not self._controls[shard]["ended"]
-
-    def _ended(self, shard: int, result: WorkerResult | str) -> None:
-        if isinstance(result, str):
-            self._lose(shard, result)
-        elif result.error is not None:
-            self._stop_all(2)
-            raise UserError(*result.error)
-        elif result.report is not None:
-            self.reports.append(result.report)
+    def _ended(self, shard: int, outcome: Outcome) -> None:
+        if isinstance(outcome, str):
+            self._lose(shard, outcome)
+        elif isinstance(outcome, ShardReport):
+            self.reports.append(outcome)
+        else:
+            self._tell(stop=2)
+            raise outcome
 
     def _lose(self, shard: int, how: str) -> None:
         """Handle the loss of a shard: before the start, it ends the run; after that, the others finish their part of the plan."""
         lost = self._controls[shard]["in_flight"]
         self.errors.append(f"client process {shard} {how}" + (f"; {lost} requests in flight were lost" if lost else ""))
-        if self._t0:
+        if self.t0:
             self.lost.append(shard)
         else:
-            self._stop_all(1)
+            self._tell(stop=1)
 
     def _snapshot(self) -> Snapshot:
-        started = bool(self._t0) and now() >= self._t0
+        started = bool(self.t0) and now() >= self.t0
 
         def total(name: str) -> int:
             return sum(control[name] for control in self._controls)
 
         return Snapshot(
             started=started,
-            elapsed=(now() - self._t0) / NS if started else 0.0,
+            elapsed=(now() - self.t0) / NS if started else 0.0,
             sent=total("sent"),
             ok=total("ok"),
             failed=total("failed"),
@@ -221,10 +209,10 @@ class Supervisor:
             starts_in=0.0 if started else max((self._start_ns - time.time_ns()) / NS, 0.0),
             draining=self._is_draining(),
             pausing=self._is_pausing(),
-            t0=self._t0,
+            t0=self.t0,
             rows=functools.cache(self._new_rows),
-            peeks=self._peeks,
-            ages=self._ages,
+            peeks=partial(self._looks, peeks_of),
+            ages=partial(self._looks, ages_of),
         )
 
     def _is_draining(self) -> bool:
@@ -245,11 +233,9 @@ class Supervisor:
         stages = [control["stage"] for shard, control in enumerate(self._controls) if shard not in self.lost]
         return min(stages or [control["stage"] for control in self._controls])
 
-    def _peeks(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        return np.concatenate([peeks_of(self._spool, shard) for shard in range(len(self._controls))])
-
-    def _ages(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        return np.concatenate([ages_of(self._spool, shard) for shard in range(len(self._controls))])
+    def _looks(self, read: Callable[[Path, int], NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Return what all shards show of their requests in flight."""
+        return np.concatenate([read(self._spool, shard) for shard in range(len(self._controls))])
 
     def _new_rows(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
         parts = []

@@ -5,8 +5,7 @@ setup.py       what holds for the whole run
 plans.py       the plan of the run, of its parts, and of its shards
 choice.py      which requests are made before t=0
 sizing.py      how many processes and connections a load needs
-requests.py    builds and encodes requests, into files that all shards map
+requests.py    builds and encodes requests and the later turns of sessions, into files that all shards map
 builders.py    other processes that do the same, on several cores
-sessions.py    the later turns of sessions
 jobs.py        the job of each shard
 """

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, islice
 
 import msgspec
@@ -55,17 +55,12 @@ def _jobs(setup: Setup, plan: Plan, progress: Progress, held: contextlib.ExitSta
     plans = shard_plans(config, plan, setup.shards)
     sequences = [sequences_of(config, part, setup.number(shard), setup.all_shards) for shard, part in enumerate(plans)]
     if setup.shared or any(sequences):
-        own = [_for_one(setup, part, shard, sequences[shard], progress, held) for shard, part in enumerate(plans)]
-        return [_job(setup, part, shard, own[shard]) for shard, part in enumerate(plans)]
-    common = _for_all(setup, plan, progress, held)
-    return [_job(setup, part, shard, common) for shard, part in enumerate(plans)]
-
-
-def _for_all(setup: Setup, plan: Plan, progress: Progress, held: contextlib.ExitStack) -> _Prepared:
-    """Prepare each request for its id."""
-    ids, period = ids_to_prepare(setup.config, plan, setup.shards, setup.probe)
-    context = _context(setup, ids)
-    return _Prepared(_files(setup, context, ids, progress, held), context, ids, period)
+        prepared = [_for_one(setup, part, shard, sequences[shard], progress, held) for shard, part in enumerate(plans)]
+    else:  # each request for its id
+        ids, period = ids_to_prepare(config, plan, setup.shards, setup.probe)
+        context = _context(setup, ids)
+        prepared = [_Prepared(_files(setup, context, ids, progress, held), context, ids, period)] * setup.shards
+    return [_job(setup, part, shard, prepared[shard]) for shard, part in enumerate(plans)]
 
 
 def _for_one(
@@ -79,8 +74,9 @@ def _for_one(
     """Prepare the requests of a shard that uses them in turn: those of sequences, or in shared memory."""
     shared = setup.shared[shard] if setup.shared else None
     ids = first_ids(setup.config, plan, sequences, setup.all_shards)
-    if shared is not None:
-        ids = _in_rounds(ids, len(shared.outputs))
+    if shared is not None:  # whole rounds of the slots, so that each slot is reused as rarely as possible
+        slots = len(shared.outputs)
+        ids = list(islice(cycle(ids), math.ceil(len(ids) / slots) * slots))
     context = msgspec.structs.replace(
         _context(setup, [ids]), shared=shared, sequenced=_sequenced(setup, shard, sequences)
     )
@@ -90,11 +86,14 @@ def _for_one(
 def _context(setup: Setup, ids: Sequence[Sequence[int]]) -> CallContext:
     """What encoders need to know about the requests with these ids."""
     config = setup.config
+    expected: tuple[tuple[Tensor, ...], ...] = ()
+    if isinstance(config.data, Tensors) and config.data.validate:  # responses are checked
+        expected = tensors.expected_outputs(config.data, list(chain(*ids)))
     context = msgspec.structs.replace(
         reach.call_context(config.server, setup.reached, setup.tag),
         class_headers=class_headers(config.data),
         traceparent=config.export.otlp is not None and config.export.otlp.traceparent,
-        expected=_expected_outputs(config, chain(*ids)),
+        expected=expected,
     )
     if config.client.reuse == 1 and not setup.reached.targets[0].grpc:
         context = msgspec.structs.replace(context, headers=context.headers | {"Connection": "close"})
@@ -134,6 +133,7 @@ def _job(setup: Setup, plan: Plan, shard: int, prepared: _Prepared) -> Job:
     connections = connections_to_open(config, plan, setup.probe, setup.all_shards)
     shares = first.grpc and server.stream != "persistent"  # gRPC: requests share connections
     counter = workload.tokenizer_of(config.data)
+    credentials = {target.authority: target.credentials for target in reached.targets if target.credentials}
     return Job(
         shard=shard,
         plan=plan,
@@ -169,7 +169,7 @@ def _job(setup: Setup, plan: Plan, shard: int, prepared: _Prepared) -> Job:
         open_files=max(connections, 0 if shares else max(map(max_in_flight, plan.stages))),
         kernel_stamps=client.stamps == "kernel",
         awake=client.awake,
-        secrets=secret.words(server, reached.secrets | _credentials(reached), config.data),
+        secrets=secret.words(server, reached.secrets | credentials, config.data),
     )
 
 
@@ -187,25 +187,9 @@ def provide_tokenizer(config: Config, reached: reach.Reached) -> None:
         server_tokenizer.provide(tokenize.connect(config.server, reached))
 
 
-def _expected_outputs(config: Config, ids: Iterable[int]) -> tuple[tuple[Tensor, ...], ...]:
-    """The outputs that the responses must have, if they are checked."""
-    if not isinstance(config.data, Tensors) or not config.data.validate:
-        return ()
-    return tensors.expected_outputs(config.data, list(ids))
-
-
-def _in_rounds(ids: list[int], slots: int) -> list[int]:
-    """Repeat the ids until they fill whole rounds of the slots, so that each slot is reused as rarely as possible."""
-    return list(islice(cycle(ids), math.ceil(len(ids) / slots) * slots))
-
-
 def _sequenced(setup: Setup, shard: int, sequences: list[Sequence[int]]) -> Sequenced:
     """Return the lengths of the sequences, and correlation ids that no other shard and, by the tag, no other run uses."""
     if not sequences:
         return Sequenced()
     first_id = ((int(setup.tag, 16) & 0xFFFFF) << 40) + (setup.number(shard) << 24) + 1
     return Sequenced(tuple(map(len, sequences)), first_id)
-
-
-def _credentials(reached: reach.Reached) -> dict[str, str]:
-    return {target.authority: target.credentials for target in reached.targets if target.credentials}

@@ -4,6 +4,7 @@ If there is much to build, other processes do that, one per core (builders.py). 
 whoever builds them.
 """
 
+import pickle
 import shutil
 import time
 from collections import deque
@@ -13,15 +14,19 @@ from pathlib import Path
 import msgspec
 
 from inferometer import workload
+from inferometer.apis import APIS
 from inferometer.config.data import Data
 from inferometer.config.data.sessions import Sessions
 from inferometer.errors import ANOTHER_FOLDER, UserError
-from inferometer.prepare.sessions import encode_sessions
+from inferometer.store import known_turns
 from inferometer.store.folder import disk_errors
-from inferometer.store.request_file import Block, RequestWriter, block
+from inferometer.store.request_file import KNOWN, LIVE, NONE, Block, RequestWriter, block
+from inferometer.types import Request, Turn, TurnResponse
 from inferometer.units import format_bytes
 from inferometer.wire import calls
 from inferometer.wire.context import CallContext
+from inferometer.wire.history import history
+from inferometer.workload.session import converse
 
 Progress = Callable[[int, int], None]
 """Called with the number of requests that are prepared, and of all."""
@@ -34,6 +39,7 @@ _LONG = 2.0
 """Other processes build if this one would take longer than this many seconds; starting them takes about half a second."""
 _PARALLEL = 1.5
 """A process that uses more cores than this builds on several of them already."""
+_UNUSED = TurnResponse("", -1, -1)
 
 
 def no_progress(done: int, total: int) -> None:
@@ -105,6 +111,30 @@ def build(source: Source, piece: Piece) -> Block:
     has_sessions = workload.has_sessions(source.data)
     sessions = encode_sessions(requests, source.sessions, source.context) if has_sessions else ()
     return block(encoded.tails, n_in, encoded.n_out, encoded.classes, sessions)
+
+
+def encode_sessions(requests: Sequence[Request], settings: Sessions, context: CallContext) -> list[bytes]:
+    """Encode the later turns of sessions, one entry for each first turn."""
+    form, tail = APIS[context.api].history_form, calls.turn_encoder(context)
+
+    def entry(request: Request) -> bytes:
+        if not request.later:
+            return NONE
+        if not are_known(request.later, settings):
+            return LIVE + pickle.dumps(request)
+        session = converse(request, history(form))
+        next(session)
+        return KNOWN + known_turns.encode([session.send(_UNUSED) for _ in request.later], tail)
+
+    return list(map(entry, requests))
+
+
+def are_known(later: tuple[Turn, ...], settings: Sessions) -> bool:
+    """Whether the prompts of all these turns are known before the run, whatever the server responds."""
+    if all(turn.payload is not None for turn in later):
+        return True
+    has_responses = all(turn.payload is not None or turn.response is not None for turn in later)
+    return has_responses and not settings.context and settings.on_failure == "end"
 
 
 def _check_space(folder: Path, needed: float) -> None:
