@@ -17,10 +17,11 @@ from inferometer.wire import calls, openai
 from inferometer.wire.context import CallContext
 from inferometer.wire.http1 import ID, ResponseDecoder
 from inferometer.wire.target import parse
+from inferometer.wire.text_body import body_decoder
 
 
 def decoder(stream: bool = True) -> Decoder:
-    return ResponseDecoder(openai.body_decoder(stream))
+    return ResponseDecoder(body_decoder(openai.EXTRACTOR, stream))
 
 
 def decode(response: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
@@ -41,7 +42,7 @@ def test_a_long_line_in_many_pieces_is_joined_once() -> None:
     """Joined with every piece, the bytes copied would be 5 TB."""
     count = 400_000
     start, end = STREAM[: STREAM.index(b'a"}')], STREAM[STREAM.index(b'a"}') :]
-    body, received = openai.body_decoder(True), Received()
+    body, received = body_decoder(openai.EXTRACTOR, True), Received()
     for at, piece in enumerate([start, *[b"x" * 64] * count, end]):
         assert body.feed([piece], [at], received) is None
     assert len(received.texts[0]) == 64 * count + 1 and received.arrivals[0] == count + 1
@@ -357,10 +358,10 @@ THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     ],
 )
 def test_the_next_turn_contains_neither_reasoning_nor_placeholders(deltas: list[dict[str, Any]], content: str) -> None:
-    streamed = ResponseDecoder(openai.body_decoder(True))
+    streamed = ResponseDecoder(body_decoder(openai.EXTRACTOR, True))
     fed(streamed, [http(sse(*({"choices": [{"delta": delta}]} for delta in deltas)))])
     assert streamed.received.content == content
-    whole = ResponseDecoder(openai.body_decoder(False))
+    whole = ResponseDecoder(body_decoder(openai.EXTRACTOR, False))
     fed(whole, [http(json.dumps({"choices": [{"message": delta} for delta in deltas]}).encode())])
     assert whole.received.content == content
     assert whole.text == streamed.text

@@ -20,8 +20,8 @@ from inferometer.serve.models.types import Inference
 from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor
 from inferometer.wire import server_timing
+from inferometer.wire.kserve import control_requests as control
 from inferometer.wire.kserve import http as client
-from inferometer.wire.kserve import http_control as control
 from inferometer.wire.kserve.http import InferOptions, ShmRef
 
 INFER = "/v2/models/identity/infer"
@@ -104,7 +104,7 @@ def test_our_client_reads_metadata_and_statistics(web: RawClient):
         control.repository_index(),
     ):
         response = web.request(call.path, call.body or None, call.method)
-        assert control.read(call, response.status, response.body)
+        assert control.read_http(call, response.status, response.body)
 
 
 def test_metrics_of_models_and_simulator_are_on_one_page(web: RawClient):

@@ -1,6 +1,6 @@
 """What a KServe v2 server reports about itself and its models, whether over HTTP or gRPC.
 
-http_control.py and grpc_control.py request these and read them from the responses.
+control_requests.py requests these and reads them from the responses.
 """
 
 from collections.abc import Sequence

@@ -15,9 +15,9 @@ from inferometer.tensors import GRPC_MESSAGE, Tensor, check, datatype_of, elemen
 from inferometer.wire import varint
 from inferometer.wire.context import ShmRef
 from inferometer.wire.failures import bounded
+from inferometer.wire.kserve.control_requests import SERVICE
 from inferometer.wire.kserve.http import InferOptions, InferResponse, Parameter, ShmOutput
 
-SERVICE = "inference.GRPCInferenceService"
 INFER = f"/{SERVICE}/ModelInfer"
 STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
 

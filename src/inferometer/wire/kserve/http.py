@@ -21,7 +21,7 @@ from inferometer.wire.compression import GZIP_OR_ZLIB, KNOWN, start_of
 from inferometer.wire.context import ShmRef
 from inferometer.wire.failures import bounded, excerpt
 from inferometer.wire.http1 import error_message, not_json
-from inferometer.wire.kserve.http_control import model_path, whole_number
+from inferometer.wire.kserve.control_requests import model_path
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 
@@ -202,6 +202,13 @@ def json_of(header: Callable[[str], str], body: bytes) -> bytes:
     """The JSON that a body, which may be compressed, starts with; `header` returns its headers."""
     plain = _decompressed(header("content-encoding").lower(), body)
     return plain[: _json_length(header(JSON_LENGTH), len(plain))]
+
+
+def whole_number(value: Any) -> int:
+    """Read a JSON number, or a string that contains one."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(f"{value!r} is not a whole number")
+    return int(value)
 
 
 def _malformed(what: str, body: bytes) -> UserError:
