@@ -60,7 +60,7 @@ class StreamCall(msgspec.Struct, gc=False):
 
 class Http2Connection:
     __slots__ = (
-        *("_http2", "_is_closed", "_is_opened", "_limit", "_max_streams", "_outbox", "_owner", "_reads", "_reads_when_idle"),
+        *("_http2", "_is_closed", "_is_opened", "_limit", "_max_streams", "_owner", "_reads", "_reads_when_idle"),
         *("_most", "_persistent", "_requests_left", "_stream", "_was_idle", "calls", "is_closing", "transport", "unsent"),
     )  # fmt: skip
 
@@ -72,9 +72,8 @@ class Http2Connection:
         self._owner = owner
         self._requests_left = max_requests or NEVER
         self._http2 = Http2Client()
-        self._outbox = self._http2.outbox
         self._most = most
-        self._max_streams = self._outbox.max_streams
+        self._max_streams = self._http2.max_streams
         self._limit = min(self._max_streams, most)
         self._stream = 0  # the stream that stays open between requests; 0: there is none
         self._persistent: PersistentResponse | None = None  # what interprets its frames
@@ -111,11 +110,11 @@ class Http2Connection:
         flight.sent = now()
         if not self.calls:
             self._reads_when_idle = self._reads if self._was_idle else -1
-        self.calls[self._outbox.request(head, flight.data, True)] = StreamCall(flight, response)
+        self.calls[self._http2.request(head, flight.data, True)] = StreamCall(flight, response)
         self.unsent.append(flight)
         self._requests_left -= 1
         if (
-            self._outbox.is_closing or not self._requests_left
+            self._http2.is_closing or not self._requests_left
         ) and not self.is_closing:  # or the stream ids have run out
             self._start_closing()
 
@@ -132,19 +131,19 @@ class Http2Connection:
         flight.sent = now()
         self._reads_when_idle = self._reads if self._was_idle else -1
         if self._stream:
-            self._outbox.send(self._stream, data, False)
+            self._http2.send(self._stream, data)
         else:
-            self._stream = self._outbox.request(head, data, False)
+            self._stream = self._http2.request(head, data, False)
         self.calls[self._stream] = StreamCall(flight, response)
         self.unsent.append(flight)
         self._requests_left -= 1
-        if (self._outbox.is_closing or not self._requests_left) and not self.is_closing:
+        if (self._http2.is_closing or not self._requests_left) and not self.is_closing:
             self._start_closing()
 
     def end_stream(self) -> None:
         """End the stream that stays open, so that the server does not take it for cancelled."""
         if self._stream and not self.calls and self.transport.is_ready:
-            self._outbox.send(self._stream, b"", True)
+            self._http2.send(self._stream, b"", end=True)
             self._stream = 0
             self._flush()
 
@@ -159,7 +158,7 @@ class Http2Connection:
         self._flush()
 
     def _flush(self) -> None:
-        transport, take = self.transport, self._outbox.take
+        transport, take = self.transport, self._http2.take
         while not transport.is_writing and transport.is_open:
             data = take(_MAX_WRITE)
             if data:
@@ -184,18 +183,18 @@ class Http2Connection:
             events = self._http2.feed(data)
         except Http2Error as error:
             broken, events = error, error.events  # the frames before the error still count
-        outbox = self._outbox
-        if outbox.is_closing and not self.is_closing:  # before the end of a call lets another request be sent here
+        http2 = self._http2
+        if http2.is_closing and not self.is_closing:  # before the end of a call lets another request be sent here
             self._start_closing()
         self._handle_events(events, at, delay)
-        if outbox.has_more:
+        if http2.has_more:
             self._flush()
         if broken is not None:
             fail = Fail("malformed_http2", bounded(broken.message))
             self._close(fail, fail)
             return
-        if outbox.max_streams != self._max_streams:
-            self._max_streams = outbox.max_streams
+        if http2.max_streams != self._max_streams:
+            self._max_streams = http2.max_streams
             self._limit = min(self._max_streams, self._most)
             if self._is_opened:
                 self._owner.has_room_again(self)

@@ -113,7 +113,7 @@ def cut(data: bytes, cuts: Iterable[int]) -> list[bytes]:
 def taken(server: Http2Server, limit: int = 1 << 20) -> bytes:
     """All bytes that the server can send now."""
     data = bytearray()
-    while parts := server.take(limit):
+    while parts := server.take_parts(limit):
         data += b"".join(parts)
     return bytes(data)
 

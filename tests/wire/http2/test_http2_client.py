@@ -54,7 +54,7 @@ def test_a_connection_begins_with_preface_settings_and_an_open_window() -> None:
     first = client.take()
     assert first.startswith(frames.PREFACE)
     client = Http2Client()
-    client.outbox.put_urgent(first[len(frames.PREFACE) :])
+    client.put_urgent(first[len(frames.PREFACE) :])
     (_, _, _, settings), (kind, _, stream, window) = written(client)
     assert dict(frames.iter_settings(settings)) == {
         frames.ENABLE_PUSH: 0,
@@ -307,7 +307,7 @@ def test_goaway_refuses_streams_above_its_last_and_lets_the_others_finish() -> N
 
 def test_stream_ids_run_out() -> None:
     client = connected()
-    client.outbox.next = 2**31 - 3
+    client.next = 2**31 - 3
     assert client.request(BLOCK, b"") == 2**31 - 3
     assert not client.is_closing
     assert client.request(BLOCK, b"") == 2**31 - 1

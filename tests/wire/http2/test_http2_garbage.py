@@ -64,7 +64,7 @@ def received(pieces: list[bytes]) -> tuple[list[Event], str]:
 
 def check(reader: Http2Client) -> None:
     """Check that it buffers at most a frame and that its totals are right."""
-    outbox = reader.outbox
+    outbox = reader
     waiting = {stream.number for stream in outbox.streams.values() if stream.queue and stream.window > 0}
     assert set(outbox._ready) == waiting
     assert reader.blocked == sum(len(part) for stream in outbox.streams.values() for part in stream.queue or ())

@@ -53,13 +53,13 @@ def opened() -> Http2Server:
     server.feed(request(1, block=INDEXED) + request(3, end=False) + request(5, end=False))
     server.headers(5, OK)
     server.send(5, bytes(100_000))
-    server.take()
+    server.take_parts()
     return server
 
 
 def check(server: Http2Server) -> None:
     """Check that it buffers at most a frame and that its totals are right."""
-    outbox = server.outbox
+    outbox = server
     waiting = {stream.number for stream in outbox.streams.values() if stream.queue and stream.window > 0}
     assert set(outbox._ready) == waiting
     assert outbox.blocked == sum(len(part) for stream in outbox.streams.values() for part in stream.queue or ())
@@ -67,8 +67,8 @@ def check(server: Http2Server) -> None:
     assert outbox._ordered_size == sum(map(len, outbox._ordered))
     assert sum(map(len, server._kept)) < frames.HEAD + (1 << 20)
     assert server._reader._decoder.table_size <= 4096
-    assert len(server._streams) <= 6
-    unconsumed = sum(stream.received - stream.consumed for stream in server._streams.values())
+    assert len(server.streams) <= 6
+    unconsumed = sum(stream.received - stream.consumed for stream in server.streams.values())
     assert server._received == outbox.released + unconsumed
     assert 0 <= server._received <= WINDOW
 
@@ -84,7 +84,7 @@ def received(pieces: list[bytes]) -> tuple[list[ServerEvent], str]:
     except Http2Error as error:
         assert error.message.startswith("the client")
         assert error.code
-        assert b"\x07\x00\0\0\0\0" in b"".join(server.take())  # the GOAWAY
+        assert b"\x07\x00\0\0\0\0" in b"".join(server.take_parts())  # the GOAWAY
         assert server.open_streams == 0
         return plain([*events, *error.events]), error.message
     return plain(events), ""
@@ -161,7 +161,7 @@ class Caller:
                 del self._held[number]
                 continue
             step = chance.randrange(12)
-            stream = server._streams[number]
+            stream = server.streams[number]
             if step == 0 and not stream.has_headers:
                 server.respond(number, OK, [bytes(chance.choice([0, 5, 100, 40_000]))], END)
             elif step == 1 and not stream.has_headers:
@@ -178,7 +178,7 @@ class Caller:
         if chance.random() < 0.01:
             server.drain()
         if chance.random() < 0.8:
-            server.take(chance.choice([1, 1000, 1 << 20]))
+            server.take_parts(chance.choice([1, 1000, 1 << 20]))
 
 
 def random_frame(chance: random.Random, number: int) -> bytes:

@@ -174,7 +174,7 @@ def test_reset_of_a_waiting_response_frees_it() -> None:
         server.feed(frames.rst_stream(number, frames.CANCEL))
         taken(server)
         server.feed(frames.window_update(0, 65_535))
-    assert server.outbox.blocked == 0
+    assert server.blocked == 0
     assert server.open_streams == 0
 
 
@@ -190,7 +190,7 @@ def test_responses_take_turns() -> None:
 def sizes_of(server: Http2Server, limit: int) -> dict[int, int]:
     result: dict[int, int] = {}
     head = None
-    for part in server.take(limit):
+    for part in server.take_parts(limit):
         if head is not None:
             result[head] = result.get(head, 0) + len(part)
             head = None
@@ -205,7 +205,7 @@ def test_large_parts_are_sent_without_a_copy() -> None:
     message = bytes(10_000_000)
     server.respond(1, OK, [b"12345", message], END)
     body = b""
-    while parts := server.take(1 << 20):
+    while parts := server.take_parts(1 << 20):
         assert all(part.obj is message for part in parts if isinstance(part, memoryview) and len(part) > 5)
         assert sum(len(part) for part in parts if isinstance(part, bytes)) < 200
         body += b"".join(parts)
@@ -221,7 +221,7 @@ def test_number_of_parts_is_bounded() -> None:
         server.send(1, b"token")
     taken(server)
     server.feed(frames.window_update(1, MANY))
-    assert len(server.take()) == 1
+    assert len(server.take_parts()) == 1
 
 
 @given(
@@ -251,7 +251,7 @@ def test_h2_client_receives_every_response(
                 server.headers(number, END, end=True)
     received = {2 * index + 1: b"" for index in range(len(responses))}
     ended = set()
-    while parts := server.take(limit):
+    while parts := server.take_parts(limit):
         for event in client.receive_data(b"".join(parts)):
             name = type(event).__name__
             if name == "DataReceived":
@@ -263,7 +263,7 @@ def test_h2_client_receives_every_response(
     assert received == {2 * index + 1: bytes([index]) * size for index, (size, _) in enumerate(responses)}
     assert ended == set(received)
     assert server.open_streams == 0
-    assert server.outbox.blocked == 0
+    assert server.blocked == 0
 
 
 def test_message_of_a_hundred_megabytes_passes_through_a_small_window() -> None:

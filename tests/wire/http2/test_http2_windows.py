@@ -235,7 +235,7 @@ class Conversation:
     def send(self, size: int, end: bool) -> None:
         if self.unfinished:
             number = self.unfinished[-1]
-            self.client.send(number, body(size, 7), end)
+            self.client.send(number, body(size, 7), end=end)
             self.sent[number] += body(size, 7)
             if end:
                 self.unfinished.pop()

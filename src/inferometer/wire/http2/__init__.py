@@ -8,7 +8,7 @@ any connection.
     server.py     the server's connection
     floods.py     the server's protection against floods of frames
     connection.py what both share: received bytes to frames
-    outbox.py     bytes to send: order of frames, flow-control windows, fairness between streams
+    outbox.py     what both inherit: bytes to send: order of frames, flow-control windows, fairness between streams
     control.py    handlers for the frames that are neither HEADERS nor DATA
     fields.py     validation of headers, cached by header block
     hpack.py      header blocks <-> lists of fields

@@ -40,7 +40,7 @@ def check_was_open(outbox: Outbox, kind: int, number: int) -> None:
 
 def fail_stream(outbox: Outbox, stream: OutgoingStream, code: int, message: str, events: list[Any]) -> None:
     """Reset a stream after a violation that affects only this stream."""
-    outbox.reset(stream, code)
+    outbox.reset_stream(stream, code)
     events.append(Reset(stream.number, code, message, False))
 
 

@@ -35,12 +35,12 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 class HeaderReader:
     """Reads the header blocks of one connection, in the order of their arrival."""
 
-    __slots__ = ("_decoder", "_peer", "_validate", "known", "limit")
+    __slots__ = ("_decoder", "_validate", "known", "limit", "peer")
 
     def __init__(self, limit: int, peer: str, validate: Callable[[Fields], "Block"]) -> None:
         """`limit`: maximum size of a header list. `peer`: the sender, for messages."""
         self._decoder = HpackDecoder()
-        self._peer = peer
+        self.peer = peer
         self._validate = validate
         self.limit = limit
         self.known: dict[bytes, Block] = {}
@@ -58,7 +58,7 @@ class HeaderReader:
         return block
 
     def _too_large(self) -> "Block":
-        return Block((), 0, f"{self._peer}'s headers are larger than {self.limit} bytes", ENHANCE_YOUR_CALM)
+        return Block((), 0, f"{self.peer}'s headers are larger than {self.limit} bytes", ENHANCE_YOUR_CALM)
 
 
 @lru_cache(_MAX_KNOWN)
