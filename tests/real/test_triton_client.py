@@ -19,7 +19,7 @@ from inferometer.probe.connect import Peer
 from inferometer.probe.query import Reply
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_json, to_numpy
 from inferometer.wire.kserve import control, grpc, http
-from inferometer.wire.kserve.http import InferOptions, InferResponse
+from inferometer.wire.kserve.infer import InferOptions, InferResponse
 from inferometer.wire.target import parse
 
 pytestmark = pytest.mark.triton

@@ -22,7 +22,7 @@ from inferometer.wire.grpc import GrpcResponse
 from inferometer.wire.grpc_framing import framed
 from inferometer.wire.http1 import ID, heads, tail
 from inferometer.wire.kserve import grpc, http, validation
-from inferometer.wire.kserve.http import InferOptions, InferResponse
+from inferometer.wire.kserve.infer import InferOptions, InferResponse
 
 _TAG = "infer"
 

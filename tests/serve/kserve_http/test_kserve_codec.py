@@ -13,8 +13,9 @@ from inferometer.serve import compression
 from inferometer.serve.kserve import http_codec
 from inferometer.serve.models.types import Inference, Refused, Wanted
 from inferometer.tensors import DATATYPES, Tensor, elements, from_bytes, from_json, to_json
+from inferometer.wire.context import ShmRef
 from inferometer.wire.kserve import http as client
-from inferometer.wire.kserve.http import InferOptions, ShmRef
+from inferometer.wire.kserve.infer import InferOptions
 
 GIB = 1 << 30
 NAMES = st.text(min_size=1, max_size=8)

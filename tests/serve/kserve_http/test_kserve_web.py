@@ -20,9 +20,10 @@ from inferometer.serve.models.types import Inference
 from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor
 from inferometer.wire import server_timing
+from inferometer.wire.context import ShmRef
 from inferometer.wire.kserve import control_requests as control
 from inferometer.wire.kserve import http as client
-from inferometer.wire.kserve.http import InferOptions, ShmRef
+from inferometer.wire.kserve.infer import InferOptions
 
 INFER = "/v2/models/identity/infer"
 X = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}

@@ -16,18 +16,10 @@ from tensor_maker import random
 from inferometer.errors import UserError
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_json, zeros
 from inferometer.types import End, Fail, Received
+from inferometer.wire.context import ShmRef
 from inferometer.wire.http1 import ResponseDecoder
-from inferometer.wire.kserve.http import (
-    CountedResponse,
-    InferOptions,
-    InferResponse,
-    ShmOutput,
-    ShmRef,
-    compressed,
-    decode,
-    encode,
-    infer_path,
-)
+from inferometer.wire.kserve.http import CountedResponse, compressed, decode, encode, infer_path
+from inferometer.wire.kserve.infer import InferOptions, InferResponse, ShmOutput
 
 LENGTH = "Inference-Header-Content-Length"
 
@@ -182,17 +174,11 @@ def test_unknown_compression_is_rejected() -> None:
         compressed(b"", "brotli")
 
 
-def test_shared_memory_location_of_the_response_overrides_the_request() -> None:
+def test_an_output_may_be_in_shared_memory() -> None:
     one: dict[str, Any] = {"name": "A", "datatype": "INT32", "shape": [2]}
-    triton = json.dumps({"model_name": "m", "model_version": "1", "outputs": [one]}).encode()
-    requested = {"A": ShmRef("mine", 64)}
-    assert decode(200, {}, triton, requested).outputs == [ShmOutput("A", "INT32", (2,), ShmRef("mine", 64))]
-    with pytest.raises(UserError, match="'data' is missing"):
-        decode(200, {}, triton, {"B": ShmRef("mine", 64)})
     region = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": "16"}
     body = json.dumps({"outputs": [one | {"parameters": region}]}).encode()
-    for options in ({}, requested):
-        assert decode(200, {}, body, options).outputs == [ShmOutput("A", "INT32", (2,), ShmRef("r", 8, 16))]
+    assert decode(200, {}, body).outputs == [ShmOutput("A", "INT32", (2,), ShmRef("r", 8, 16))]
 
 
 def test_responses_of_other_servers_are_read() -> None:

@@ -15,7 +15,8 @@ from inferometer.wire import grpc_framing, grpc_method
 from inferometer.wire.context import USER_AGENT, CallContext, class_heads, model_of
 from inferometer.wire.http1 import TimedResponseDecoder, heads, tail
 from inferometer.wire.kserve import grpc, http, persistent, validation
-from inferometer.wire.kserve.http import CountedResponse, InferOptions
+from inferometer.wire.kserve.http import CountedResponse
+from inferometer.wire.kserve.infer import InferOptions
 
 
 def encode(context: CallContext, requests: Sequence[Request]) -> Calls:

@@ -15,7 +15,8 @@ from inferometer.tensors import Tensor, to_numpy
 from inferometer.types import Fail, Received
 from inferometer.wire.http1 import TimedResponseDecoder
 from inferometer.wire.kserve import grpc, http
-from inferometer.wire.kserve.http import CountedResponse, InferResponse
+from inferometer.wire.kserve.http import CountedResponse
+from inferometer.wire.kserve.infer import InferResponse
 
 Expected = tuple[Tensor, ...]
 """The outputs of one response, of which only the elements count: their shape is not known."""
