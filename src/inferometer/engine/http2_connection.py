@@ -19,7 +19,9 @@ from inferometer.engine.transport import Transport
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, PersistentResponse, StreamResponse
 from inferometer.wire.failures import bounded
-from inferometer.wire.http2 import Data, Event, GoAway, Headers, Http2Client, Http2Error, Reset, Response, code_name
+from inferometer.wire.http2.client import Http2Client
+from inferometer.wire.http2.events import Data, Event, GoAway, Headers, Http2Error, Reset, Response
+from inferometer.wire.http2.frames import code_name
 
 MANY = 1 << 62
 """No limit of our own on the requests of a connection."""

@@ -15,7 +15,7 @@ from inferometer.units import format_seconds
 from inferometer.wire import server_timing
 from inferometer.wire.failures import bounded
 from inferometer.wire.grpc_framing import PREFIX, MessageSplitter, decompressed, status_name, timeout
-from inferometer.wire.http2 import encode
+from inferometer.wire.http2.hpack import encode
 
 _ONE_ARRIVAL = (ONE_TOKEN,)
 _END = End(keep_alive=True)

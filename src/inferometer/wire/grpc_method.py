@@ -15,7 +15,7 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
 
     method = protobuf.load(context.descriptors).method(context.method)
     tails = tuple(
-        b"".join(framed(protobuf.to_bytes(method, message), context.compression) for message in request.payload)
+        b"".join(framed(protobuf.encode(method.input, message), context.compression) for message in request.payload)
         for request in requests
     )
     return Calls(

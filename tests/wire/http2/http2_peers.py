@@ -7,17 +7,11 @@ from itertools import pairwise
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
-from inferometer.wire.http2 import (
-    Data,
-    Event,
-    Http2Client,
-    Http2Server,
-    RequestData,
-    RequestHeaders,
-    ServerEvent,
-    encode,
-    frames,
-)
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.client import Http2Client
+from inferometer.wire.http2.events import Data, Event, RequestData, RequestHeaders, ServerEvent
+from inferometer.wire.http2.hpack import encode
+from inferometer.wire.http2.server import Http2Server
 
 REQUEST = (
     (b":method", b"POST"),

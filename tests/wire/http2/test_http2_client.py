@@ -3,8 +3,11 @@
 import pytest
 from http2_peers import BLOCK, END, OK, connected, written
 
-from inferometer.wire.http2 import CANCEL, Data, GoAway, Headers, Http2Client, Http2Error, Reset, encode, frames
-from inferometer.wire.http2.frames import frame
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.client import Http2Client
+from inferometer.wire.http2.events import Data, GoAway, Headers, Http2Error, Reset
+from inferometer.wire.http2.frames import CANCEL, frame
+from inferometer.wire.http2.hpack import encode
 
 RESPONSE = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 TRAILERS = ((b"grpc-status", b"0"), (b"grpc-message", b""))

@@ -27,18 +27,18 @@ from http2_peers import (
     taken,
 )
 
-from inferometer.wire.http2 import (
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.events import (
     HeadersTooLarge,
     Http2Error,
-    Http2Server,
     RequestData,
     RequestHeaders,
     RequestTrailers,
     Reset,
-    encode,
-    frames,
 )
 from inferometer.wire.http2.frames import frame
+from inferometer.wire.http2.hpack import encode
+from inferometer.wire.http2.server import Http2Server
 
 
 class Clock:
@@ -81,7 +81,7 @@ def test_unary_call_of_an_h2_client() -> None:
     at_server, _ = exchange(client, server)
     assert at_server == [RequestHeaders(1, REQUEST, True, b"hello")]
     server.respond(1, OK, [b"wor", b"ld"], END)
-    assert not server.is_open(1)
+    assert 1 not in server.streams
     _, at_client = exchange(client, server)
     headers, data, trailers, ended = at_client
     assert isinstance(headers, ResponseReceived) and headers.headers == RESPONSE
@@ -138,7 +138,7 @@ def test_streamed_response() -> None:
     server.headers(1, OK)
     server.send(1, b"a", b"b")
     server.send(1, b"c")
-    assert server.is_open(1)
+    assert 1 in server.streams
     server.headers(1, END, end=True)
     assert replies(server) == [
         (frames.HEADERS, 4, 1, OK),
@@ -146,7 +146,7 @@ def test_streamed_response() -> None:
         (frames.DATA, 0, 1, b"c"),
         (frames.HEADERS, 5, 1, END),
     ]
-    assert not server.is_open(1)
+    assert 1 not in server.streams
 
 
 def test_response_without_trailers_or_without_body() -> None:
@@ -224,7 +224,7 @@ def test_client_resets_a_stream() -> None:
     assert server.feed(frames.rst_stream(1, frames.CANCEL)) == [
         Reset(1, frames.CANCEL, "the client reset the stream: CANCEL", False)
     ]
-    assert not server.is_open(1)
+    assert 1 not in server.streams
     assert server.feed(frames.rst_stream(1, frames.CANCEL)) == []
 
 
@@ -571,7 +571,7 @@ def test_fail_sends_goaway_with_the_reason() -> None:
     assert replies(server) == [
         (frames.GOAWAY, 0, 0, (1).to_bytes(4, "big") + (2).to_bytes(4, "big") + b"out of memory")
     ]
-    assert not server.is_open(1)
+    assert 1 not in server.streams
 
 
 def test_h2_client_cancels_and_pings() -> None:

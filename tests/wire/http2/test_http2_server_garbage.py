@@ -12,8 +12,10 @@ from http2_peers import BLOCK, END, OK, REQUEST, cut, greeted, new_server, plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.wire.http2 import Http2Error, Http2Server, RequestHeaders, ServerEvent, frames
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.events import Http2Error, RequestHeaders, ServerEvent
 from inferometer.wire.http2.frames import frame
+from inferometer.wire.http2.server import Http2Server
 
 WINDOW = 65_535
 STREAMS = st.sampled_from([0, 1, 1, 3, 3, 5, 7, 7, 9, 2, 2**31 - 1])
@@ -157,7 +159,7 @@ class Caller:
             if hasattr(event, "data"):
                 self._held[event.stream] = self._held.get(event.stream, 0) + len(event.data)
         for number in list(self._held):
-            if not server.is_open(number):
+            if number not in server.streams:
                 del self._held[number]
                 continue
             step = chance.randrange(12)

@@ -4,8 +4,10 @@ from http2_peers import BLOCK, END, OK, REQUEST, greeted, h2_client, new_server,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.wire.http2 import Http2Server, RequestData, RequestHeaders, frames
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.events import RequestData, RequestHeaders
 from inferometer.wire.http2.frames import frame
+from inferometer.wire.http2.server import Http2Server
 
 MANY = 2**31 - 1 - 65_535
 
@@ -145,7 +147,7 @@ def test_response_waits_for_the_windows_and_ends_with_its_trailers() -> None:
     server.respond(1, OK, [b"x" * 100], END)
     assert sizes(server) == {1: 10}
     assert server.unsent(1) == 90
-    assert server.is_open(1)
+    assert 1 in server.streams
     server.feed(frames.window_update(1, 89))
     assert sizes(server) == {1: 89}
     server.feed(frames.window_update(1, 1))
@@ -153,7 +155,7 @@ def test_response_waits_for_the_windows_and_ends_with_its_trailers() -> None:
         (frames.DATA, 0, b"x"),
         (frames.HEADERS, 5, END),
     ]
-    assert not server.is_open(1)
+    assert 1 not in server.streams
 
 
 def test_waiting_response_of_an_incomplete_request_resets_the_stream_after_its_end() -> None:
@@ -210,7 +212,7 @@ def test_large_parts_are_sent_without_a_copy() -> None:
         assert sum(len(part) for part in parts if isinstance(part, bytes)) < 200
         body += b"".join(parts)
     assert body.count(b"12345") == 1
-    assert not server.is_open(1)
+    assert 1 not in server.streams
 
 
 def test_number_of_parts_is_bounded() -> None:

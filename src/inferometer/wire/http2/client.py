@@ -29,18 +29,7 @@ from inferometer.wire.http2 import control, frames
 from inferometer.wire.http2.connection import Connection
 from inferometer.wire.http2.events import Data, Event, Fields, Headers, Http2Error, Response
 from inferometer.wire.http2.fields import HeaderReader, validate_response
-from inferometer.wire.http2.frames import (
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    FLOW_CONTROL_ERROR,
-    HEADERS,
-    MAX_NUMBER,
-    PADDED,
-    PROTOCOL_ERROR,
-    SETTINGS,
-    kind_name,
-)
+from inferometer.wire.http2.frames import DATA, END_STREAM, HEADERS, PADDED, PROTOCOL_ERROR, kind_name
 from inferometer.wire.http2.outbox import OutgoingStream
 
 _MAX_STATUS_LINE = 300
@@ -68,9 +57,11 @@ class Http2Client(Connection[Event]):
 
     __slots__ = ("_half", "_head_block", "_layout", "_own_window")
 
-    def __init__(self, window: int = MAX_NUMBER, max_frame: int = 1 << 20, max_header_list: int = 64 << 10) -> None:
+    def __init__(
+        self, window: int = frames.MAX_NUMBER, max_frame: int = 1 << 20, max_header_list: int = 64 << 10
+    ) -> None:
         """`window`: bytes that the server may send before our next update, per stream and on the whole connection."""
-        if not frames.DEFAULT_WINDOW <= window <= MAX_NUMBER:
+        if not frames.DEFAULT_WINDOW <= window <= frames.MAX_NUMBER:
             raise ValueError(f"window must be between 65535 and 2147483647 bytes (got {window})")
         reader = HeaderReader(max_header_list, "the server", validate_response)
         super().__init__(reader, control.CLIENT_HANDLERS, max_frame, is_server=False)
@@ -140,7 +131,7 @@ class Http2Client(Connection[Event]):
         head = self._known.get(block)
         if head is not None and end_block in self._known:
             start, end = struct.Struct(f">{len(block)}sLBL"), struct.Struct(f">5sL{len(end_block)}s")
-            end_head = frames.head(len(end_block) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[:5]
+            end_head = frames.head(len(end_block) << 8 | HEADERS, frames.END_HEADERS | END_STREAM, 0)[:5]
             self._layout = _Layout(
                 start.unpack_from,
                 end.unpack_from,
@@ -189,7 +180,7 @@ class Http2Client(Connection[Event]):
 
     def _top_up(self) -> None:
         if self._received > self._own_window:
-            raise Http2Error(FLOW_CONTROL_ERROR, "the server sent more than the connection's window allows")
+            raise Http2Error(frames.FLOW_CONTROL_ERROR, "the server sent more than the connection's window allows")
         self.put_urgent(frames.window_update(0, self._received))
         self._received = 0
 
@@ -197,7 +188,7 @@ class Http2Client(Connection[Event]):
         """Top up the stream's window; return the stream, or None if it had to be reset."""
         if stream.received > self._own_window:
             message = "the server sent more than the stream's window allows"
-            control.fail_stream(self, stream, FLOW_CONTROL_ERROR, message, events)
+            control.fail_stream(self, stream, frames.FLOW_CONTROL_ERROR, message, events)
             return None
         self.put_urgent(frames.window_update(stream.number, stream.received))
         stream.received = 0
@@ -242,7 +233,7 @@ class Http2Client(Connection[Event]):
             control.fail_stream(self, stream, PROTOCOL_ERROR, "the server sent " + what, events)
 
 
-def _not_http2(data: bytes, kind: int = SETTINGS) -> Http2Error:
+def _not_http2(data: bytes, kind: int = frames.SETTINGS) -> Http2Error:
     """Describe what the server speaks instead, as far as the first bytes show."""
     if data[:5] == b"HTTP/":
         line = bounded(data.partition(b"\n")[0].decode("latin-1"))

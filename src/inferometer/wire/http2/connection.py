@@ -15,14 +15,10 @@ from inferometer.wire.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
-    FRAME_SIZE_ERROR,
     HEAD,
     HEADERS,
     MAX_NUMBER,
-    MIN_MAX_FRAME,
     PADDED,
-    PRIORITIZED,
-    PROTOCOL_ERROR,
     SETTINGS,
     kind_name,
     unpack_head,
@@ -32,7 +28,7 @@ from inferometer.wire.http2.outbox import Outbox, OutgoingStream
 
 E = TypeVar("E")
 ANY = -1
-_HEADERS_FORM = END_HEADERS | PADDED | PRIORITIZED
+_HEADERS_FORM = END_HEADERS | PADDED | frames.PRIORITIZED
 _MAX_CONTINUATIONS = 64
 _BLOCK_FACTOR = 4
 """A header block may be this many times as large as the limit on header lists; a larger block is not even decoded."""
@@ -51,7 +47,7 @@ class Connection(Outbox, Generic[E]):
         self, reader: HeaderReader, handlers: dict[int, Callable[..., None]], max_frame: int, is_server: bool
     ) -> None:
         super().__init__(reader.peer, is_server)
-        if not MIN_MAX_FRAME <= max_frame <= frames.MAX_MAX_FRAME:
+        if not frames.MIN_MAX_FRAME <= max_frame <= frames.MAX_MAX_FRAME:
             raise ValueError(f"max_frame must be between 16384 and 16777215 bytes (got {max_frame})")
         self.settings_received = False
         self._handlers = handlers
@@ -192,12 +188,12 @@ class Connection(Outbox, Generic[E]):
             return self._check_first(kind, data)
         if length > self._max_frame:
             raise Http2Error(
-                FRAME_SIZE_ERROR,
+                frames.FRAME_SIZE_ERROR,
                 f"{peer} sent a frame ({kind_name(kind)}) of {length} bytes, but at most {self._max_frame} are allowed",
             )
         if self._expected == CONTINUATION and (kind != CONTINUATION or number != self._expected_stream):
             raise Http2Error(
-                PROTOCOL_ERROR,
+                frames.PROTOCOL_ERROR,
                 f"{peer} sent {kind_name(kind)} on stream {number} inside the headers of stream {self._expected_stream}",
             )
         return True
@@ -209,7 +205,7 @@ class Connection(Outbox, Generic[E]):
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
         is_ack = control.on_settings(self, flags, number, payload)
         if is_ack and not self.settings_received:
-            raise Http2Error(PROTOCOL_ERROR, f"{self.peer} acknowledged our SETTINGS before it sent its own")
+            raise Http2Error(frames.PROTOCOL_ERROR, f"{self.peer} acknowledged our SETTINGS before it sent its own")
         self.settings_received = True
         if self._expected == SETTINGS:
             self._expected = ANY
@@ -250,9 +246,13 @@ class Connection(Outbox, Generic[E]):
     def _padding(self, kind: int, length: int, padding: int) -> int:
         peer = self.peer
         if not length:
-            raise Http2Error(FRAME_SIZE_ERROR, f"{peer} sent an empty {kind_name(kind)} that is flagged as padded")
+            raise Http2Error(
+                frames.FRAME_SIZE_ERROR, f"{peer} sent an empty {kind_name(kind)} that is flagged as padded"
+            )
         if padding >= length:
-            raise Http2Error(PROTOCOL_ERROR, f"{peer} sent {kind_name(kind)} with more padding than the frame can hold")
+            raise Http2Error(
+                frames.PROTOCOL_ERROR, f"{peer} sent {kind_name(kind)} with more padding than the frame can hold"
+            )
         return padding
 
     # --- headers -----------------------------------------------------------------------------------------------------
@@ -262,10 +262,12 @@ class Connection(Outbox, Generic[E]):
         if flags & PADDED:
             stop -= self._padding(HEADERS, stop, payload[0] if payload else 0)
             start = 1
-        if flags & PRIORITIZED:
+        if flags & frames.PRIORITIZED:
             start += 5
             if start > stop:
-                raise Http2Error(FRAME_SIZE_ERROR, f"{self.peer} sent HEADERS too short for their priority field")
+                raise Http2Error(
+                    frames.FRAME_SIZE_ERROR, f"{self.peer} sent HEADERS too short for their priority field"
+                )
         if flags & END_HEADERS:
             self._on_block(number, payload[start:stop], flags & END_STREAM, events)
         else:
@@ -278,7 +280,9 @@ class Connection(Outbox, Generic[E]):
     def _on_continuation(self, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
         peer = self.peer
         if self._expected != CONTINUATION:
-            raise Http2Error(PROTOCOL_ERROR, f"{peer} sent CONTINUATION on stream {number} without HEADERS before it")
+            raise Http2Error(
+                frames.PROTOCOL_ERROR, f"{peer} sent CONTINUATION on stream {number} without HEADERS before it"
+            )
         self._block.append(payload)
         size = sum(map(len, self._block))
         if len(self._block) > _MAX_CONTINUATIONS or size > self._max_list * _BLOCK_FACTOR:

@@ -34,22 +34,7 @@ from inferometer.wire.http2.events import (
 )
 from inferometer.wire.http2.fields import Block, HeaderReader, validate_request
 from inferometer.wire.http2.floods import Allowance
-from inferometer.wire.http2.frames import (
-    DATA,
-    END_STREAM,
-    ENHANCE_YOUR_CALM,
-    FLOW_CONTROL_ERROR,
-    HEADERS,
-    MAX_NUMBER,
-    NO_ERROR,
-    PADDED,
-    PING,
-    PREFACE,
-    PROTOCOL_ERROR,
-    REFUSED_STREAM,
-    STREAM_CLOSED,
-    kind_name,
-)
+from inferometer.wire.http2.frames import DATA, END_STREAM, HEADERS, PADDED, PROTOCOL_ERROR, kind_name
 from inferometer.wire.http2.outbox import OutgoingStream
 
 _VIEW = 4096
@@ -95,7 +80,7 @@ class Http2Server(Connection[ServerEvent]):
     ) -> None:
         """The windows are the bytes of request bodies that the client may send before they are `consumed`."""
         for name, value in (("stream_window", stream_window), ("connection_window", connection_window)):
-            if not frames.DEFAULT_WINDOW <= value <= MAX_NUMBER:
+            if not frames.DEFAULT_WINDOW <= value <= frames.MAX_NUMBER:
                 raise ValueError(f"{name} must be between 65535 and 2147483647 bytes (got {value})")
         reader = HeaderReader(max_header_list, "the client", validate_request)
         super().__init__(reader, control.SERVER_HANDLERS, max_frame, is_server=True)
@@ -104,7 +89,7 @@ class Http2Server(Connection[ServerEvent]):
         self._half = stream_window // 2
         self._connection_window = connection_window
         self._connection_half = connection_window // 2
-        self._last = MAX_NUMBER  # streams with larger ids are ignored
+        self._last = frames.MAX_NUMBER  # streams with larger ids are ignored
         self._drain_sent = False
         self._noise = Allowance("pings, settings, window updates or empty frames", _MAX_NOISE, _NOISE_PER_SECOND, clock)
         self._resets = Allowance(
@@ -136,21 +121,18 @@ class Http2Server(Connection[ServerEvent]):
         """
         if not self._drain_sent:
             self._drain_sent = True
-            self.go_away(MAX_NUMBER)
-            self.put_urgent(frames.frame(PING, 0, 0, _DRAIN))
+            self.go_away(frames.MAX_NUMBER)
+            self.put_urgent(frames.frame(frames.PING, 0, 0, _DRAIN))
 
-    def go_away(self, last: int | None = None, code: int = NO_ERROR, debug: bytes = b"") -> None:
+    def go_away(self, last: int | None = None) -> None:
         """Announce that streams with ids greater than `last` are ignored. By default, `last` is the last stream so far."""
         self._last = min(self._last, self.last if last is None else last)
-        self.put_urgent(frames.goaway(code, debug, self._last))
+        self.put_urgent(frames.goaway(frames.NO_ERROR, b"", self._last))
 
     @property
     def is_drained(self) -> bool:
         """Whether new streams are ignored and all others have ended; what `take_parts` returns must still be sent."""
-        return self._last != MAX_NUMBER and not self.streams
-
-    def is_open(self, stream: int) -> bool:
-        return stream in self.streams
+        return self._last != frames.MAX_NUMBER and not self.streams
 
     def unsent(self, stream: int) -> int:
         """Bytes of a response that wait for the client's windows or for their turn."""
@@ -179,11 +161,11 @@ class Http2Server(Connection[ServerEvent]):
     # --- received bytes ----------------------------------------------------------------------------------------------
 
     def _without_preface(self, data: bytes) -> bytes:
-        size = len(PREFACE)
-        if data[:size] == PREFACE:
+        size = len(frames.PREFACE)
+        if data[:size] == frames.PREFACE:
             self._has_preface = True
             return data[size:]
-        if not PREFACE.startswith(data) and (is_tls(data) or b"\n" in data or len(data) >= _MAX_LINE):
+        if not frames.PREFACE.startswith(data) and (is_tls(data) or b"\n" in data or len(data) >= _MAX_LINE):
             raise _not_http2(data)
         if data:
             self._keep(data, len(data) + 1)
@@ -203,7 +185,11 @@ class Http2Server(Connection[ServerEvent]):
         if len(events) > before:  # a Reset, by the client or for a violation of the protocol
             self._count_reset()
         elif (
-            kind == PING and payload == _DRAIN and flags & frames.ACK and self._drain_sent and self._last == MAX_NUMBER
+            kind == frames.PING
+            and payload == _DRAIN
+            and flags & frames.ACK
+            and self._drain_sent
+            and self._last == frames.MAX_NUMBER
         ):
             self.go_away()
 
@@ -217,20 +203,22 @@ class Http2Server(Connection[ServerEvent]):
     def _on_data(self, flags: int, number: int, length: int, data: bytes, start: int, events: list[Any]) -> int:
         self._received += length
         if self._received > self._connection_window:
-            raise Http2Error(FLOW_CONTROL_ERROR, "the client sent more than the connection's window allows")
+            raise Http2Error(frames.FLOW_CONTROL_ERROR, "the client sent more than the connection's window allows")
         stream = self.streams.get(number)
         if stream is None:
             control.check_was_open(self, DATA, number)
             self.released += length
         elif stream.is_received:
             self.released += length
-            self._fail_stream(stream, STREAM_CLOSED, "the client sent more of a request that it had ended", events)
+            self._fail_stream(
+                stream, frames.STREAM_CLOSED, "the client sent more of a request that it had ended", events
+            )
             stream = None
         else:
             stream.received += length
             if stream.received > self._own_window:
                 message = "the client sent more than the stream's window allows"
-                self._fail_stream(stream, FLOW_CONTROL_ERROR, message, events)
+                self._fail_stream(stream, frames.FLOW_CONTROL_ERROR, message, events)
                 stream = None
         stop = start + length
         if flags & PADDED:
@@ -276,11 +264,11 @@ class Http2Server(Connection[ServerEvent]):
         elif number > self._last:
             self.next = number + 2
         elif len(self.streams) >= self._max_streams or self.backlog > _MAX_BACKLOG:
-            self._refuse(number, REFUSED_STREAM)
+            self._refuse(number, frames.REFUSED_STREAM)
         elif not block.fault and block.status:
             self.accept(number, end == END_STREAM)
             events.append(RequestHeaders(number, block.headers, end == END_STREAM))
-        elif block.code == ENHANCE_YOUR_CALM:
+        elif block.code == frames.ENHANCE_YOUR_CALM:
             self.accept(number, end == END_STREAM)
             events.append(HeadersTooLarge(number, block.fault))
         else:
@@ -300,7 +288,9 @@ class Http2Server(Connection[ServerEvent]):
                 raise Http2Error(PROTOCOL_ERROR, f"the client opened stream {number} a second time or out of order")
             self._count_noise()
         elif stream.is_received:
-            self._fail_stream(stream, STREAM_CLOSED, "the client sent headers after the end of its request", events)
+            self._fail_stream(
+                stream, frames.STREAM_CLOSED, "the client sent headers after the end of its request", events
+            )
         elif block.fault:
             self._fail_stream(stream, block.code, block.fault, events)
         elif block.status or not end:
