@@ -12,6 +12,7 @@ from inferometer.tensors import Tensor
 from inferometer.types import Calls, Request, ResponseCheck
 from inferometer.wire import grpc as grpc_wire
 from inferometer.wire import grpc_framing, grpc_method
+from inferometer.wire.compression import compressed
 from inferometer.wire.context import USER_AGENT, CallContext, class_heads, model_of
 from inferometer.wire.http1 import TimedResponseDecoder, heads, tail
 from inferometer.wire.kserve import grpc, http, persistent, validation
@@ -28,8 +29,10 @@ def _encode_http(context: CallContext, requests: Sequence[Request]) -> Calls:
     tails = []
     for request, tensors, options in _inferences(context, requests):
         content_headers, body = http.encode(tensors, options)
-        encoding_headers, body = http.compressed(body, context.compression)
-        tails.append(tail(content_headers | encoding_headers | request.options.headers, body))
+        if context.compression != "none":
+            content_headers["Content-Encoding"] = context.compression
+            body = compressed(body, context.compression)
+        tails.append(tail(content_headers | request.options.headers, body))
     path, headers = http.infer_path(context.model, context.version), USER_AGENT | context.headers
     made = class_heads(context, partial(heads, context.targets, path, headers, context.tag))
     if context.expected:

@@ -5,10 +5,8 @@ Inference-Header-Content-Length says where the JSON ends. A response may have so
 `decode` reads a complete response; `CountedResponse` is for the hot path, which only needs to know whether it is an error.
 """
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +15,7 @@ import msgspec
 from inferometer.errors import UserError
 from inferometer.tensors import Tensor, check, from_json, json_fields
 from inferometer.types import Fail, Received
-from inferometer.wire.compression import GZIP_OR_ZLIB, KNOWN, start_of
+from inferometer.wire.compression import KNOWN, decompressed, start_of
 from inferometer.wire.failures import bounded, excerpt
 from inferometer.wire.http1 import error_message, not_json
 from inferometer.wire.kserve.control_requests import model_path
@@ -78,45 +76,13 @@ def _output(name: str, parameters: Parameters, is_binary: bool) -> dict[str, Any
     return {"name": name, "parameters": parameters} if parameters else {"name": name}
 
 
-# --- compression -----------------------------------------------------------------------------------------------------
-
-
-def compressed(body: bytes, how: str) -> tuple[dict[str, str], bytes]:
-    """Compress a body with `how` ("gzip", "deflate" or "none"); return the header for it and the body.
-
-    "deflate" is zlib's format, as HTTP defines it.
-    """
-    if how == "none":
-        return {}, body
-    if how == "gzip":
-        return {"Content-Encoding": how}, gzip.compress(body, mtime=0)
-    if how == "deflate":
-        return {"Content-Encoding": how}, zlib.compress(body)
-    raise UserError(f"unknown compression {how!r}", "use gzip, deflate or none")
-
-
-def _decompressed(encoding: str, body: bytes) -> bytes:
-    if encoding in ("", "identity"):
-        return body
-    if encoding not in KNOWN:
-        raise UserError(f"the response is compressed with {encoding!r}, which is not supported")
-    stream = zlib.decompressobj(GZIP_OR_ZLIB)
-    try:
-        plain = stream.decompress(body)
-    except zlib.error as error:
-        raise UserError(f"the response claims to be compressed with {encoding}, but is not: {error}") from None
-    if not stream.eof:
-        raise UserError(f"the response, compressed with {encoding}, is cut short after {len(body)} bytes")
-    return plain
-
-
 # --- responses -------------------------------------------------------------------------------------------------------
 
 
 def decode(status: int, headers: Mapping[str, str], body: bytes) -> InferResponse:
     """Decode a complete response; raises UserError with the server's error message or the reason why it is malformed."""
     fields = {name.lower(): value.strip() for name, value in headers.items()}
-    body = _decompressed(fields.get("content-encoding", "").lower(), body)
+    body = _plain(fields.get("content-encoding", "").lower(), body)
     if status != 200:
         raise UserError(f"the server responded with status {status}: {error_message(body)}")
     end = _json_length(fields.get(JSON_LENGTH.lower(), ""), len(body))
@@ -144,8 +110,20 @@ def decode(status: int, headers: Mapping[str, str], body: bytes) -> InferRespons
 
 def json_of(header: Callable[[str], str], body: bytes) -> bytes:
     """The JSON that a body, which may be compressed, starts with; `header` returns its headers."""
-    plain = _decompressed(header("content-encoding").lower(), body)
+    plain = _plain(header("content-encoding").lower(), body)
     return plain[: _json_length(header(JSON_LENGTH), len(plain))]
+
+
+def _plain(encoding: str, body: bytes) -> bytes:
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in KNOWN:
+        raise UserError(f"the response is compressed with {encoding!r}, which is not supported")
+    try:
+        return decompressed(body)
+    except ValueError as error:
+        what = f"is not, or is cut short after {len(body)} bytes: {error}"
+        raise UserError(f"the response claims to be compressed with {encoding}, but {what}") from None
 
 
 def _malformed(what: str, body: bytes) -> UserError:
