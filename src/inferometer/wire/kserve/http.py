@@ -183,19 +183,24 @@ class CountedResponse:
     string it would have backslashes.
     """
 
-    __slots__ = ("_head", "_size")
+    __slots__ = ("_head", "_keeps", "_size", "pieces")
 
     is_stream = False
     reads_compressed = True
 
-    def __init__(self) -> None:
+    def __init__(self, keeps: bool = False) -> None:
+        """`keeps`: the whole body is kept, in `pieces`."""
+        self._keeps = keeps
         self.reset()
 
     def reset(self) -> None:
         self._size = 0
         self._head = b""
+        self.pieces: list[bytes] = []
 
     def feed(self, pieces: Sequence[bytes], stamps: Sequence[int], into: Received) -> Fail | None:
+        if self._keeps:
+            self.pieces += pieces
         for piece in pieces:
             if self._size < _MAX_KEPT:
                 self._head += piece[: _MAX_KEPT - self._size]
