@@ -30,11 +30,11 @@ from http2_peers import (
 
 from inferometer.wire.http2 import frames
 from inferometer.wire.http2.events import (
+    Headers,
     HeadersTooLarge,
     Http2Error,
     RequestData,
     RequestHeaders,
-    RequestTrailers,
     Reset,
 )
 from inferometer.wire.http2.frames import frame
@@ -129,7 +129,7 @@ def test_trailers_of_a_request_end_it() -> None:
     server = greeted()
     server.feed(request(1, b"one", end=False))
     assert server.feed(frames.headers(1, encode([(b"checksum", b"7")]), True)) == [
-        RequestTrailers(1, ((b"checksum", b"7"),))
+        Headers(1, ((b"checksum", b"7"),), True)
     ]
 
 

@@ -25,11 +25,11 @@ from inferometer.wire.failures import bounded, is_tls
 from inferometer.wire.http2 import control, frames
 from inferometer.wire.http2.connection import Connection
 from inferometer.wire.http2.events import (
+    Headers,
     HeadersTooLarge,
     Http2Error,
     RequestData,
     RequestHeaders,
-    RequestTrailers,
     ServerEvent,
 )
 from inferometer.wire.http2.fields import Block, HeaderReader, validate_request
@@ -298,7 +298,7 @@ class Http2Server(Connection[ServerEvent]):
             self._fail_stream(stream, PROTOCOL_ERROR, "the client sent " + what, events)
         else:
             stream.is_received = True
-            events.append(RequestTrailers(number, block.headers))
+            events.append(Headers(number, block.headers, True))
 
     # --- floods ---
 
