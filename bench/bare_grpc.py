@@ -17,7 +17,7 @@ from bench.grpc import MESSAGE, METHOD
 from inferometer.timing.clock import CMSG_SPACE, enable_stamps, now, stamp_of, wall_offset
 from inferometer.wire.grpc import header_block
 from inferometer.wire.grpc_framing import framed
-from inferometer.wire.http2 import Http2Client
+from inferometer.wire.http2.client import Http2Client
 from inferometer.wire.http2.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, PING, head, unpack_head
 
 

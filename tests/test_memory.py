@@ -23,7 +23,7 @@ from inferometer.tensors import Tensor, TensorSpec
 from inferometer.wire import calls
 from inferometer.wire.kserve import grpc, http
 from inferometer.wire.kserve.control import ModelMetadata, ServerMetadata
-from inferometer.wire.kserve.http import InferOptions
+from inferometer.wire.kserve.infer import InferOptions
 from inferometer.workload import random_tensors
 from inferometer.workload import tensors as made
 

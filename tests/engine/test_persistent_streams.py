@@ -22,7 +22,7 @@ from inferometer.wire import protobuf
 from inferometer.wire.grpc_framing import framed
 from inferometer.wire.http1 import id_prefix
 from inferometer.wire.kserve import grpc
-from inferometer.wire.kserve.http import InferOptions
+from inferometer.wire.kserve.infer import InferOptions
 from inferometer.wire.kserve.persistent import PersistentStream
 
 Streams = list[list[str]]

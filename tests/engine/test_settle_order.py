@@ -20,7 +20,7 @@ from inferometer.fleet.runner import requests_of
 from inferometer.store.spool import Control
 from inferometer.timing import deadlines
 from inferometer.types import End
-from inferometer.wire.http2 import Data
+from inferometer.wire.http2.events import Data
 
 OK = End(keep_alive=True)
 

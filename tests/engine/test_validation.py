@@ -18,7 +18,7 @@ from inferometer.serve.background import serving
 from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor, from_json, from_numpy
 from inferometer.wire.kserve import validation
-from inferometer.wire.kserve.http import InferResponse
+from inferometer.wire.kserve.infer import InferResponse
 from inferometer.wire.kserve.validation import OutputCheck
 
 WAYS = {

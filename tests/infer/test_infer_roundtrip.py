@@ -13,12 +13,13 @@ from inferometer.probe.connect import Peer
 from inferometer.probe.roundtrip import Instants
 from inferometer.types import Fail, Received
 from inferometer.wire.http1 import ResponseDecoder, request_head
-from inferometer.wire.openai import body_decoder
+from inferometer.wire.openai import EXTRACTOR
 from inferometer.wire.target import parse
+from inferometer.wire.text_body import body_decoder
 
 
 def roundtrip_of(url: str, body: bytes = b"") -> tuple[Instants, Fail | None, Received]:
-    decoder = ResponseDecoder(body_decoder(True))
+    decoder = ResponseDecoder(body_decoder(EXTRACTOR, True))
     head = request_head("POST", "/", "x", {"Content-Length": str(len(body))}) + b"\r\n"
     peer = Peer(parse(url), timeout=10)
     instants, fail = roundtrip.over_http(peer, head + body, decoder, lambda at, events: None)

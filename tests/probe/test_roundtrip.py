@@ -17,8 +17,9 @@ from inferometer.probe.connect import Peer, connect
 from inferometer.types import Event, Fail, Received
 from inferometer.wire.grpc import GrpcResponse, header_block
 from inferometer.wire.http1 import ResponseDecoder, request_head
-from inferometer.wire.openai import body_decoder
+from inferometer.wire.openai import EXTRACTOR
 from inferometer.wire.target import parse
+from inferometer.wire.text_body import body_decoder
 
 REQUEST = request_head("POST", "/", "x", {"Content-Length": "0"}) + b"\r\n"
 
@@ -29,7 +30,7 @@ def ignore(at: int, events: Sequence[Event]) -> None:
 
 def over_http(url: str, request: bytes = REQUEST, timeout: float = 30.0, context: ssl.SSLContext | None = None):  # type: ignore[no-untyped-def]
     peer = Peer(parse(url), context, timeout=timeout)
-    return roundtrip.over_http(peer, request, ResponseDecoder(body_decoder(True)), ignore)
+    return roundtrip.over_http(peer, request, ResponseDecoder(body_decoder(EXTRACTOR, True)), ignore)
 
 
 def over_grpc(url: str, timeout: float = 30.0):  # type: ignore[no-untyped-def]

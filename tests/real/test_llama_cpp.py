@@ -22,7 +22,8 @@ from inferometer.apis import APIS
 from inferometer.config import from_mapping
 from inferometer.records import COUNTED_BY, MISSING
 from inferometer.types import Messages, Received
-from inferometer.wire.openai import body_decoder
+from inferometer.wire.openai import EXTRACTOR
+from inferometer.wire.text_body import body_decoder
 from inferometer.workload import tokenizer
 
 pytestmark = pytest.mark.llama_cpp
@@ -137,7 +138,7 @@ def test_the_servers_own_tokenizer_makes_prompts_of_exact_length(
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_the_decoder_reads_the_same_text_from_the_same_bytes(url: str, api: str, size: int) -> None:
     plain = stream_request(url, APIS[api].path, _body(api, PROMPTS[0]))
-    body, received = body_decoder(True), Received()
+    body, received = body_decoder(EXTRACTOR, True), Received()
     pieces = [plain.body[start : start + size] for start in range(0, len(plain.body), size)]
     assert body.feed(pieces, range(len(pieces)), received) is None
     assert body.finish(received) is None

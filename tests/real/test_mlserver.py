@@ -21,7 +21,7 @@ from inferometer.tensors import DATATYPES, Tensor, TensorSpec, from_numpy
 from inferometer.wire import protobuf
 from inferometer.wire.kserve import grpc, http
 from inferometer.wire.kserve.control import ModelMetadata, NotOffered
-from inferometer.wire.kserve.http import InferOptions, InferResponse
+from inferometer.wire.kserve.infer import InferOptions, InferResponse
 from inferometer.wire.target import parse
 
 pytestmark = pytest.mark.mlserver

@@ -18,8 +18,9 @@ from inferometer.probe import kserve, query, reach
 from inferometer.probe.connect import Peer
 from inferometer.probe.query import Reply
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_json, to_numpy
+from inferometer.wire.compression import compressed
 from inferometer.wire.kserve import control, grpc, http
-from inferometer.wire.kserve.http import InferOptions, InferResponse
+from inferometer.wire.kserve.infer import InferOptions, InferResponse
 from inferometer.wire.target import parse
 
 pytestmark = pytest.mark.triton
@@ -58,7 +59,8 @@ def infer(
     own = {"Accept-Encoding": WAYS[way]} if WAYS.get(way, "none") != "none" else {}
     wishes = InferOptions(options.id, options.parameters, options.outputs, options.classification, binary=way != "json")
     headers, body = http.encode(tensors, wishes)
-    packed, body = http.compressed(body, WAYS.get(way, "none"))
+    how = WAYS.get(way, "none")
+    packed, body = ({"Content-Encoding": how}, compressed(body, how)) if how != "none" else ({}, body)
     reply = query.http(peer_of(triton, way), "POST", http.infer_path(model, version), own | headers | packed, body)
     assert reply.headers.get("content-encoding") == (own.get("Accept-Encoding") if reply.status == 200 else None)
     check_instants(reply)

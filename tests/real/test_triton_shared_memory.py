@@ -21,9 +21,8 @@ from inferometer.probe.shared_memory import Portion, Served
 from inferometer.probe.shm_region import FOLDER, PREFIX
 from inferometer.records import Run
 from inferometer.tensors import DATATYPES
-from inferometer.wire.context import SharedRefs
+from inferometer.wire.context import SharedRefs, ShmRef
 from inferometer.wire.kserve.control import ShmStatus
-from inferometer.wire.kserve.http import ShmRef
 from inferometer.wire.target import parse
 
 pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("patient")]

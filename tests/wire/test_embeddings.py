@@ -15,9 +15,10 @@ from inferometer.types import End, Event, Fail, Request, Usage
 from inferometer.wire import calls
 from inferometer.wire import embeddings as embeddings_wire
 from inferometer.wire.context import CallContext
-from inferometer.wire.embeddings import body_decoder
+from inferometer.wire.embeddings import EXTRACTOR
 from inferometer.wire.http1 import ResponseDecoder
 from inferometer.wire.target import parse
+from inferometer.wire.text_body import WholeBody
 
 VECTOR = [0.5, -0.25, 0.0]
 ROW = {"object": "embedding", "index": 0, "embedding": VECTOR}
@@ -27,7 +28,7 @@ ERROR = b'{"error": {"message": "out of memory"}}'
 
 def decode(pieces: list[bytes], eof: bool = False) -> list[Event]:
     """Events up to the first that ends the response, as the engine takes them."""
-    return events_up_to_the_end(ResponseDecoder(body_decoder(False)), pieces, eof)
+    return events_up_to_the_end(ResponseDecoder(WholeBody(EXTRACTOR)), pieces, eof)
 
 
 def splits(data: bytes) -> list[list[bytes]]:

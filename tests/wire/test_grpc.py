@@ -67,7 +67,7 @@ def test_compressed_messages_are_kept_even_if_others_are_discarded(
     messages_out = [one for piece in pieces(data, cuts) for one in reader.feed(piece)]
     assert [flag for flag, _ in messages_out] == [compression != "none" for _, compression in messages]
     for (flag, packed), (message, compression) in zip(messages_out, messages, strict=True):
-        assert grpc_framing.decompressed(flag, packed, compression.encode()) == (message if flag else b"")
+        assert grpc_framing.plain(flag, packed, compression.encode()) == (message if flag else b"")
 
 
 def test_large_message_is_discarded_if_it_is_not_inspected() -> None:
@@ -90,7 +90,7 @@ def test_compressed_requests_can_be_decompressed_by_the_standard_library(name: s
 @pytest.mark.parametrize("encoding", [b"gzip", b"deflate", b"br", b""])
 def test_message_that_cannot_be_decompressed_raises_value_error(encoding: bytes) -> None:
     with pytest.raises(ValueError, match="compress"):
-        grpc_framing.decompressed(1, b"certainly neither", encoding)
+        grpc_framing.plain(1, b"certainly neither", encoding)
 
 
 @pytest.mark.parametrize("step", [1, 3, 1000, 70_000, 1 << 20])

@@ -16,10 +16,11 @@ from inferometer.wire.context import CallContext
 from inferometer.wire.history import history
 from inferometer.wire.http1 import ResponseDecoder
 from inferometer.wire.target import parse
+from inferometer.wire.text_body import body_decoder
 
 
 def decoder(stream: bool = True) -> ResponseDecoder:
-    return ResponseDecoder(messages.body_decoder(stream))
+    return ResponseDecoder(body_decoder(messages.EXTRACTOR, stream))
 
 
 def decode(response: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:

@@ -4,7 +4,7 @@ import gzip
 import json
 import zlib
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -17,10 +17,11 @@ from inferometer.wire import calls, openai
 from inferometer.wire.context import CallContext
 from inferometer.wire.http1 import ID, ResponseDecoder
 from inferometer.wire.target import parse
+from inferometer.wire.text_body import body_decoder
 
 
 def decoder(stream: bool = True) -> Decoder:
-    return ResponseDecoder(openai.body_decoder(stream))
+    return ResponseDecoder(body_decoder(openai.EXTRACTOR, stream))
 
 
 def decode(response: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
@@ -41,7 +42,7 @@ def test_a_long_line_in_many_pieces_is_joined_once() -> None:
     """Joined with every piece, the bytes copied would be 5 TB."""
     count = 400_000
     start, end = STREAM[: STREAM.index(b'a"}')], STREAM[STREAM.index(b'a"}') :]
-    body, received = openai.body_decoder(True), Received()
+    body, received = body_decoder(openai.EXTRACTOR, True), Received()
     for at, piece in enumerate([start, *[b"x" * 64] * count, end]):
         assert body.feed([piece], [at], received) is None
     assert len(received.texts[0]) == 64 * count + 1 and received.arrivals[0] == count + 1
@@ -106,122 +107,84 @@ def failed(response: bytes, stream: bool = True, eof: bool = False) -> Fail:
 
 ERROR = {"error": {"message": "out of memory", "type": "server_error", "code": 500}}
 
+
+class Bad(NamedTuple):
+    response: bytes
+    code: str
+    message: str = ""
+    stream: bool = True
+    eof: bool = False
+
+
 BAD = {
-    "status 503": (http(json.dumps(ERROR).encode(), 503), True, False, "http_503", "out of memory"),
-    "status 422 of FastAPI": (http(b'{"detail":[{"msg":"extra field"}]}', 422), True, False, "http_422", "extra field"),
-    "status 500 without a body": (http(b"", 500), True, False, "http_500", ""),
-    "status 307": (http(b"", 307, headers="location: /x\r\n"), False, False, "http_307", "Location: /x"),
-    "status 429": (http(b"busy", 429, headers="Retry-After: 3\r\n"), True, False, "http_429", "busy (Retry-After: 3)"),
-    "status 400, gzip": (
-        http(gzip.compress(b'{"detail": "no"}'), 400, headers="Content-Encoding: gzip\r\n"),
-        True,
-        False,
-        "http_400",
-        "no",
+    "status 503": Bad(http(json.dumps(ERROR).encode(), 503), "http_503", "out of memory"),
+    "status 422 of FastAPI": Bad(http(b'{"detail":[{"msg":"extra field"}]}', 422), "http_422", "extra field"),
+    "status 500 without a body": Bad(http(b"", 500), "http_500"),
+    "status 307": Bad(http(b"", 307, headers="location: /x\r\n"), "http_307", "Location: /x", stream=False),
+    "status 429": Bad(http(b"busy", 429, headers="Retry-After: 3\r\n"), "http_429", "busy (Retry-After: 3)"),
+    "status 400, gzip": Bad(
+        http(gzip.compress(b'{"detail": "no"}'), 400, headers="Content-Encoding: gzip\r\n"), "http_400", "no"
     ),
-    "brotli": (
-        http(b"\x0b\x02\x80a", headers="Content-Encoding: br\r\n"),
-        True,
-        False,
-        "compressed",
-        "Content-Encoding: br",
-    ),
-    "not gzip": (http(b"\x1f\x8bnot", headers="Content-Encoding: gzip\r\n"), True, False, "compressed", "is not"),
-    "gzip, cut short": (
-        http(gzip.compress(STREAM)[:-9], headers="Content-Encoding: gzip\r\n"),
-        True,
-        False,
-        "cut_short",
-        "gzip",
-    ),
-    "web page of a proxy": (
+    "brotli": Bad(http(b"\x0b\x02\x80a", headers="Content-Encoding: br\r\n"), "compressed", "Content-Encoding: br"),
+    "not gzip": Bad(http(b"\x1f\x8bnot", headers="Content-Encoding: gzip\r\n"), "compressed", "is not"),
+    "gzip, cut short": Bad(http(gzip.compress(STREAM)[:-9], headers="Content-Encoding: gzip\r\n"), "cut_short", "gzip"),
+    "web page of a proxy": Bad(
         http(b"<!doctype html><head><title>502 Bad\nGateway</title><body><p>x", 502),
-        True,
-        False,
         "http_502",
         "a web page: 502 Bad Gateway",
     ),
-    "error frame": (http(sse(chunk("a"), ERROR), chunked=True), True, False, "error_frame", "out of memory"),
-    "error event": (
-        http(b'event: error\ndata: {"message": "gone"}\n\n', chunked=True),
-        True,
-        False,
-        "error_frame",
-        "gone",
+    "error frame": Bad(http(sse(chunk("a"), ERROR), chunked=True), "error_frame", "out of memory"),
+    "error event": Bad(http(b'event: error\ndata: {"message": "gone"}\n\n', chunked=True), "error_frame", "gone"),
+    "error field of old llama.cpp": Bad(
+        http(b'error: {"error": {"message": "gone"}}\n\n', chunked=True), "error_frame", "gone"
     ),
-    "error field of old llama.cpp": (
-        http(b'error: {"error": {"message": "gone"}}\n\n', chunked=True),
-        True,
-        False,
-        "error_frame",
-        "gone",
-    ),
-    "error body although a stream was requested": (
-        http(json.dumps(ERROR).encode()),
-        True,
-        False,
-        "error_body",
-        "out of memory",
-    ),
-    "error body": (http(json.dumps(ERROR).encode()), False, False, "error_body", "out of memory"),
-    "error as text": (http(b'{"error": "no slot"}'), False, False, "error_body", "no slot"),
-    "web page": (http(b"<html><body>Welcome</body></html>"), True, False, "not_json", "a web page: Welcome"),
-    "web page, not streamed": (http(b"<!doctype html>x"), False, False, "not_json", "a web page: x"),
-    "unstreamed although a stream was requested": (http(UNSTREAMED), True, False, "not_streamed", ""),
-    "no end of the stream": (http(sse(chunk("a"), done=False), chunked=True), True, False, "truncated", ""),
-    "no body": (http(b""), True, False, "truncated", "empty"),
-    "closed before the end of the body": (http(STREAM, chunked=True)[:-9], True, True, "cut_short", ""),
-    "closed in the head": (b"HTTP/1.1 200 OK\r\nContent-Le", True, True, "cut_short", ""),
-    "closed after 100 Continue": (b"HTTP/1.1 100 Continue\r\n\r\n", True, True, "cut_short", ""),
-    "status 000": (b"HTTP/1.0 000\r\n\r\n", True, True, "cut_short", ""),
-    "whole, cut short": (http(UNSTREAMED)[:-5], False, True, "cut_short", ""),
-    "frame that is not JSON": (http(sse(chunk("a"), "{oops"), chunked=True), True, False, "malformed_json", "oops"),
-    "frame of the wrong type": (http(sse('{"choices": 5}'), chunked=True), True, False, "malformed_json", "choices"),
-    "body that is not JSON": (http(b'{"choices": [}'), False, False, "malformed_json", ""),
-    "only [DONE]": (http(sse()), True, False, "empty", "finish_reason missing, no usage"),
-    "only a finish reason": (http(sse(chunk(finish="stop"))), True, False, "empty", "finish_reason stop, no usage"),
-    "a role and usage": (
+    "error body although a stream was requested": Bad(http(json.dumps(ERROR).encode()), "error_body", "out of memory"),
+    "error body": Bad(http(json.dumps(ERROR).encode()), "error_body", "out of memory", stream=False),
+    "error as text": Bad(http(b'{"error": "no slot"}'), "error_body", "no slot", stream=False),
+    "web page": Bad(http(b"<html><body>Welcome</body></html>"), "not_json", "a web page: Welcome"),
+    "web page, not streamed": Bad(http(b"<!doctype html>x"), "not_json", "a web page: x", stream=False),
+    "unstreamed although a stream was requested": Bad(http(UNSTREAMED), "not_streamed"),
+    "no end of the stream": Bad(http(sse(chunk("a"), done=False), chunked=True), "truncated"),
+    "no body": Bad(http(b""), "truncated", "empty"),
+    "closed before the end of the body": Bad(http(STREAM, chunked=True)[:-9], "cut_short", eof=True),
+    "closed in the head": Bad(b"HTTP/1.1 200 OK\r\nContent-Le", "cut_short", eof=True),
+    "closed after 100 Continue": Bad(b"HTTP/1.1 100 Continue\r\n\r\n", "cut_short", eof=True),
+    "status 000": Bad(b"HTTP/1.0 000\r\n\r\n", "cut_short", eof=True),
+    "whole, cut short": Bad(http(UNSTREAMED)[:-5], "cut_short", stream=False, eof=True),
+    "frame that is not JSON": Bad(http(sse(chunk("a"), "{oops"), chunked=True), "malformed_json", "oops"),
+    "frame of the wrong type": Bad(http(sse('{"choices": 5}'), chunked=True), "malformed_json", "choices"),
+    "body that is not JSON": Bad(http(b'{"choices": [}'), "malformed_json", stream=False),
+    "only [DONE]": Bad(http(sse()), "empty", "finish_reason missing, no usage"),
+    "only a finish reason": Bad(http(sse(chunk(finish="stop"))), "empty", "finish_reason stop, no usage"),
+    "a role and usage": Bad(
         http(sse(chunk("", "length"), {"choices": [], "usage": {"completion_tokens": 0}}), chunked=True),
-        True,
-        False,
         "empty",
         "finish_reason length, completion_tokens 0",
     ),
-    "empty message": (
+    "empty message": Bad(
         http(json.dumps({"choices": [{"message": {"content": ""}, "finish_reason": "stop"}]}).encode()),
-        False,
-        False,
         "empty",
         "finish_reason stop, no usage",
+        stream=False,
     ),
-    "empty text": (http(b'{"choices": [{"text": ""}]}'), False, False, "empty", "finish_reason missing"),
-    "body without choices": (http(b"{}"), False, False, "malformed_json", "no choices"),
-    "not HTTP": (b"SSH-2.0-OpenSSH_9.2\r\n", True, False, "malformed_http", "SSH"),
-    "TLS": (b"\x15\x03\x03\x00\x02\x02\x46", True, False, "malformed_http", "speaks TLS"),
-    "HTTP/2": (b"\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\xff\xff", True, False, "malformed_http", "speaks HTTP/2 (gRPC?)"),
-    "a bad chunk length": (
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        True,
-        False,
-        "malformed_http",
-        "",
-    ),
-    "other protocol": (
-        b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
-        True,
-        False,
-        "malformed_http",
-        "protocols",
+    "empty text": Bad(http(b'{"choices": [{"text": ""}]}'), "empty", "finish_reason missing", stream=False),
+    "body without choices": Bad(http(b"{}"), "malformed_json", "no choices", stream=False),
+    "not HTTP": Bad(b"SSH-2.0-OpenSSH_9.2\r\n", "malformed_http", "SSH"),
+    "TLS": Bad(b"\x15\x03\x03\x00\x02\x02\x46", "malformed_http", "speaks TLS"),
+    "HTTP/2": Bad(b"\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\xff\xff", "malformed_http", "speaks HTTP/2 (gRPC?)"),
+    "a bad chunk length": Bad(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "malformed_http"),
+    "other protocol": Bad(
+        b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n", "malformed_http", "protocols"
     ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_each_failure_has_its_code_and_keeps_the_servers_message(name: str) -> None:
-    response, stream, eof, code, message = BAD[name]
-    fail = failed(response, stream, eof)
-    assert fail.code == code
-    assert message in fail.message
+    bad = BAD[name]
+    fail = failed(bad.response, bad.stream, bad.eof)
+    assert fail.code == bad.code
+    assert bad.message in fail.message
 
 
 def test_no_bytes_at_all_is_closed_not_cut_short() -> None:
@@ -357,10 +320,10 @@ THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     ],
 )
 def test_the_next_turn_contains_neither_reasoning_nor_placeholders(deltas: list[dict[str, Any]], content: str) -> None:
-    streamed = ResponseDecoder(openai.body_decoder(True))
+    streamed = ResponseDecoder(body_decoder(openai.EXTRACTOR, True))
     fed(streamed, [http(sse(*({"choices": [{"delta": delta}]} for delta in deltas)))])
     assert streamed.received.content == content
-    whole = ResponseDecoder(openai.body_decoder(False))
+    whole = ResponseDecoder(body_decoder(openai.EXTRACTOR, False))
     fed(whole, [http(json.dumps({"choices": [{"message": delta} for delta in deltas]}).encode())])
     assert whole.received.content == content
     assert whole.text == streamed.text

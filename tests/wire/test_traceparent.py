@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.wire import traceparent
-from inferometer.wire.http2 import encode
+from inferometer.wire.http2.hpack import encode
 
 IDS = st.integers(0, (1 << 50) - 1)
 _FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-01")

@@ -18,7 +18,9 @@ from inferometer.engine.transport import Transport, connection_lost
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, PersistentResponse, StreamResponse
 from inferometer.wire.failures import bounded
-from inferometer.wire.http2 import Data, Event, GoAway, Headers, Http2Client, Http2Error, Reset, Response, code_name
+from inferometer.wire.http2.client import Http2Client
+from inferometer.wire.http2.events import Data, Event, GoAway, Headers, Http2Error, Reset, Response
+from inferometer.wire.http2.frames import code_name
 
 if TYPE_CHECKING:
     from inferometer.engine.http2_pool import Http2Pool
@@ -36,7 +38,7 @@ class StreamCall(msgspec.Struct, gc=False):
 
 class Http2Connection:
     __slots__ = (
-        *("_http2", "_is_closed", "_is_opened", "_is_persistent", "_limit", "_max_streams", "_outbox", "_persistent", "_pool"),
+        *("_http2", "_is_closed", "_is_opened", "_is_persistent", "_limit", "_max_streams", "_persistent", "_pool"),
         *("_reads", "_reads_when_idle", "_requests_left", "_stream", "_was_idle", "calls", "is_closing", "transport", "unsent"),
     )  # fmt: skip
     waiting: Sequence[int] = ()
@@ -49,8 +51,7 @@ class Http2Connection:
         self._is_persistent = is_persistent
         self._requests_left = max_requests or NEVER
         self._http2 = Http2Client()
-        self._outbox = self._http2.outbox
-        self._max_streams = self._outbox.max_streams
+        self._max_streams = self._http2.max_streams
         self._limit = min(self._max_streams, 1) if is_persistent else self._max_streams
         self._stream = 0  # the stream that stays open between requests; 0: there is none
         self._persistent: PersistentResponse | None = None  # what interprets its frames
@@ -82,7 +83,7 @@ class Http2Connection:
     def start(self, flight: Flight, head: bytes, new_response: Callable[[], StreamResponse]) -> None:
         """Queue a request, which `flush` sends together with all others in the queue: on a stream of its own, or on the one that stays
         open."""
-        outbox, stream, data = self._outbox, self._stream, flight.data
+        http2, stream, data = self._http2, self._stream, flight.data
         if self._is_persistent:
             if not stream:
                 self._persistent = cast(PersistentResponse, new_response())
@@ -98,21 +99,21 @@ class Http2Connection:
         if not self.calls:
             self._reads_when_idle = self._reads if self._was_idle else -1
         if stream:
-            outbox.send(stream, data, False)
+            http2.send(stream, data)
         else:
-            stream = outbox.request(head, data, not self._is_persistent)
+            stream = http2.request(head, data, not self._is_persistent)
             self._stream = stream if self._is_persistent else 0
         self.calls[stream] = StreamCall(flight, response)
         self.unsent.append(flight)
         self._requests_left -= 1
         # `is_closing`: the stream ids have run out
-        if (outbox.is_closing or not self._requests_left) and not self.is_closing:
+        if (http2.is_closing or not self._requests_left) and not self.is_closing:
             self._start_closing()
 
     def end_stream(self) -> None:
         """End the stream that stays open, so that the server does not take it for cancelled."""
         if self._stream and not self.calls and self.transport.is_ready:
-            self._outbox.send(self._stream, b"", True)
+            self._http2.send(self._stream, b"", end=True)
             self._stream = 0
             self._flush()
 
@@ -127,7 +128,7 @@ class Http2Connection:
         self._flush()
 
     def _flush(self) -> None:
-        transport, take = self.transport, self._outbox.take
+        transport, take = self.transport, self._http2.take
         while not transport.is_writing and transport.is_open:
             data = take(_MAX_WRITE)
             if data:
@@ -152,17 +153,17 @@ class Http2Connection:
             events = self._http2.feed(data)
         except Http2Error as error:
             broken, events = error, error.events  # the frames before the error still count
-        outbox = self._outbox
-        if outbox.is_closing and not self.is_closing:  # before the end of a call lets another request be sent here
+        http2 = self._http2
+        if http2.is_closing and not self.is_closing:  # before the end of a call lets another request be sent here
             self._start_closing()
         self._handle_events(events, at, delay)
-        if outbox.has_more:
+        if http2.has_more:
             self._flush()
         if broken is not None:
             self.broken(Fail("malformed_http2", bounded(broken.message)))
             return
-        if outbox.max_streams != self._max_streams:
-            self._max_streams = outbox.max_streams
+        if http2.max_streams != self._max_streams:
+            self._max_streams = http2.max_streams
             self._limit = min(self._max_streams, 1) if self._is_persistent else self._max_streams
             if self._is_opened:
                 self._pool.has_room_again(self)

@@ -37,7 +37,9 @@ def request(endpoint: Endpoint, data: str | None) -> tuple[Result, Fail | None]:
         version="",
         instants=instants,
         server=time_split.from_timing(arrived.timing),
-        messages=tuple((at - instants.sent, protobuf.to_json(method, message)) for at, message in arrived.messages),
+        messages=tuple(
+            (at - instants.sent, protobuf.decode(method.output, message)) for at, message in arrived.messages
+        ),
     )
     return result, fail
 

@@ -20,9 +20,9 @@ from inferometer.wire import grpc_method, reported_times
 from inferometer.wire.context import USER_AGENT
 from inferometer.wire.grpc import GrpcResponse
 from inferometer.wire.grpc_framing import framed
-from inferometer.wire.http1 import ID, numbered
+from inferometer.wire.http1 import ID, heads, tail
 from inferometer.wire.kserve import grpc, http, validation
-from inferometer.wire.kserve.http import InferOptions, InferResponse
+from inferometer.wire.kserve.infer import InferOptions, InferResponse
 
 _TAG = "infer"
 
@@ -131,9 +131,11 @@ def _over_http(
     content_headers, body = http.encode(tensors, infer)
     path = http.infer_path(reached.model, server.version or "")
     headers = USER_AGENT | server.headers | reached.secrets
-    heads, tails = numbered(reached.targets[:1], path, headers, [(content_headers, body)], _TAG)
+    head = heads(reached.targets[:1], path, headers, _TAG)[0] + ID % 0
     decoder = reported_times.timed(validation.KeptDecoder, endpoint.context)()
-    instants, fail = roundtrip.over_http(endpoint.peer, heads[0] + ID % 0 + tails[0], decoder, lambda at, events: None)
+    instants, fail = roundtrip.over_http(
+        endpoint.peer, head + tail(content_headers, body), decoder, lambda at, events: None
+    )
     received.timing = decoder.received.timing
     if fail is None:
         response = _decoded(endpoint, validation.read_http, decoder.content)

@@ -11,6 +11,7 @@ from inferometer.probe.roundtrip import Instants
 from inferometer.types import Decoder, Event, Messages, Request
 from inferometer.wire import calls, reported_times
 from inferometer.wire.http1 import ID, TimedResponseDecoder
+from inferometer.wire.text_body import body_decoder
 
 OnText = Callable[[str], None]
 """Called with text as it arrives."""
@@ -34,10 +35,10 @@ def encoded(endpoint: Endpoint, prompt: str | Messages, max_tokens: int) -> byte
 
 def decoder_of(endpoint: Endpoint) -> TimedResponseDecoder:
     """The decoder of the response."""
-    body_decoder, is_stream = calls.codec_of(endpoint.server.api).body, bool(endpoint.server.stream)
-    assert body_decoder is not None
-    decoder: TimedResponseDecoder
-    decoder = reported_times.timed(lambda: TimedResponseDecoder(body_decoder(is_stream)), endpoint.context)()
+    extractor = calls.codec_of(endpoint.server.api).extractor
+    assert extractor is not None
+    body = body_decoder(extractor, bool(endpoint.server.stream))
+    decoder: TimedResponseDecoder = reported_times.timed(lambda: TimedResponseDecoder(body), endpoint.context)()
     return decoder
 
 

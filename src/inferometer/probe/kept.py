@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from inferometer.wire.http2 import Http2Client
+from inferometer.wire.http2.client import Http2Client
 
 
 class Opened:

@@ -4,8 +4,8 @@ Each query raises NotOffered if the server does not have it, and UserError if th
 """
 
 import difflib
-from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -16,7 +16,7 @@ from inferometer.probe import query
 from inferometer.probe.connect import Peer
 from inferometer.wire import grpc_framing
 from inferometer.wire.failures import meaning
-from inferometer.wire.kserve import grpc_control, http_control
+from inferometer.wire.kserve import control_requests
 from inferometer.wire.kserve.control import (
     IndexEntry,
     ModelConfig,
@@ -26,8 +26,8 @@ from inferometer.wire.kserve.control import (
     ServerMetadata,
     ShmStatus,
 )
+from inferometer.wire.kserve.control_requests import ControlRequest
 
-P = ParamSpec("P")
 T = TypeVar("T")
 Metadata = Mapping[str, str]
 """Headers of a query; over gRPC, its metadata."""
@@ -51,82 +51,73 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 def live(peer: Peer, headers: Metadata) -> bool:
-    return _query(peer, headers, http_control.live, grpc_control.live)
+    return _query(peer, headers, control_requests.live())
 
 
 def ready(peer: Peer, headers: Metadata) -> bool:
-    return _query(peer, headers, http_control.ready, grpc_control.ready)
+    return _query(peer, headers, control_requests.ready())
 
 
 def server_metadata(peer: Peer, headers: Metadata) -> ServerMetadata:
-    return _query(peer, headers, http_control.server_metadata, grpc_control.server_metadata)
+    return _query(peer, headers, control_requests.server_metadata())
 
 
 def model_ready(peer: Peer, headers: Metadata, model: str, version: str = "") -> bool:
-    return _query(peer, headers, http_control.model_ready, grpc_control.model_ready, model, version)
+    return _query(peer, headers, control_requests.model_ready(model, version))
 
 
 def model_metadata(peer: Peer, headers: Metadata, model: str, version: str = "") -> ModelMetadata:
-    return _query(peer, headers, http_control.model_metadata, grpc_control.model_metadata, model, version)
+    return _query(peer, headers, control_requests.model_metadata(model, version))
 
 
 def model_config(peer: Peer, headers: Metadata, model: str, version: str = "") -> ModelConfig:
-    return _query(peer, headers, http_control.model_config, grpc_control.model_config, model, version)
+    return _query(peer, headers, control_requests.model_config(model, version))
 
 
 def repository_index(peer: Peer, headers: Metadata) -> tuple[IndexEntry, ...]:
-    return _query(peer, headers, http_control.repository_index, grpc_control.repository_index)
+    return _query(peer, headers, control_requests.repository_index())
 
 
 def statistics(peer: Peer, headers: Metadata, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
-    return _query(peer, headers, http_control.statistics, grpc_control.statistics, model, version)
+    return _query(peer, headers, control_requests.statistics(model, version))
 
 
 def shm_register(peer: Peer, headers: Metadata, region: str, key: str, byte_size: int) -> None:
-    _query(peer, headers, http_control.shm_register, grpc_control.shm_register, region, key, byte_size)
+    _query(peer, headers, control_requests.shm_register(region, key, byte_size))
 
 
 def shm_unregister(peer: Peer, headers: Metadata, region: str) -> None:
-    _query(peer, headers, http_control.shm_unregister, grpc_control.shm_unregister, region)
+    _query(peer, headers, control_requests.shm_unregister(region))
 
 
 def shm_status(peer: Peer, headers: Metadata) -> tuple[ShmStatus, ...]:
-    return _query(peer, headers, http_control.shm_status, grpc_control.shm_status)
+    return _query(peer, headers, control_requests.shm_status())
 
 
-def _query(
-    peer: Peer,
-    headers: Metadata,
-    over_http: Callable[P, http_control.ControlRequest[T]],
-    over_grpc: Callable[P, grpc_control.ControlCall[T]],
-    *arguments: P.args,
-    **options: P.kwargs,
-) -> T:
+def _query(peer: Peer, headers: Metadata, request: ControlRequest[T]) -> T:
     """Send a query over the peer's protocol and return its typed response."""
-    if peer.target.grpc:
-        return _query_grpc(peer, headers, over_grpc(*arguments, **options))
-    return _query_http(peer, headers, over_http(*arguments, **options))
+    return (_query_grpc if peer.target.grpc else _query_http)(peer, headers, request)
 
 
-def _query_http(peer: Peer, headers: Metadata, request: http_control.ControlRequest[T]) -> T:
-    reply = query.http(peer, request.method, request.path, headers, request.body)
+def _query_http(peer: Peer, headers: Metadata, request: ControlRequest[T]) -> T:
+    reply = query.http(peer, request.method, request.path, headers, request.body or b"")
     try:
-        return http_control.read(request, reply.status, reply.body)
+        return control_requests.read_http(request, reply.status, reply.body)
     except UserError as error:
         raise _located(error, peer, f"http_{reply.status}", headers) from None
 
 
-def _query_grpc(peer: Peer, headers: Metadata, call: grpc_control.ControlCall[T]) -> T:
-    reply = query.grpc(peer, call.path, [call.message], headers)
+def _query_grpc(peer: Peer, headers: Metadata, request: ControlRequest[T]) -> T:
+    reply = query.grpc(peer, request.rpc_path, [request.message], headers)
     fail = reply.fail
     if fail is not None and not fail.code.startswith("grpc_"):
         raise UserError(
-            f"{peer.target.url}: {call.what}: {fail.message or meaning(fail.code)}", "check the server's log"
+            f"{peer.target.url}: {request.what}: {fail.message or meaning(fail.code)}", "check the server's log"
         )
     status, text = (grpc_framing.status_number(fail.code[5:]), fail.message) if fail is not None else (0, "")
     message = reply.pieces[0][1] if reply.pieces else b""
     try:
-        return grpc_control.read(call, status, text, message)
+        return control_requests.read_grpc(request, status, text, message)
     except UserError as error:
         raise _located(error, peer, fail.code if fail is not None else "", headers) from None
 

@@ -26,7 +26,9 @@ from inferometer.units import NS, format_bytes, format_seconds
 from inferometer.wire.failures import is_tls, meaning, tls_reason
 from inferometer.wire.grpc import deadline_passed
 from inferometer.wire.http1 import FRAME_HEAD, HTTP2, TLS, is_http2
-from inferometer.wire.http2 import Data, GoAway, Headers, Http2Client, Http2Error, Reset, Response, code_name
+from inferometer.wire.http2.client import Http2Client
+from inferometer.wire.http2.events import Data, GoAway, Headers, Http2Error, Reset, Response
+from inferometer.wire.http2.frames import code_name
 from inferometer.wire.target import Target
 
 OnEvents = Callable[[int, Sequence[Event]], None]

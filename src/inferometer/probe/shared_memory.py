@@ -31,7 +31,7 @@ from inferometer.wire.context import Sequenced, SharedRefs, ShmRef
 from inferometer.wire.failures import meaning
 from inferometer.wire.kserve import grpc, http
 from inferometer.wire.kserve.control import ShmStatus
-from inferometer.wire.kserve.http import InferOptions, InferResponse
+from inferometer.wire.kserve.infer import InferOptions, InferResponse
 
 _ROOM = 256 << 20
 """Bytes for the outputs of all shards, exceeded only if the requests in flight need more."""

@@ -25,7 +25,7 @@ from inferometer.public.inputs import tensor_of
 from inferometer.tensors import Tensor, to_numpy
 from inferometer.types import Messages
 from inferometer.wire.kserve.control import NotOffered
-from inferometer.wire.kserve.http import InferOptions, InferResponse
+from inferometer.wire.kserve.infer import InferOptions, InferResponse
 from inferometer.wire.target import parse
 
 Arrays = dict[str, NDArray[Any]]

@@ -3,52 +3,55 @@
 import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import msgspec
 
+from inferometer.apis import APIS
 from inferometer.errors import UserError
 from inferometer.types import Calls, Request
-from inferometer.wire.context import CallContext
-from inferometer.wire.http1 import BodyDecoder
+from inferometer.wire.context import USER_AGENT, CallContext, class_heads
+from inferometer.wire.http1 import ResponseDecoder, TimedResponseDecoder, heads, tail
+from inferometer.wire.text_body import Extractor, body_decoder
 
 
 class Codec(msgspec.Struct, frozen=True):
-    encode: Callable[[CallContext, Sequence[Request]], Calls]
+    """An API has either `encode`, or `body` and `extractor`: then its requests are JSON, and its responses text_body.py decodes."""
+
+    encode: Callable[[CallContext, Sequence[Request]], Calls] | None = None
     """Encode a shard's requests."""
-    tail: Callable[[CallContext, Request], bytes] | None = None
-    """Encode a later turn of a session as a tail of Calls. None: the API has no sessions."""
-    body: Callable[[bool], BodyDecoder] | None = None
-    """Make the decoder of one response body, streamed or not. None: the API has no such decoder of its own."""
+    body: Callable[[CallContext, Request], bytes] | None = None
+    """Encode the body of a request."""
+    extractor: Extractor | None = None
+    """What the JSON of its responses means."""
 
 
-CODECS: dict[str, tuple[str, ...]] = {
-    "chat": ("openai", "encode_chat", "chat_tail", "body_decoder"),
-    "completions": ("openai", "encode_completions", "completions_tail", "body_decoder"),
-    "messages": ("messages", "encode", "encode_tail", "body_decoder"),
-    "embeddings": ("embeddings", "encode", "", "body_decoder"),
+CODECS: dict[str, tuple[str, str]] = {
+    "chat": ("openai", "chat_body"),
+    "completions": ("openai", "completion_body"),
+    "messages": ("messages", "request_body"),
+    "embeddings": ("embeddings", "request_body"),
+    "generate": ("kserve.generate", "request_body"),
     "kserve": ("kserve.calls", "encode"),
     "kserve-json": ("kserve.calls", "encode"),
-    "generate": ("kserve.calls", "encode_generate", "", "generate.body_decoder"),
     "grpc": ("grpc_method", "encode"),
 }
-"""By name, as in the table of APIs (apis.py): the module, and the fields of Codec there. A module is imported when it is used."""
+"""By name, as in the table of APIs (apis.py): the module, which is imported when it is used, and its encoder of requests or of one
+body. In the latter case, the module has an EXTRACTOR."""
 
 
 def codec_of(api: str) -> Codec:
-    name, *fields = CODECS[api]
-    module = importlib.import_module(f"inferometer.wire.{name}")
-    functions: Any = (attrgetter(field)(module) if field else None for field in fields)
-    return Codec(*functions)
+    name, function = CODECS[api]
+    module: Any = importlib.import_module(f"inferometer.wire.{name}")
+    if function == "encode":
+        return Codec(module.encode)
+    return Codec(None, getattr(module, function), module.EXTRACTOR)
 
 
 def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
     """Encode `requests` for the API of the context."""
     codec = codec_of(context.api)
-    encoded = codec.encode(context, requests)
-    if codec.body is not None:  # it keeps what it has decoded
-        encoded = msgspec.structs.replace(encoded, max_response=128 << 20)
+    encoded = codec.encode(context, requests) if codec.encode is not None else _posts(codec, context, requests)
     if context.timing:
         from inferometer.wire.reported_times import timed  # noqa: PLC0415 - few runs need it
 
@@ -76,8 +79,35 @@ def _check_headers(requests: Sequence[Request], header: str) -> None:
             )
 
 
+def _posts(codec: Codec, context: CallContext, requests: Sequence[Request]) -> Calls:
+    """Encode requests whose bodies are JSON."""
+    assert codec.extractor is not None
+    api, fixed = APIS[context.api], USER_AGENT | {"Content-Type": "application/json"}
+    if api.path:
+        path = api.path
+        fixed["Accept"] = "text/event-stream" if context.stream else "application/json"
+    else:
+        from inferometer.wire.kserve.generate import generate_path  # noqa: PLC0415 - few runs need it
+
+        path = generate_path(context.model, context.version, context.stream)
+    has_text = api.response == "text"
+    return Calls(
+        **class_heads(context, partial(heads, context.targets, path, fixed | context.headers, context.tag)),
+        tails=tuple(map(turn_encoder(context), requests)),
+        n_in=tuple(request.n_in or -1 for request in requests),
+        n_out=tuple(request.n_out if has_text else 0 for request in requests),
+        decoder=partial(_decoder, codec.extractor, context.stream, api.discovery == "kserve"),
+        counts_tokens=has_text,
+        max_response=128 << 20,  # the decoder keeps what it has decoded
+    )
+
+
+def _decoder(extractor: Extractor, is_streamed: bool, is_timed: bool) -> ResponseDecoder:
+    return (TimedResponseDecoder if is_timed else ResponseDecoder)(body_decoder(extractor, is_streamed))
+
+
 def turn_encoder(context: CallContext) -> Callable[[Request], bytes]:
-    """What encodes the later turns of sessions: the tail of each."""
-    encode_tail = codec_of(context.api).tail
-    assert encode_tail is not None  # conduct/ has checked that the API has sessions
-    return partial(encode_tail, context)
+    """What encodes the tail of a request, as that of a later turn of a session."""
+    body = codec_of(context.api).body
+    assert body is not None  # conduct/ has checked that the API has sessions
+    return lambda request: tail(request.options.headers, body(context, request))

@@ -1,5 +1,9 @@
-"""Compressed bodies of HTTP responses, decompressed piece by piece as they arrive."""
+"""Compression of bodies and of gRPC messages: gzip, and deflate, which is zlib's format, as HTTP defines it.
 
+The bodies of HTTP responses are decompressed piece by piece, as they arrive.
+"""
+
+import gzip
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +15,20 @@ if TYPE_CHECKING:
     from inferometer.wire.http1 import BodyDecoder
 
 GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
-KNOWN = ("gzip", "deflate")  # the latter is zlib's format, as HTTP defines it
+KNOWN = ("gzip", "deflate")
+
+
+def compressed(data: bytes, how: str) -> bytes:
+    """Compress data with `how`, one of KNOWN."""
+    return gzip.compress(data, mtime=0) if how == "gzip" else zlib.compress(data)
+
+
+def decompressed(data: bytes) -> bytes:
+    """Decompress complete data; raises ValueError if it is not."""
+    try:
+        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else zlib.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(str(error)) from None
 
 
 class DecompressedBody:

@@ -1,6 +1,6 @@
 """What the requests of one shard share: the input of every encoder (wire/calls.py) besides the requests themselves."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -111,3 +111,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The outputs that the response to each request must have; empty: responses are not checked."""
     shared: SharedRefs | None = None
     """The tensors' addresses if they are passed through shared memory."""
+
+
+def class_heads(context: CallContext, make: Callable[[Mapping[str, str]], tuple[bytes, ...]]) -> dict[str, Any]:
+    """The heads of Calls: those of all requests, and those of each traffic class, whose headers `make` adds to the others."""
+    return {"heads": make({}), "class_heads": tuple(map(make, context.class_headers))}

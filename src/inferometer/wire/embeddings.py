@@ -5,33 +5,17 @@ the vectors are validated as JSON and otherwise left alone. There are no output 
 """
 
 import base64
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from inferometer.errors import UserError
-from inferometer.types import Calls, Fail, Received, Request, Usage
-from inferometer.wire import openai, text_body
+from inferometer.types import Fail, Received, Request, Usage
+from inferometer.wire import text_body
 from inferometer.wire.context import CallContext, model_of, prompt_or_ids
 from inferometer.wire.failures import MALFORMED, bounded, excerpt
-from inferometer.wire.http1 import ResponseDecoder, error_message
-
-
-def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
-    """Encode requests to `/v1/embeddings`, one input each."""
-    bodies = (request_body(context, request) for request in requests)
-    heads, class_heads, tails = openai.post(context, requests, bodies)
-    return Calls(
-        heads=heads,
-        class_heads=class_heads,
-        tails=tails,
-        n_in=tuple(request.n_in or -1 for request in requests),
-        n_out=(0,) * len(tails),
-        decoder=lambda: ResponseDecoder(body_decoder(False)),
-        counts_tokens=False,
-    )
+from inferometer.wire.http1 import error_message
 
 
 def request_body(context: CallContext, request: Request) -> bytes:
@@ -68,7 +52,7 @@ def _whole(body: bytes, into: Received) -> Fail | None:
     return None
 
 
-_EXTRACTOR = text_body.Extractor(lambda data, at, into: _whole(data, into), _whole, lambda into: None)
+EXTRACTOR = text_body.Extractor(lambda data, at, into: _whole(data, into), _whole, lambda into: None)
 
 
 def vectors(body: bytes) -> tuple[tuple[float, ...], ...]:
@@ -87,8 +71,3 @@ def _vector(raw: msgspec.Raw) -> tuple[float, ...]:
             f"an embedding is neither a list of numbers nor base64: it starts with {shown}", "check the server"
         ) from None
     return tuple(value)
-
-
-def body_decoder(streamed: bool) -> text_body.WholeBody:
-    """Make the decoder of one response body; embeddings are never streamed."""
-    return text_body.WholeBody(_EXTRACTOR)

@@ -14,8 +14,8 @@ from inferometer.types import ONE_TOKEN, End, Event, Fail
 from inferometer.units import format_seconds
 from inferometer.wire import server_timing
 from inferometer.wire.failures import bounded
-from inferometer.wire.grpc_framing import PREFIX, MessageSplitter, decompressed, status_name, timeout
-from inferometer.wire.http2 import encode
+from inferometer.wire.grpc_framing import PREFIX, MessageSplitter, plain, status_name, timeout
+from inferometer.wire.http2.hpack import encode
 
 _ONE_ARRIVAL = (ONE_TOKEN,)
 _END = End(keep_alive=True)
@@ -166,7 +166,7 @@ class GrpcResponse(msgspec.Struct, gc=False):
 
     def _inspect(self, flag: int, message: bytes) -> Fail | None:
         try:
-            message = decompressed(flag, message, self.encoding)
+            message = plain(flag, message, self.encoding)
         except ValueError as error:
             return Fail("malformed_grpc", bounded(str(error)), True)
         if self.kept is not None:

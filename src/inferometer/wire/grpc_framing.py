@@ -3,16 +3,15 @@
 Each message is preceded by one byte that says whether it is compressed and four bytes with its length.
 """
 
-import gzip
 import re
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
+from inferometer.wire.compression import KNOWN, compressed, decompressed
 from inferometer.wire.failures import bounded
 from inferometer.wire.http2.hpack import encode
 
@@ -27,7 +26,7 @@ def framed(message: bytes, compression: str = "none") -> bytes:
     """Encode one message with its frame header, compressed if requested."""
     if compression == "none":
         return PREFIX.pack(0, len(message)) + message
-    packed = gzip.compress(message, mtime=0) if compression == "gzip" else zlib.compress(message)
+    packed = compressed(message, compression)
     return PREFIX.pack(1, len(packed)) + packed
 
 
@@ -115,18 +114,16 @@ class MessageSplitter:
         return self._buffered > 0 or self._skip > 0 or self._large is not None
 
 
-def decompressed(flag: int, message: bytes, encoding: bytes) -> bytes:
+def plain(flag: int, message: bytes, encoding: bytes) -> bytes:
     """Decompress a message if its flag is set; raise ValueError when that is not possible."""
     if not flag:
         return message
+    if (how := encoding.decode("latin-1")) not in KNOWN:
+        raise ValueError(f"a message has an unsupported compression: {how or 'none declared'!r}")
     try:
-        if encoding == b"gzip":
-            return gzip.decompress(message)
-        if encoding == b"deflate":
-            return zlib.decompress(message)
-    except (OSError, EOFError, zlib.error) as error:
+        return decompressed(message)
+    except ValueError as error:
         raise ValueError(f"a compressed message is corrupt: {error}") from None
-    raise ValueError(f"a message has an unsupported compression: {encoding.decode('latin-1') or 'none declared'!r}")
 
 
 # --- status ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from functools import partial
 
 from inferometer.types import Calls, Request
 from inferometer.wire import grpc
-from inferometer.wire.context import USER_AGENT, CallContext
+from inferometer.wire.context import USER_AGENT, CallContext, class_heads
 from inferometer.wire.grpc_framing import framed
 
 
@@ -15,32 +15,25 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
 
     method = protobuf.load(context.descriptors).method(context.method)
     tails = tuple(
-        b"".join(framed(protobuf.to_bytes(method, message), context.compression) for message in request.payload)
+        b"".join(framed(protobuf.encode(method.input, message), context.compression) for message in request.payload)
         for request in requests
     )
-    streamed = method.server_streaming
     return Calls(
-        heads=heads(context, method.path),
-        class_heads=class_heads(context, method.path),
+        **class_heads(context, partial(heads, context, method.path)),
         tails=tails,
         n_in=(-1,) * len(tails),
         n_out=(0,) * len(tails),
-        response=partial(grpc.GrpcResponse, streamed),
+        response=partial(grpc.GrpcResponse, method.server_streaming),
         counts_tokens=False,
     )
 
 
-def class_heads(context: CallContext, path: str) -> tuple[tuple[bytes, ...], ...]:
-    """The header blocks of each traffic class."""
-    return tuple(heads(context, path, own) for own in context.class_headers)
-
-
-def heads(context: CallContext, path: str, own: Mapping[str, str] | None = None) -> tuple[bytes, ...]:
+def heads(context: CallContext, path: str, own: Mapping[str, str] = {}) -> tuple[bytes, ...]:
     """The header block of a call to `path`, for each target. The metadata `own` overrides that of the run."""
     blocks = []
     for target in context.targets:
         credentials = {"authorization": target.credentials} if target.credentials else {}
-        metadata = credentials | USER_AGENT | context.headers | dict(own or {})
+        metadata = credentials | USER_AGENT | context.headers | dict(own)
         blocks.append(
             grpc.header_block(path, target.authority, target.tls, metadata, context.deadline, context.compression)
         )

@@ -8,7 +8,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import httptools
@@ -71,21 +71,6 @@ def request_head(method: str, path: str, host: str, headers: Mapping[str, str]) 
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
 
 
-def numbered(
-    targets: Sequence[Target],
-    path: str,
-    headers: Mapping[str, str],
-    bodies: Iterable[tuple[Mapping[str, str], bytes]],
-    tag: str,
-) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """Encode POST requests as the heads and tails that `types.Calls` describes.
-
-    All requests share `headers`; each entry of `bodies` adds its own headers. Each has an X-Request-Id, which
-    is unique to the run because some servers use it as a key and would mix up two runs that both count from 0.
-    """
-    return _heads(targets, path, headers, tag), tuple(tail(extra, body) for extra, body in bodies)
-
-
 def id_prefix(tag: str) -> str:
     """The X-Request-Id of a run's requests up to the request's own ID: a UUID, because some servers refuse anything else."""
     digest = hashlib.sha256(tag.encode()).hexdigest()
@@ -98,29 +83,22 @@ def tail(headers: Mapping[str, str], body: bytes) -> bytes:
     return b"\r\n%bContent-Length: %d\r\n\r\n%b" % (lines.encode("latin-1"), len(body), body)
 
 
-def class_heads(
-    targets: Sequence[Target],
-    path: str,
-    headers: Mapping[str, str],
-    tag: str,
-    class_headers: Sequence[Mapping[str, str]],
-) -> tuple[tuple[bytes, ...], ...]:
-    """Encode the heads of each traffic class, whose own headers override those that all requests share."""
-    return tuple(_heads(targets, path, headers, tag, own) for own in class_headers)
-
-
-def _heads(
-    targets: Sequence[Target], path: str, headers: Mapping[str, str], tag: str, own: Mapping[str, str] | None = None
+def heads(
+    targets: Sequence[Target], path: str, headers: Mapping[str, str], tag: str, own: Mapping[str, str] = {}
 ) -> tuple[bytes, ...]:
-    own = own or {}
+    """Encode the heads of POST requests, one for each target, as `types.Calls` describes. `own` overrides `headers`.
+
+    Each request has an X-Request-Id, which is unique to the run because some servers use it as a key and would mix up two runs
+    that both count from 0.
+    """
     own_names = {name.lower() for name in own}
-    heads = []
+    encoded = []
     for target in targets:
         credentials = {"Authorization": target.credentials} if target.credentials else {}
         shared = {n: value for n, value in (credentials | dict(headers)).items() if n.lower() not in own_names}
         head = request_head("POST", target.prefix + path, target.authority, shared | dict(own))
-        heads.append(head + f"X-Request-Id: {id_prefix(tag)}".encode())
-    return tuple(heads)
+        encoded.append(head + f"X-Request-Id: {id_prefix(tag)}".encode())
+    return tuple(encoded)
 
 
 class ResponseDecoder:

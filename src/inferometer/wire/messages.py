@@ -9,39 +9,19 @@ as one token. The totals are the usage in `message_start`, updated by that in `m
 read from or written to the prompt cache, which our count of input tokens does.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from inferometer.types import Calls, Fail, Messages, Received, Request, Usage
+from inferometer.types import Fail, Messages, Received, Request, Usage
 from inferometer.wire import text_body
 from inferometer.wire.context import CallContext, model_of
 from inferometer.wire.failures import bounded, excerpt
 from inferometer.wire.history import SYSTEM_ROLES, joined
-from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, error_message, tail
-from inferometer.wire.openai import post
+from inferometer.wire.http1 import error_message
 
 _DEFAULT_MAX_TOKENS = 1024
-
-
-def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
-    """Encode requests to `/v1/messages`."""
-    heads, class_heads, tails = post(context, requests, [request_body(context, request) for request in requests])
-    return Calls(
-        heads=heads,
-        class_heads=class_heads,
-        tails=tails,
-        n_in=tuple(request.n_in or -1 for request in requests),
-        n_out=tuple(request.n_out for request in requests),
-        decoder=partial(_response_decoder, context.stream),
-    )
-
-
-def encode_tail(context: CallContext, request: Request) -> bytes:
-    """Encode one request as a tail of Calls."""
-    return tail(request.options.headers, request_body(context, request))
 
 
 def request_body(context: CallContext, request: Request) -> bytes:
@@ -72,15 +52,6 @@ def _options(context: CallContext, request: Request) -> dict[str, object]:
     # Data that was recorded for OpenAI's API may have its name for the limit.
     limit = options.pop("max_completion_tokens", None)
     return options | ({} if limit is None or "max_tokens" in request.options.body else {"max_tokens": limit})
-
-
-def body_decoder(streamed: bool) -> BodyDecoder:
-    """Make the decoder of one response body."""
-    return text_body.body_decoder(_EXTRACTOR, streamed)
-
-
-def _response_decoder(streamed: bool) -> ResponseDecoder:
-    return ResponseDecoder(body_decoder(streamed))
 
 
 # --- the parts of the JSON that are read ----------------------------------------------------------------------------------
@@ -212,4 +183,4 @@ def _whole(body: bytes, into: Received) -> Fail | None:
     return None
 
 
-_EXTRACTOR = text_body.Extractor(_event, _whole, partial(text_body.empty, reason="stop_reason", count="output_tokens"))
+EXTRACTOR = text_body.Extractor(_event, _whole, partial(text_body.empty, reason="stop_reason", count="output_tokens"))

@@ -8,64 +8,16 @@ Reasoning is what arrives as such (`reasoning_content`, `reasoning`, or a conten
 tags is content, because the server presents it as content.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
 
-from inferometer.apis import APIS, OUTPUT_LIMITS
-from inferometer.types import Calls, Fail, Received, Request, Usage
+from inferometer.apis import OUTPUT_LIMITS
+from inferometer.types import Fail, Received, Request, Usage
 from inferometer.wire import text_body
-from inferometer.wire.context import USER_AGENT, CallContext, model_of, prompt_text
+from inferometer.wire.context import CallContext, model_of, prompt_text
 from inferometer.wire.failures import bounded, excerpt
-from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, class_heads, error_message, numbered, tail
-
-
-def encode_chat(context: CallContext, requests: Sequence[Request]) -> Calls:
-    """Encode requests to `/v1/chat/completions`."""
-    return _encode(context, requests, [chat_body(context, request) for request in requests])
-
-
-def encode_completions(context: CallContext, requests: Sequence[Request]) -> Calls:
-    """Encode requests to `/v1/completions`."""
-    return _encode(context, requests, [completion_body(context, request) for request in requests])
-
-
-def chat_tail(context: CallContext, request: Request) -> bytes:
-    """Encode one request to `/v1/chat/completions` as a tail of Calls."""
-    return tail(request.options.headers, chat_body(context, request))
-
-
-def completions_tail(context: CallContext, request: Request) -> bytes:
-    """Encode one request to `/v1/completions` as a tail of Calls."""
-    return tail(request.options.headers, completion_body(context, request))
-
-
-def _encode(context: CallContext, requests: Sequence[Request], bodies: Sequence[bytes]) -> Calls:
-    heads, class_heads, tails = post(context, requests, bodies)
-    return Calls(
-        heads=heads,
-        class_heads=class_heads,
-        tails=tails,
-        n_in=tuple(request.n_in or -1 for request in requests),
-        n_out=tuple(request.n_out for request in requests),
-        decoder=partial(_response_decoder, context.stream),
-    )
-
-
-def post(
-    context: CallContext, requests: Sequence[Request], bodies: Iterable[bytes]
-) -> tuple[tuple[bytes, ...], tuple[tuple[bytes, ...], ...], tuple[bytes, ...]]:
-    """The heads, the heads of each class, and the tails of POST requests with these JSON bodies to the API's path."""
-    fixed = USER_AGENT | {
-        "Content-Type": "application/json",
-        "Accept": "text/event-stream" if context.stream else "application/json",
-    }
-    headers, path = fixed | context.headers, APIS[context.api].path
-    own_headers = (request.options.headers for request in requests)
-    heads, tails = numbered(context.targets, path, headers, zip(own_headers, bodies, strict=True), context.tag)
-    return heads, class_heads(context.targets, path, headers, context.tag, context.class_headers), tails
+from inferometer.wire.http1 import error_message
 
 
 def chat_body(context: CallContext, request: Request) -> bytes:
@@ -96,15 +48,6 @@ def _options(context: CallContext, request: Request) -> dict[str, object]:
     if context.ignore_eos:
         options["ignore_eos"] = True
     return options | context.body | request.options.body
-
-
-def body_decoder(streamed: bool) -> BodyDecoder:
-    """Make the decoder of one response body."""
-    return text_body.body_decoder(_EXTRACTOR, streamed)
-
-
-def _response_decoder(streamed: bool) -> ResponseDecoder:
-    return ResponseDecoder(body_decoder(streamed))
 
 
 # --- the parts of the JSON that are read ----------------------------------------------------------------------------------
@@ -228,7 +171,7 @@ def _whole(body: bytes, into: Received) -> Fail | None:
     return None
 
 
-_EXTRACTOR = text_body.Extractor(_event, _whole)
+EXTRACTOR = text_body.Extractor(_event, _whole)
 
 
 def _texts(choice: _Choice) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from inferometer.wire import server_timing
 from inferometer.wire.context import CallContext
 from inferometer.wire.failures import MALFORMED
 from inferometer.wire.grpc import Fields
-from inferometer.wire.grpc_framing import MessageSplitter, decompressed
+from inferometer.wire.grpc_framing import MessageSplitter, plain
 from inferometer.wire.http1 import ResponseDecoder
 from inferometer.wire.kserve import grpc, http
 
@@ -133,7 +133,7 @@ class _TimedStream:
     def data(self, data: bytes, end: bool) -> Sequence[Event]:
         with suppress(ValueError):
             for flag, message in self._messages.feed(data):
-                self._timing = self._read(decompressed(flag, message, self._response.encoding)) or self._timing
+                self._timing = self._read(plain(flag, message, self._response.encoding)) or self._timing
         return self._with_times(self._response.data(data, end))
 
     def complete(self, headers: Fields, data: bytes, trailers: Fields) -> Sequence[Event]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from inferometer.wire.http2 import encode
+from inferometer.wire.http2.hpack import encode
 
 NAME = "traceparent"
 _STEP = 0x9E3779B97F4A7C15

@@ -19,14 +19,14 @@ from inferometer import __version__
 from inferometer.serve.kserve import control, messages
 from inferometer.wire import protobuf
 from inferometer.wire.grpc_framing import framed
-from inferometer.wire.kserve import grpc_control as client
+from inferometer.wire.kserve import control_requests as client
 
 TRITON = INSTALLED / "triton/bin/python"
 
 
-def query(stub: Stub, call: client.ControlCall[Any]) -> Any:
-    response = getattr(stub, call.path.rpartition("/")[2])(call.message)
-    return client.read(call, 0, "", response.SerializeToString())
+def query(stub: Stub, call: client.ControlRequest[Any]) -> Any:
+    response = getattr(stub, call.rpc)(call.message)
+    return client.read_grpc(call, 0, "", response.SerializeToString())
 
 
 def request(kind: str, /, **fields: Any) -> Any:

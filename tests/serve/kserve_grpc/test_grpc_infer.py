@@ -19,7 +19,7 @@ from inferometer.serve.settings import Limits
 from inferometer.tensors import DATATYPES, Tensor, to_numpy
 from inferometer.wire import server_timing
 from inferometer.wire.kserve import grpc as client
-from inferometer.wire.kserve.http import InferOptions, InferResponse
+from inferometer.wire.kserve.infer import InferOptions, InferResponse
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
 

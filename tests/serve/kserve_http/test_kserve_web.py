@@ -20,9 +20,11 @@ from inferometer.serve.models.types import Inference
 from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor
 from inferometer.wire import server_timing
+from inferometer.wire.compression import compressed
+from inferometer.wire.context import ShmRef
+from inferometer.wire.kserve import control_requests as control
 from inferometer.wire.kserve import http as client
-from inferometer.wire.kserve import http_control as control
-from inferometer.wire.kserve.http import InferOptions, ShmRef
+from inferometer.wire.kserve.infer import InferOptions
 
 INFER = "/v2/models/identity/infer"
 X = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}
@@ -104,7 +106,7 @@ def test_our_client_reads_metadata_and_statistics(web: RawClient):
         control.repository_index(),
     ):
         response = web.request(call.path, call.body or None, call.method)
-        assert control.read(call, response.status, response.body)
+        assert control.read_http(call, response.status, response.body)
 
 
 def test_metrics_of_models_and_simulator_are_on_one_page(web: RawClient):
@@ -121,8 +123,10 @@ def test_metrics_of_models_and_simulator_are_on_one_page(web: RawClient):
 def test_inference_round_trips(web: RawClient, binary: bool, packing: str):
     tensor = Tensor("INPUT0", "FP32", (3, 2), bytes(range(1, 25)))
     headers, body = client.encode([tensor], InferOptions(id="me", binary=binary))
-    more, body = client.compressed(body, packing)
-    named = {name.replace("-", "_"): value for name, value in (headers | more | {"Accept-Encoding": packing}).items()}
+    more = {"Accept-Encoding": packing}
+    if packing != "none":
+        more["Content-Encoding"], body = packing, compressed(body, packing)
+    named = {name.replace("-", "_"): value for name, value in (headers | more).items()}
     response = web.request(INFER, body, **named)
     assert response.headers.get("content-encoding", "none") == packing
     back = client.decode(response.status, response.headers, response.body)

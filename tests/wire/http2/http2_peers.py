@@ -7,17 +7,11 @@ from itertools import pairwise
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
-from inferometer.wire.http2 import (
-    Data,
-    Event,
-    Http2Client,
-    Http2Server,
-    RequestData,
-    RequestHeaders,
-    ServerEvent,
-    encode,
-    frames,
-)
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.client import Http2Client
+from inferometer.wire.http2.events import Data, Event, RequestData, RequestHeaders, ServerEvent
+from inferometer.wire.http2.hpack import encode
+from inferometer.wire.http2.server import Http2Server
 
 REQUEST = (
     (b":method", b"POST"),
@@ -113,7 +107,7 @@ def cut(data: bytes, cuts: Iterable[int]) -> list[bytes]:
 def taken(server: Http2Server, limit: int = 1 << 20) -> bytes:
     """All bytes that the server can send now."""
     data = bytearray()
-    while parts := server.take(limit):
+    while parts := server.take_parts(limit):
         data += b"".join(parts)
     return bytes(data)
 
@@ -167,3 +161,62 @@ def plain(events: Iterable[ServerEvent]) -> list[ServerEvent]:
             else:
                 result.append(piece)
     return result
+
+
+# --- violations ------------------------------------------------------------------------------------------------------
+
+_PAD_HEADERS, _PRIORITY_HEADERS = frames.END_HEADERS | frames.PADDED, frames.END_HEADERS | frames.PRIORITIZED
+
+
+def violations(open: int) -> list[tuple[bytes, int, str]]:
+    """What breaks a connection whichever side sends it: the bytes, the code, and words of the message.
+
+    `open`: a stream on which headers may come; a client's has sent its request, a server's is new.
+    """
+    frame, settings = frames.frame, frames.settings
+    protocol, size, flow, calm = (
+        frames.PROTOCOL_ERROR, frames.FRAME_SIZE_ERROR, frames.FLOW_CONTROL_ERROR, frames.ENHANCE_YOUR_CALM,
+    )  # fmt: skip
+    begun = frame(frames.HEADERS, 0, open, OK)
+    return [
+        (frame(frames.HEADERS, 4, 0, OK), protocol, "HEADERS on stream 0"),
+        (frame(frames.HEADERS, 4, 2, OK), protocol, "HEADERS on stream 2, which was never opened"),
+        (frame(frames.DATA, 0, 0, b"x"), protocol, "DATA on stream 0"),
+        (frame(frames.DATA, 0, 99, b"x"), protocol, "DATA on stream 99, which was never opened"),
+        (frames.rst_stream(0, 0), protocol, "RST_STREAM on stream 0"),
+        (frames.rst_stream(99, 0), protocol, "RST_STREAM on stream 99, which was never opened"),
+        (frame(frames.RST_STREAM, 0, 1, b"\0"), size, "RST_STREAM with a payload of 1 bytes"),
+        (frames.window_update(99, 1), protocol, "WINDOW_UPDATE on stream 99, which was never opened"),
+        (frames.window_update(0, 0), protocol, "WINDOW_UPDATE of 0"),
+        (frames.window_update(0, 2**31 - 1), flow, "the connection's window beyond 2^31-1"),
+        (frame(frames.WINDOW_UPDATE, 0, 0, b"\0"), size, "WINDOW_UPDATE with a payload of 1 bytes"),
+        (frame(frames.PING, 0, 0, b"short"), size, "PING with a payload of 5 bytes"),
+        (frame(frames.PING, 0, 1, bytes(8)), protocol, "PING on stream 1"),
+        (frame(frames.GOAWAY, 0, 1, bytes(8)), protocol, "GOAWAY on stream 1"),
+        (frame(frames.GOAWAY, 0, 0, bytes(7)), size, "GOAWAY with a payload of 7 bytes"),
+        (frame(frames.SETTINGS, 0, 1), protocol, "SETTINGS on stream 1"),
+        (frame(frames.SETTINGS, 0, 0, bytes(5)), size, "SETTINGS with a payload of 5 bytes"),
+        (frame(frames.SETTINGS, frames.ACK, 0, bytes(6)), size, "SETTINGS with a payload of 6 bytes"),
+        (frame(frames.SETTINGS, 0, 0, bytes(6 * 101)), calm, "101 settings in one frame"),
+        (settings({frames.ENABLE_PUSH: 2}), protocol, "ENABLE_PUSH to 2"),
+        (settings({frames.INITIAL_WINDOW_SIZE: 2**31}), flow, "INITIAL_WINDOW_SIZE to"),
+        (settings({frames.MAX_FRAME_SIZE: 16_383}), protocol, "MAX_FRAME_SIZE to 16383"),
+        (settings({frames.MAX_FRAME_SIZE: 2**24}), protocol, "MAX_FRAME_SIZE to 16777216"),
+        (frame(frames.PUSH_PROMISE, 4, 1, bytes(4) + OK), protocol, "PUSH_PROMISE although push is disabled"),
+        (frame(frames.PRIORITY, 0, 0, bytes(5)), protocol, "PRIORITY on stream 0"),
+        (frame(frames.CONTINUATION, 4, 1, OK), protocol, "without HEADERS before it"),
+        (begun + frame(frames.DATA, 0, open), protocol, f"DATA on stream {open} inside the headers of stream {open}"),
+        (begun + frame(frames.CONTINUATION, 4, 3), protocol, "CONTINUATION on stream 3 inside"),
+        (begun + frame(0xB0, 0, 1), protocol, "unknown type 0xb0 on stream 1 inside"),
+        (begun + frame(frames.CONTINUATION, 0, open) * 100, calm, "are too long"),
+        (begun + frame(frames.CONTINUATION, 0, open, bytes(10**6)), calm, "too long: 1000"),
+        (frame(frames.HEADERS, 4, open, bytes(10**6)), calm, "header block of 1000000 bytes"),
+        (frame(frames.HEADERS, 4, open, b"\xff"), frames.COMPRESSION_ERROR, "cannot be decoded: the block ends"),
+        (frame(frames.HEADERS, 4, open, b"\xc0"), frames.COMPRESSION_ERROR, "reference to entry 64"),
+        (frame(frames.HEADERS, 4, open, b"\x3f\xe2\x1f"), frames.COMPRESSION_ERROR, "a table size update to 4097"),
+        (frame(frames.HEADERS, _PAD_HEADERS, open), size, "empty HEADERS that is flagged"),
+        (frame(frames.HEADERS, _PAD_HEADERS, open, b"\x01"), protocol, "HEADERS with more padding"),
+        (frame(frames.HEADERS, _PRIORITY_HEADERS, open, bytes(4)), size, "too short for their priority"),
+        (b"\x10\0\1\0\0\0\0\0\1", size, "of 1048577 bytes, but at most 1048576 are"),
+        (frame(frames.PING, 0, 0, bytes(8)) * 10_001, calm, "without reading any"),
+    ]

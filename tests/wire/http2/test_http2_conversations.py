@@ -11,7 +11,8 @@ from http2_peers import BLOCK, RESPONSE, TRAILERS, cut, exchange, joined, pair, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.wire.http2 import Data, Event, GoAway, Headers, Http2Client, Http2Error, Reset
+from inferometer.wire.http2.client import Http2Client
+from inferometer.wire.http2.events import Data, Event, GoAway, Headers, Http2Error, Reset
 
 
 def test_h2_receives_the_request_and_its_response_is_read() -> None:

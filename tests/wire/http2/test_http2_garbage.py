@@ -4,7 +4,9 @@ from http2_peers import BLOCK, END, OK, connected, cut, joined
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.wire.http2 import Event, Http2Client, Http2Error, frames
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.client import Http2Client
+from inferometer.wire.http2.events import Event, Http2Error
 from inferometer.wire.http2.frames import frame
 
 STREAMS = st.sampled_from([0, 1, 1, 3, 3, 5, 2, 7, 2**31 - 1])
@@ -64,7 +66,7 @@ def received(pieces: list[bytes]) -> tuple[list[Event], str]:
 
 def check(reader: Http2Client) -> None:
     """Check that it buffers at most a frame and that its totals are right."""
-    outbox = reader.outbox
+    outbox = reader
     waiting = {stream.number for stream in outbox.streams.values() if stream.queue and stream.window > 0}
     assert set(outbox._ready) == waiting
     assert reader.blocked == sum(len(part) for stream in outbox.streams.values() for part in stream.queue or ())

@@ -5,7 +5,9 @@ from http2_peers import BLOCK, END, OK, connected, exchange, pair, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.wire.http2 import Data, Event, Headers, Http2Client, Http2Error, Response, frames
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.client import Http2Client
+from inferometer.wire.http2.events import Data, Event, Headers, Http2Error, Response
 from inferometer.wire.http2.frames import frame, unpack_head
 
 ENDS = frames.END_HEADERS | frames.END_STREAM

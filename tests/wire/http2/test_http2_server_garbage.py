@@ -12,8 +12,10 @@ from http2_peers import BLOCK, END, OK, REQUEST, cut, greeted, new_server, plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.wire.http2 import Http2Error, Http2Server, RequestHeaders, ServerEvent, frames
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.events import Http2Error, RequestHeaders, ServerEvent
 from inferometer.wire.http2.frames import frame
+from inferometer.wire.http2.server import Http2Server
 
 WINDOW = 65_535
 STREAMS = st.sampled_from([0, 1, 1, 3, 3, 5, 7, 7, 9, 2, 2**31 - 1])
@@ -53,13 +55,13 @@ def opened() -> Http2Server:
     server.feed(request(1, block=INDEXED) + request(3, end=False) + request(5, end=False))
     server.headers(5, OK)
     server.send(5, bytes(100_000))
-    server.take()
+    server.take_parts()
     return server
 
 
 def check(server: Http2Server) -> None:
     """Check that it buffers at most a frame and that its totals are right."""
-    outbox = server.outbox
+    outbox = server
     waiting = {stream.number for stream in outbox.streams.values() if stream.queue and stream.window > 0}
     assert set(outbox._ready) == waiting
     assert outbox.blocked == sum(len(part) for stream in outbox.streams.values() for part in stream.queue or ())
@@ -67,8 +69,8 @@ def check(server: Http2Server) -> None:
     assert outbox._ordered_size == sum(map(len, outbox._ordered))
     assert sum(map(len, server._kept)) < frames.HEAD + (1 << 20)
     assert server._reader._decoder.table_size <= 4096
-    assert len(server._streams) <= 6
-    unconsumed = sum(stream.received - stream.consumed for stream in server._streams.values())
+    assert len(server.streams) <= 6
+    unconsumed = sum(stream.received - stream.consumed for stream in server.streams.values())
     assert server._received == outbox.released + unconsumed
     assert 0 <= server._received <= WINDOW
 
@@ -84,7 +86,7 @@ def received(pieces: list[bytes]) -> tuple[list[ServerEvent], str]:
     except Http2Error as error:
         assert error.message.startswith("the client")
         assert error.code
-        assert b"\x07\x00\0\0\0\0" in b"".join(server.take())  # the GOAWAY
+        assert b"\x07\x00\0\0\0\0" in b"".join(server.take_parts())  # the GOAWAY
         assert server.open_streams == 0
         return plain([*events, *error.events]), error.message
     return plain(events), ""
@@ -157,11 +159,11 @@ class Caller:
             if hasattr(event, "data"):
                 self._held[event.stream] = self._held.get(event.stream, 0) + len(event.data)
         for number in list(self._held):
-            if not server.is_open(number):
+            if number not in server.streams:
                 del self._held[number]
                 continue
             step = chance.randrange(12)
-            stream = server._streams[number]
+            stream = server.streams[number]
             if step == 0 and not stream.has_headers:
                 server.respond(number, OK, [bytes(chance.choice([0, 5, 100, 40_000]))], END)
             elif step == 1 and not stream.has_headers:
@@ -178,7 +180,7 @@ class Caller:
         if chance.random() < 0.01:
             server.drain()
         if chance.random() < 0.8:
-            server.take(chance.choice([1, 1000, 1 << 20]))
+            server.take_parts(chance.choice([1, 1000, 1 << 20]))
 
 
 def random_frame(chance: random.Random, number: int) -> bytes:

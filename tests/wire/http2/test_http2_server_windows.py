@@ -4,8 +4,10 @@ from http2_peers import BLOCK, END, OK, REQUEST, greeted, h2_client, new_server,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.wire.http2 import Http2Server, RequestData, RequestHeaders, frames
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.events import RequestData, RequestHeaders
 from inferometer.wire.http2.frames import frame
+from inferometer.wire.http2.server import Http2Server
 
 MANY = 2**31 - 1 - 65_535
 
@@ -145,7 +147,7 @@ def test_response_waits_for_the_windows_and_ends_with_its_trailers() -> None:
     server.respond(1, OK, [b"x" * 100], END)
     assert sizes(server) == {1: 10}
     assert server.unsent(1) == 90
-    assert server.is_open(1)
+    assert 1 in server.streams
     server.feed(frames.window_update(1, 89))
     assert sizes(server) == {1: 89}
     server.feed(frames.window_update(1, 1))
@@ -153,7 +155,7 @@ def test_response_waits_for_the_windows_and_ends_with_its_trailers() -> None:
         (frames.DATA, 0, b"x"),
         (frames.HEADERS, 5, END),
     ]
-    assert not server.is_open(1)
+    assert 1 not in server.streams
 
 
 def test_waiting_response_of_an_incomplete_request_resets_the_stream_after_its_end() -> None:
@@ -174,7 +176,7 @@ def test_reset_of_a_waiting_response_frees_it() -> None:
         server.feed(frames.rst_stream(number, frames.CANCEL))
         taken(server)
         server.feed(frames.window_update(0, 65_535))
-    assert server.outbox.blocked == 0
+    assert server.blocked == 0
     assert server.open_streams == 0
 
 
@@ -190,7 +192,7 @@ def test_responses_take_turns() -> None:
 def sizes_of(server: Http2Server, limit: int) -> dict[int, int]:
     result: dict[int, int] = {}
     head = None
-    for part in server.take(limit):
+    for part in server.take_parts(limit):
         if head is not None:
             result[head] = result.get(head, 0) + len(part)
             head = None
@@ -205,12 +207,12 @@ def test_large_parts_are_sent_without_a_copy() -> None:
     message = bytes(10_000_000)
     server.respond(1, OK, [b"12345", message], END)
     body = b""
-    while parts := server.take(1 << 20):
+    while parts := server.take_parts(1 << 20):
         assert all(part.obj is message for part in parts if isinstance(part, memoryview) and len(part) > 5)
         assert sum(len(part) for part in parts if isinstance(part, bytes)) < 200
         body += b"".join(parts)
     assert body.count(b"12345") == 1
-    assert not server.is_open(1)
+    assert 1 not in server.streams
 
 
 def test_number_of_parts_is_bounded() -> None:
@@ -221,7 +223,7 @@ def test_number_of_parts_is_bounded() -> None:
         server.send(1, b"token")
     taken(server)
     server.feed(frames.window_update(1, MANY))
-    assert len(server.take()) == 1
+    assert len(server.take_parts()) == 1
 
 
 @given(
@@ -251,7 +253,7 @@ def test_h2_client_receives_every_response(
                 server.headers(number, END, end=True)
     received = {2 * index + 1: b"" for index in range(len(responses))}
     ended = set()
-    while parts := server.take(limit):
+    while parts := server.take_parts(limit):
         for event in client.receive_data(b"".join(parts)):
             name = type(event).__name__
             if name == "DataReceived":
@@ -263,7 +265,7 @@ def test_h2_client_receives_every_response(
     assert received == {2 * index + 1: bytes([index]) * size for index, (size, _) in enumerate(responses)}
     assert ended == set(received)
     assert server.open_streams == 0
-    assert server.outbox.blocked == 0
+    assert server.blocked == 0
 
 
 def test_message_of_a_hundred_megabytes_passes_through_a_small_window() -> None:

@@ -8,7 +8,9 @@ from http2_peers import BLOCK, OK, RESPONSE, TRAILERS, connected, exchange, pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.wire.http2 import Data, Http2Client, Http2Error, Reset, frames
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.client import Http2Client
+from inferometer.wire.http2.events import Data, Http2Error, Reset
 from inferometer.wire.http2.frames import frame
 
 PATTERN = bytes(range(251))
@@ -235,7 +237,7 @@ class Conversation:
     def send(self, size: int, end: bool) -> None:
         if self.unfinished:
             number = self.unfinished[-1]
-            self.client.send(number, body(size, 7), end)
+            self.client.send(number, body(size, 7), end=end)
             self.sent[number] += body(size, 7)
             if end:
                 self.unfinished.pop()

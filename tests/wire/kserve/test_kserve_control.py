@@ -1,4 +1,4 @@
-"""Control requests over HTTP: responses as Triton and MLServer send them, missing endpoints, and malformed responses."""
+"""Control requests over HTTP and gRPC: responses as Triton and MLServer send them, missing endpoints, and malformed responses."""
 
 import json
 from typing import Any
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from inferometer.errors import UserError
 from inferometer.records import Spent
 from inferometer.tensors import TensorSpec
-from inferometer.wire.kserve import http_control
+from inferometer.wire import protobuf
+from inferometer.wire.kserve import control_requests
 from inferometer.wire.kserve.control import (
     BatchStatistics,
     IndexEntry,
@@ -21,48 +22,65 @@ from inferometer.wire.kserve.control import (
     ShmStatus,
     difference,
 )
-from inferometer.wire.kserve.http_control import ControlRequest, read
+from inferometer.wire.kserve.control_requests import ControlRequest, read_grpc, read_http
 
-REQUESTS: dict[str, tuple[ControlRequest[Any], str, str, bytes]] = {
-    "live": (http_control.live(), "GET", "/v2/health/live", b""),
-    "ready": (http_control.ready(), "GET", "/v2/health/ready", b""),
-    "model ready": (http_control.model_ready("a b", "2"), "GET", "/v2/models/a%20b/versions/2/ready", b""),
-    "server": (http_control.server_metadata(), "GET", "/v2", b""),
-    "metadata": (http_control.model_metadata("m"), "GET", "/v2/models/m", b""),
-    "metadata of a version": (http_control.model_metadata("m", "1"), "GET", "/v2/models/m/versions/1", b""),
-    "config": (http_control.model_config("m"), "GET", "/v2/models/m/config", b""),
-    "index": (http_control.repository_index(), "POST", "/v2/repository/index", b"{}"),
-    "statistics": (http_control.statistics("m", "1"), "GET", "/v2/models/m/versions/1/stats", b""),
-    "statistics of all": (http_control.statistics(), "GET", "/v2/models/stats", b""),
-    "register": (
-        http_control.shm_register("r/1", "/key", 64, 8),
-        "POST",
-        "/v2/systemsharedmemory/region/r%2F1/register",
-        b'{"key":"/key","offset":8,"byte_size":64}',
+NAMED = b"\x0a\x01m\x12\x012"
+REQUESTS: dict[str, tuple[ControlRequest[Any], str, bytes, str, bytes]] = {
+    "live": (control_requests.live(), "GET /v2/health/live", b"", "ServerLive", b""),
+    "ready": (control_requests.ready(), "GET /v2/health/ready", b"", "ServerReady", b""),
+    "model ready": (control_requests.model_ready("m", "2"), "GET /v2/models/m/versions/2/ready", b"", "ModelReady", NAMED),
+    "server": (control_requests.server_metadata(), "GET /v2", b"", "ServerMetadata", b""),
+    "metadata": (control_requests.model_metadata("a b"), "GET /v2/models/a%20b", b"", "ModelMetadata", b"\x0a\x03a b"),
+    "metadata of a version": (
+        control_requests.model_metadata("m", "2"), "GET /v2/models/m/versions/2", b"", "ModelMetadata", NAMED,
     ),
-    "unregister": (http_control.shm_unregister("r"), "POST", "/v2/systemsharedmemory/region/r/unregister", b""),
-    "unregister all": (http_control.shm_unregister(), "POST", "/v2/systemsharedmemory/unregister", b""),
-    "status": (http_control.shm_status("r"), "GET", "/v2/systemsharedmemory/region/r/status", b""),
-    "status of all": (http_control.shm_status(), "GET", "/v2/systemsharedmemory/status", b""),
-}
+    "config": (control_requests.model_config("m", "2"), "GET /v2/models/m/versions/2/config", b"", "ModelConfig", NAMED),
+    "index": (control_requests.repository_index(), "POST /v2/repository/index", b"{}", "RepositoryIndex", b""),
+    "statistics": (
+        control_requests.statistics("m", "2"), "GET /v2/models/m/versions/2/stats", b"", "ModelStatistics", NAMED,
+    ),
+    "statistics of all": (control_requests.statistics(), "GET /v2/models/stats", b"", "ModelStatistics", b""),
+    "register": (
+        control_requests.shm_register("r/1", "/k", 64, 8),
+        "POST /v2/systemsharedmemory/region/r%2F1/register",
+        b'{"key":"/k","offset":8,"byte_size":64}',
+        "SystemSharedMemoryRegister",
+        b"\x0a\x03r/1\x12\x02/k\x18\x08\x20\x40",
+    ),
+    "unregister": (
+        control_requests.shm_unregister("r"),
+        "POST /v2/systemsharedmemory/region/r/unregister", b"", "SystemSharedMemoryUnregister", b"\x0a\x01r",
+    ),
+    "unregister all": (
+        control_requests.shm_unregister(), "POST /v2/systemsharedmemory/unregister", b"", "SystemSharedMemoryUnregister", b"",
+    ),
+    "status": (
+        control_requests.shm_status("r"),
+        "GET /v2/systemsharedmemory/region/r/status", b"", "SystemSharedMemoryStatus", b"\x0a\x01r",
+    ),
+    "status of all": (
+        control_requests.shm_status(), "GET /v2/systemsharedmemory/status", b"", "SystemSharedMemoryStatus", b"",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_each_request_has_its_method_path_and_body(name: str) -> None:
-    request, method, path, body = REQUESTS[name]
-    assert (request.method, request.path, request.body) == (method, path, body)
+def test_each_request_has_its_form_over_http_and_grpc(name: str) -> None:
+    request, line, body, rpc, message = REQUESTS[name]
+    assert (f"{request.method} {request.path}", request.body or b"") == (line, body)
+    assert (request.rpc_path, request.message) == (f"/inference.GRPCInferenceService/{rpc}", message)
 
 
 def response_to(request: ControlRequest[Any], tree: Any) -> Any:
-    return read(request, 200, json.dumps(tree).encode())
+    return read_http(request, 200, json.dumps(tree).encode())
 
 
 def test_server_metadata() -> None:
     triton = {"name": "triton", "version": "2.51.0", "extensions": ["classification", "statistics"]}
-    assert response_to(http_control.server_metadata(), triton) == ServerMetadata(
+    assert response_to(control_requests.server_metadata(), triton) == ServerMetadata(
         "triton", "2.51.0", ("classification", "statistics")
     )
-    assert response_to(http_control.server_metadata(), {"name": "x"}) == ServerMetadata("x")
+    assert response_to(control_requests.server_metadata(), {"name": "x"}) == ServerMetadata("x")
 
 
 def test_model_metadata_of_triton_and_of_mlserver() -> None:
@@ -73,11 +91,11 @@ def test_model_metadata_of_triton_and_of_mlserver() -> None:
         "inputs": [{"name": "X", "datatype": "INT32", "shape": [-1, 16]}],
         "outputs": [{"name": "Y", "datatype": "BYTES", "shape": ["-1", "4294967296"]}],
     }
-    assert response_to(http_control.model_metadata("add_sub"), triton) == ModelMetadata(
+    assert response_to(control_requests.model_metadata("add_sub"), triton) == ModelMetadata(
         "add_sub", ("1",), "python", (TensorSpec("X", "INT32", (-1, 16)),), (TensorSpec("Y", "BYTES", (-1, 2**32)),)
     )
     mlserver = {"name": "m", "versions": [], "platform": "", "inputs": [], "outputs": [], "parameters": {}}
-    assert response_to(http_control.model_metadata("m"), mlserver) == ModelMetadata("m")
+    assert response_to(control_requests.model_metadata("m"), mlserver) == ModelMetadata("m")
 
 
 def test_model_config() -> None:
@@ -93,22 +111,22 @@ def test_model_config() -> None:
         "model_transaction_policy": {"decoupled": True},
         "sequence_batching": {"max_sequence_idle_microseconds": 5000000},
     }
-    config = response_to(http_control.model_config("classifier"), tree)
+    config = response_to(control_requests.model_config("classifier"), tree)
     assert (config.name, config.max_batch_size) == ("classifier", 64)
     assert (config.decoupled, config.sequence_batching) == (True, True)
     assert config.labels == {"SCORES": "labels.txt"}
     assert config.raw == tree
-    plain = response_to(http_control.model_config("m"), {"name": "m", "max_batch_size": 0, "dynamic_batching": {}})
+    plain = response_to(control_requests.model_config("m"), {"name": "m", "max_batch_size": 0, "dynamic_batching": {}})
     assert (plain.max_batch_size, plain.decoupled, plain.sequence_batching, plain.labels) == (0, False, False, {})
 
 
 def test_repository_index() -> None:
     triton = [{"name": "a", "version": "1", "state": "READY"}, {"name": "b", "state": "UNAVAILABLE", "reason": "bad"}]
-    assert response_to(http_control.repository_index(), triton) == (
+    assert response_to(control_requests.repository_index(), triton) == (
         IndexEntry("a", "1", "READY"),
         IndexEntry("b", "", "UNAVAILABLE", "bad"),
     )
-    assert response_to(http_control.repository_index(), []) == ()
+    assert response_to(control_requests.repository_index(), []) == ()
 
 
 def stats(n: int, as_text: bool = False) -> dict[str, Any]:
@@ -170,7 +188,7 @@ def expected(n: int) -> ModelStatistics:
 @pytest.mark.parametrize("as_text", [False, True], ids=["numbers", "text"])
 def test_statistics_with_numbers_as_numbers_or_as_text(as_text: bool) -> None:
     tree = {"model_stats": [stats(3, as_text), {"name": "idle"}]}
-    assert response_to(http_control.statistics(), tree) == (expected(3), ModelStatistics("idle"))
+    assert response_to(control_requests.statistics(), tree) == (expected(3), ModelStatistics("idle"))
 
 
 @given(st.integers(0, 2**40), st.integers(1, 2**40))
@@ -191,10 +209,10 @@ def test_statistics_that_went_backwards_are_an_error() -> None:
 
 def test_shared_memory_status_and_empty_responses() -> None:
     tree = [{"name": "r", "key": "/k", "offset": "8", "byte_size": 64}]
-    assert response_to(http_control.shm_status(), tree) == (ShmStatus("r", "/k", 8, 64),)
-    assert response_to(http_control.shm_status(), []) == ()
-    read(http_control.shm_register("r", "/k", 64), 200, b"")
-    read(http_control.shm_unregister("r"), 200, b"{}")
+    assert response_to(control_requests.shm_status(), tree) == (ShmStatus("r", "/k", 8, 64),)
+    assert response_to(control_requests.shm_status(), []) == ()
+    read_http(control_requests.shm_register("r", "/k", 64), 200, b"")
+    read_http(control_requests.shm_unregister("r"), 200, b"{}")
 
 
 # --- health ----------------------------------------------------------------------------------------------------------
@@ -212,8 +230,8 @@ def test_shared_memory_status_and_empty_responses() -> None:
     ],
 )
 def test_health_is_a_boolean(status: int, body: bytes, yes: bool) -> None:
-    assert read(http_control.model_ready("m"), status, body) is yes
-    assert read(http_control.ready(), status, body) is yes
+    assert read_http(control_requests.model_ready("m"), status, body) is yes
+    assert read_http(control_requests.ready(), status, body) is yes
 
 
 # --- missing endpoints and malformed responses -----------------------------------------------------------------------
@@ -234,13 +252,13 @@ def test_health_is_a_boolean(status: int, body: bytes, yes: bool) -> None:
 def test_missing_endpoint_is_distinguished_from_a_failure(name: str, status: int, body: bytes) -> None:
     request = REQUESTS[name][0]
     with pytest.raises(NotOffered) as error:
-        read(request, status, body)
+        read_http(request, status, body)
     assert request.what in error.value.what
 
 
 def test_404_without_a_model_means_that_the_endpoint_is_missing() -> None:
     with pytest.raises(NotOffered):  # MLServer takes /v2/models/stats for a model
-        read(http_control.statistics(), 404, b'{"error":"Model stats not found"}')
+        read_http(control_requests.statistics(), 404, b'{"error":"Model stats not found"}')
 
 
 @pytest.mark.parametrize(
@@ -254,15 +272,15 @@ def test_404_without_a_model_means_that_the_endpoint_is_missing() -> None:
         (200, b"", ["unexpected response"]),
         (200, b"5", ["unexpected response"]),
         (200, b'{"model_stats": [5]}', ["unexpected response"]),
-        (200, b'{"model_stats": [{}]}', ["'name' is missing"]),
-        (200, b'{"model_stats": [{"name": "m", "inference_count": 1.5}]}', ["1.5"]),
+        (200, b'{"model_stats": [{}]}', ["missing required field `name`"]),
+        (200, b'{"model_stats": [{"name": "m", "inference_count": 1.5}]}', ["1.5", "inference_count"]),
         (200, b'{"model_stats": [{"name": "m", "inference_count": "x"}]}', ["unexpected response"]),
         (200, b"[" * 200_000, ["unexpected response"]),
     ],
 )
 def test_other_responses_are_user_errors_with_the_server_message(status: int, body: bytes, words: list[str]) -> None:
     with pytest.raises(UserError) as error:
-        read(http_control.statistics("m"), status, body)
+        read_http(control_requests.statistics("m"), status, body)
     assert not isinstance(error.value, NotOffered)
     for word in ["the statistics of m", *words]:
         assert word in error.value.what
@@ -282,8 +300,123 @@ JSON = st.recursive(
 def test_any_json_is_a_result_or_a_user_error(name: str, tree: Any, status: int) -> None:
     request = REQUESTS[name][0]
     try:
-        result = read(request, status, json.dumps(tree).encode())
+        result = read_http(request, status, json.dumps(tree).encode())
     except UserError as error:
         assert request.what in error.what
     else:
         assert status == 200 or result is False
+
+
+# --- gRPC ------------------------------------------------------------------------------------------------------------
+
+
+def message(name: str, **fields: Any) -> bytes:
+    made = protobuf.bundled("kserve").message(f"inference.{name}")(**fields)
+    return bytes(made.SerializeToString())
+
+
+@pytest.mark.parametrize("call", [control_requests.live(), control_requests.ready(), control_requests.model_ready("m")])
+def test_health_is_a_boolean_over_grpc(call: ControlRequest[bool]) -> None:
+    assert read_grpc(call, 0, "", b"\x08\x01") is True
+    assert read_grpc(call, 0, "", b"") is False
+
+
+def test_server_metadata_over_grpc() -> None:
+    data = b"\x0a\x06triton\x12\x062.51.0\x1a\x0astatistics"
+    expected = ServerMetadata("triton", "2.51.0", ("statistics",))
+    assert read_grpc(control_requests.server_metadata(), 0, "", data) == expected
+
+
+def test_model_metadata_with_a_variable_dimension_over_grpc() -> None:
+    spec = b"\x0a\x01x\x12\x04FP32\x1a\x0b" + b"\xff" * 9 + b"\x01\x04"
+    data = (
+        b"\x0a\x01m\x12\x011\x1a\x06python" + b"\x22" + bytes([len(spec)]) + spec + b"\x2a" + bytes([len(spec)]) + spec
+    )
+    specs = (TensorSpec("x", "FP32", (-1, 4)),)
+    expected = ModelMetadata("m", ("1",), "python", specs, specs)
+    assert read_grpc(control_requests.model_metadata("m"), 0, "", data) == expected
+
+
+def test_model_config_with_unknown_fields_over_grpc() -> None:
+    config = {
+        "name": "m",
+        "max_batch_size": 8,
+        "output": [{"name": "y", "dims": [10], "label_filename": "labels.txt"}, {"name": "z"}],
+        "sequence_batching": {},
+        "model_transaction_policy": {"decoupled": True},
+    }
+    read = read_grpc(control_requests.model_config("m"), 0, "", message("ModelConfigResponse", config=config))
+    assert (read.name, read.max_batch_size, read.decoupled, read.sequence_batching) == ("m", 8, True, True)
+    assert read.labels == {"y": "labels.txt"}
+    assert read.raw["output"][0]["dims"] == ["10"]
+    optimization = b"\x62\x04\x0a\x02\x08\x01"  # field 12, which our .proto leaves out
+    plain = b"\x0a\x01m" + optimization
+    read = read_grpc(control_requests.model_config("m"), 0, "", b"\x0a" + bytes([len(plain)]) + plain)
+    assert (read.max_batch_size, read.decoupled, read.sequence_batching, read.labels) == (0, False, False, {})
+
+
+def test_unknown_fields_are_kept_over_grpc() -> None:
+    kind = protobuf.bundled("kserve").message("inference.ModelConfig")
+    data = b"\x0a\x01m\x62\x04\x0a\x02\x08\x01"
+    assert kind.FromString(data).SerializeToString() == data
+
+
+def test_statistics_over_grpc() -> None:
+    stats = {
+        "name": "m",
+        "version": "1",
+        "inference_count": 2**40,
+        "execution_count": 3,
+        "inference_stats": {"success": {"count": 2**40, "ns": 2**63}, "queue": {"count": 1, "ns": 5}},
+        "batch_stats": [
+            {"batch_size": 4, "compute_infer": {"count": 1, "ns": 7}},
+            {"batch_size": 2, "compute_infer": {"count": 2, "ns": 9}},
+        ],
+    }
+    [read] = read_grpc(control_requests.statistics("m"), 0, "", message("ModelStatisticsResponse", model_stats=[stats]))
+    assert (read.name, read.version, read.inference_count, read.execution_count) == ("m", "1", 2**40, 3)
+    assert read.success == Spent(2**40, 2**63)
+    assert read.queue == Spent(1, 5)
+    assert read.fail == Spent()
+    assert [(batch.size, batch.compute_infer.ns) for batch in read.batches] == [(2, 9), (4, 7)]
+
+
+def test_repository_index_over_grpc() -> None:
+    models = [{"name": "a", "version": "1", "state": "READY"}, {"name": "b", "state": "UNAVAILABLE", "reason": "why"}]
+    assert read_grpc(control_requests.repository_index(), 0, "", message("RepositoryIndexResponse", models=models)) == (
+        IndexEntry("a", "1", "READY"),
+        IndexEntry("b", "", "UNAVAILABLE", "why"),
+    )
+    assert read_grpc(control_requests.repository_index(), 0, "", b"") == ()
+
+
+def test_shared_memory_over_grpc() -> None:
+    regions = {name: {"name": name, "key": f"/{name}", "offset": 8, "byte_size": 64} for name in ("b", "a")}
+    data = message("SystemSharedMemoryStatusResponse", regions=regions)
+    assert read_grpc(control_requests.shm_status(), 0, "", data) == (
+        ShmStatus("a", "/a", 8, 64),
+        ShmStatus("b", "/b", 8, 64),
+    )
+    assert read_grpc(control_requests.shm_register("r", "/k", 64), 0, "", b"") is None
+    assert read_grpc(control_requests.shm_unregister("r"), 0, "", b"") is None
+
+
+def test_not_offered_is_distinguished_from_errors_over_grpc() -> None:
+    with pytest.raises(NotOffered, match="the statistics of m"):
+        read_grpc(control_requests.statistics("m"), 12, "", b"")
+    with pytest.raises(UserError, match="the metadata of m failed with gRPC status 5: unknown model") as caught:
+        read_grpc(control_requests.model_metadata("m"), 5, "unknown model 'm'", b"")
+    assert not isinstance(caught.value, NotOffered)
+
+
+@given(st.sampled_from(sorted(REQUESTS)), st.binary(max_size=60))
+def test_any_bytes_are_a_typed_result_or_a_user_error(name: str, data: bytes) -> None:
+    try:
+        read_grpc(REQUESTS[name][0], 0, "", data)
+    except UserError as error:
+        assert error.what
+
+
+def test_empty_configuration_response_is_an_error_over_grpc() -> None:
+    with pytest.raises(UserError, match="the configuration of m"):
+        read_grpc(control_requests.model_config("m"), 0, "", b"")

@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from responses import events_up_to_the_end, fed, http
 
-from inferometer.types import End, Event, Fail, Received, Tokens
+from inferometer.types import End, Event, Fail, Received, Request, Tokens
+from inferometer.wire.context import CallContext
 from inferometer.wire.http1 import ResponseDecoder
-from inferometer.wire.kserve.generate import body_decoder, generate_path, request_body
+from inferometer.wire.kserve.generate import EXTRACTOR, generate_path, request_body
+from inferometer.wire.target import parse
+from inferometer.wire.text_body import body_decoder
 
 
 def test_path_depends_on_streaming() -> None:
@@ -19,10 +22,14 @@ def test_path_depends_on_streaming() -> None:
 
 
 def test_extra_overrides_the_request_body() -> None:
-    assert json.loads(request_body("hé", 5, stream=True)) == {"text_input": "hé", "max_tokens": 5, "stream": True}
-    assert json.loads(request_body("a")) == {"text_input": "a", "stream": False}
+    def body(prompt: str, n_out: int = 0, **more: Any) -> Any:
+        context = CallContext(api="generate", model="m", targets=(parse("http://x"),), tag="t", **more)
+        return json.loads(request_body(context, Request(0, prompt, 0, n_out)))
+
+    assert body("hé", 5, stream=True) == {"text_input": "hé", "max_tokens": 5, "stream": True}
+    assert body("a") == {"text_input": "a", "stream": False}
     extra = {"temperature": 0.5, "max_tokens": 9, "bad_words": ""}
-    assert json.loads(request_body("a", 5, extra=extra)) == {"text_input": "a", "stream": False} | extra
+    assert body("a", 5, parameters=extra) == body("a", 5, body=extra) == {"text_input": "a", "stream": False} | extra
 
 
 def message(text: Any, **more: Any) -> dict[str, Any]:
@@ -35,7 +42,7 @@ def sse(*messages: Any) -> bytes:
 
 def run(wire: bytes, stream: bool, pieces: list[bytes] | None = None, eof: bool = False) -> tuple[list[Event], str]:
     """The events up to the first one that ends the response, as the engine reads them, and the text."""
-    decoder = ResponseDecoder(body_decoder(stream))
+    decoder = ResponseDecoder(body_decoder(EXTRACTOR, stream))
     return events_up_to_the_end(decoder, pieces or [wire], eof), decoder.text
 
 
@@ -102,7 +109,7 @@ def test_tokens_before_an_error_are_counted() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_body_decoder_is_reusable(stream: bool) -> None:
-    decoder = ResponseDecoder(body_decoder(stream))
+    decoder = ResponseDecoder(body_decoder(EXTRACTOR, stream))
     for text in ("one", "two"):
         decoder.reset()
         assert decoder.text == ""
@@ -113,6 +120,6 @@ def test_body_decoder_is_reusable(stream: bool) -> None:
 
 @given(st.lists(st.binary(max_size=40), max_size=5), st.booleans())
 def test_garbage_gives_a_failure_or_an_end_and_never_an_exception(pieces: list[bytes], stream: bool) -> None:
-    body, into = body_decoder(stream), Received()
+    body, into = body_decoder(EXTRACTOR, stream), Received()
     failure = body.feed(pieces, range(len(pieces)), into) or body.finish(into)
     assert failure is None or isinstance(failure, Fail)

@@ -11,8 +11,9 @@ from tensor_maker import random
 from inferometer.errors import UserError
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, zeros
 from inferometer.wire import protobuf
+from inferometer.wire.context import ShmRef
 from inferometer.wire.kserve import grpc
-from inferometer.wire.kserve.http import InferOptions, InferResponse, ShmOutput, ShmRef
+from inferometer.wire.kserve.infer import InferOptions, InferResponse, ShmOutput
 
 X = Tensor("x", "INT32", (2,), b"\x01\x00\x00\x00\x02\x00\x00\x00")
 X_INPUT = b"\x2a\x0d\x0a\x01x\x12\x05INT32\x1a\x01\x02"
@@ -168,21 +169,11 @@ def test_response_may_mix_raw_and_typed_outputs() -> None:
 
 
 @pytest.mark.parametrize("raw", [[b"", X.data], [X.data]], ids=["an empty one for it", "none for it"])
-def test_shared_memory_location_is_taken_from_the_request_if_the_response_lacks_it(raw: list[bytes]) -> None:
-    output = {"name": "y", "datatype": "FP32", "shape": [4]}
-    data = message("ModelInferResponse", outputs=[output, Y_OUTPUT], raw_output_contents=raw)
-    ref = ShmRef("r", 16, 32)
-    assert grpc.infer_response(data, {"y": ref}).outputs == [ShmOutput("y", "FP32", (4,), ref), X]
-
-
-def test_shared_memory_location_is_taken_from_the_response_if_it_has_one() -> None:
-    parameters = {
-        "shared_memory_region": {"string_param": "r"},
-        "shared_memory_byte_size": {"int64_param": 16},
-    }
+def test_an_output_may_be_in_shared_memory(raw: list[bytes]) -> None:
+    parameters = {"shared_memory_region": {"string_param": "r"}, "shared_memory_byte_size": {"int64_param": 16}}
     output = {"name": "y", "datatype": "FP32", "shape": [4], "parameters": parameters}
-    data = message("ModelInferResponse", outputs=[output])
-    assert grpc.infer_response(data).outputs == [ShmOutput("y", "FP32", (4,), ShmRef("r", 16))]
+    data = message("ModelInferResponse", outputs=[output, Y_OUTPUT], raw_output_contents=raw)
+    assert grpc.infer_response(data).outputs == [ShmOutput("y", "FP32", (4,), ShmRef("r", 16)), X]
 
 
 def test_parameters_of_a_response_keep_their_types() -> None:

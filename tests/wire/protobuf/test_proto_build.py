@@ -41,8 +41,8 @@ def test_both_versions_of_reflection_have_the_same_messages() -> None:
 
 def test_bytes_of_a_health_check() -> None:
     check = protobuf.bundled("health").method("grpc.health.v1.Health/Check")
-    assert protobuf.to_bytes(check, {"service": "a"}) == b"\x0a\x01a"
-    assert protobuf.to_json(check, b"\x08\x01") == {"status": "SERVING"}
+    assert protobuf.encode(check.input, {"service": "a"}) == b"\x0a\x01a"
+    assert protobuf.decode(check.output, b"\x08\x01") == {"status": "SERVING"}
     assert protobuf.bundled("health").method("grpc.health.v1.Health/Watch").server_streaming
 
 

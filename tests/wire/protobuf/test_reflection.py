@@ -118,8 +118,8 @@ def test_description_of_a_real_service_is_sufficient_to_call_it(server: Any, wan
     schema = protobuf.load(finish(describe(wanted), over(channel, queries)))
     method = schema.method("talk.Echo/Say")
     call = channel.unary_unary(method.path)
-    response = call(protobuf.to_bytes(method, {"text": "hello"}), timeout=TIMEOUT)
-    assert protobuf.to_json(method, response) == {"word": {"text": "hello"}}
+    response = call(protobuf.encode(method.input, {"text": "hello"}), timeout=TIMEOUT)
+    assert protobuf.decode(method.output, response) == {"word": {"text": "hello"}}
     assert schema.method("talk.Other/Say").client_streaming
     assert queries[0].path == PATHS[0], "v1 is tried first"
     assert {query.path for query in queries[1:]} <= {PATHS[1] if which == "v1alpha" else PATHS[0]}

@@ -125,7 +125,7 @@ class Connection:
 
     def consumed(self, stream: int, count: int) -> None:
         """Let the client send as many bytes again, unless it does not read its responses."""
-        if self.http2.outbox.blocked > _MAX_UNSENT:
+        if self.http2.blocked > _MAX_UNSENT:
             self._owed[stream] = self._owed.get(stream, 0) + count
         else:
             self.http2.consumed(stream, count)
@@ -141,11 +141,11 @@ class Connection:
         self._is_awake = True
         http2, transport = self.http2, self._transport
         while (http2.has_more or self._owed) and transport.unsent < _TAKE and not transport.closed:
-            if self._owed and http2.outbox.blocked <= _MAX_UNSENT // 2:
+            if self._owed and http2.blocked <= _MAX_UNSENT // 2:
                 owed, self._owed = self._owed, {}
                 for stream, count in owed.items():
                     http2.consumed(stream, count)
-            parts = http2.take(_TAKE)
+            parts = http2.take_parts(_TAKE)
             if not parts:
                 break
             transport.write(*parts)
@@ -174,7 +174,7 @@ class Connection:
 
     @property
     def in_flight(self) -> bool:
-        return bool(self.calls or self.http2.has_more or self.http2.outbox.blocked or self._transport.unsent)
+        return bool(self.calls or self.http2.has_more or self.http2.blocked or self._transport.unsent)
 
     def is_late(self, silent: int, idle: int, stalled: int) -> bool:
         if not self.calls and not self.http2.mid_frame:

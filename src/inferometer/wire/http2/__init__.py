@@ -8,7 +8,7 @@ any connection.
     server.py     the server's connection
     floods.py     the server's protection against floods of frames
     connection.py what both share: received bytes to frames
-    outbox.py     bytes to send: order of frames, flow-control windows, fairness between streams
+    outbox.py     what both inherit: bytes to send: order of frames, flow-control windows, fairness between streams
     control.py    handlers for the frames that are neither HEADERS nor DATA
     fields.py     validation of headers, cached by header block
     hpack.py      header blocks <-> lists of fields
@@ -16,46 +16,3 @@ any connection.
     frames.py     numbers, names and layouts of frames
     events.py     events of a connection, and Http2Error for protocol violations
 """
-
-from inferometer.wire.http2.client import Http2Client
-from inferometer.wire.http2.events import (
-    Data,
-    Event,
-    Fields,
-    GoAway,
-    Headers,
-    HeadersTooLarge,
-    Http2Error,
-    RequestData,
-    RequestHeaders,
-    RequestTrailers,
-    Reset,
-    Response,
-    ServerEvent,
-)
-from inferometer.wire.http2.frames import CANCEL, NO_ERROR, REFUSED_STREAM, code_name
-from inferometer.wire.http2.hpack import encode
-from inferometer.wire.http2.server import Http2Server
-
-__all__ = [
-    "CANCEL",
-    "NO_ERROR",
-    "REFUSED_STREAM",
-    "Data",
-    "Event",
-    "Fields",
-    "GoAway",
-    "Headers",
-    "HeadersTooLarge",
-    "Http2Client",
-    "Http2Error",
-    "Http2Server",
-    "RequestData",
-    "RequestHeaders",
-    "RequestTrailers",
-    "Reset",
-    "Response",
-    "ServerEvent",
-    "code_name",
-    "encode",
-]

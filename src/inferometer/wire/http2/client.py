@@ -29,20 +29,8 @@ from inferometer.wire.http2 import control, frames
 from inferometer.wire.http2.connection import Connection
 from inferometer.wire.http2.events import Data, Event, Fields, Headers, Http2Error, Response
 from inferometer.wire.http2.fields import HeaderReader, validate_response
-from inferometer.wire.http2.frames import (
-    CANCEL,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    FLOW_CONTROL_ERROR,
-    HEADERS,
-    MAX_NUMBER,
-    PADDED,
-    PROTOCOL_ERROR,
-    SETTINGS,
-    kind_name,
-)
-from inferometer.wire.http2.outbox import Outbox, OutgoingStream
+from inferometer.wire.http2.frames import DATA, END_STREAM, HEADERS, PADDED, PROTOCOL_ERROR, kind_name
+from inferometer.wire.http2.outbox import OutgoingStream
 
 _MAX_STATUS_LINE = 300
 
@@ -64,69 +52,28 @@ class _Layout(msgspec.Struct, frozen=True, gc=False):
     trailers: Fields
 
 
-class Http2Client(Connection):
+class Http2Client(Connection[Event]):
     """The state of one connection. See the module's docstring for how to drive it."""
 
-    __slots__ = ("_half", "_head_block", "_layout", "_received", "_window")
+    __slots__ = ("_half", "_head_block", "_layout", "_own_window")
 
-    def __init__(self, window: int = MAX_NUMBER, max_frame: int = 1 << 20, max_header_list: int = 64 << 10) -> None:
+    def __init__(
+        self, window: int = frames.MAX_NUMBER, max_frame: int = 1 << 20, max_header_list: int = 64 << 10
+    ) -> None:
         """`window`: bytes that the server may send before our next update, per stream and on the whole connection."""
-        if not frames.DEFAULT_WINDOW <= window <= MAX_NUMBER:
+        if not frames.DEFAULT_WINDOW <= window <= frames.MAX_NUMBER:
             raise ValueError(f"window must be between 65535 and 2147483647 bytes (got {window})")
         reader = HeaderReader(max_header_list, "the server", validate_response)
-        super().__init__(Outbox("the server"), reader, control.CLIENT_HANDLERS, max_frame)
+        super().__init__(reader, control.CLIENT_HANDLERS, max_frame, is_server=False)
         self._head_block = b""  # of the last response that was parsed frame by frame
         self._layout: _Layout | None = None
-        self._window = window
+        self._own_window = window
         self._half = window // 2
-        self._received = 0  # bytes of DATA for which the connection's window was not yet topped up
-
-    # --- requests ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Queue the preface of the connection and our settings."""
-        settings = {
-            frames.ENABLE_PUSH: 0,
-            frames.INITIAL_WINDOW_SIZE: self._window,
-            frames.MAX_FRAME_SIZE: self._max_frame,
-            frames.MAX_HEADER_LIST_SIZE: self._max_list,
-        }
-        more = self._window - frames.DEFAULT_WINDOW
-        preface = frames.PREFACE + frames.settings(settings)
-        self.outbox.put_urgent(preface + (frames.window_update(0, more) if more else b""))
-
-    def request(self, block: bytes, body: bytes, end: bool = True) -> int:
-        """Queue a request and return the id of its stream. Not allowed once the connection `is_closing`."""
-        return self.outbox.request(block, body, end)
-
-    def send(self, stream: int, body: bytes, end: bool) -> None:
-        """Queue more of a request's body. Does nothing if the stream has closed in the meantime."""
-        self.outbox.send(stream, body, end)
-
-    def reset(self, stream: int, code: int = CANCEL) -> None:
-        """Cancel a stream. Does nothing if it has closed in the meantime."""
-        open_stream = self._streams.get(stream)
-        if open_stream is not None:
-            self.outbox.reset(open_stream, code)
-
-    def take(self, limit: int = 1 << 20) -> bytes:
-        """Return the next bytes to send, at most about `limit`; b"" if there is nothing to send now."""
-        return self.outbox.take(limit)
-
-    @property
-    def max_streams(self) -> int:
-        """Number of streams that the server allows to be open; a very large number while it has set no limit."""
-        return self.outbox.max_streams
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether new requests are impossible: after a GOAWAY, after a connection error, or when the ids have run out."""
-        return self.outbox.is_closing
-
-    @property
-    def blocked(self) -> int:
-        """Bytes of request bodies that wait for the server's windows or for their turn."""
-        return self.outbox.blocked
+        settings = {frames.ENABLE_PUSH: 0, frames.INITIAL_WINDOW_SIZE: self._own_window}
+        self._begin(frames.PREFACE, self._own_window, settings)
 
     # --- received bytes ----------------------------------------------------------------------------------------------
 
@@ -134,30 +81,11 @@ class Http2Client(Connection):
         """Handle the server's close; raises Http2Error if it happened in the middle of a frame."""
         if self._error is None and self.mid_frame:
             kept = b"".join(self._kept)
-            self._error = (
-                _not_http2(kept)
-                if kept[:5] == b"HTTP/" or (is_tls(kept) and not self.settings_received)
-                else Http2Error(PROTOCOL_ERROR, "the server closed the connection in the middle of a frame")
-            )
-            self.outbox.fail(self._error.code, self._error.message)
-            raise self._error
-
-    def feed(self, data: bytes) -> list[Event]:
-        """Return the events of `data`, which may be split anywhere.
-
-        Raises Http2Error, whose `events` are those that precede the error.
-        """
-        if self._error is not None:
-            raise self._error
-        events: list[Event] = []
-        try:
-            if self._kept:
-                data = self._join(data)
-            self._frames(data, events)
-        except Http2Error as error:
-            self._break(error, events)
-            raise
-        return events
+            error = Http2Error(PROTOCOL_ERROR, "the server closed the connection in the middle of a frame")
+            if kept[:5] == b"HTTP/" or (is_tls(kept) and not self.settings_received):
+                error = _not_http2(kept)
+            self._break(error)
+            raise error
 
     def _on_usual(self, number: int, data: bytes, start: int, events: list[Event]) -> int:
         layout = self._layout
@@ -178,7 +106,7 @@ class Http2Client(Connection):
             or end_block != layout.end_block
         ):
             return 0
-        stream = self._streams.get(number)
+        stream = self.streams.get(number)
         length = end - body
         received = self._received + length
         if (
@@ -191,7 +119,7 @@ class Http2Client(Connection):
         ):
             return 0
         self._received = received
-        del self._streams[number]
+        del self.streams[number]
         events.append(Response(number, layout.headers, data[body:end], layout.trailers))
         return end + layout.end_size
 
@@ -203,7 +131,7 @@ class Http2Client(Connection):
         head = self._known.get(block)
         if head is not None and end_block in self._known:
             start, end = struct.Struct(f">{len(block)}sLBL"), struct.Struct(f">5sL{len(end_block)}s")
-            end_head = frames.head(len(end_block) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[:5]
+            end_head = frames.head(len(end_block) << 8 | HEADERS, frames.END_HEADERS | END_STREAM, 0)[:5]
             self._layout = _Layout(
                 start.unpack_from,
                 end.unpack_from,
@@ -229,13 +157,11 @@ class Http2Client(Connection):
         self._received += length
         if self._received > self._half:
             self._top_up()
-        stream = self._streams.get(number)
+        stream = self.streams.get(number)
         if stream is None:
-            control.check_was_open(self.outbox, DATA, number)
+            control.check_was_open(self, DATA, number)
         elif not stream.has_headers:
-            control.fail_stream(
-                self.outbox, stream, PROTOCOL_ERROR, "the server sent a body before its headers", events
-            )
+            control.fail_stream(self, stream, PROTOCOL_ERROR, "the server sent a body before its headers", events)
             stream = None
         else:
             stream.received += length
@@ -247,38 +173,35 @@ class Http2Client(Connection):
         if stream is not None:
             if flags & END_STREAM:
                 events.append(Data(number, data[start:stop], True))
-                self.outbox.finish(stream)
+                self.finish(stream)
             elif length:
                 events.append(Data(number, data[start:stop], False))
         return stop
 
     def _top_up(self) -> None:
-        if self._received > self._window:
-            raise Http2Error(FLOW_CONTROL_ERROR, "the server sent more than the connection's window allows")
-        self.outbox.put_urgent(frames.window_update(0, self._received))
+        if self._received > self._own_window:
+            raise Http2Error(frames.FLOW_CONTROL_ERROR, "the server sent more than the connection's window allows")
+        self.put_urgent(frames.window_update(0, self._received))
         self._received = 0
 
     def _top_up_stream(self, stream: OutgoingStream, events: list[Event]) -> OutgoingStream | None:
         """Top up the stream's window; return the stream, or None if it had to be reset."""
-        if stream.received > self._window:
+        if stream.received > self._own_window:
             message = "the server sent more than the stream's window allows"
-            control.fail_stream(self.outbox, stream, FLOW_CONTROL_ERROR, message, events)
+            control.fail_stream(self, stream, frames.FLOW_CONTROL_ERROR, message, events)
             return None
-        self.outbox.put_urgent(frames.window_update(stream.number, stream.received))
+        self.put_urgent(frames.window_update(stream.number, stream.received))
         stream.received = 0
         return stream
 
-    def _on_data_part(self, number: int, data: bytes, start: int, stop: int, end: bool, events: list[Event]) -> None:
-        stream = self._streams.get(number)
-        if stream is not None:
-            events.append(Data(number, data[start:stop], end))
-            if end:
-                self.outbox.finish(stream)
+    def _on_body(
+        self, stream: OutgoingStream, data: bytes, start: int, stop: int, end: bool, events: list[Event]
+    ) -> None:
+        events.append(Data(stream.number, data[start:stop], end))
+        if end:
+            self.finish(stream)
 
     # --- headers ---
-
-    def _check_id(self, number: int) -> None:
-        control.check_was_open(self.outbox, HEADERS, number)
 
     def _on_block(self, number: int, raw: bytes, end: int, events: list[Event]) -> None:
         block = self._known.get(raw)
@@ -286,31 +209,31 @@ class Http2Client(Connection):
             block = self._read_block(raw)
             if not self._known:  # the dynamic table has changed, and with it the meaning of blocks
                 self._layout, self._usual = None, -1
-        stream = self._streams.get(number)
+        stream = self.streams.get(number)
         if stream is None:
-            control.check_was_open(self.outbox, HEADERS, number)
+            control.check_was_open(self, HEADERS, number)
         elif block.fault:
-            control.fail_stream(self.outbox, stream, block.code, block.fault, events)
+            control.fail_stream(self, stream, block.code, block.fault, events)
         elif stream.has_headers:
             if block.status or not end:
                 what = "a second :status" if block.status else "trailers that do not end the stream"
-                control.fail_stream(self.outbox, stream, PROTOCOL_ERROR, "the server sent " + what, events)
+                control.fail_stream(self, stream, PROTOCOL_ERROR, "the server sent " + what, events)
             else:
                 events.append(Headers(number, block.headers, True))
-                self.outbox.finish(stream)
+                self.finish(stream)
                 self._learn(raw, block.headers)
         elif block.status >= 200:
             stream.has_headers = True
             self._head_block = raw
             events.append(Headers(number, block.headers, end == END_STREAM))
             if end:
-                self.outbox.finish(stream)
+                self.finish(stream)
         elif not block.status or end or block.status == 101:
             what = "headers without a :status" if not block.status else f"status {block.status} as a final response"
-            control.fail_stream(self.outbox, stream, PROTOCOL_ERROR, "the server sent " + what, events)
+            control.fail_stream(self, stream, PROTOCOL_ERROR, "the server sent " + what, events)
 
 
-def _not_http2(data: bytes, kind: int = SETTINGS) -> Http2Error:
+def _not_http2(data: bytes, kind: int = frames.SETTINGS) -> Http2Error:
     """Describe what the server speaks instead, as far as the first bytes show."""
     if data[:5] == b"HTTP/":
         line = bounded(data.partition(b"\n")[0].decode("latin-1"))

@@ -9,17 +9,7 @@ from typing import Any
 
 from inferometer.wire.http2 import frames
 from inferometer.wire.http2.events import GoAway, Http2Error, Reset
-from inferometer.wire.http2.frames import (
-    ENHANCE_YOUR_CALM,
-    FLOW_CONTROL_ERROR,
-    FRAME_SIZE_ERROR,
-    MAX_NUMBER,
-    PROTOCOL_ERROR,
-    REFUSED_STREAM,
-    code_name,
-    kind_name,
-    unpack_number,
-)
+from inferometer.wire.http2.frames import PROTOCOL_ERROR, code_name, kind_name, unpack_number
 from inferometer.wire.http2.outbox import Outbox, OutgoingStream
 
 _MAX_SETTINGS = 100
@@ -40,7 +30,7 @@ def check_was_open(outbox: Outbox, kind: int, number: int) -> None:
 
 def fail_stream(outbox: Outbox, stream: OutgoingStream, code: int, message: str, events: list[Any]) -> None:
     """Reset a stream after a violation that affects only this stream."""
-    outbox.reset(stream, code)
+    outbox.reset_stream(stream, code)
     events.append(Reset(stream.number, code, message, False))
 
 
@@ -53,7 +43,9 @@ def on_rst_stream(outbox: Outbox, flags: int, number: int, payload: bytes, event
         return
     code = unpack_number(payload)[0]
     outbox.drop(stream)
-    events.append(Reset(number, code, f"{outbox.peer} reset the stream: {code_name(code)}", code == REFUSED_STREAM))
+    events.append(
+        Reset(number, code, f"{outbox.peer} reset the stream: {code_name(code)}", code == frames.REFUSED_STREAM)
+    )
 
 
 def on_priority(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
@@ -61,7 +53,9 @@ def on_priority(outbox: Outbox, flags: int, number: int, payload: bytes, events:
         raise Http2Error(PROTOCOL_ERROR, f"{outbox.peer} sent PRIORITY on stream 0")
     stream = outbox.streams.get(number)
     if stream is not None and len(payload) != 5:
-        fail_stream(outbox, stream, FRAME_SIZE_ERROR, _wrong_size(outbox, frames.PRIORITY, payload).message, events)
+        fail_stream(
+            outbox, stream, frames.FRAME_SIZE_ERROR, _wrong_size(outbox, frames.PRIORITY, payload).message, events
+        )
 
 
 def on_push_promise(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
@@ -71,7 +65,7 @@ def on_push_promise(outbox: Outbox, flags: int, number: int, payload: bytes, eve
 def on_window_update(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
     if len(payload) != 4:
         raise _wrong_size(outbox, frames.WINDOW_UPDATE, payload)
-    increment = unpack_number(payload)[0] & MAX_NUMBER
+    increment = unpack_number(payload)[0] & frames.MAX_NUMBER
     if not number:
         if not increment:
             raise Http2Error(PROTOCOL_ERROR, f"{outbox.peer} sent a WINDOW_UPDATE of 0")
@@ -84,7 +78,7 @@ def on_window_update(outbox: Outbox, flags: int, number: int, payload: bytes, ev
         fail_stream(outbox, stream, PROTOCOL_ERROR, f"{outbox.peer} sent a WINDOW_UPDATE of 0", events)
     elif not outbox.widen_stream(stream, increment):
         message = f"{outbox.peer} enlarged the stream's window beyond 2^31-1 bytes"
-        fail_stream(outbox, stream, FLOW_CONTROL_ERROR, message, events)
+        fail_stream(outbox, stream, frames.FLOW_CONTROL_ERROR, message, events)
 
 
 # --- the connection --------------------------------------------------------------------------------------------------
@@ -99,12 +93,12 @@ def on_settings(outbox: Outbox, flags: int, number: int, payload: bytes) -> bool
     if flags & frames.ACK:
         return True
     if len(payload) > 6 * _MAX_SETTINGS:
-        raise Http2Error(ENHANCE_YOUR_CALM, f"{outbox.peer} sent {len(payload) // 6} settings in one frame")
+        raise Http2Error(frames.ENHANCE_YOUR_CALM, f"{outbox.peer} sent {len(payload) // 6} settings in one frame")
     window = outbox.initial_window
     for name, value in frames.iter_settings(payload):
         if name == frames.INITIAL_WINDOW_SIZE:
-            if value > MAX_NUMBER:
-                raise Http2Error(FLOW_CONTROL_ERROR, f"{outbox.peer} set INITIAL_WINDOW_SIZE to {value}")
+            if value > frames.MAX_NUMBER:
+                raise Http2Error(frames.FLOW_CONTROL_ERROR, f"{outbox.peer} set INITIAL_WINDOW_SIZE to {value}")
             window = value
         else:
             _apply(outbox, name, value)
@@ -144,7 +138,7 @@ def on_goaway(outbox: Outbox, flags: int, number: int, payload: bytes, events: l
     for stream in [stream for number, stream in outbox.streams.items() if number > event.last]:
         outbox.drop(stream)
         message = f"{outbox.peer} is closing the connection ({code_name(event.code)}) and did not process this request"
-        events.append(Reset(stream.number, REFUSED_STREAM, message, True))
+        events.append(Reset(stream.number, frames.REFUSED_STREAM, message, True))
 
 
 def on_client_goaway(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
@@ -157,7 +151,7 @@ def _goaway(outbox: Outbox, number: int, payload: bytes) -> GoAway:
         raise Http2Error(PROTOCOL_ERROR, f"{outbox.peer} sent GOAWAY on stream {number}")
     if len(payload) < 8:
         raise _wrong_size(outbox, frames.GOAWAY, payload)
-    return GoAway(unpack_number(payload)[0] & MAX_NUMBER, unpack_number(payload, 4)[0], payload[8:])
+    return GoAway(unpack_number(payload)[0] & frames.MAX_NUMBER, unpack_number(payload, 4)[0], payload[8:])
 
 
 CLIENT_HANDLERS: dict[int, Callable[[Outbox, int, int, bytes, list[Any]], None]] = {
@@ -172,4 +166,6 @@ SERVER_HANDLERS = CLIENT_HANDLERS | {frames.GOAWAY: on_client_goaway}
 
 
 def _wrong_size(outbox: Outbox, kind: int, payload: bytes) -> Http2Error:
-    return Http2Error(FRAME_SIZE_ERROR, f"{outbox.peer} sent {kind_name(kind)} with a payload of {len(payload)} bytes")
+    return Http2Error(
+        frames.FRAME_SIZE_ERROR, f"{outbox.peer} sent {kind_name(kind)} with a payload of {len(payload)} bytes"
+    )

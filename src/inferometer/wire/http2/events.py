@@ -8,7 +8,7 @@ Fields = tuple[tuple[bytes, bytes], ...]
 
 
 class Headers(msgspec.Struct, frozen=True, gc=False):
-    """The headers of a response or, after them, its trailers. Informational (1xx) headers are not reported."""
+    """The headers of a response (informational ones, 1xx, are not reported), or the trailers of a response or a request."""
 
     stream: int
     headers: Fields
@@ -84,14 +84,8 @@ class RequestData(msgspec.Struct, frozen=True, gc=False):
     end: bool
 
 
-class RequestTrailers(msgspec.Struct, frozen=True, gc=False):
-    """The trailers of a request, which end it."""
-
-    stream: int
-    headers: Fields
-
-
-ServerEvent = RequestHeaders | HeadersTooLarge | RequestData | RequestTrailers | Reset
+ServerEvent = RequestHeaders | HeadersTooLarge | RequestData | Headers | Reset
+"""`Headers` are the trailers of a request, which end it."""
 
 
 class Http2Error(Exception):

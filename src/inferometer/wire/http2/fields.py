@@ -5,7 +5,7 @@ look-up. The checks are those that RFC 9113 requires, with one exception: spaces
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 
 import msgspec
@@ -35,12 +35,12 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 class HeaderReader:
     """Reads the header blocks of one connection, in the order of their arrival."""
 
-    __slots__ = ("_decoder", "_peer", "_validate", "known", "limit")
+    __slots__ = ("_decoder", "_validate", "known", "limit", "peer")
 
     def __init__(self, limit: int, peer: str, validate: Callable[[Fields], "Block"]) -> None:
         """`limit`: maximum size of a header list. `peer`: the sender, for messages."""
         self._decoder = HpackDecoder()
-        self._peer = peer
+        self.peer = peer
         self._validate = validate
         self.limit = limit
         self.known: dict[bytes, Block] = {}
@@ -58,7 +58,7 @@ class HeaderReader:
         return block
 
     def _too_large(self) -> "Block":
-        return Block((), 0, f"{self._peer}'s headers are larger than {self.limit} bytes", ENHANCE_YOUR_CALM)
+        return Block((), 0, f"{self.peer}'s headers are larger than {self.limit} bytes", ENHANCE_YOUR_CALM)
 
 
 @lru_cache(_MAX_KNOWN)
@@ -67,21 +67,39 @@ def validate_response(headers: Fields) -> Block:
 
     Equal fields give the same object, whichever connection they arrived on, so that callers can compare by identity.
     """
-    status, fault, seen_regular = 0, "", False
+    pseudo, fault = _checked(headers, (b":status",), "response")
+    status = pseudo.get(b":status")
+    if status is not None and not _STATUS.fullmatch(status):
+        fault = fault or f":status is not a number: {status[:40]!r}"
+    if fault:
+        return Block(headers, 0, f"the server's headers are malformed: {fault}", PROTOCOL_ERROR)
+    return Block(headers, int(status or 0))
+
+
+@lru_cache(_MAX_KNOWN)
+def validate_request(headers: Fields) -> Block:
+    """Check the fields of a request's block, which has all pseudo-headers of a request or, if it has trailers, none."""
+    pseudo, fault = _checked(headers, (b":method", b":scheme", b":path", b":authority"), "request")
+    if pseudo:
+        fault = fault or _target_fault(pseudo)
+    if fault:
+        return Block(headers, 1 if pseudo else 0, f"the client's headers are malformed: {fault}", PROTOCOL_ERROR)
+    return Block(headers, 1 if pseudo else 0)
+
+
+def _checked(headers: Fields, known: Collection[bytes], kind: str) -> tuple[dict[bytes, bytes], str]:
+    """Return the pseudo-headers, which are those of a `kind`, and what is wrong with the fields."""
+    pseudo: dict[bytes, bytes] = {}
+    fault, seen_regular = "", False
     for name, value in headers:
-        if name == b":status":
-            if status or seen_regular or not _STATUS.fullmatch(value):
-                fault = fault or f":status is not a number, not first, or sent twice: {value[:40]!r}"
-            else:
-                status = int(value)
+        if name in known:
+            if seen_regular or name in pseudo or _BAD_VALUE.search(value):
+                fault = fault or f"{name!r} is sent twice, follows another header, or has a value that is not valid"
+            pseudo[name] = value
         else:
             seen_regular = True
-            fault = fault or _fault(name, value, "response")
-    return (
-        Block(headers, status, f"the server's headers are malformed: {fault}", PROTOCOL_ERROR)
-        if fault
-        else Block(headers, status)
-    )
+            fault = fault or _fault(name, value, kind)
+    return pseudo, fault
 
 
 @lru_cache(_MAX_KNOWN)
@@ -92,34 +110,9 @@ def _fault(name: bytes, value: bytes, kind: str) -> str:
         return f"the name {name[:40]!r} is not valid"
     if name in _CONNECTION_HEADERS:
         return f"{name!r} belongs to HTTP/1.1"
+    if name == b"te" and kind == "request" and value.lower() != b"trailers":
+        return f"te is {value[:40]!r}, but only 'trailers' is allowed"
     return f"the value of {name[:40]!r} contains a line break or a zero byte" if _BAD_VALUE.search(value) else ""
-
-
-@lru_cache(_MAX_KNOWN)
-def validate_request(headers: Fields) -> Block:
-    """Check the fields of a request's block, which has all pseudo-headers of a request or, if it has trailers, none."""
-    pseudo: dict[bytes, bytes] = {}
-    fault, seen_regular = "", False
-    for name, value in headers:
-        if name in _REQUEST_PSEUDO:
-            if seen_regular or name in pseudo or _BAD_VALUE.search(value):
-                fault = fault or f"{name!r} is sent twice, follows another header, or has a value that is not valid"
-            pseudo[name] = value
-        else:
-            seen_regular = True
-            fault = fault or _fault(name, value, "request")
-            if name == b"te" and value.lower() != b"trailers":
-                fault = fault or f"te is {value[:40]!r}, but only 'trailers' is allowed"
-    if pseudo:
-        fault = fault or _target_fault(pseudo)
-    return (
-        Block(headers, 1 if pseudo else 0, f"the client's headers are malformed: {fault}", PROTOCOL_ERROR)
-        if fault
-        else Block(headers, 1 if pseudo else 0)
-    )
-
-
-_REQUEST_PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 
 
 def _target_fault(pseudo: dict[bytes, bytes]) -> str:

@@ -7,7 +7,7 @@ There are three queues, emptied in this order:
               before it is reset, and frames made under the old settings precede the acknowledgement of the new ones
     ready     streams with bodies that are large or had to wait; they take turns, one frame each, as far as the windows allow
 
-A body in `ready` is copied only once, into the bytes that `take` returns, and not at all by `take_parts`.
+A body in `ready` is copied only once, into the bytes that `take` returns, and not at all by the server's `take_parts`.
 """
 
 from collections import OrderedDict, deque
@@ -24,8 +24,6 @@ _TURN = 64 << 10
 """Maximum number of bytes per turn of a stream while others wait, even if the peer allows larger frames."""
 _SLIVER = 1 << 10
 """Remaining room in a take that is too small to be worth another frame."""
-_MAX_PARTS = 500
-"""Maximum number of parts for one system call (IOV_MAX is 1,024 on Linux); more are joined."""
 _MAX_REPLIES = 10_000
 """Maximum number of replies waiting to be sent. A peer that demands more without reading any is misbehaving."""
 
@@ -78,11 +76,11 @@ class Outbox:
         self._is_server = is_server
         self.streams: dict[int, OutgoingStream] = {}
         self.next = 1  # the id of the stream that the client opens next
-        self.is_closing = False
-        self.blocked = 0
+        self.is_closing = False  # no new requests: after a GOAWAY or an error, or when the ids have run out
+        self.blocked = 0  # bytes of bodies that wait for the peer's windows or for their turn
         self.released = 0  # server: bytes of DATA that were consumed, and for which the window was not yet topped up
         self.sent = 0  # server: number of DATA frames
-        self.max_streams = MAX_NUMBER
+        self.max_streams = MAX_NUMBER  # the number of open streams that the server allows
         self.max_frame = MIN_MAX_FRAME
         self.initial_window = DEFAULT_WINDOW
         self._window = DEFAULT_WINDOW  # the connection's window, as opposed to those of the streams
@@ -95,7 +93,8 @@ class Outbox:
 
     # --- requests ---
 
-    def request(self, block: bytes, body: bytes, end: bool) -> int:
+    def request(self, block: bytes, body: bytes, end: bool = True) -> int:
+        """Queue a request and return the id of its stream. Not allowed once the connection `is_closing`."""
         if self.is_closing:
             raise RuntimeError("cannot start a request on a connection that is closing")
         number = self.next
@@ -137,7 +136,7 @@ class Outbox:
         return stream
 
     def respond(self, number: int, block: bytes, body: Sequence[bytes | memoryview], trailers: bytes) -> None:
-        """Queue a complete response. Does nothing if the stream has closed in the meantime."""
+        """Queue a complete response: headers, a body in parts, and trailers. Does nothing if the stream has closed in the meantime."""
         stream = self.streams.get(number)
         if stream is None:
             return
@@ -161,11 +160,11 @@ class Outbox:
             del self.streams[number]
             return
         self.headers(number, block, False)
-        self.send_parts(number, body, False)
+        self.send(number, *body)
         self.headers(number, trailers, True)
 
-    def headers(self, number: int, block: bytes, end: bool) -> None:
-        """Queue the headers of a response or, after them, its trailers. Does nothing if the stream has closed."""
+    def headers(self, number: int, block: bytes, end: bool = False) -> None:
+        """Queue the headers of a response or, after them, its trailers, which must end it. Does nothing if the stream has closed."""
         stream = self.streams.get(number)
         if stream is None:
             return
@@ -195,23 +194,24 @@ class Outbox:
 
     # --- bodies ---
 
-    def send(self, number: int, body: bytes | memoryview, end: bool) -> None:
-        stream = self.streams.get(number)
-        if stream is not None:
-            if stream.is_ended:
-                raise RuntimeError("the body of this stream has already ended")
-            self._send_body(stream, body, end)
-        elif not 0 < number < self.next or not number & 1:
-            raise RuntimeError(f"stream {number} was never opened")
+    def send(self, number: int, *parts: bytes | memoryview, end: bool = False) -> None:
+        """Queue a part of a body, in parts of its own. Does nothing if the stream has closed in the meantime.
 
-    def send_parts(self, number: int, parts: Sequence[bytes | memoryview], end: bool) -> None:
-        """Queue a body in parts; small ones share a frame."""
+        Small parts share a frame; large ones are not copied and must not change.
+        """
+        stream = self.streams.get(number)
+        if stream is None:
+            if not 0 < number < self.next or not number & 1:
+                raise RuntimeError(f"stream {number} was never opened")
+            return
+        if stream.is_ended:
+            raise RuntimeError("the body of this stream has already ended")
         if len(parts) != 1 and sum(map(len, parts)) <= MIN_MAX_FRAME:
             parts = (b"".join(parts),)
         *others, last = parts
         for part in others:
-            self.send(number, part, False)
-        self.send(number, last, end)
+            self._send_body(stream, part, False)
+        self._send_body(stream, last, end)
 
     def _send_body(self, stream: OutgoingStream, body: bytes | memoryview, end: bool) -> None:
         size = len(body)
@@ -263,11 +263,17 @@ class Outbox:
     def finish(self, stream: OutgoingStream) -> None:
         """Close a stream whose response is complete; drop the rest of the request, if any, and reset the stream then."""
         if stream.queue or not stream.is_ended:
-            self.reset(stream, frames.NO_ERROR)
+            self.reset_stream(stream, frames.NO_ERROR)
         else:
             del self.streams[stream.number]
 
-    def reset(self, stream: OutgoingStream, code: int) -> None:
+    def reset(self, number: int, code: int = frames.CANCEL) -> None:
+        """Give up a stream. Does nothing if it has closed in the meantime."""
+        stream = self.streams.get(number)
+        if stream is not None:
+            self.reset_stream(stream, code)
+
+    def reset_stream(self, stream: OutgoingStream, code: int) -> None:
         self.drop(stream)
         self.put(frames.rst_stream(stream.number, code))
 
@@ -278,7 +284,7 @@ class Outbox:
             self.blocked -= stream.unsent
             self._ready.pop(stream.number, None)
 
-    def fail(self, code: int, message: str) -> None:
+    def _give_up(self, code: int, message: str) -> None:
         """Give up the connection: drop everything that waits and send a GOAWAY."""
         self.is_closing = True
         self._ordered.clear()
@@ -287,6 +293,10 @@ class Outbox:
         if self._is_server:
             self.streams.clear()
         self._urgent.append(frames.goaway(code, message.encode()[:256], self.last))
+
+    @property
+    def open_streams(self) -> int:
+        return len(self.streams)
 
     @property
     def max_push(self) -> int:
@@ -338,7 +348,10 @@ class Outbox:
 
     @property
     def backlog(self) -> int:
-        """Bytes of small frames that can be sent now."""
+        """Bytes of small frames that can be sent now: responses, other than those that wait for the windows.
+
+        Do not read more requests while this is large: the client sends them without reading our responses.
+        """
         return self._ordered_size
 
     @property
@@ -346,7 +359,7 @@ class Outbox:
         """Whether `take` may return bytes (streams in `ready` may still be blocked by the connection's window)."""
         return bool(self._ordered or self._urgent or self._ready)
 
-    def take(self, limit: int) -> bytes:
+    def take(self, limit: int = 1 << 20) -> bytes:
         """Return the next bytes to send, at most about `limit`; b"" if there is nothing to send now."""
         ordered = self._ordered
         if self._ready or self._urgent or self._ordered_size > limit:
@@ -358,16 +371,6 @@ class Outbox:
         ordered.clear()
         self._ordered_size = 0
         return data
-
-    def take_parts(self, limit: int) -> list[bytes | memoryview]:
-        """Return the next bytes to send as parts, the large ones without a copy; an empty list if there is nothing to send."""
-        if self._ready or self._urgent or self._ordered_size > limit:
-            small, bodies = self._take(limit)
-            if len(bodies) > _MAX_PARTS:
-                return [b"".join((*small, *bodies))]
-            return [b"".join(small), *bodies] if small else bodies
-        data = self.take(limit)
-        return [data] if data else []
 
     def _take(self, limit: int) -> tuple[list[bytes], list[bytes | memoryview]]:
         small, bodies = [*self._urgent], list[bytes | memoryview]()

@@ -1,12 +1,12 @@
 """One HTTP/2 connection, server side: turns received bytes into events, and responses into bytes to send.
 
-    server = Http2Server(...)           then, whenever the socket is writable: write server.take() until it is empty
-    for event in server.feed(data): ... then take() again, because pings and windows need replies
+    server = Http2Server(...)           then, whenever the socket is writable: write server.take_parts() until it is empty
+    for event in server.feed(data): ... then take_parts() again, because pings and windows need replies
     server.respond(stream, block, [body], trailers)
 
 Rules:
 
-- `feed` raises Http2Error for a violation that breaks the connection; `take` then returns the GOAWAY to send before closing.
+- `feed` raises Http2Error for a violation that breaks the connection; `take_parts` then returns the GOAWAY to send before closing.
   A violation that breaks only one stream becomes a Reset event, if the request was reported before.
 - Bodies are not buffered: DATA is passed on as it arrives. The client may send as much as the windows allow; `consumed` opens
   them again. What was not consumed when a stream closes counts as consumed then.
@@ -18,40 +18,24 @@ Rules:
 - Content-length is not checked; priorities are ignored.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from inferometer.wire.failures import bounded, is_tls
 from inferometer.wire.http2 import control, frames
 from inferometer.wire.http2.connection import Connection
 from inferometer.wire.http2.events import (
+    Headers,
     HeadersTooLarge,
     Http2Error,
     RequestData,
     RequestHeaders,
-    RequestTrailers,
     ServerEvent,
 )
 from inferometer.wire.http2.fields import Block, HeaderReader, validate_request
 from inferometer.wire.http2.floods import Allowance
-from inferometer.wire.http2.frames import (
-    CANCEL,
-    DATA,
-    END_STREAM,
-    ENHANCE_YOUR_CALM,
-    FLOW_CONTROL_ERROR,
-    HEADERS,
-    MAX_NUMBER,
-    NO_ERROR,
-    PADDED,
-    PING,
-    PREFACE,
-    PROTOCOL_ERROR,
-    REFUSED_STREAM,
-    STREAM_CLOSED,
-    kind_name,
-)
-from inferometer.wire.http2.outbox import Outbox, OutgoingStream
+from inferometer.wire.http2.frames import DATA, END_STREAM, HEADERS, PADDED, PROTOCOL_ERROR, kind_name
+from inferometer.wire.http2.outbox import OutgoingStream
 
 _VIEW = 4096
 """Pieces of bodies from this size on are passed on as views, without a copy."""
@@ -60,6 +44,8 @@ _MAX_LINE = 300
 _DRAIN = b"draining"
 """The payload of the PING that follows the first GOAWAY of a graceful end."""
 
+_MAX_PARTS = 500
+"""Maximum number of parts for one system call (IOV_MAX is 1,024 on Linux); more are joined."""
 _MAX_BACKLOG = 32 << 20
 """Bytes of small responses that the client has not read; new streams are refused beyond it."""
 
@@ -74,12 +60,12 @@ _MAX_RESETS, _RESETS_PER_SECOND = 20_000, 5_000
 cancelled pay for one that was."""
 
 
-class Http2Server(Connection):
+class Http2Server(Connection[ServerEvent]):
     """The state of one connection. See the module's docstring for how to drive it."""
 
     __slots__ = (
-        *("_connection_half", "_connection_window", "_drain_sent", "_half", "_has_preface", "_last", "_max_streams"),
-        *("_noise", "_received", "_reset", "_resets", "_window"),
+        *("_connection_half", "_connection_window", "_drain_sent", "_half", "_last", "_max_streams", "_noise"),
+        *("_reset", "_resets", "_own_window"),
     )
 
     def __init__(
@@ -94,62 +80,36 @@ class Http2Server(Connection):
     ) -> None:
         """The windows are the bytes of request bodies that the client may send before they are `consumed`."""
         for name, value in (("stream_window", stream_window), ("connection_window", connection_window)):
-            if not frames.DEFAULT_WINDOW <= value <= MAX_NUMBER:
+            if not frames.DEFAULT_WINDOW <= value <= frames.MAX_NUMBER:
                 raise ValueError(f"{name} must be between 65535 and 2147483647 bytes (got {value})")
         reader = HeaderReader(max_header_list, "the client", validate_request)
-        super().__init__(Outbox("the client", is_server=True), reader, control.SERVER_HANDLERS, max_frame)
+        super().__init__(reader, control.SERVER_HANDLERS, max_frame, is_server=True)
         self._max_streams = max_streams
-        self._window = stream_window
+        self._own_window = stream_window
         self._half = stream_window // 2
         self._connection_window = connection_window
         self._connection_half = connection_window // 2
-        self._received = 0  # bytes of DATA for which the connection's window was not yet topped up
-        self._has_preface = False
-        self._last = MAX_NUMBER  # streams with larger ids are ignored
+        self._last = frames.MAX_NUMBER  # streams with larger ids are ignored
         self._drain_sent = False
         self._noise = Allowance("pings, settings, window updates or empty frames", _MAX_NOISE, _NOISE_PER_SECOND, clock)
         self._resets = Allowance(
             "requests that it cancels or that are not valid", _MAX_RESETS, _RESETS_PER_SECOND, clock
         )
         self._reset = 0  # number of such requests
-        settings = {
-            frames.MAX_CONCURRENT_STREAMS: max_streams,
-            frames.INITIAL_WINDOW_SIZE: stream_window,
-            frames.MAX_FRAME_SIZE: max_frame,
-            frames.MAX_HEADER_LIST_SIZE: max_header_list,
-        }
-        more = connection_window - frames.DEFAULT_WINDOW
-        self.outbox.put_urgent(frames.settings(settings) + (frames.window_update(0, more) if more else b""))
+        settings = {frames.MAX_CONCURRENT_STREAMS: max_streams, frames.INITIAL_WINDOW_SIZE: stream_window}
+        self._begin(b"", connection_window, settings)
 
     # --- responses ---------------------------------------------------------------------------------------------------
 
-    def respond(self, stream: int, block: bytes, body: Sequence[bytes | memoryview], trailers: bytes) -> None:
-        """Queue a complete response: headers, a body in parts, and trailers."""
-        self.outbox.respond(stream, block, body, trailers)
-
-    def headers(self, stream: int, block: bytes, end: bool = False) -> None:
-        """Queue the headers of a response or, after them, its trailers, which must end it."""
-        self.outbox.headers(stream, block, end)
-
-    def send(self, stream: int, *parts: bytes | memoryview, end: bool = False) -> None:
-        """Queue a part of a response's body. Large parts are not copied and must not change."""
-        self.outbox.send_parts(stream, parts, end)
-
-    def reset(self, stream: int, code: int = CANCEL) -> None:
-        """Give up a stream."""
-        open_stream = self._streams.get(stream)
-        if open_stream is not None:
-            self.outbox.reset(open_stream, code)
-
     def consumed(self, stream: int, count: int) -> None:
         """Let the client send `count` more bytes: the application has consumed as many of the request's body."""
-        open_stream = self._streams.get(stream)
+        open_stream = self.streams.get(stream)
         if open_stream is None:  # what was not consumed was released when the stream closed
             return
-        self.outbox.released += count
+        self.released += count
         open_stream.consumed += count
         if open_stream.consumed >= self._half and not open_stream.is_received:
-            self.outbox.put_urgent(frames.window_update(stream, open_stream.consumed))
+            self.put_urgent(frames.window_update(stream, open_stream.consumed))
             open_stream.received -= open_stream.consumed
             open_stream.consumed = 0
 
@@ -161,81 +121,51 @@ class Http2Server(Connection):
         """
         if not self._drain_sent:
             self._drain_sent = True
-            self.go_away(MAX_NUMBER)
-            self.outbox.put_urgent(frames.frame(PING, 0, 0, _DRAIN))
+            self.go_away(frames.MAX_NUMBER)
+            self.put_urgent(frames.frame(frames.PING, 0, 0, _DRAIN))
 
-    def go_away(self, last: int | None = None, code: int = NO_ERROR, debug: bytes = b"") -> None:
+    def go_away(self, last: int | None = None) -> None:
         """Announce that streams with ids greater than `last` are ignored. By default, `last` is the last stream so far."""
-        self._last = min(self._last, self.outbox.last if last is None else last)
-        self.outbox.put_urgent(frames.goaway(code, debug, self._last))
+        self._last = min(self._last, self.last if last is None else last)
+        self.put_urgent(frames.goaway(frames.NO_ERROR, b"", self._last))
 
     @property
     def is_drained(self) -> bool:
-        """Whether new streams are ignored and all others have ended; what `take` returns must still be sent."""
-        return self._last != MAX_NUMBER and not self._streams
-
-    def is_open(self, stream: int) -> bool:
-        return stream in self._streams
+        """Whether new streams are ignored and all others have ended; what `take_parts` returns must still be sent."""
+        return self._last != frames.MAX_NUMBER and not self.streams
 
     def unsent(self, stream: int) -> int:
         """Bytes of a response that wait for the client's windows or for their turn."""
-        open_stream = self._streams.get(stream)
+        open_stream = self.streams.get(stream)
         return 0 if open_stream is None else open_stream.unsent
 
     @property
-    def backlog(self) -> int:
-        """Bytes that `take` could return now, other than those that wait for the client's windows.
-
-        Do not read more requests while this is large: the client sends them without reading our responses.
-        """
-        return self.outbox.backlog
-
-    @property
     def has_more(self) -> bool:
-        """Whether `take` may return something."""
-        return self.outbox.has_more or self.outbox.released >= self._connection_half
+        """Whether `take_parts` may return something."""
+        return bool(self._ordered or self._urgent or self._ready) or self.released >= self._connection_half
 
-    def take(self, limit: int = 1 << 20) -> list[bytes | memoryview]:
+    def take_parts(self, limit: int = 1 << 20) -> list[bytes | memoryview]:
         """Return the next bytes to send, at most about `limit`, as parts for sendmsg; an empty list if there are none now."""
-        outbox = self.outbox
-        if outbox.released >= self._connection_half and self._error is None:
-            outbox.put_urgent(frames.window_update(0, outbox.released))
-            self._received -= outbox.released
-            outbox.released = 0
-        return outbox.take_parts(limit)
+        if self.released >= self._connection_half and self._error is None:
+            self.put_urgent(frames.window_update(0, self.released))
+            self._received -= self.released
+            self.released = 0
+        if self._ready or self._urgent or self._ordered_size > limit:
+            small, bodies = self._take(limit)
+            if len(bodies) > _MAX_PARTS:
+                return [b"".join((*small, *bodies))]
+            return [b"".join(small), *bodies] if small else bodies
+        data = self.take(limit)
+        return [data] if data else []
 
     # --- received bytes ----------------------------------------------------------------------------------------------
 
-    def feed(self, data: bytes) -> list[ServerEvent]:
-        """Return the events of `data`, which may be split anywhere.
-
-        Raises Http2Error, whose `events` are those that precede the error.
-        """
-        if self._error is not None:
-            raise self._error
-        events: list[ServerEvent] = []
-        try:
-            if self._kept:
-                data = self._join(data)
-            if not self._has_preface:
-                data = self._without_preface(data)
-            self._frames(data, events)
-        except Http2Error as error:
-            self._break(error, events)
-            raise
-        return events
-
-    def fail(self, code: int, message: str) -> None:
-        """Give up the connection for a reason of the caller's: drop everything that waits and send a GOAWAY."""
-        if self._error is None:
-            self._break(Http2Error(code, message), [])
-
     def _without_preface(self, data: bytes) -> bytes:
-        size = len(PREFACE)
-        if data[:size] == PREFACE:
+        size = len(frames.PREFACE)
+        if data[:size] == frames.PREFACE:
             self._has_preface = True
             return data[size:]
-        if not PREFACE.startswith(data) and (is_tls(data) or b"\n" in data or len(data) >= _MAX_LINE):
+        if not frames.PREFACE.startswith(data) and (is_tls(data) or b"\n" in data or len(data) >= _MAX_LINE):
             raise _not_http2(data)
         if data:
             self._keep(data, len(data) + 1)
@@ -251,16 +181,20 @@ class Http2Server(Connection):
             super()._on_frame(kind, flags, number, payload, events)
             return
         before = len(events)
-        handler(self.outbox, flags, number, payload, events)
+        handler(self, flags, number, payload, events)
         if len(events) > before:  # a Reset, by the client or for a violation of the protocol
             self._count_reset()
         elif (
-            kind == PING and payload == _DRAIN and flags & frames.ACK and self._drain_sent and self._last == MAX_NUMBER
+            kind == frames.PING
+            and payload == _DRAIN
+            and flags & frames.ACK
+            and self._drain_sent
+            and self._last == frames.MAX_NUMBER
         ):
             self.go_away()
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
-        for _ in range(len(self._streams) // _STREAMS_PER_NOISE):  # a change of the initial window affects all of them
+        for _ in range(len(self.streams) // _STREAMS_PER_NOISE):  # a change of the initial window affects all of them
             self._count_noise()
         super()._on_settings(flags, number, payload)
 
@@ -269,20 +203,22 @@ class Http2Server(Connection):
     def _on_data(self, flags: int, number: int, length: int, data: bytes, start: int, events: list[Any]) -> int:
         self._received += length
         if self._received > self._connection_window:
-            raise Http2Error(FLOW_CONTROL_ERROR, "the client sent more than the connection's window allows")
-        stream = self._streams.get(number)
+            raise Http2Error(frames.FLOW_CONTROL_ERROR, "the client sent more than the connection's window allows")
+        stream = self.streams.get(number)
         if stream is None:
-            control.check_was_open(self.outbox, DATA, number)
-            self.outbox.released += length
+            control.check_was_open(self, DATA, number)
+            self.released += length
         elif stream.is_received:
-            self.outbox.released += length
-            self._fail_stream(stream, STREAM_CLOSED, "the client sent more of a request that it had ended", events)
+            self.released += length
+            self._fail_stream(
+                stream, frames.STREAM_CLOSED, "the client sent more of a request that it had ended", events
+            )
             stream = None
         else:
             stream.received += length
-            if stream.received > self._window:
+            if stream.received > self._own_window:
                 message = "the client sent more than the stream's window allows"
-                self._fail_stream(stream, FLOW_CONTROL_ERROR, message, events)
+                self._fail_stream(stream, frames.FLOW_CONTROL_ERROR, message, events)
                 stream = None
         stop = start + length
         if flags & PADDED:
@@ -303,11 +239,6 @@ class Http2Server(Connection):
         self.consumed(number, self._data_padding + 1)
         return at
 
-    def _on_data_part(self, number: int, data: bytes, start: int, stop: int, end: bool, events: list[Any]) -> None:
-        stream = self._streams.get(number)
-        if stream is not None:
-            self._on_body(stream, data, start, stop, end, events)
-
     def _on_body(
         self, stream: OutgoingStream, data: bytes, start: int, stop: int, end: bool, events: list[Any]
     ) -> None:
@@ -324,26 +255,21 @@ class Http2Server(Connection):
 
     # --- headers ---
 
-    def _check_id(self, number: int) -> None:
-        if number < self.outbox.next or not number & 1:
-            control.check_was_open(self.outbox, HEADERS, number)
-
     def _on_block(self, number: int, raw: bytes, end: int, events: list[Any]) -> None:
         block = self._known.get(raw)
         if block is None:
             block = self._read_block(raw)
-        outbox = self.outbox
-        if number < outbox.next or not number & 1:
+        if number < self.next or not number & 1:
             self._on_trailers(number, block, end, events)
         elif number > self._last:
-            outbox.next = number + 2
-        elif len(self._streams) >= self._max_streams or outbox.backlog > _MAX_BACKLOG:
-            self._refuse(number, REFUSED_STREAM)
+            self.next = number + 2
+        elif len(self.streams) >= self._max_streams or self.backlog > _MAX_BACKLOG:
+            self._refuse(number, frames.REFUSED_STREAM)
         elif not block.fault and block.status:
-            outbox.accept(number, end == END_STREAM)
+            self.accept(number, end == END_STREAM)
             events.append(RequestHeaders(number, block.headers, end == END_STREAM))
-        elif block.code == ENHANCE_YOUR_CALM:
-            outbox.accept(number, end == END_STREAM)
+        elif block.code == frames.ENHANCE_YOUR_CALM:
+            self.accept(number, end == END_STREAM)
             events.append(HeadersTooLarge(number, block.fault))
         else:
             self._refuse(number, PROTOCOL_ERROR)
@@ -351,18 +277,20 @@ class Http2Server(Connection):
     def _refuse(self, number: int, code: int) -> None:
         """Reset a new stream without reporting it."""
         self._count_reset()
-        self.outbox.next = number + 2
-        self.outbox.put(frames.rst_stream(number, code))
+        self.next = number + 2
+        self.put(frames.rst_stream(number, code))
 
     def _on_trailers(self, number: int, block: Block, end: int, events: list[Any]) -> None:
-        stream = self._streams.get(number)
+        stream = self.streams.get(number)
         if stream is None:
-            control.check_was_open(self.outbox, HEADERS, number)
+            control.check_was_open(self, HEADERS, number)
             if block.status:
                 raise Http2Error(PROTOCOL_ERROR, f"the client opened stream {number} a second time or out of order")
             self._count_noise()
         elif stream.is_received:
-            self._fail_stream(stream, STREAM_CLOSED, "the client sent headers after the end of its request", events)
+            self._fail_stream(
+                stream, frames.STREAM_CLOSED, "the client sent headers after the end of its request", events
+            )
         elif block.fault:
             self._fail_stream(stream, block.code, block.fault, events)
         elif block.status or not end:
@@ -370,26 +298,26 @@ class Http2Server(Connection):
             self._fail_stream(stream, PROTOCOL_ERROR, "the client sent " + what, events)
         else:
             stream.is_received = True
-            events.append(RequestTrailers(number, block.headers))
+            events.append(Headers(number, block.headers, True))
 
     # --- floods ---
 
     def _fail_stream(self, stream: OutgoingStream, code: int, message: str, events: list[Any]) -> None:
         self._count_reset()
-        control.fail_stream(self.outbox, stream, code, message, events)
+        control.fail_stream(self, stream, code, message, events)
 
     def _count_noise(self) -> None:
         """Count a frame that is not part of a request."""
         self._noise.left -= 1
         if self._noise.left < 0:
-            self._noise.refill((self.outbox.next // 2 + self.outbox.sent) * _NOISE_PER_FRAME)
+            self._noise.refill((self.next // 2 + self.sent) * _NOISE_PER_FRAME)
 
     def _count_reset(self) -> None:
         """Count a stream that ends before its response."""
         self._reset += 1
         self._resets.left -= 1
         if self._resets.left < 0:
-            self._resets.refill((self.outbox.next // 2 - self._reset) // 2)
+            self._resets.refill((self.next // 2 - self._reset) // 2)
 
 
 def _not_http2(data: bytes) -> Http2Error:

@@ -1,10 +1,10 @@
 """What a KServe v2 server reports about itself and its models, whether over HTTP or gRPC.
 
-http_control.py and grpc_control.py request these and read them from the responses.
+control_requests.py requests these and reads them from the responses.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import asdict
@@ -12,6 +12,8 @@ from msgspec.structs import asdict
 from inferometer.errors import UserError
 from inferometer.records import Spent, StageStatistics
 from inferometer.tensors import TensorSpec
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class NotOffered(UserError):  # noqa: N818 - a property of the server, not an error of the user
@@ -104,26 +106,18 @@ SPENT_FIELDS = tuple(name for name, default in asdict(StageStatistics()).items()
 def difference(before: Sequence[ModelStatistics], after: Sequence[ModelStatistics]) -> tuple[ModelStatistics, ...]:
     """What happened between two reports. A model that only `after` contains was loaded in between: all of it counts."""
     earlier = {(one.name, one.version): one for one in before}
-    return tuple(_since(earlier.get((one.name, one.version)), one) for one in after)
+    return tuple(_model_since(earlier.get((one.name, one.version)), one) for one in after)
 
 
-def _since(before: ModelStatistics | None, after: ModelStatistics) -> ModelStatistics:
+def _model_since(before: ModelStatistics | None, after: ModelStatistics) -> ModelStatistics:
     if before is None:
         return after
-    spent = {name: _spent_since(getattr(before, name), getattr(after, name)) for name in SPENT_FIELDS}
-    batches = {batch.size: batch for batch in before.batches}
-    since = ModelStatistics(
-        name=after.name,
-        version=after.version,
-        inference_count=after.inference_count - before.inference_count,
-        execution_count=after.execution_count - before.execution_count,
-        batches=tuple(
-            batch for one in after.batches if (batch := _batch_since(batches.get(one.size), one)).compute_infer.count
-        ),
-        **spent,
-    )
-    counts = (since.inference_count, since.execution_count, *(one.count for one in spent.values()))
-    if min(counts) < 0:
+    known = {batch.size: batch for batch in before.batches}
+    batches = (_since(known.get(one.size, BatchStatistics(one.size)), one) for one in after.batches)
+    ran = tuple(batch for batch in batches if batch.compute_infer.count)
+    since = msgspec.structs.replace(_since(before, after), batches=ran)
+    spent = (getattr(since, name).count for name in SPENT_FIELDS)
+    if min(since.inference_count, since.execution_count, *spent) < 0:
         raise UserError(
             f"the statistics of {after.name} went backwards: the server or the model was restarted in between",
             "run again and keep the server running",
@@ -131,15 +125,13 @@ def _since(before: ModelStatistics | None, after: ModelStatistics) -> ModelStati
     return since
 
 
-def _spent_since(before: Spent, after: Spent) -> Spent:
-    return Spent(after.count - before.count, after.ns - before.ns)
-
-
-def _batch_since(before: BatchStatistics | None, after: BatchStatistics) -> BatchStatistics:
-    before = before or BatchStatistics(after.size)
-    return BatchStatistics(
-        after.size,
-        _spent_since(before.compute_input, after.compute_input),
-        _spent_since(before.compute_infer, after.compute_infer),
-        _spent_since(before.compute_output, after.compute_output),
-    )
+def _since(before: S, after: S) -> S:
+    """`after`, with every count and every time less those of `before`."""
+    changes: dict[str, Any] = {}
+    for name in after.__struct_fields__:
+        earlier, later = getattr(before, name), getattr(after, name)
+        if isinstance(later, Spent):
+            changes[name] = Spent(later.count - earlier.count, later.ns - earlier.ns)
+        elif name.endswith("_count"):
+            changes[name] = later - earlier
+    return msgspec.structs.replace(after, **changes)

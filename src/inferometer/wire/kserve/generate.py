@@ -6,30 +6,28 @@ count tokens: `text` keeps the generated text, so that the model's tokenizer can
 without any text is the failure `empty`.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from inferometer.types import Fail, Received
+from inferometer.types import Fail, Received, Request
 from inferometer.wire import text_body
-from inferometer.wire.http1 import BodyDecoder, error_message, not_json
-from inferometer.wire.kserve.http_control import model_path
+from inferometer.wire.context import CallContext, prompt_text
+from inferometer.wire.http1 import error_message, not_json
+from inferometer.wire.kserve.control_requests import model_path
 
 
 def generate_path(model: str, version: str = "", stream: bool = False) -> str:
     return model_path(model, version) + ("/generate_stream" if stream else "/generate")
 
 
-def request_body(
-    prompt: str, max_tokens: int = 0, stream: bool = False, extra: Mapping[str, object] | None = None
-) -> bytes:
-    """Encode the JSON body; `max_tokens` 0 leaves the length to the model, and `extra` overrides everything else."""
-    body: dict[str, object] = {"text_input": prompt}
-    if max_tokens:
-        body["max_tokens"] = max_tokens
-    body["stream"] = stream
-    return msgspec.json.encode(body | dict(extra or {}))
+def request_body(context: CallContext, request: Request) -> bytes:
+    """The JSON to post. The parameters and fields of the `server` section override the others, except those of the request."""
+    body: dict[str, object] = {"text_input": prompt_text(request)}
+    if request.n_out:  # otherwise the length is left to the model
+        body["max_tokens"] = request.n_out
+    body["stream"] = context.stream
+    return msgspec.json.encode(body | context.parameters | context.body | request.options.body)
 
 
 class _GenerateJson(msgspec.Struct, gc=False):
@@ -77,9 +75,4 @@ def _empty(into: Received) -> Fail | None:
     )
 
 
-_EXTRACTOR = text_body.Extractor(_event, _whole, _empty, has_end=False)
-
-
-def body_decoder(streamed: bool) -> BodyDecoder:
-    """Make the decoder of one response body."""
-    return text_body.body_decoder(_EXTRACTOR, streamed)
+EXTRACTOR = text_body.Extractor(_event, _whole, _empty, has_end=False)

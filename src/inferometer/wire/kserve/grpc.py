@@ -15,9 +15,17 @@ from inferometer.tensors import GRPC_MESSAGE, Tensor, check, datatype_of, elemen
 from inferometer.wire import varint
 from inferometer.wire.context import ShmRef
 from inferometer.wire.failures import bounded
-from inferometer.wire.kserve.http import InferOptions, InferResponse, Parameter, ShmOutput
+from inferometer.wire.kserve.control_requests import SERVICE
+from inferometer.wire.kserve.infer import (
+    InferOptions,
+    InferResponse,
+    Parameter,
+    ShmOutput,
+    region_of,
+    regions,
+    requested,
+)
 
-SERVICE = "inference.GRPCInferenceService"
 INFER = f"/{SERVICE}/ModelInfer"
 STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
 
@@ -39,55 +47,21 @@ def _parse(name: str, data: bytes) -> Any:
 
 def infer_request(model: str, version: str, tensors: Sequence[Tensor], options: InferOptions) -> bytes:
     """Encode a ModelInferRequest. `options.binary` has no effect: tensors are always sent raw."""
-    unknown = set(options.shm_inputs) - {tensor.name for tensor in tensors}
-    if unknown:
-        raise UserError(f"shared memory is given for {', '.join(sorted(unknown))}, but the request has no such tensor")
     request = _class("ModelInferRequest")(model_name=model, model_version=version, id=options.id)
     _set(request.parameters, options.parameters)
-    for tensor in tensors:
-        _add_input(request, tensor, options.shm_inputs.get(tensor.name))
-    for name in _requested(options):
-        _set(request.outputs.add(name=name).parameters, _output_parameters(name, options))
+    for tensor, region in zip(tensors, regions(tensors, options), strict=True):
+        field = request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        _set(field.parameters, region)
+        if not region:
+            check(tensor)
+            request.raw_input_contents.append(tensor.data)
+    for name, parameters in requested(options):
+        _set(request.outputs.add(name=name).parameters, parameters)
     size = request.ByteSize()
     if size > GRPC_MESSAGE:
         raise UserError(f"the request has {size} bytes; a gRPC message may have at most {GRPC_MESSAGE}", SEND_LESS)
     data: bytes = request.SerializeToString(deterministic=True)
     return data
-
-
-def _add_input(request: Any, tensor: Tensor, ref: ShmRef | None) -> None:
-    field = request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    if ref is None:
-        check(tensor)
-        request.raw_input_contents.append(tensor.data)
-        return
-    datatype_of(tensor.name, tensor.datatype)
-    elements(tensor.shape)
-    _set(field.parameters, _shm_parameters(ref))
-
-
-def _requested(options: InferOptions) -> list[str]:
-    names = [*options.outputs, *(name for name in options.shm_outputs if name not in options.outputs)]
-    if options.classification and not names:
-        raise UserError("classification is requested, but no output is named", "name the outputs")
-    return names
-
-
-def _output_parameters(name: str, options: InferOptions) -> dict[str, Parameter]:
-    ref = options.shm_outputs.get(name)
-    if ref is None:
-        return {"classification": options.classification} if options.classification else {}
-    if options.classification:
-        raise UserError(f"output {name}: classes cannot be written to shared memory", "request one or the other")
-    return _shm_parameters(ref)
-
-
-def _shm_parameters(ref: ShmRef) -> dict[str, Parameter]:
-    parameters: dict[str, Parameter] = {
-        "shared_memory_region": ref.region,
-        "shared_memory_byte_size": ref.byte_size,
-    }
-    return parameters | {"shared_memory_offset": ref.offset} if ref.offset else parameters
 
 
 def _set(field: Any, parameters: Mapping[str, Parameter]) -> None:
@@ -126,22 +100,20 @@ CONTENTS = {
 }
 """The field with the elements of each datatype that is not sent raw. The protocol has no field for FP16 and BF16."""
 
-_NO_SHM: Mapping[str, ShmRef] = {}
+
+def infer_response(data: bytes) -> InferResponse:
+    """Decode a ModelInferResponse."""
+    return _read_response(_parse("ModelInferResponse", data))
 
 
-def infer_response(data: bytes, shm_outputs: Mapping[str, ShmRef] = _NO_SHM) -> InferResponse:
-    """Decode a ModelInferResponse. `shm_outputs` are those of the request, which Triton's response does not repeat."""
-    return _read_response(_parse("ModelInferResponse", data), shm_outputs)
-
-
-def stream_response(data: bytes, shm_outputs: Mapping[str, ShmRef] = _NO_SHM) -> InferResponse | str:
+def stream_response(data: bytes) -> InferResponse | str:
     """Decode a message of ModelStreamInfer: a response, or the server's error message."""
     if _is_bare(data):
-        return infer_response(data, shm_outputs)
+        return infer_response(data)
     message = _parse("ModelStreamInferResponse", data)
     if message.error_message:
         return bounded(message.error_message)
-    return _read_response(message.infer_response, shm_outputs)
+    return _read_response(message.infer_response)
 
 
 def stream_id(data: bytes) -> str:
@@ -198,12 +170,12 @@ def _is_bare(data: bytes) -> bool:
         return False
 
 
-def _read_response(message: Any, shm_outputs: Mapping[str, ShmRef]) -> InferResponse:
+def _read_response(message: Any) -> InferResponse:
     return InferResponse(
         model=message.model_name,
         version=message.model_version,
         id=message.id,
-        outputs=_outputs(message, shm_outputs),
+        outputs=_outputs(message),
         parameters=parameters_of(message.parameters),
     )
 
@@ -214,8 +186,8 @@ def parameters_of(field: Any) -> dict[str, Any]:
     return {name: getattr(value, choice) if choice else None for name, (value, choice) in chosen.items()}
 
 
-def _outputs(message: Any, shm_outputs: Mapping[str, ShmRef]) -> list[Tensor | ShmOutput]:
-    refs = [_shm_ref(output, shm_outputs) for output in message.outputs]
+def _outputs(message: Any) -> list[Tensor | ShmOutput]:
+    refs = [_region_of(output) for output in message.outputs]
     outputs: list[Tensor | ShmOutput] = []
     for output, ref, raw in zip(message.outputs, refs, _raw_contents(message, refs), strict=True):
         if ref is not None:
@@ -246,16 +218,9 @@ def _raw_contents(message: Any, refs: Sequence[ShmRef | None]) -> list[bytes]:
     return [next(pieces, b"") if one else b"" for one in is_raw]
 
 
-def _shm_ref(output: Any, shm_outputs: Mapping[str, ShmRef]) -> ShmRef | None:
-    parameters = parameters_of(output.parameters)
-    if "shared_memory_region" not in parameters:
-        return shm_outputs.get(output.name)
+def _region_of(output: Any) -> ShmRef | None:
     try:
-        return ShmRef(
-            region=str(parameters["shared_memory_region"]),
-            byte_size=int(parameters["shared_memory_byte_size"]),
-            offset=int(parameters.get("shared_memory_offset", 0)),
-        )
+        return region_of(parameters_of(output.parameters))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"output {output.name}: the response has invalid shared memory parameters: {error}") from None
 

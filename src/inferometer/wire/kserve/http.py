@@ -5,61 +5,32 @@ Inference-Header-Content-Length says where the JSON ends. A response may have so
 `decode` reads a complete response; `CountedResponse` is for the hot path, which only needs to know whether it is an error.
 """
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.tensors import Tensor, check, datatype_of, elements, from_json, json_fields
+from inferometer.tensors import Tensor, check, from_json, json_fields
 from inferometer.types import Fail, Received
-from inferometer.wire.compression import GZIP_OR_ZLIB, KNOWN, start_of
-from inferometer.wire.context import ShmRef
+from inferometer.wire.compression import KNOWN, decompressed, start_of
 from inferometer.wire.failures import bounded, excerpt
 from inferometer.wire.http1 import error_message, not_json
-from inferometer.wire.kserve.http_control import model_path, whole_number
+from inferometer.wire.kserve.control_requests import model_path
+from inferometer.wire.kserve.infer import (
+    InferOptions,
+    InferResponse,
+    Parameters,
+    ShmOutput,
+    region_of,
+    regions,
+    requested,
+    whole_number,
+)
 
 JSON_LENGTH = "Inference-Header-Content-Length"
-
-Parameter = bool | int | float | str
-
-
-class ShmOutput(msgspec.Struct, frozen=True):
-    """An output that the server wrote to shared memory."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    ref: ShmRef
-
-
-class InferOptions(msgspec.Struct, frozen=True):
-    """Everything in a request except its tensors. sequence_id, sequence_start and sequence_end are ordinary parameters."""
-
-    id: str = ""
-    parameters: dict[str, Parameter] = {}
-    outputs: tuple[str, ...] = ()
-    """The requested outputs; empty: all of them."""
-    classification: int = 0
-    """Request the k best classes of each named output instead of its values; 0: the values."""
-    binary: bool = True
-    shm_inputs: dict[str, ShmRef] = {}
-    """Inputs whose data is in shared memory; the tensor's own data is not sent."""
-    shm_outputs: dict[str, ShmRef] = {}
-    """Outputs that the server writes to shared memory. Naming an output here requests it."""
-
-
-class InferResponse(msgspec.Struct, frozen=True):
-    model: str
-    version: str
-    id: str
-    outputs: list[Tensor | ShmOutput]
-    parameters: dict[str, Any] = {}
-
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
@@ -70,13 +41,10 @@ def infer_path(model: str, version: str = "") -> str:
 
 def encode(tensors: Sequence[Tensor], options: InferOptions) -> tuple[dict[str, str], bytes]:
     """Encode a request: its headers (without Content-Length) and its body."""
-    unknown = set(options.shm_inputs) - {tensor.name for tensor in tensors}
-    if unknown:
-        raise UserError(f"shared memory is given for {', '.join(sorted(unknown))}, but the request has no such tensor")
-    parts = [_input(tensor, options) for tensor in tensors]
+    parts = [_input(*pair, options.binary) for pair in zip(tensors, regions(tensors, options), strict=True)]
     tree: dict[str, Any] = {"id": options.id} if options.id else {}
     tree["inputs"] = [part for part, _ in parts]
-    outputs = _requested(options)
+    outputs = [_output(name, parameters, options.binary) for name, parameters in requested(options)]
     parameters = dict(options.parameters)
     if outputs:
         tree["outputs"] = outputs
@@ -91,88 +59,30 @@ def encode(tensors: Sequence[Tensor], options: InferOptions) -> tuple[dict[str, 
     return headers, b"".join((head, *(raw for _, raw in parts)))
 
 
-def _input(tensor: Tensor, options: InferOptions) -> tuple[dict[str, Any], bytes | memoryview]:
+def _input(tensor: Tensor, region: Parameters, is_binary: bool) -> tuple[dict[str, Any], bytes | memoryview]:
     """The JSON of an input, and its raw data after the JSON."""
     tree: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-    ref = options.shm_inputs.get(tensor.name)
-    if ref is not None:
-        datatype_of(tensor.name, tensor.datatype)
-        elements(tensor.shape)
-        return tree | {"parameters": _shm(ref)}, b""
-    if not options.binary:
+    if region:
+        return tree | {"parameters": region}, b""
+    if not is_binary:
         return tree | json_fields(tensor), b""
     check(tensor)
     return tree | {"parameters": {"binary_data_size": len(tensor.data)}}, tensor.data
 
 
-def _requested(options: InferOptions) -> list[dict[str, Any]]:
-    names = [*options.outputs, *(name for name in options.shm_outputs if name not in options.outputs)]
-    if options.classification and not names:
-        raise UserError("classification is requested, but no output is named", "name the outputs")
-    return [_output(name, options) for name in names]
-
-
-def _output(name: str, options: InferOptions) -> dict[str, Any]:
-    ref = options.shm_outputs.get(name)
-    if ref is not None and options.classification:
-        raise UserError(f"output {name}: classes cannot be written to shared memory", "request one or the other")
-    parameters: dict[str, Any] = _shm(ref) if ref is not None else {}
-    if options.classification:
-        parameters["classification"] = options.classification
-    if options.binary and ref is None:
-        parameters["binary_data"] = True
+def _output(name: str, parameters: Parameters, is_binary: bool) -> dict[str, Any]:
+    if is_binary and "shared_memory_region" not in parameters:
+        parameters = parameters | {"binary_data": True}
     return {"name": name, "parameters": parameters} if parameters else {"name": name}
-
-
-def _shm(ref: ShmRef) -> dict[str, Any]:
-    tree: dict[str, Any] = {"shared_memory_region": ref.region, "shared_memory_byte_size": ref.byte_size}
-    return tree | {"shared_memory_offset": ref.offset} if ref.offset else tree
-
-
-# --- compression -----------------------------------------------------------------------------------------------------
-
-
-def compressed(body: bytes, how: str) -> tuple[dict[str, str], bytes]:
-    """Compress a body with `how` ("gzip", "deflate" or "none"); return the header for it and the body.
-
-    "deflate" is zlib's format, as HTTP defines it.
-    """
-    if how == "none":
-        return {}, body
-    if how == "gzip":
-        return {"Content-Encoding": how}, gzip.compress(body, mtime=0)
-    if how == "deflate":
-        return {"Content-Encoding": how}, zlib.compress(body)
-    raise UserError(f"unknown compression {how!r}", "use gzip, deflate or none")
-
-
-def _decompressed(encoding: str, body: bytes) -> bytes:
-    if encoding in ("", "identity"):
-        return body
-    if encoding not in KNOWN:
-        raise UserError(f"the response is compressed with {encoding!r}, which is not supported")
-    stream = zlib.decompressobj(GZIP_OR_ZLIB)
-    try:
-        plain = stream.decompress(body)
-    except zlib.error as error:
-        raise UserError(f"the response claims to be compressed with {encoding}, but is not: {error}") from None
-    if not stream.eof:
-        raise UserError(f"the response, compressed with {encoding}, is cut short after {len(body)} bytes")
-    return plain
 
 
 # --- responses -------------------------------------------------------------------------------------------------------
 
 
-def decode(
-    status: int, headers: Mapping[str, str], body: bytes, shm_outputs: Mapping[str, ShmRef] | None = None
-) -> InferResponse:
-    """Decode a complete response; raises UserError with the server's error message or the reason why it is malformed.
-
-    `shm_outputs` are those of the request: Triton's response names an output in shared memory, but not its location.
-    """
+def decode(status: int, headers: Mapping[str, str], body: bytes) -> InferResponse:
+    """Decode a complete response; raises UserError with the server's error message or the reason why it is malformed."""
     fields = {name.lower(): value.strip() for name, value in headers.items()}
-    body = _decompressed(fields.get("content-encoding", "").lower(), body)
+    body = _plain(fields.get("content-encoding", "").lower(), body)
     if status != 200:
         raise UserError(f"the server responded with status {status}: {error_message(body)}")
     end = _json_length(fields.get(JSON_LENGTH.lower(), ""), len(body))
@@ -189,7 +99,7 @@ def decode(
             model=str(tree.get("model_name") or ""),
             version=str(tree.get("model_version") or ""),
             id=str(tree.get("id") or ""),
-            outputs=_outputs(tree["outputs"], body, end, shm_outputs or {}),
+            outputs=_outputs(tree["outputs"], body, end),
             parameters=dict(tree.get("parameters") or {}),
         )
     except KeyError as error:
@@ -200,8 +110,20 @@ def decode(
 
 def json_of(header: Callable[[str], str], body: bytes) -> bytes:
     """The JSON that a body, which may be compressed, starts with; `header` returns its headers."""
-    plain = _decompressed(header("content-encoding").lower(), body)
+    plain = _plain(header("content-encoding").lower(), body)
     return plain[: _json_length(header(JSON_LENGTH), len(plain))]
+
+
+def _plain(encoding: str, body: bytes) -> bytes:
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in KNOWN:
+        raise UserError(f"the response is compressed with {encoding!r}, which is not supported")
+    try:
+        return decompressed(body)
+    except ValueError as error:
+        what = f"is not, or is cut short after {len(body)} bytes: {error}"
+        raise UserError(f"the response claims to be compressed with {encoding}, but {what}") from None
 
 
 def _malformed(what: str, body: bytes) -> UserError:
@@ -222,7 +144,7 @@ def _json_length(field: str, size: int) -> int:
     return int(field)
 
 
-def _outputs(trees: Any, body: bytes, at: int, shm_outputs: Mapping[str, ShmRef]) -> list[Tensor | ShmOutput]:
+def _outputs(trees: Any, body: bytes, at: int) -> list[Tensor | ShmOutput]:
     """Read the outputs; the raw ones start at position `at` of the body."""
     outputs: list[Tensor | ShmOutput] = []
     for tree in trees:
@@ -236,10 +158,8 @@ def _outputs(trees: Any, body: bytes, at: int, shm_outputs: Mapping[str, ShmRef]
                 )
             outputs.append(Tensor(name, datatype, shape, body[at : at + size]))
             at += size
-        elif "shared_memory_region" in parameters:
-            outputs.append(ShmOutput(name, datatype, shape, _shm_ref(parameters)))
-        elif "data" not in tree and name in shm_outputs:
-            outputs.append(ShmOutput(name, datatype, shape, shm_outputs[name]))
+        elif (ref := region_of(parameters)) is not None:
+            outputs.append(ShmOutput(name, datatype, shape, ref))
         else:
             outputs.append(from_json(name, datatype, shape, tree["data"], parameters.get("content_type")))
     if at != len(body):
@@ -248,14 +168,6 @@ def _outputs(trees: Any, body: bytes, at: int, shm_outputs: Mapping[str, ShmRef]
         if isinstance(output, Tensor):
             check(output)
     return outputs
-
-
-def _shm_ref(parameters: Mapping[str, Any]) -> ShmRef:
-    return ShmRef(
-        region=str(parameters["shared_memory_region"]),
-        byte_size=whole_number(parameters["shared_memory_byte_size"]),
-        offset=whole_number(parameters.get("shared_memory_offset", 0)),
-    )
 
 
 # --- the hot path ----------------------------------------------------------------------------------------------------
@@ -271,19 +183,24 @@ class CountedResponse:
     string it would have backslashes.
     """
 
-    __slots__ = ("_head", "_size")
+    __slots__ = ("_head", "_keeps", "_size", "pieces")
 
     is_stream = False
     reads_compressed = True
 
-    def __init__(self) -> None:
+    def __init__(self, keeps: bool = False) -> None:
+        """`keeps`: the whole body is kept, in `pieces`."""
+        self._keeps = keeps
         self.reset()
 
     def reset(self) -> None:
         self._size = 0
         self._head = b""
+        self.pieces: list[bytes] = []
 
     def feed(self, pieces: Sequence[bytes], stamps: Sequence[int], into: Received) -> Fail | None:
+        if self._keeps:
+            self.pieces += pieces
         for piece in pieces:
             if self._size < _MAX_KEPT:
                 self._head += piece[: _MAX_KEPT - self._size]

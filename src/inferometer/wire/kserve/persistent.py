@@ -11,7 +11,7 @@ from inferometer.errors import UserError
 from inferometer.types import ONE_TOKEN, End, Event, Fail
 from inferometer.wire.failures import bounded
 from inferometer.wire.grpc import Fields, GrpcResponse
-from inferometer.wire.grpc_framing import MessageSplitter, decompressed, framed
+from inferometer.wire.grpc_framing import MessageSplitter, framed, plain
 from inferometer.wire.http1 import ID, id_prefix
 from inferometer.wire.kserve import grpc
 
@@ -88,7 +88,7 @@ class PersistentStream:
         events: list[Event] = []
         for flag, message in self._messages.feed(data):
             try:
-                self._take(decompressed(flag, message, self._call.encoding), events)
+                self._take(plain(flag, message, self._call.encoding), events)
             except (ValueError, UserError) as error:
                 self.is_usable = False
                 reason = error.what if isinstance(error, UserError) else str(error)

@@ -12,10 +12,11 @@ import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.tensors import Tensor, to_numpy
-from inferometer.types import Fail, Received
+from inferometer.types import Fail
 from inferometer.wire.http1 import TimedResponseDecoder
 from inferometer.wire.kserve import grpc, http
-from inferometer.wire.kserve.http import CountedResponse, InferResponse
+from inferometer.wire.kserve.http import CountedResponse
+from inferometer.wire.kserve.infer import InferResponse
 
 Expected = tuple[Tensor, ...]
 """The outputs of one response, of which only the elements count: their shape is not known."""
@@ -90,27 +91,13 @@ def _shown(value: Any) -> str:
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 
 
-class _KeptBody(CountedResponse):
-    """The body of a response, whole."""
-
-    __slots__ = ("pieces",)
-
-    def reset(self) -> None:
-        super().reset()
-        self.pieces: list[bytes] = []
-
-    def feed(self, pieces: Sequence[bytes], stamps: Sequence[int], into: Received) -> Fail | None:
-        self.pieces += pieces
-        return super().feed(pieces, stamps, into)
-
-
 class KeptDecoder(TimedResponseDecoder):
     """Keeps the body of a response, and the headers that say how to read it."""
 
     __slots__ = ("_kept_body",)
 
     def __init__(self) -> None:
-        self._kept_body = _KeptBody()
+        self._kept_body = CountedResponse(keeps=True)
         super().__init__(self._kept_body)
 
     @property

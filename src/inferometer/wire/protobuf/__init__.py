@@ -8,7 +8,7 @@ Nothing here is on the hot path: requests are encoded before the run starts.
 """
 
 from inferometer.wire.protobuf.descriptors import BUNDLED, bundled, compile, load
-from inferometer.wire.protobuf.json_codec import decode, encode, parse, to_bytes, to_json
+from inferometer.wire.protobuf.json_codec import decode, encode, parse
 from inferometer.wire.protobuf.schema import Method, Schema, method_name
 
 __all__ = [
@@ -22,6 +22,4 @@ __all__ = [
     "load",
     "method_name",
     "parse",
-    "to_bytes",
-    "to_json",
 ]

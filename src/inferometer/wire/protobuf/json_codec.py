@@ -8,17 +8,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from inferometer.errors import UserError
 from inferometer.wire.failures import bounded
-from inferometer.wire.protobuf.schema import Method, suggestion
-
-
-def to_bytes(method: Method, value: Any) -> bytes:
-    """Encode a request of `method` from a JSON value, or from bytes that already are such a message."""
-    return encode(method.input, value)
-
-
-def to_json(method: Method, data: bytes) -> Any:
-    """Decode a response of `method` to a JSON value."""
-    return decode(method.output, data)
+from inferometer.wire.protobuf.schema import suggestion
 
 
 def encode(kind: type[Any], value: Any) -> bytes:
