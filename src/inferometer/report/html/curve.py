@@ -11,8 +11,9 @@ from inferometer.analysis.sweep import describe_knee
 from inferometer.analysis.throughput import Throughput
 from inferometer.records import Run
 from inferometer.report import formatting, tables
+from inferometer.report.document import Section
 from inferometer.report.html import page
-from inferometer.report.html.page import Block, Section
+from inferometer.report.html.page import Block
 from inferometer.report.html.parts import SERVER_PARTS, TITLES, Part, is_token_run, latencies, limits
 
 _PERCENTILES = ("p50", "p90", "p99")
@@ -186,7 +187,7 @@ def _cell(point: Measured, name: str, column: str) -> str:
     found = point.metrics.get(name) if point.metrics and not point.is_overloaded else None
     if found is None or not found.count:
         return "–"
-    return formatting.milliseconds(found.value(column)) + (tables.MARK if column in found.unsupported else "")
+    return tables.marked(found, column)
 
 
 # --- goodput ---------------------------------------------------------------------------------------------------------

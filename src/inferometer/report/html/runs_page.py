@@ -10,9 +10,10 @@ from inferometer.analysis.comparison_text import title
 from inferometer.analysis.repeats import Repeats, Variation, summarise_repeats
 from inferometer.report import formatting, tables
 from inferometer.report.compare import amount
+from inferometer.report.document import MARK, Section
 from inferometer.report.html import background, curve, overlays, page
 from inferometer.report.html.overview import started
-from inferometer.report.html.page import Block, Page, Section, render
+from inferometer.report.html.page import Block, Page, render
 from inferometer.report.html.parts import TITLES, Part, is_token_run, latencies, limits, parts
 
 _TONES = {"VALID": "good", "VALID with warnings": "warn", "INVALID": "bad"}
@@ -189,8 +190,8 @@ def _table(runs: _Runs, words: Sequence[str]) -> list[Block]:
     figures = [f"{TITLES[name]} {column}" for name, column in columns]
     texts = [2 + shown.index("load")] if "load" in shown else []
     blocks = [page.table(["latencies in ms", "verdict", *shown, "ok", "failed", *titles, *figures], rows, texts=texts)]
-    if any(isinstance(cell, str) and cell.endswith(tables.MARK) for row in rows for cell in row):
-        blocks.append(page.note(f"{tables.MARK} too few independent values to support this percentile."))
+    if any(isinstance(cell, str) and cell.endswith(MARK) for row in rows for cell in row):
+        blocks.append(page.note(f"{MARK} too few independent values to support this percentile."))
     return blocks
 
 
@@ -198,7 +199,7 @@ def _cell(stage: Part, name: str, column: str) -> str:
     found = stage.metrics.get(name) if stage.metrics else None
     if stage.is_overloaded or found is None or not found.count:
         return "–"
-    return formatting.milliseconds(found.value(column)) + (tables.MARK if column in found.unsupported else "")
+    return tables.marked(found, column)
 
 
 # --- variation -------------------------------------------------------------------------------------------------------
