@@ -198,15 +198,19 @@ def _cell(text: str) -> Text:
 
 def _listing(block: Listing, width: int) -> RenderableType:
     made = rich_table.Table.grid(padding=(0, 2))
+    if block.title:
+        made.add_column(style="bold", no_wrap=True)
     for column in block.columns:
         made.add_column(
             style=style(column.tone),
             justify="right" if column.right else "left",
             no_wrap=not column.wraps or (column.room > 0 and width >= WIDTH),
         )
-    for row in block.rows:
-        made.add_row(*(words(_cut(text, column.room)) for text, column in zip(row, block.columns, strict=True)))
-    return Padding(made, (0, 0, 0, block.indent)) if block.indent else made
+    for number, row in enumerate(block.rows):
+        label = [Text("" if number else block.title)] if block.title else []
+        cells = (words(_cut(text, column.room)) for text, column in zip(row, block.columns, strict=True))
+        made.add_row(*label, *cells)
+    return made
 
 
 def _cut(text: Words, room: int) -> Words:

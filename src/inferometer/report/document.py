@@ -104,7 +104,8 @@ class Listing(msgspec.Struct, frozen=True):
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Words]]
-    indent: int = 0
+    title: str = ""
+    """In a terminal, what stands before the first row."""
 
 
 class Judgement(msgspec.Struct, frozen=True):

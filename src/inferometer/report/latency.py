@@ -10,6 +10,9 @@ from inferometer.report.document import Note, Section, Table
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 SERVICE = ("ttft_service", "e2e_service")
+SERVER_PARTS = ("queue", "compute", "protocol", "network")
+"""Parts of the end-to-end time that a server reports for each request."""
+_RATES = {"requests": "requests/s", "output_tokens": "output tokens/s", "inferences": "inferences/s"}
 _OPTIONAL = ("p99.9", "p90", "p95", "mean")
 """Columns that a narrow table leaves out, the first of them first."""
 
@@ -56,6 +59,24 @@ def failures_note(failed: int) -> list[Note]:
     """How failed requests are counted."""
     text = f"{failed:,} failed requests count as infinitely slow (measure.failures_as_inf)"
     return [Note(text)] if failed else []
+
+
+def details(run: Run, summary: Summary) -> Section:
+    """Percentiles that a terminal has no room for: of the server's own times and, if there are several stages, of each stage."""
+    columns = tables.columns_of(run.manifest)
+    blocks = []
+    for stage in summary.stages:
+        rates = {unit: getattr(stage.throughput, name) for name, unit in _RATES.items()}
+        note = ", ".join(f"{formatting.number(rate)} {unit}" for unit, rate in rates.items() if rate is not None)
+        rows = _rows(stage.metrics, (*LATENCIES, *SERVER_PARTS))
+        blocks += [percentiles(f"{stage.name}, ms", rows, columns, (), note)] if rows else []
+    if not summary.stages and (rows := _rows(summary.metrics, SERVER_PARTS)):
+        blocks.append(percentiles("server, ms", rows, columns))
+    return Section("details", "Details", blocks)
+
+
+def _rows(metrics: Mapping[str, Distribution], names: Sequence[str]) -> list[tuple[str, Distribution]]:
+    return [(name, metrics[name]) for name in names if name in metrics and metrics[name].count]
 
 
 def _legend(names: list[str], is_open: bool, waiting: str) -> str:

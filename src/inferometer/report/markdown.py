@@ -1,17 +1,14 @@
-"""Markdown summaries, for a pull request or a CI job: of a run, and of a comparison."""
+"""A document as Markdown, for a pull request or a CI job."""
 
 import re
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from inferometer.analysis.checks import in_words
 from inferometer.analysis.comparison import Comparison
-from inferometer.analysis.comparison_text import title
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
 from inferometer.report import formatting, run_sections
-from inferometer.report.compare import amount, describe_side, stages_of
+from inferometer.report.compare import sections
 from inferometer.report.document import (
     GAP,
     MARK,
@@ -28,12 +25,12 @@ from inferometer.report.document import (
     Words,
     plain,
 )
+from inferometer.report.latency import details
 
 _MENTION = re.compile(r"(?<!\w)([@#])(?=\w)")
 """Of a person or an issue, which GitHub would notify. A space without width ends it."""
-_STATUS = {"✓": "✅", "✗": "❌", "?": "❔"}
-_CONDITIONS = {"passes": "✅ passes", "fails": "❌ fails", "undecided": "❔ undecided"}
-_VERDICTS = {"better": "🟢 better", "worse": "🔴 worse", "no clear difference": "⚪ no clear difference"}
+_SIGNS = {"✓": "✅", "✗": "❌", "?": "❔", "+": "🟢", "-": "🔴", "=": "⚪"}
+"""What a sign at the beginning of a cell becomes."""
 
 
 def run_summary(run: Run, summary: Summary) -> str:
@@ -41,7 +38,13 @@ def run_summary(run: Run, summary: Summary) -> str:
     document = run_sections.document(run, summary)
     words, *lines = document.title
     title = ((f"{in_words(summary.checks)}: {plain(words)}", ""),)
-    return text(msgspec.structs.replace(document, title=[title, *lines], footer=""))
+    sections = [*document.sections, details(run, summary)]
+    return text(Document([title, *lines], sections))
+
+
+def comparison_summary(found: Sequence[Comparison]) -> str:
+    """The sides, the figures of each metric with a sentence, conditions and notes."""
+    return "\n".join(text(Document(["A against B"], sections(each, is_complete=True))) for each in found)
 
 
 def text(document: Document) -> str:
@@ -75,7 +78,7 @@ def _blocks(blocks: Iterable[Block]) -> list[str]:
                 found = table(names, cells)
             case Judged():
                 rows = [
-                    (_code(one.name), f"{_STATUS[one.sign]} {one.status}", one.value, one.reason) for one in block.rows
+                    (_code(one.name), f"{_SIGNS[one.sign]} {one.status}", one.value, one.reason) for one in block.rows
                 ]
                 found = table(("objective", "status", "measured", "why"), rows)
             case Note():
@@ -104,39 +107,10 @@ def _marked(text: str) -> str:
 
 
 def _cell(words: Words, column: Column) -> str:
+    sign, _, rest = plain(words).partition(" ")
+    if not isinstance(words, str) and sign in _SIGNS:
+        return f"{_SIGNS[sign]} {rest}"
     return _code(plain(words)) if column.is_code else plain(words)
-
-
-def comparison_summary(found: Sequence[Comparison]) -> str:
-    """Conditions first, then a sentence and the figures of each metric."""
-    lines: list[str] = []
-    for each in found:
-        lines += [
-            "## A against B",
-            "",
-            f"- A: {escape(describe_side(each.a))}",
-            f"- B: {escape(describe_side(each.b))}",
-            "",
-        ]
-        if each.conditions:
-            rows = [
-                (
-                    f"`{one.condition}`",
-                    _CONDITIONS[one.status],
-                    f"{one.stage}: {one.reason}" if one.stage else one.reason,
-                )
-                for one in each.conditions
-            ]
-            lines += table(("fail if", "status", "why"), rows)
-        for name, metrics in stages_of(each):
-            lines += [f"### {escape(name)}", ""] if name else []
-            figures = [
-                (title(key), _VERDICTS[one.verdict], amount(one.a, one.unit), amount(one.b, one.unit), one.sentence)
-                for key, one in metrics.items()
-            ]
-            lines += table(("metric", "verdict", "A", "B", "in words"), figures) if figures else []
-        lines += [*(f"- {escape(note)}" for note in each.notes), ""]
-    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

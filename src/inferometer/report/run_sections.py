@@ -207,7 +207,8 @@ def _token_source(summary: Summary) -> str:
     """Say who counted the output tokens, and the input tokens if it was somebody else."""
     output, input = summary.tokens_counted_by, summary.input_tokens_counted_by
     text = _counted("output tokens", output)
-    has_input = any(part.metrics and part.metrics["input_tokens"].count for part in (summary, *summary.stages))
+    metrics = [summary.metrics, *(stage.metrics for stage in summary.stages)]
+    has_input = any(each["input_tokens"].count for each in metrics if each)
     is_known = has_input and any(who != "nobody" for who in input)
     return f"{text}; {_counted('input tokens', input)}" if is_known and input != output else text
 
@@ -222,17 +223,13 @@ def _counted(what: str, by: dict[str, int]) -> str:
 def failures(summary: Summary) -> Section:
     """How requests failed, with the most common message of each kind."""
     columns = (
-        Column("", "strong", wraps=False),
         Column("kind", "bad", wraps=False),
         Column("requests", "strong bad", right=True, wraps=False),
         Column("most common message", room=60, is_code=True),
     )
-    rows = [
-        ("" if index else "failures", kind.code, f"{kind.count:,}", formatting.one_line(kind.message, 300))
-        for index, kind in enumerate(summary.failures)
-    ]
+    rows = [(kind.code, f"{kind.count:,}", formatting.one_line(kind.message, 300)) for kind in summary.failures]
     lead = "Requests in the measured window that did not succeed."
-    return Section("failures", "Failures", [Listing(columns, rows)] if rows else [], lead)
+    return Section("failures", "Failures", [Listing(columns, rows, "failures")] if rows else [], lead)
 
 
 def definitions(summary: Summary) -> Section:

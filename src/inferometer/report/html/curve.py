@@ -14,7 +14,8 @@ from inferometer.report import formatting, tables
 from inferometer.report.document import Section
 from inferometer.report.html import page
 from inferometer.report.html.page import Block
-from inferometer.report.html.parts import SERVER_PARTS, TITLES, Part, is_token_run, latencies, limits
+from inferometer.report.html.parts import TITLES, Part, is_token_run, latencies, limits
+from inferometer.report.latency import SERVER_PARTS
 
 _PERCENTILES = ("p50", "p90", "p99")
 
