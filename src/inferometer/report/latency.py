@@ -1,9 +1,10 @@
 """The table of latencies, with their confidence intervals, and what has to be said about it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from inferometer.analysis.percentiles import Distribution, label_of
 from inferometer.analysis.summary import Summary
+from inferometer.analysis.throughput import Throughput
 from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.document import Note, Section, Table
@@ -12,7 +13,13 @@ LATENCIES = ("ttft", "itl", "tpot", "e2e")
 SERVICE = ("ttft_service", "e2e_service")
 SERVER_PARTS = ("queue", "compute", "protocol", "network")
 """Parts of the end-to-end time that a server reports for each request."""
-_RATES = {"requests": "requests/s", "output_tokens": "output tokens/s", "inferences": "inferences/s"}
+_RATES = {
+    "offered": "requests/s offered",
+    "requests": "requests/s",
+    "output_tokens": "output tokens/s",
+    "inferences": "inferences/s",
+    "in_flight": "in flight",
+}
 _OPTIONAL = ("p99.9", "p90", "p95", "mean")
 """Columns that a narrow table leaves out, the first of them first."""
 
@@ -64,15 +71,23 @@ def failures_note(failed: int) -> list[Note]:
 def details(run: Run, summary: Summary) -> Section:
     """Percentiles that a terminal has no room for: of the server's own times and, if there are several stages, of each stage."""
     columns = tables.columns_of(run.manifest)
-    blocks = []
-    for stage in summary.stages:
-        rates = {unit: getattr(stage.throughput, name) for name, unit in _RATES.items()}
-        note = ", ".join(f"{formatting.number(rate)} {unit}" for unit, rate in rates.items() if rate is not None)
-        rows = _rows(stage.metrics, (*LATENCIES, *SERVER_PARTS))
-        blocks += [percentiles(f"{stage.name}, ms", rows, columns, (), note)] if rows else []
+    blocks = by_part([(stage.name, stage.metrics, stage.throughput) for stage in summary.stages], columns)
     if not summary.stages and (rows := _rows(summary.metrics, SERVER_PARTS)):
         blocks.append(percentiles("server, ms", rows, columns))
     return Section("details", "Details", blocks)
+
+
+def by_part(
+    parts: Iterable[tuple[str, Mapping[str, Distribution], Throughput]], columns: Mapping[str, str]
+) -> list[Table]:
+    """A table for each part that has latencies, with all of its latencies and rates."""
+    found = []
+    for name, metrics, throughput in parts:
+        rates = {unit: getattr(throughput, rate) for rate, unit in _RATES.items()}
+        note = ", ".join(f"{formatting.number(rate)} {unit}" for unit, rate in rates.items() if rate is not None)
+        if rows := _rows(metrics, (*LATENCIES, *SERVER_PARTS)):
+            found.append(percentiles(f"{formatting.one_line(name, 60)}, ms", rows, columns, (), note))
+    return found
 
 
 def _rows(metrics: Mapping[str, Distribution], names: Sequence[str]) -> list[tuple[str, Distribution]]:

@@ -80,7 +80,7 @@ def document(where: str, found: Repeats | RunList, is_complete: bool = False) ->
     if isinstance(found, RunList):
         blocks = [_list(found)]
     else:
-        blocks = [_table(name, metrics, is_complete) for name, metrics in _stages(found)]
+        blocks = [variation_table(name, metrics, is_complete) for name, metrics in _stages(found)]
     sections = [Section(f"runs-{number}", "Runs", [block]) for number, block in enumerate(blocks)]
     return Document([((_verdicts(found), "strong"),)], sections, where)
 
@@ -130,7 +130,7 @@ def _stages(found: Repeats) -> list[tuple[str, dict[str, Variation]]]:
     return [(stage.name, stage.metrics) for stage in found.stages] or [("", found.metrics)]
 
 
-def _table(name: str, metrics: Mapping[str, Variation], is_complete: bool) -> Table:
+def variation_table(name: str, metrics: Mapping[str, Variation], is_complete: bool) -> Table:
     shown = {key: one for key, one in metrics.items() if is_complete or not key.endswith(_MINOR)}
     rows = [(title(key), *_cells(one)) for key, one in shown.items()]
     note = "standard deviation between runs, and standard error within a run, both as a share of the mean"

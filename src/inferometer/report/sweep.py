@@ -21,6 +21,8 @@ _STREAMED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), (
 _NOT_STREAMED = tuple(("e2e", column) for column in ("mean", "p50", "p90", "p99"))
 _RATES = {"output_tokens": "tokens/s", "inferences": "inf/s", "input_tokens": "tokens/s in"}
 _OPTIONAL = (
+    "ok",
+    "failed",
     "itl p50",
     "e2e p90",
     "e2e p50",
@@ -73,11 +75,15 @@ def document(sweep: Sweep, found: Sequence[str], most: int | None = None) -> Doc
     problems = [Note(formatting.one_line(problem, 1000), "warn", "!") for problem in found[:most]]
     more = len(found) - len(problems)
     problems += [Note(f"  and {more} more problems, see --markdown", "")] if more else []
+    heads = [Section("answers", "Answers", answers), Section("problems", "Problems", problems)]
+    return Document((), [*heads, levels(sweep), cost.sweep_cost(sweep.pareto)], sweep.folder)
+
+
+def levels(sweep: Sweep) -> Section:
+    """One row per measured level."""
     title, *columns = _header(sweep)
     table = Table(title, columns, _rows(sweep), _OPTIONAL)
-    levels = Section("levels", "Levels", [table, *map(Note, _notes(sweep, table))])
-    heads = [Section("answers", "Answers", answers), Section("problems", "Problems", problems)]
-    return Document((), [*heads, levels, cost.sweep_cost(sweep.pareto)], sweep.folder)
+    return Section("levels", "Levels", [table, *map(Note, _notes(sweep, table))])
 
 
 def _notes(sweep: Sweep, table: Table) -> list[str]:
@@ -112,6 +118,8 @@ def _header(sweep: Sweep) -> list[str]:
         "req/s",
         *(_RATES[rate] for rate in _rate(sweep)),
         *(f"{name} {column}" for name, column in _latencies(sweep)),
+        "ok",
+        "failed",
         *(["SLO"] if _has_objectives(sweep) else []),
         "",
     ]
@@ -127,6 +135,8 @@ def _rows(sweep: Sweep) -> list[list[str]]:
             formatting.number(point.throughput.requests),
             *(formatting.number(getattr(point.throughput, rate)) for rate in _rate(sweep)),
             *(_latency(point, name, column) for name, column in _latencies(sweep)),
+            f"{point.counts.ok:,}",
+            f"{point.counts.failed + point.counts.dropped:,}",
             *([_objectives(point.slos)] if _has_objectives(sweep) else []),
             _mark(point),
         ]

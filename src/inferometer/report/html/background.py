@@ -39,10 +39,10 @@ def breakdown(run: Run, summary: Summary) -> Section:
             blocks += [page.heading(stage.name), _stack(stage.breakdown), split.parts(stage.breakdown)]
     if len(summary.stages) > _MOST_STAGES and blocks:
         blocks = [page.details(f"The {len(summary.stages)} stages", blocks)]
-    elif not summary.stages:
+    elif not blocks:
         bar = [_stack(summary.breakdown)] if summary.breakdown is not None else []
         blocks = [*bar, *split.section(run, summary).blocks]
-    if summary.breakdown is not None or (blocks and summary.stages):
+    if any(found is not None for found in (summary.breakdown, *(stage.breakdown for stage in summary.stages))):
         blocks.append(page.details("What the parts are", [page.facts(PARTS.items())]))
     return Section("breakdown", split.TITLE, blocks, split.LEAD)
 

@@ -36,7 +36,7 @@ def verdict(run: Run, summary: Summary, stages: list[Part]) -> Section:
     blocks += [*run_sections.notes(run, summary), *checked(run, summary).blocks[1:]]
     if summary.slos:
         matrix = [_objectives(summary, stages)] if len(stages) > 1 else []
-        blocks += [page.heading("Objectives"), *matrix, *judged(summary).blocks[1:]]
+        blocks += [page.heading("Objectives"), *matrix, *judged(summary).blocks]
     if passed:
         blocks.append(page.details(f"{_plural(len(passed), 'check')} passed", [check_list(passed)]))
     return Section("verdict", "Verdict", blocks)

@@ -59,7 +59,7 @@ def sections(sweep: Sweep, measured: Measured) -> list[Section]:
         sweep_charts.throughput(sweep, each, rates),
         sweep_charts.pareto(sweep, each),
         sweep_charts.heat_table(sweep, each, rates),
-        sweep_charts.points_table(sweep, each, rates),
+        sweep_charts.points_table(sweep, each),
         sweep_charts.distributions(sweep, each, measured),
         _breakdown(each, measured),
         _checks(sweep, each, measured),
