@@ -16,6 +16,7 @@ from inferometer.analysis.summary import summarise
 from inferometer.errors import UserError
 from inferometer.records import Failure, Run
 from inferometer.report import console
+from inferometer.report.document import Document
 from inferometer.report.json import encode
 from inferometer.report.other_tools import other_tools_table
 
@@ -194,10 +195,7 @@ def test_run_without_requests_or_text_is_refused() -> None:
 
 
 def shown(found: ReportAs, width: int = 100) -> str:
-    paper = console.new_console(False, width)
-    with paper.capture() as capture:
-        paper.print(other_tools_table(found, width))
-    return capture.get()
+    return console.text(Document((), [other_tools_table(found)]), width=width, is_tight=True)
 
 
 @pytest.mark.parametrize("tool", TOOL_FIGURES)

@@ -93,7 +93,7 @@ def test_a_condition_gives_status_1_and_is_in_every_file(stored: Path, tmp_path:
     files = ("--markdown", markdown, "--junit", junit, "--html", html)
     result = cli("compare", *sides, "--fail-if", "tpot.p50 worse by 5%", *files)
     assert result.status == 1 and "fails" in result.out
-    assert "| `tpot.p50 worse by 5%` | ❌ fails |" in markdown.read_text()
+    assert "| ❌ fails | `tpot.p50 worse by 5%` |" in markdown.read_text()
     page = html.read_text()
     assert ">FAILS<" in page and "tpot.p50 worse by 5%" in page and '"kind":"forest"' in page
     suite = ET.parse(junit).getroot()[0]

@@ -15,6 +15,7 @@ from inferometer.records import Run, StagePlan
 from inferometer.report import console, markdown
 from inferometer.report.cost import money, sentences
 from inferometer.report.html import run_page, sweep_charts
+from inferometer.report.html.page import shown
 from inferometer.report.sweep import render
 
 
@@ -129,5 +130,5 @@ def test_a_sweep_has_the_frontier_and_the_cheapest_load() -> None:
     assert "cost and efficiency tok/s/user tok/s/GPU EUR/M out 95 % CI frontier" in text
     assert "cheapest at 70 tokens/s/user with data.input 1024: " in text
     section = sweep_charts.pareto(sweep, sweep_charts.curves(sweep))
-    assert [block["kind"] for block in section.blocks] == ["items", "chart", "table"]
-    assert section.blocks[1]["data"]["series"][0]["name"] == "input 1024"
+    assert [block["kind"] for block in shown(section.blocks)] == ["chart", "table", "note"]
+    assert section.blocks[0]["data"]["series"][0]["name"] == "input 1024"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import server_series
 import synthetic_run as made
+import test_report
 from click.testing import CliRunner
 from html_runs import HOSTILE, Page, encoded, page
 from hypothesis import given
@@ -31,7 +32,7 @@ from inferometer.report.html.page import sentence
 def test_the_verdict_comes_first_and_the_definitions_last() -> None:
     found = page(html_runs.staged())
     sections = ["verdict", "run", "latency", "time", "heatmap", "curve", "goodput", "slowest", "failures"]
-    assert found.ids("section") == [*sections, "tokens", "client", "environment", "definitions"]
+    assert found.ids("section") == [*sections, "tokens", "classes", "client", "environment", "definitions"]
     links = [attrs["href"] for tag, attrs in found.tags if tag == "a"]
     assert links == [f"#{name}" for name in found.ids("section")]
 
@@ -47,7 +48,26 @@ def test_an_invalid_run_says_why() -> None:
     rows, chunks = made.closed_rows()
     made.fail(rows, slice(0, 100))
     text = " ".join(page(made.run(rows, chunks, failures=(Failure("http_503", "busy"),))).text.split())
-    assert " INVALID " in text and "Why the run is not valid" in text and "http_503 100 " in text
+    assert " INVALID " in text and " failures 100 of 600 requests " in text.lower() and "http_503 100 " in text
+
+
+def test_the_page_warns_of_what_the_terminal_warns_of() -> None:
+    run = test_report.beyond()
+    said = " ".join(page(run).text.split())
+    assert (
+        "the server counted" in said.lower() and "more requests: from other clients, or ones that failed here." in said
+    )
+    assert "ms more than the client saw" in said
+    errors = {"disk": "no such device"}
+    broken = msgspec.structs.replace(run, manifest=msgspec.structs.replace(run.manifest, observer_errors=errors))
+    assert "Observer disk: no such device." in page(broken).text
+    marked = page(html_runs.staged()).text
+    assert "* too few independent values" in marked
+
+
+def test_the_page_has_the_time_to_first_token_by_turn() -> None:
+    text = " ".join(page(test_report.with_sessions()).text.split())
+    assert "ttft, turn 1, ms" in text and "sessions ok failed cut off turns" in text
 
 
 def test_an_empty_run_has_a_page_without_charts() -> None:
@@ -171,8 +191,10 @@ def test_a_run_page_says_why_the_tail_is_slow_and_names_things_in_words() -> Non
     first = page(run).chart("slowest requests")["rows"][0]["label"]
     assert re.fullmatch(r"64 → 10 tokens · [0-9.]+ ms · request [0-9]+", first)
     assert "step 21 ns" in words and "has server: yes" in words and "step_ns" not in words
-    compared = words[words.index("Client and server") :]
-    assert re.search(r"ttft mean, ms [0-9.]+ [0-9.]+ -?[0-9.]+ ttft p50, ms [0-9.]+ [0-9.]+ [a-z]", compared)
+    compared = words[words.index("client and server") :]
+    assert re.search(
+        r"ttft mean, ms [0-9.]+ [0-9.]+ -?[0-9.]+ -?[0-9.]+% ttft p50, ms [0-9.]+ [0-9.]+ +[a-z]", compared
+    )
 
 
 @pytest.mark.parametrize("use", [0.0, 0.25])
@@ -220,7 +242,7 @@ def test_the_knee_is_marked_in_the_load_curve_and_in_a_card() -> None:
 
 def test_lengths_that_are_the_same_in_all_stages_have_one_row() -> None:
     text = " ".join(page(html_sweeps.staged(2.0, "one")).text.split())
-    assert text.count(" output tokens 1") == 1 and "output tokens, 20/s" not in text
+    assert text.count(" output 10 10 ") == 1 and "output, 20/s" not in text
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_sweep_opens_on_the_objectives_percentile_and_colours_by_value() -> No
 
 def test_overloaded_levels_have_no_latencies_in_tables_and_are_not_on_the_frontier() -> None:
     found = Page(encoded(html_sweeps.grid()))
-    assert "100/s overloaded 200 0" in text_of(found)
+    assert "100/s 99.53 999.5 – – – – – – 200 0 ✗ overloaded" in text_of(found)
     assert [len(line["x"]) for line in found.chart("against output tokens/s/user")["series"]] == [3, 2]
 
 

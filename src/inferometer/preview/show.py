@@ -10,8 +10,8 @@ from rich.text import Text
 from inferometer.preview.overview import Arrivals, Lengths, Overview, Prefixes, Sample
 from inferometer.preview.prefixes import BLOCK
 from inferometer.report import blocks, formatting
+from inferometer.report.console import table
 from inferometer.report.safe_console import SafeConsole
-from inferometer.report.tables import table
 from inferometer.units import format_seconds
 
 _BESIDE_BARS = 34

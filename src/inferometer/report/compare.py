@@ -3,32 +3,24 @@
 from collections.abc import Sequence
 
 import msgspec
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 from inferometer.analysis.comparison import Comparison, MetricComparison, SideInfo
-from inferometer.report import formatting
-from inferometer.report.console import new_console
+from inferometer.report import console, formatting
+from inferometer.report.document import Block, Column, Document, Listing, Note, Section
 from inferometer.report.json import with_words
 from inferometer.report.width import columns
 
-_SIGNS = {"better": ("+", "green"), "worse": ("-", "red"), "no clear difference": ("=", "dim")}
-_STATUS = {"fails": ("✗", "red"), "undecided": ("?", "yellow"), "passes": ("✓", "green")}
+_SIGNS = {"better": ("+", "good"), "worse": ("-", "bad"), "no clear difference": ("=", "dim")}
+_STATUS = {"fails": ("✗", "bad"), "undecided": ("?", "warn"), "passes": ("✓", "good")}
 _SHOWN = ("mean", "p90", "p95")
 """Statistics that only JSON and Markdown have, unless they are named."""
 
 
 def render(found: Sequence[Comparison], color: bool = False, width: int | None = None) -> str:
     """Render comparisons for `width` columns; by default, for the width of standard output."""
-    width = columns() if width is None else width
-    console = new_console(color, width)
-    with console.capture() as capture:
-        for each in found:
-            for part in _parts(each):
-                console.print(Padding(part, (0, 0, 1, 1)))
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().rstrip("\n").splitlines())
+    each = [section for one in found for section in sections(one)]
+    text = console.text(Document((), each), color, columns() if width is None else width)
+    return text.rstrip("\n") + "\n"
 
 
 def encode(found: Sequence[Comparison]) -> bytes:
@@ -39,15 +31,23 @@ def encode(found: Sequence[Comparison]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(with_words(tree)), indent=2) + b"\n"
 
 
-def _parts(found: Comparison) -> list[RenderableType]:
-    parts: list[RenderableType] = [_title(found)]
-    for name, metrics in stages_of(found):
-        lines: list[RenderableType] = [Text(name, style="bold")] if name else []
-        parts.append(Group(*lines, _table(shown(found, metrics))))
-    if found.conditions:
-        parts.append(_conditions(found))
-    parts.append(Group(*(Text(formatting.one_line(note, 1000), style="dim") for note in found.notes)))
-    return parts
+def sections(found: Comparison, is_complete: bool = False) -> list[Section]:
+    """The sides, the figures of each stage, the conditions and the notes; `is_complete`: also the figures that a terminal leaves out."""
+    sides = Listing(
+        (Column("", "strong"), Column("side")),
+        [(letter, formatting.one_line(describe_side(side), 1000)) for letter, side in (("A", found.a), ("B", found.b))],
+    )
+    figures = [
+        Section(
+            f"figures-{number}",
+            "Figures",
+            [*([Note(name, "strong")] if name else []), _table(metrics if is_complete else shown(found, metrics))],
+        )
+        for number, (name, metrics) in enumerate(stages_of(found))
+    ]
+    conditions = Section("conditions", "Conditions", _conditions(found))
+    notes = Section("notes", "Notes", [Note(formatting.one_line(note, 1000)) for note in found.notes])
+    return [Section("sides", "Sides", [sides]), *figures, conditions, notes]
 
 
 def stages_of(found: Comparison) -> list[tuple[str, dict[str, MetricComparison]]]:
@@ -62,13 +62,6 @@ def shown(found: Comparison, metrics: dict[str, MetricComparison]) -> dict[str, 
         for name, metric in metrics.items()
         if name in named or metric.p_holm is not None or not name.endswith(_SHOWN)
     }
-
-
-def _title(found: Comparison) -> RenderableType:
-    grid = Table.grid(padding=(0, 2))
-    for letter, side in (("A", found.a), ("B", found.b)):
-        grid.add_row(Text(letter, style="bold"), Text(formatting.one_line(describe_side(side), 1000)))
-    return grid
 
 
 def describe_side(side: SideInfo) -> str:
@@ -89,25 +82,22 @@ def amount(value: float | None, unit: str) -> str:
     return f"{formatting.number(value)}{unit if unit.startswith('/') else f' {unit}'}"
 
 
-def _table(metrics: dict[str, MetricComparison]) -> RenderableType:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column()
-    grid.add_column(justify="right", no_wrap=True)
+def _table(metrics: dict[str, MetricComparison]) -> Block:
+    rows = []
     for metric in metrics.values():
-        sign, style = _SIGNS[metric.verdict]
+        sign, tone = _SIGNS[metric.verdict]
         word = metric.verdict if metric.verdict != "no clear difference" else "unclear"
         values = f"{amount(metric.a, metric.unit)} -> {amount(metric.b, metric.unit)}"
-        grid.add_row(Text(f"{sign} {word}", style=f"bold {style}"), Text(metric.sentence), Text(values, style="dim"))
-    return grid if metrics else Text("no figure was measured on both sides", style="yellow")
+        rows.append((((f"{sign} {word}", f"strong {tone}"),), metric.sentence, ((values, "dim"),)))
+    columns = (Column("verdict", wraps=False), Column("in words"), Column("A -> B", right=True, wraps=False))
+    return Listing(columns, rows) if rows else Note("no figure was measured on both sides", "warn")
 
 
-def _conditions(found: Comparison) -> RenderableType:
-    grid = Table.grid(padding=(0, 2, 0, 0))
+def _conditions(found: Comparison) -> list[Block]:
+    rows = []
     for each in found.conditions:
-        sign, style = _STATUS[each.status]
+        sign, tone = _STATUS[each.status]
         where = f"{each.stage}: " if each.stage else ""
-        grid.add_row(
-            Text(f"{sign} {each.status}", style=f"bold {style}"), Text(each.condition), Text(where + each.reason)
-        )
-    return Group(Text("fail if", style="bold"), grid)
+        rows.append((((f"{sign} {each.status}", f"strong {tone}"),), each.condition, where + each.reason))
+    columns = (Column("status"), Column("condition", is_code=True), Column("why"))
+    return [Note("fail if", "strong"), Listing(columns, rows)] if rows else []

@@ -7,17 +7,11 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from inferometer.analysis.efficiency import COMMODITIES, Commodity, Efficiency, Estimate
 from inferometer.analysis.pareto import Answer, CheapestAt, Pareto, ParetoPoint
 from inferometer.analysis.summary import Summary
-from inferometer.analysis.sweep import Sweep
-from inferometer.records import Run
-from inferometer.report import formatting, tables
-from inferometer.report.width import fitted
+from inferometer.report import formatting
+from inferometer.report.document import Block, Note, Section, Table
 
 TITLE = "cost and efficiency"
 NAMES: dict[Commodity, str] = {
@@ -109,37 +103,28 @@ def describe_hardware(found: Efficiency) -> str:
     return ", ".join(parts)
 
 
-# --- console ---------------------------------------------------------------------------------------------------------
+# --- a run -----------------------------------------------------------------------------------------------------------
 
 
-def cost(run: Run, summary: Summary, width: int) -> RenderableType:
-    """The section of a run, in the terminal."""
-    parts: list[RenderableType] = []
+def cost(summary: Summary) -> Section:
+    """The section of a run."""
+    blocks: list[Block] = []
     if summary.efficiency is not None:
-        parts.append(efficiency_table(summary, width))
-        parts += [Text(note, style="dim") for note in notes(summary)]
+        blocks += [_efficiency(summary, summary.efficiency), *map(Note, notes(summary))]
     if summary.pareto is not None:
-        parts += answers(summary.pareto)
-    return Group(*parts)
+        blocks += answers(summary.pareto)
+    return Section("cost", "Cost and efficiency", blocks)
 
 
-def efficiency_table(summary: Summary, width: int) -> RenderableType:
+def _efficiency(summary: Summary, found: Efficiency) -> Block:
     """A row per figure, with its interval; with several stages, a row per stage. Only the title if no figure is known."""
-    assert summary.efficiency is not None
-    if not summary.stages:
-        table = tables.table(TITLE, ["value", "95 % CI"])
-        for figure in figures(summary.efficiency):
-            if figure.estimate is not None:
-                table.add_row(figure.name, f"{figure.value} ", f"{figure.interval} ")
-        return table if table.rows else Text(TITLE, style="dim")
-    headers, rows = stage_rows(summary)
-    if not headers:
-        return Text(TITLE, style="dim")
-    table = tables.table(TITLE, headers)
-    for label, *cells in rows:
-        table.add_row(label, *(f"{cell} " for cell in cells))
+    if summary.stages:
+        headers, rows = stage_rows(summary)
+    else:
+        headers = ["value", "95 % CI"]
+        rows = [[each.name, each.value, each.interval] for each in figures(found) if each.estimate is not None]
     optional = [name for name in headers if name.startswith("all ") or name.endswith((" in", " total", "/J"))]
-    return fitted(table, width, optional)
+    return Table(TITLE, headers, rows, optional) if headers and rows else Note(TITLE)
 
 
 def stage_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
@@ -209,9 +194,11 @@ def pareto_notes(pareto: Pareto) -> list[str]:
     return lines
 
 
-def answers(pareto: Pareto) -> list[RenderableType]:
+def answers(pareto: Pareto) -> list[Note]:
     """The cheapest load for each rate per user that was asked for."""
-    return [Text(formatting.one_line(line, 1000)) for each in pareto.cheapest_at for line in sentences(each, pareto)]
+    return [
+        Note(formatting.one_line(line, 1000), "") for each in pareto.cheapest_at for line in sentences(each, pareto)
+    ]
 
 
 def sentences(found: CheapestAt, pareto: Pareto) -> Iterator[str]:
@@ -260,22 +247,18 @@ def _with_interval(figure: Figure, unit: str) -> str:
 # --- sweeps ----------------------------------------------------------------------------------------------------------
 
 
-def sweep_lines(sweep: Sweep, width: int) -> list[RenderableType]:
+def sweep_cost(found: Pareto | None) -> Section:
     """The frontier and the answers of a sweep; nothing if no level has tokens per second and user, or no price or GPUs are known."""
-    found = sweep.pareto
     if found is None:
-        return []
-    table = [pareto_table(found, width)] if found.points else []
-    return [*table, *(Text(note, style="dim") for note in pareto_notes(found)), *answers(found)]
+        return Section("cost", "Cost and efficiency", [])
+    table = [pareto_table(found)] if found.points else []
+    return Section("cost", "Cost and efficiency", [*table, *map(Note, pareto_notes(found)), *answers(found)])
 
 
-def pareto_table(pareto: Pareto, width: int) -> Table:
+def pareto_table(pareto: Pareto) -> Table:
     """A row per point."""
     headers, rows = pareto_rows(pareto)
-    table = tables.table(TITLE, headers)
-    for label, *cells in rows:
-        table.add_row(label, *(f"{cell} " for cell in cells))
-    return fitted(table, width, ("95 % CI",))
+    return Table(TITLE, headers, rows, ("95 % CI",))
 
 
 def pareto_rows(pareto: Pareto) -> tuple[list[str], list[list[str]]]:

@@ -9,7 +9,8 @@ from inferometer.analysis.engine_figures import EngineLevel, Latency
 from inferometer.analysis.engine_results import EngineResult, EngineResults
 from inferometer.analysis.recommendation import Recommendation, listed
 from inferometer.campaign import StartUp
-from inferometer.report import cost, formatting, tables
+from inferometer.report import cost, formatting
+from inferometer.report.document import MARK
 from inferometer.units import format_bytes, format_seconds
 
 _SIGNS = {"met": "✓", "missed": "✗", "undecided": "?", "": ""}
@@ -48,7 +49,7 @@ def _latency(metric: str, statistic: str) -> Callable[[EngineLevel, EngineResult
         found: Latency | None = getattr(level, metric)
         if found is None:
             return "-"
-        mark = tables.MARK if statistic in found.unsupported else ""
+        mark = MARK if statistic in found.unsupported else ""
         return formatting.milliseconds(getattr(found, statistic)) + mark
 
     return read
@@ -123,8 +124,8 @@ ENCODER_COLUMNS: tuple[tuple[str, Callable[[EncoderFigures], str]], ...] = (
     ("min", lambda line: formatting.milliseconds(line.min)),
     ("max", lambda line: formatting.milliseconds(line.max)),
     ("median", lambda line: formatting.milliseconds(line.median)),
-    ("p95", lambda line: formatting.milliseconds(line.p95) + (tables.MARK if "p95" in line.unsupported else "")),
-    ("p99", lambda line: formatting.milliseconds(line.p99) + (tables.MARK if "p99" in line.unsupported else "")),
+    ("p95", lambda line: formatting.milliseconds(line.p95) + (MARK if "p95" in line.unsupported else "")),
+    ("p99", lambda line: formatting.milliseconds(line.p99) + (MARK if "p99" in line.unsupported else "")),
     ("seq/s", lambda line: _estimate(line.throughput)),
     ("diff", lambda line: "-" if line.difference is None else f"{line.difference:.1e}"),
     ("memory", lambda line: size(line.memory)),

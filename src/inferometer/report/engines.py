@@ -9,8 +9,9 @@ from rich.text import Text
 
 from inferometer.analysis.engine_results import EngineResults
 from inferometer.analysis.recommendation import Recommendation
-from inferometer.report import formatting, tables
-from inferometer.report.console import new_console
+from inferometer.report import formatting
+from inferometer.report.console import new_console, note
+from inferometer.report.document import MARK, Note
 from inferometer.report.engine_rows import (
     PERFORMANCE,
     RESOURCES,
@@ -47,7 +48,9 @@ def render(found: EngineResults, color: bool, width: int) -> str:
         if engine.excluded
     ]
     if excluded:
-        parts.append(tables.note(f"cannot be recommended: {formatting.one_line('; '.join(excluded), 1000)}"))
+        parts.append(
+            note(Note(f"cannot be recommended: {formatting.one_line('; '.join(excluded), 1000)}", "warn", "!"))
+        )
     tables_of_levels = [_levels(found, PERFORMANCE, width), _levels(found, RESOURCES, width), _encoders(found, width)]
     shown = [table for table in tables_of_levels if table is not None]
     blocks = [
@@ -147,8 +150,8 @@ def _legend(found: EngineResults, shown: Sequence[Table]) -> Iterable[str]:
     words = [words for name, words in meanings.items() if any(name in title for title in titles)]
     if words:
         yield "; ".join(dict.fromkeys(words))
-    if any(tables.MARK in str(cell) for table in shown for column in table.columns for cell in column.cells):
-        yield f"{tables.MARK} too few values for this percentile"
+    if any(MARK in str(cell) for table in shown for column in table.columns for cell in column.cells):
+        yield f"{MARK} too few values for this percentile"
     if found.recommendation:
         rules = "; ".join(f"{each.use}: {each.rule}" for each in found.recommendation)
         yield f"rules: {rules}"

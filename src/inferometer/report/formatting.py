@@ -114,6 +114,12 @@ def describe_load(stage: StagePlan) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def describe_stages(manifest: Manifest) -> str:
+    """The load of a run: that of its stage, or how many stages it has."""
+    stages = manifest.plan
+    return describe_load(stages[0]) if len(stages) == 1 else f"{len(stages)} stages"
+
+
 def _describe_end(stage: StagePlan) -> str:
     """`for 10 s`, `600 requests`, `600 requests in 10 s` (open loop), `600 requests or 10 s` (whichever comes first)."""
     if not stage.requests:

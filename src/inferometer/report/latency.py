@@ -1,48 +1,97 @@
 """The table of latencies, with their confidence intervals, and what has to be said about it."""
 
-from collections.abc import Mapping, Sequence
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterable, Mapping, Sequence
 
 from inferometer.analysis.percentiles import Distribution, label_of
 from inferometer.analysis.summary import Summary
+from inferometer.analysis.throughput import Throughput
 from inferometer.records import Run
 from inferometer.report import formatting, tables
-from inferometer.report.width import fitted
+from inferometer.report.document import Note, Section, Table
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 SERVICE = ("ttft_service", "e2e_service")
+SERVER_PARTS = ("queue", "compute", "protocol", "network")
+"""Parts of the end-to-end time that a server reports for each request."""
+_RATES = {
+    "offered": "requests/s offered",
+    "requests": "requests/s",
+    "output_tokens": "output tokens/s",
+    "inferences": "inferences/s",
+    "in_flight": "in flight",
+}
 _OPTIONAL = ("p99.9", "p90", "p95", "mean")
 """Columns that a narrow table leaves out, the first of them first."""
 
 
-def latency(run: Run, summary: Summary, width: int) -> RenderableType:
+def latency(run: Run, summary: Summary) -> Section:
     """Latencies in ms, then the lag, which tells how much of them is due to late sends."""
     is_open = run.manifest.plan[0].open  # stages with different loads have no common table
     names = [name for name in LATENCIES if summary.metrics[name].count]
     if summary.metrics["reasoning_tokens"].max or 0:
         names.insert(names.index("ttft") + 1, "ttft_content")
     service = [name for name in SERVICE if is_open and summary.metrics[name].count]
-    columns = tables.columns_of(run.manifest)
-    confidence = f"{label_of(tables.interval_of(columns))}, 95 % CI"
-    table = tables.table("latency, ms", [*columns.values(), confidence])
-    for name in names:
-        _row(table, name.replace("_", " "), summary.metrics[name], columns, style="bold")
-    for name in service:
-        _row(table, name.replace("_", " "), summary.metrics[name], columns)
-    if summary.metrics["lag"].count:
-        _row(table, "lag", summary.metrics["lag"], columns)
-    table = fitted(table, width, (confidence, *_optional(columns)))
-    shown = [summary.metrics[name] for name in [*names, *service, "lag"]]
+    rows = [(name.replace("_", " "), summary.metrics[name]) for name in [*names, *service, "lag"]]
     counts_requests = summary.sessions is not None and run.manifest.plan[0].unit == "requests"
-    waiting = "a turn that was due" if counts_requests else "a free user"
-    notes = [
-        _legend(names, is_open, waiting),
-        *_footnotes(shown, columns, [str(column.header).strip() for column in table.columns]),
-    ]
-    return Group(table, *(Text(note, style="dim") for note in notes))
+    legend = _legend(names, is_open, "a turn that was due" if counts_requests else "a free user")
+    columns = tables.columns_of(run.manifest)
+    table = percentiles("latency, ms", [row for row in rows if row[1].count], columns, range(len(names)), legend)
+    failed = max((found.infinite for _, found in rows), default=0)
+    return Section("latency", "Latency", [table, *failures_note(failed)])
+
+
+def percentiles(
+    title: str,
+    rows: Sequence[tuple[str, Distribution]],
+    columns: Mapping[str, str],
+    strong: Sequence[int] = (),
+    *notes: str,
+) -> Table:
+    """A row for each distribution, in ms, with its confidence interval."""
+    confidence = f"{label_of(tables.interval_of(columns))}, 95 % CI"
+    needs = {columns.get(name, ""): one.needs for _, found in rows for name, one in found.unsupported.items()}
+    return Table(
+        title,
+        [*columns.values(), confidence],
+        [(label, *_cells(found, columns)) for label, found in rows],
+        (confidence, *_optional(columns)),
+        strong,
+        flush=True,
+        notes=notes,
+        needs={name: needs[name] for name in columns.values() if name in needs},
+    )
+
+
+def failures_note(failed: int) -> list[Note]:
+    """How failed requests are counted."""
+    text = f"{failed:,} failed requests count as infinitely slow (measure.failures_as_inf)"
+    return [Note(text)] if failed else []
+
+
+def details(run: Run, summary: Summary) -> Section:
+    """Percentiles that a terminal has no room for: of the server's own times and, if there are several stages, of each stage."""
+    columns = tables.columns_of(run.manifest)
+    blocks = by_part([(stage.name, stage.metrics, stage.throughput) for stage in summary.stages], columns)
+    if not summary.stages and (rows := _rows(summary.metrics, SERVER_PARTS)):
+        blocks.append(percentiles("server, ms", rows, columns))
+    return Section("details", "Details", blocks)
+
+
+def by_part(
+    parts: Iterable[tuple[str, Mapping[str, Distribution], Throughput]], columns: Mapping[str, str]
+) -> list[Table]:
+    """A table for each part that has latencies, with all of its latencies and rates."""
+    found = []
+    for name, metrics, throughput in parts:
+        rates = {unit: getattr(throughput, rate) for rate, unit in _RATES.items()}
+        note = ", ".join(f"{formatting.number(rate)} {unit}" for unit, rate in rates.items() if rate is not None)
+        if rows := _rows(metrics, (*LATENCIES, *SERVER_PARTS)):
+            found.append(percentiles(f"{formatting.one_line(name, 60)}, ms", rows, columns, (), note))
+    return found
+
+
+def _rows(metrics: Mapping[str, Distribution], names: Sequence[str]) -> list[tuple[str, Distribution]]:
+    return [(name, metrics[name]) for name in names if name in metrics and metrics[name].count]
 
 
 def _legend(names: list[str], is_open: bool, waiting: str) -> str:
@@ -60,30 +109,9 @@ def _optional(columns: Mapping[str, str]) -> Sequence[str]:
     return _OPTIONAL if columns is tables.COLUMNS else ("mean", "max", *columns.values())
 
 
-def _row(table: Table, label: str, found: Distribution, columns: Mapping[str, str], style: str = "") -> None:
-    """Add a row in milliseconds, all with the decimals that suit the median."""
+def _cells(found: Distribution, columns: Mapping[str, str]) -> list[str]:
+    """Milliseconds, all with the decimals that suit the median."""
     decimals = formatting.decimals_for(1e3 * (found.value("p50") or 0))
-    low, high = (
-        formatting.milliseconds(end, decimals) for end in found.ci.get(tables.interval_of(columns), (None, None))
-    )
-    cells = []
-    for name in columns:
-        mark = tables.MARK if name in found.unsupported else ""
-        shown = formatting.milliseconds(found.value(name), decimals)
-        cells.append(Text.assemble(shown, (mark or " ", "yellow"), style="dim" if mark else ""))
-    table.add_row(Text(label, style=style), *cells, f"{low} .. {high}")
-
-
-def _footnotes(shown: list[Distribution], titles: Mapping[str, str], columns: list[str]) -> list[str]:
-    """Explain the mark for each column of the table that has it, and how failures are counted."""
-    needs: dict[str, int] = {}
-    for each in shown:
-        needs |= {titles.get(name, ""): found.needs for name, found in each.unsupported.items()}
-    notes = []
-    marked = [name for name in columns if name in needs]
-    if marked:
-        wanted = ", ".join(f"{needs[name]:,} for {name}" for name in marked)
-        notes.append(f"{tables.MARK} too few independent values: it needs {wanted}")
-    if failed := max((each.infinite for each in shown), default=0):
-        notes.append(f"{failed:,} failed requests count as infinitely slow (measure.failures_as_inf)")
-    return notes
+    ends = found.ci.get(tables.interval_of(columns), (None, None))
+    interval = " .. ".join(formatting.milliseconds(end, decimals) for end in ends)
+    return [*(tables.marked(found, name, decimals) for name in columns), interval]

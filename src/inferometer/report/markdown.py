@@ -1,137 +1,116 @@
-"""Markdown summaries, for a pull request or a CI job: of a run, and of a comparison."""
+"""A document as Markdown, for a pull request or a CI job."""
 
 import re
 from collections.abc import Iterable, Sequence
 
-from inferometer.analysis import settings
 from inferometer.analysis.checks import in_words
 from inferometer.analysis.comparison import Comparison
-from inferometer.analysis.comparison_text import title
-from inferometer.analysis.percentiles import Distribution, label_of
-from inferometer.analysis.slo_expression import parse
-from inferometer.analysis.slo_result import SloResult
-from inferometer.analysis.summary import StageSummary, Summary
+from inferometer.analysis.summary import Summary
 from inferometer.records import Run
-from inferometer.report import cost, formatting
-from inferometer.report.compare import amount, describe_side, stages_of
-from inferometer.report.tables import interval_of
+from inferometer.report import formatting, run_sections
+from inferometer.report.compare import sections
+from inferometer.report.document import (
+    GAP,
+    MARK,
+    Block,
+    Column,
+    Document,
+    Facts,
+    Items,
+    Judged,
+    Listing,
+    Note,
+    Table,
+    Verdict,
+    Words,
+    plain,
+)
+from inferometer.report.latency import details
 
 _MENTION = re.compile(r"(?<!\w)([@#])(?=\w)")
 """Of a person or an issue, which GitHub would notify. A space without width ends it."""
-_COLUMNS = ("mean", "p50", "p90", "p99")
-_LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue", "compute", "protocol", "network")
-_RATES = {"requests": "requests/s", "output_tokens": "output tokens/s", "inferences": "inferences/s"}
-_MARKS = {"met": "✅ met", "missed": "❌ missed", "undecided": "❔ undecided"}
-_CONDITIONS = {"passes": "✅ passes", "fails": "❌ fails", "undecided": "❔ undecided"}
-_VERDICTS = {"better": "🟢 better", "worse": "🔴 worse", "no clear difference": "⚪ no clear difference"}
+_SIGNS = {"✓": "✅", "✗": "❌", "?": "❔", "+": "🟢", "-": "🔴", "=": "⚪"}
+"""What a sign at the beginning of a cell becomes."""
 
 
 def run_summary(run: Run, summary: Summary) -> str:
-    """The verdict, what was run, objectives, throughput and latency."""
-    manifest = run.manifest
-    model = manifest.config.get("server")
-    name = model.get("model") if isinstance(model, dict) else None
-    stages = manifest.plan
-    load = formatting.describe_load(stages[0]) if len(stages) == 1 else f"{len(stages)} stages"
-    which = formatting.describe_part(manifest)
-    lines = [
-        f"## {in_words(summary.checks)}: {escape(' · '.join(str(x) for x in (formatting.describe_target(manifest), name) if x))}",
-        "",
-        escape(" · ".join(filter(None, (formatting.describe_api(manifest), load, which, summary.started)))),
-        "",
-    ]
-    noticed = [check for check in summary.checks if check.status in ("fail", "warn")]
-    lines += [f"- **{check.name}** ({check.status}): {escape(check.message)}" for check in noticed]
-    lines += [""] if noticed else []
-    if summary.slos:
-        lines += table(("objective", "status", "measured", "why"), [_objective(each) for each in summary.slos])
-    columns = ("mean", *settings.percentiles(manifest)) if settings.percentiles(manifest) else _COLUMNS
-    for part in summary.stages or (summary,):
-        lines += _figures(part, getattr(part, "name", ""), columns)
-    lines += _cost(summary)
-    if summary.failures:
-        failures = [(kind.code, f"{kind.count:,}", _code(kind.message)) for kind in summary.failures]
-        lines += table(("failure", "requests", "message"), failures)
-    return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _objective(result: SloResult) -> tuple[str, ...]:
-    value = "" if result.value is None else parse(result.expression).amount(result.value)
-    return f"`{result.slo}`", _MARKS[result.status], value, result.reason
-
-
-def _figures(part: Summary | StageSummary, name: str, columns: Sequence[str]) -> list[str]:
-    lines = [f"### {escape(name)}", ""] if name else []
-    rates = [
-        f"{formatting.number(getattr(part.throughput, rate))} {unit}"
-        for rate, unit in _RATES.items()
-        if getattr(part.throughput, rate) is not None
-    ]
-    counts = f"{part.counts.ok:,} requests ok, {part.counts.failed:,} failed"
-    lines += [escape(" · ".join([*rates, counts])), ""]
-    rows = [_latency(metric, part.metrics[metric], columns) for metric in _LATENCIES if metric in part.metrics]
-    rows = [row for row in rows if row]
-    header = ("latency (ms)", *map(label_of, columns), f"95 % CI of {label_of(interval_of(columns))}")
-    return lines + (table(header, rows) if rows else [])
-
-
-def _latency(name: str, found: Distribution, columns: Sequence[str]) -> tuple[str, ...]:
-    if not found.count:
-        return ()
-    cells = [
-        formatting.milliseconds(found.mean if field == "mean" else found.value(field))
-        + ("\\*" if field in found.unsupported else "")
-        for field in columns
-    ]
-    low, high = found.ci.get(interval_of(columns), (None, None))
-    return name, *cells, f"{formatting.milliseconds(low)} .. {formatting.milliseconds(high)}"
-
-
-def _cost(summary: Summary) -> list[str]:
-    """Costs and rates per GPU, and the cheapest load for a rate per user."""
-    lines: list[str] = []
-    if summary.efficiency is not None and summary.stages:
-        headers, rows = cost.stage_rows(summary)
-        lines += table((cost.TITLE, *headers), rows) if headers else []
-    elif summary.efficiency is not None:
-        found = [figure for figure in cost.figures(summary.efficiency) if figure.estimate is not None]
-        lines += table((cost.TITLE, "value", "95 % CI"), [(each.name, each.value, each.interval) for each in found])
-    notes = cost.notes(summary)
-    if summary.pareto is not None:
-        notes += [line.strip() for each in summary.pareto.cheapest_at for line in cost.sentences(each, summary.pareto)]
-    return lines + ([*(f"- {escape(note)}" for note in notes), ""] if notes else [])
+    """The whole report of a run, below its verdict."""
+    document = run_sections.document(run, summary)
+    words, *lines = document.title
+    title = ((f"{in_words(summary.checks)}: {plain(words)}", ""),)
+    sections = [*document.sections, details(run, summary)]
+    return text(Document([title, *lines], sections))
 
 
 def comparison_summary(found: Sequence[Comparison]) -> str:
-    """Conditions first, then a sentence and the figures of each metric."""
+    """The sides, the figures of each metric with a sentence, conditions and notes."""
+    return "\n".join(text(Document(["A against B"], sections(each, is_complete=True))) for each in found)
+
+
+def text(document: Document) -> str:
+    """A document: its first line is the heading; sections with several blocks have no heading of their own, as in a terminal."""
     lines: list[str] = []
-    for each in found:
-        lines += [
-            "## A against B",
-            "",
-            f"- A: {escape(describe_side(each.a))}",
-            f"- B: {escape(describe_side(each.b))}",
-            "",
-        ]
-        if each.conditions:
-            rows = [
-                (
-                    f"`{one.condition}`",
-                    _CONDITIONS[one.status],
-                    f"{one.stage}: {one.reason}" if one.stage else one.reason,
-                )
-                for one in each.conditions
-            ]
-            lines += table(("fail if", "status", "why"), rows)
-        for name, metrics in stages_of(each):
-            lines += [f"### {escape(name)}", ""] if name else []
-            figures = [
-                (title(key), _VERDICTS[one.verdict], amount(one.a, one.unit), amount(one.b, one.unit), one.sentence)
-                for key, one in metrics.items()
-            ]
-            lines += table(("metric", "verdict", "A", "B", "in words"), figures) if figures else []
-        lines += [*(f"- {escape(note)}" for note in each.notes), ""]
+    for number, words in enumerate(document.title):
+        lines += [f"{'' if number else '## '}{escape(plain(words))}", ""]
+    for section in document.sections:
+        lines += _blocks(section.blocks)
+    lines += [escape(document.footer)] if document.footer else []
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _blocks(blocks: Iterable[Block]) -> list[str]:
+    """A table for a table, and a list for what is between two of them."""
+    lines: list[str] = []
+    bullets: list[str] = []
+    for block in (*blocks, GAP):
+        found: list[str] = []
+        match block:
+            case Table():
+                marked = [[_marked(cell) for cell in row] for row in block.rows]
+                found = table([block.title, *block.columns], marked)
+                notes = [f"- {escape(_marked(note))}" for note in block.footnotes(block.columns)]
+                found += [*notes, ""] if notes and found else []
+            case Listing():
+                names = [column.name for column in block.columns]
+                cells = [
+                    [_cell(one, column) for one, column in zip(row, block.columns, strict=True)] for row in block.rows
+                ]
+                found = table(names, cells)
+            case Judged():
+                rows = [
+                    (_code(one.name), f"{_SIGNS[one.sign]} {one.status}", one.value, one.reason) for one in block.rows
+                ]
+                found = table(("objective", "status", "measured", "why"), rows)
+            case Note():
+                bullets += [f"- {escape(f'{block.sign} {plain(block.text)}'.strip())}"] if plain(block.text) else []
+            case Items():
+                bullets += [
+                    f"- {one.sign} {f'**{one.name}**: ' if one.name else ''}{escape(one.text)}" for one in block.items
+                ]
+            case Facts():
+                bullets += [
+                    f"- {f'**{label}**: ' if label else ''}{escape(' · '.join(map(plain, parts)))}"
+                    for label, parts in block.facts
+                ]
+            case Verdict():
+                bullets.append(f"- {escape(block.text)}")
+        if (found or block is GAP) and bullets:
+            lines += [*bullets, ""]
+            bullets = []
+        lines += found
+    return lines
+
+
+def _marked(text: str) -> str:
+    """A text whose mark does not begin italics."""
+    return text.replace(MARK, f"\\{MARK}") if MARK in (text[:1], text[-1:]) else text
+
+
+def _cell(words: Words, column: Column) -> str:
+    sign, _, rest = plain(words).partition(" ")
+    if not isinstance(words, str) and sign in _SIGNS:
+        return f"{_SIGNS[sign]} {rest}"
+    return _code(plain(words)) if column.is_code else plain(words)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

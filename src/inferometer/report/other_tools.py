@@ -1,45 +1,40 @@
 """The table of what another tool would report, beside our figures and the reasons for the differences."""
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from inferometer.analysis.other_tools import Figure, ReportAs, StageAs
-from inferometer.report import formatting, tables
-from inferometer.report.width import fitted
+from inferometer.report import formatting
+from inferometer.report.document import GAP, Block, Note, Section, Table
 
 _OPTIONAL = ("our name", "difference")
 """Columns that a narrow table leaves out, the first of them first."""
 
 
-def other_tools_table(found: ReportAs, width: int) -> RenderableType:
+def other_tools_table(found: ReportAs) -> Section:
     """Latencies in ms, rates per second; each reason once, below the table."""
-    parts: list[RenderableType] = []
+    blocks: list[Block] = []
     for stage in found.stages:
         name = f", {formatting.one_line(stage.stage, 40)}" if stage.stage else ""
-        parts.append(Text(f"what {found.tool} would report{name}", style="bold"))
+        blocks.append(Note(f"what {found.tool} would report{name}", "strong"))
         counts = f"{stage.completed:,} completed, {stage.failed:,} failed, in {formatting.number(stage.duration)} s"
-        parts += [Text(counts), Text(), *_stage(stage, width), Text()]
-    parts += [Text(note, style="dim") for note in found.notes]
-    parts.append(Text("latencies in ms, rates per second; `inferometer docs metrics` has the definitions", style="dim"))
-    return Group(*parts)
+        blocks += [Note(counts, ""), GAP, *_stage(stage), GAP]
+    blocks += map(Note, found.notes)
+    definitions = Note("latencies in ms, rates per second; `inferometer docs metrics` has the definitions")
+    return Section("as", f"What {found.tool} would report", [*blocks, definitions])
 
 
-def _stage(stage: StageAs, width: int) -> list[RenderableType]:
+def _stage(stage: StageAs) -> list[Block]:
     reasons = list(dict.fromkeys(figure.reason for figure in stage.figures if figure.reason))
-    table = tables.table("figure", ["theirs", "ours", "difference", "why", "our name"])
-    for figure in stage.figures:
-        number = f"({reasons.index(figure.reason) + 1})" if figure.reason else ""
-        cells = (
+    rows = [
+        (
+            f"{figure.statistic} {figure.figure}".strip(),
             *(_cell(figure, value) for value in (figure.theirs, figure.ours)),
             _difference(figure),
-            number,
+            f"({reasons.index(figure.reason) + 1})" if figure.reason else "",
             figure.our_name,
         )
-        table.add_row(f"{figure.statistic} {figure.figure}".strip(), *(f"{cell} " for cell in cells))
-    return [
-        fitted(table, width, _OPTIONAL),
-        *(Text(f"({number}) {reason}") for number, reason in enumerate(reasons, 1)),
+        for figure in stage.figures
     ]
+    table = Table("figure", ["theirs", "ours", "difference", "why", "our name"], rows, _OPTIONAL)
+    return [table, *(Note(f"({number}) {reason}", "") for number, reason in enumerate(reasons, 1))]
 
 
 def _cell(figure: Figure, value: float | None) -> str:

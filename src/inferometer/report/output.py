@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import IO
 
 import click
-from rich.console import RenderableType
 
 from inferometer.analysis import gate, other_tools, settings, tail
 from inferometer.analysis.summary import Summary
@@ -16,6 +15,7 @@ from inferometer.errors import UserError
 from inferometer.records import Run
 from inferometer.replacing import replaced
 from inferometer.report import console
+from inferometer.report.document import Document, Section
 from inferometer.report.exporters import EXPORTERS
 from inferometer.report.json import encode
 from inferometer.report.kept_text import excerpts
@@ -115,7 +115,7 @@ def show_request(run: Run, id: int, json: str | None) -> int:
     """Print where the time of one request went, or write it as JSON."""
     found = tail.explain(run, id)
     if json != "-":
-        _echo(timeline(found, columns()))
+        _echo(timeline(found))
         for label, text in (excerpts(body) if (body := bodies_of(run.folder, [id]).get(id)) else {}).items():
             click.echo(f"{label}: {text}")
     if json is not None:
@@ -127,14 +127,12 @@ def show_as(run: Run, summary: Summary, tool: str, json: str | None) -> int:
     """Print what another tool would report, or write it as JSON."""
     found = other_tools.report_as(tool, run, summary)
     if json != "-":
-        _echo(other_tools_table(found, columns()))
+        _echo(other_tools_table(found))
     if json is not None:
         write_file(json, lambda file: file.write(encode(found)))
     return 0
 
 
-def _echo(part: RenderableType) -> None:
-    made = console.new_console(wants_color(), columns())
-    with made.capture() as capture:
-        made.print(part)
-    click.echo("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()), nl=False, color=True)
+def _echo(section: Section) -> None:
+    text = console.text(Document((), [section]), wants_color(), columns(), is_tight=True)
+    click.echo(text, nl=False, color=True)

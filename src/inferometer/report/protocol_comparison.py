@@ -21,7 +21,7 @@ from inferometer.analysis.protocol_comparison import PROTOCOLS, Cell, Comparison
 from inferometer.errors import UserError
 from inferometer.report import formatting
 from inferometer.report.console import new_console
-from inferometer.report.tables import MARK
+from inferometer.report.document import MARK
 from inferometer.report.width import WIDTH, bare, columns, fitted
 from inferometer.units import format_seconds
 

@@ -4,9 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.text import Text
 
 from inferometer.analysis.comparable import are_repeats
 from inferometer.analysis.comparison import Measured
@@ -14,16 +11,16 @@ from inferometer.analysis.comparison_text import title
 from inferometer.analysis.gate import is_passed
 from inferometer.analysis.repeats import Repeats, RunFigures, RunList, Variation, list_runs, summarise_repeats
 from inferometer.errors import UserError
-from inferometer.report import formatting, junit, markdown, tables
+from inferometer.report import console, formatting, junit, markdown
 from inferometer.report.compare import amount
-from inferometer.report.console import new_console
+from inferometer.report.document import Document, Section, Table
 from inferometer.report.json import encode
 from inferometer.report.output import wants_color, write_file
-from inferometer.report.width import columns, fitted
+from inferometer.report.width import columns
 
 EXPORTS = ("json", "html", "markdown", "junit")
 _HEADER = ("mean", "95 % CI of the mean", "between runs", "within a run")
-_ONLY_IN_JSON = ("mean", "p90", "p95")
+_MINOR = ("mean", "p90", "p95")
 _LISTED = ("throughput.requests", "ttft.p50", "ttft.p99", "itl.p99", "e2e.p50", "e2e.p99")
 """The figures of runs that are not repeats of each other."""
 
@@ -57,7 +54,7 @@ def deliver_repeats(
     writers = {
         "json": lambda: encode(found),
         "html": lambda: _html(measured),
-        "markdown": lambda: _markdown(where, found).encode(),
+        "markdown": lambda: markdown.text(document(where, found, is_complete=True)).encode(),
         "junit": lambda: junit.encode(where, cases),
     }
     for name, path in exports.items():
@@ -75,16 +72,17 @@ def _html(measured: Sequence[Measured]) -> bytes:
 
 def render(where: str, found: Repeats | RunList, color: bool, width: int) -> str:
     """Render the runs for `width` columns: the variation of each stage, or the list of the runs."""
-    console = new_console(color, width)
-    with console.capture() as capture:
-        console.print(Padding(Text(_verdicts(found), style="bold"), (0, 0, 1, 1)))
-        if isinstance(found, Repeats):
-            for name, metrics in _stages(found):
-                console.print(Padding(_table(name, metrics), (0, 0, 1, 1)))
-        else:
-            console.print(Padding(_list(found, width), (0, 0, 1, 1)))
-        console.print(Text(f" {where}", style="dim"), soft_wrap=True)
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+    return console.text(document(where, found), color, width)
+
+
+def document(where: str, found: Repeats | RunList, is_complete: bool = False) -> Document:
+    """The runs: the variation of each stage, or a list of them; `is_complete`: with the figures that a terminal leaves out."""
+    if isinstance(found, RunList):
+        blocks = [_list(found)]
+    else:
+        blocks = [variation_table(name, metrics, is_complete) for name, metrics in _stages(found)]
+    sections = [Section(f"runs-{number}", "Runs", [block]) for number, block in enumerate(blocks)]
+    return Document([((_verdicts(found), "strong"),)], sections, where)
 
 
 def _verdicts(found: Repeats | RunList) -> str:
@@ -98,14 +96,14 @@ def _verdicts(found: Repeats | RunList) -> str:
     return f"{len(by_run)} run{'' if len(by_run) == 1 else 's'}{which}"
 
 
-def _list(found: RunList, width: int) -> RenderableType:
+def _list(found: RunList) -> Table:
     names = _listed(found)
+    rows = [
+        (label, *(_figure(name, one) for name in names)) for label, one in zip(_labels(found), found.runs, strict=True)
+    ]
     headers = [title(name).replace("throughput (", "").replace(")", "") for name in names]
-    table = tables.table("run", headers)
-    for label, one in zip(_labels(found), found.runs, strict=True):
-        table.add_row(label, *(f"{_figure(name, one)} " for name in names))
     note = "these runs are not repeats of one config: inferometer compare shows what differs, and how clearly"
-    return Group(fitted(table, width, (title("itl.p99"), title("e2e.p50"), title("ttft.p50"))), Text(note, style="dim"))
+    return Table("run", headers, rows, [title(name) for name in ("itl.p99", "e2e.p50", "ttft.p50")], notes=[note])
 
 
 def _listed(found: RunList) -> list[str]:
@@ -132,13 +130,11 @@ def _stages(found: Repeats) -> list[tuple[str, dict[str, Variation]]]:
     return [(stage.name, stage.metrics) for stage in found.stages] or [("", found.metrics)]
 
 
-def _table(name: str, metrics: Mapping[str, Variation]) -> RenderableType:
-    table = tables.table(name or "variation", list(_HEADER))
-    for key, one in metrics.items():
-        if not key.endswith(_ONLY_IN_JSON):
-            table.add_row(title(key), *(f"{cell} " for cell in _cells(one)))
+def variation_table(name: str, metrics: Mapping[str, Variation], is_complete: bool) -> Table:
+    shown = {key: one for key, one in metrics.items() if is_complete or not key.endswith(_MINOR)}
+    rows = [(title(key), *_cells(one)) for key, one in shown.items()]
     note = "standard deviation between runs, and standard error within a run, both as a share of the mean"
-    return Group(table, Text(note, style="dim"))
+    return Table(name or "variation", list(_HEADER), rows, notes=[note])
 
 
 def _cells(one: Variation) -> tuple[str, ...]:
@@ -149,20 +145,3 @@ def _cells(one: Variation) -> tuple[str, ...]:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2g} %"
-
-
-def _markdown(where: str, found: Repeats | RunList) -> str:
-    lines = [f"## {_verdicts(found)}", "", markdown.escape(where), ""]
-    if isinstance(found, RunList):
-        names = _listed(found)
-        listed = [
-            (label, *(_figure(name, one) for name in names))
-            for label, one in zip(_labels(found), found.runs, strict=True)
-        ]
-        lines += markdown.table(("run", *map(title, names)), listed)
-        return "\n".join(lines).rstrip("\n") + "\n"
-    for name, metrics in _stages(found):
-        lines += [f"### {markdown.escape(name)}", ""] if name else []
-        rows = [(title(key), *_cells(one)) for key, one in metrics.items()]
-        lines += markdown.table(("metric", *_HEADER), rows)
-    return "\n".join(lines).rstrip("\n") + "\n"

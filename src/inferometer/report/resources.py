@@ -2,19 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from inferometer.analysis.resources import EnergyUse, GpuUse, ResourceUse, unreadable
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
-from inferometer.report import formatting, tables
-from inferometer.report.width import fitted
+from inferometer.report import formatting
+from inferometer.report.document import Block, Facts, Note, Section, Table, Words, figure
 from inferometer.units import format_bytes
 
-_LABEL = 18
-"""Columns of the labels on the left, with the space behind them."""
+_LABEL = 15
+"""The least width of the labels on the left."""
 _ENOUGH = 1 << 20
 """Bytes per second of network and disk from which on they are worth showing."""
 _CPU_DIFFERS = 0.1
@@ -25,58 +21,41 @@ _OPTIONAL_STAGES = ("J per token", "GPU", "power")
 """Columns that a narrow table leaves out, the first of them first."""
 
 
-def resources(run: Run, summary: Summary, width: int) -> RenderableType:
-    """CPU, memory, GPUs and energy. The summary must have the use of resources."""
+def resources(run: Run, summary: Summary) -> Section:
+    """CPU, memory, GPUs and energy."""
     use = summary.resources
-    assert use is not None
-    head, energy = _lines(), _lines()
-    parts = list(_host(use)) if use.host is not None else []
+    if use is None:
+        return Section("resources", "Resources", [])
+    head = list(_host(use)) if use.host is not None else []
     if use.observing_share is not None:
-        parts.append(Text(f"observing took {_cost(use.observing_share)} of a core", style="dim"))
-    if parts:
-        head.add_row(
-            "this machine" if use.is_servers_machine else "client machine", tables.flow(parts, width - _LABEL - 1)
-        )
+        head.append(((f"observing took {_cost(use.observing_share)} of a core", "dim"),))
+    machine = "this machine" if use.is_servers_machine else "client machine"
+    blocks: list[Block] = [Facts([(machine, head)], _LABEL)] if head else []
+    blocks += [Note(note, "warn", "!") for note in use.notes if not _is_about_gpu(note)]
+    blocks += [*_by_stage(summary), *_processes(use), *_gpus(use)]
     if use.energy is not None:
-        energy.add_row("energy", tables.flow(list(_energy(use.energy, use.span)), width - _LABEL - 1))
-    shown: list[tuple[RenderableType, object]] = [
-        (head, head.rows),
-        *((tables.note(note), True) for note in use.notes if not _is_about_gpu(note)),
-        (_by_stage(summary, width), summary.stages),
-        (_processes(use, width), use.processes),
-        (_gpus(use, width), use.gpus),
-        (energy, energy.rows),
-        *((tables.note(note), True) for note in use.notes if _is_about_gpu(note)),
-        *((Text(line, style="dim"), True) for line in _not_recorded(run)),
+        blocks.append(Facts([("energy", list(_energy(use.energy, use.span)))], _LABEL))
+    blocks += [Note(note, "warn", "!") for note in use.notes if _is_about_gpu(note)]
+    blocks += [
+        Note(formatting.one_line(f"not recorded: {name}: {why}", 1000))
+        for name, why in unreadable(run.manifest).items()
     ]
-    return Group(*(part for part, rows in shown if rows))
+    lead = "This machine, which the server runs on, too." if use.is_servers_machine else "The client's machine."
+    return Section("resources", "Resources", blocks, lead)
 
 
 def _is_about_gpu(note: str) -> bool:
     return note.startswith("GPU ")
 
 
-def _not_recorded(run: Run) -> Iterator[str]:
-    for name, why in unreadable(run.manifest).items():
-        yield formatting.one_line(f"not recorded: {name}: {why}", 1000)
-
-
-def _lines() -> Table:
-    """Lines with a label on the left."""
-    lines = Table.grid(padding=(0, 3))
-    lines.add_column(style="bold", min_width=_LABEL - 3, no_wrap=True)
-    lines.add_column()
-    return lines
-
-
 # --- this machine ----------------------------------------------------------------------------------------------------
 
 
-def _host(use: ResourceUse) -> Iterator[Text]:
+def _host(use: ResourceUse) -> Iterator[Words]:
     host = use.host
     assert host is not None
     if host.cpu is None:
-        yield Text(f"CPU not known: {use.missing.get('host.cpu', 'it was not recorded')}", style="dim")
+        yield ((f"CPU not known: {use.missing.get('host.cpu', 'it was not recorded')}", "dim"),)
         return
     highest = f" (max {_percent(host.cpu_max)})" if host.cpu_max is not None else ""
     cores = f" of {host.cpus:,} cores" if host.cpus else ""
@@ -93,8 +72,8 @@ def _host(use: ResourceUse) -> Iterator[Text]:
         yield _figure("disk", f"{format_bytes(disk)}/s")
 
 
-def _figure(name: str, value: str, rest: str = "") -> Text:
-    return Text.assemble((f"{name} ", "dim"), (value, "bold"), (rest, "dim"))
+def _figure(name: str, value: str, rest: str = "") -> Words:
+    return ((f"{name} ", "dim"), (value, "strong"), (rest, "dim"))
 
 
 def _cost(share: float) -> str:
@@ -104,7 +83,7 @@ def _cost(share: float) -> str:
 # --- processes and GPUs ----------------------------------------------------------------------------------------------
 
 
-def _processes(use: ResourceUse, width: int) -> Table:
+def _processes(use: ResourceUse) -> list[Block]:
     """One row per name or id. Columns that say nothing are left out: one process each, a disk that was hardly used."""
     uses = list(use.processes.values())
     columns = {
@@ -121,28 +100,28 @@ def _processes(use: ResourceUse, width: int) -> Table:
     }.items():
         if any((rate or 0.0) >= _ENOUGH for rate in rates):
             columns[name] = [_bytes(rate) for rate in rates]
-    table = tables.table("server processes", list(columns))
+    rows = []
     for (given, each), cells in zip(use.processes.items(), zip(*columns.values(), strict=True), strict=True):
         label = given if given == each.name or not each.name else f"{given} {each.name}"
-        table.add_row(formatting.one_line(label, 24), *(f"{cell} " for cell in cells))
-    return fitted(table, width, _OPTIONAL_PROCESSES)
+        rows.append((formatting.one_line(label, 24), *cells))
+    return [Table("server processes", list(columns), rows, _OPTIONAL_PROCESSES)] if rows else []
 
 
-def _gpus(use: ResourceUse, width: int) -> RenderableType:
+def _gpus(use: ResourceUse) -> list[Block]:
     columns = ["use", "memory max", "power", "power max", "temperature", "clock", "energy"]
-    table = tables.table("GPUs", columns)
-    for index, gpu in use.gpus.items():
-        table.add_row(
+    rows = [
+        (
             formatting.one_line(f"{index} {gpu.name.removeprefix('NVIDIA ')}", 24),
-            f"{_percent(gpu.use)} ",
-            f"{_bytes(gpu.memory_max)} ",
-            *(f"{_with_unit(value, 'W')} " for value in (gpu.power, gpu.power_max)),
-            f"{_with_unit(gpu.temperature_max, '°C')} ",
-            f"{_with_unit(gpu.clock, 'MHz')} ",
-            f"{_joules(gpu.energy)} ",
+            _percent(gpu.use),
+            _bytes(gpu.memory_max),
+            *(_with_unit(value, "W") for value in (gpu.power, gpu.power_max)),
+            _with_unit(gpu.temperature_max, "°C"),
+            _with_unit(gpu.clock, "MHz"),
+            _joules(gpu.energy),
         )
-    notes = list(_throttled(use.gpus))
-    return Group(fitted(table, width, _OPTIONAL_GPUS), *(Text(note, style="dim") for note in notes))
+        for index, gpu in use.gpus.items()
+    ]
+    return [Table("GPUs", columns, rows, _OPTIONAL_GPUS, notes=list(_throttled(use.gpus)))] if rows else []
 
 
 def _throttled(gpus: Mapping[str, GpuUse]) -> Iterator[str]:
@@ -152,27 +131,27 @@ def _throttled(gpus: Mapping[str, GpuUse]) -> Iterator[str]:
         yield f"clocks were lowered ({reason}): {each} of the samples"
 
 
-def _energy(energy: EnergyUse, span: float) -> Iterator[Text]:
+def _energy(energy: EnergyUse, span: float) -> Iterator[Words]:
     if energy.joules is None:
-        yield Text(f"not known: {energy.reason}", style="dim")
+        yield ((f"not known: {energy.reason}", "dim"),)
         return
-    yield Text.assemble((_joules(energy.joules), "bold"), (f" of all GPUs in {formatting.number(span)} s", "dim"))
+    yield ((_joules(energy.joules), "strong"), (f" of all GPUs in {formatting.number(span)} s", "dim"))
     for value, what in ((energy.per_request, "per request"), (energy.per_output_token, "per output token")):
         if value is not None:
-            yield Text.assemble((_joules(value), "bold"), " ", (what, "dim"))
+            yield figure(_joules(value), what)
     if energy.reason:
-        yield Text(f"not known per request: {energy.reason}", style="dim")
+        yield ((f"not known per request: {energy.reason}", "dim"),)
 
 
 # --- stages ----------------------------------------------------------------------------------------------------------
 
 
-def _by_stage(summary: Summary, width: int) -> RenderableType:
+def _by_stage(summary: Summary) -> list[Block]:
     """One row per stage: the CPU of the machine, if stages differ in it, and of each process, the use and energy of all GPUs."""
     stages = [(stage.name, stage.resources) for stage in summary.stages if stage.resources is not None]
     uses = [use for _, use in stages]
     if not uses:
-        return Group()
+        return []
     named = [given for given in uses[0].processes][:3]
     busy = [use.host.cpu for use in uses if use.host is not None and use.host.cpu is not None]
     has_cpu = bool(busy) and max(busy) - min(busy) >= _CPU_DIFFERS
@@ -180,11 +159,9 @@ def _by_stage(summary: Summary, width: int) -> RenderableType:
     columns += [f"{formatting.one_line(uses[0].processes[given].name or given, 12)} cores" for given in named]
     columns += ["GPU", "power", "energy", "J per request", "J per token"] if uses[0].gpus else []
     if not columns:
-        return Group()
-    table = tables.table("resources", columns)
-    for name, use in stages:
-        table.add_row(formatting.one_line(name, 24), *(f"{cell} " for cell in _stage_cells(use, has_cpu, named)))
-    return fitted(table, width, _OPTIONAL_STAGES)
+        return []
+    rows = [(formatting.one_line(name, 24), *_stage_cells(use, has_cpu, named)) for name, use in stages]
+    return [Table("resources", columns, rows, _OPTIONAL_STAGES)]
 
 
 def _stage_cells(use: ResourceUse, has_cpu: bool, named: list[str]) -> Iterator[str]:

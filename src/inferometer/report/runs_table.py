@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from inferometer.report import formatting
+from inferometer.report.document import MARK
 from inferometer.report.safe_console import SafeConsole
-from inferometer.report.tables import MARK
 from inferometer.report.width import fitted
 
 _STYLES = {"complete": "", "running": "cyan", "incomplete": "yellow", "not uploaded": "yellow", "damaged": "red"}

@@ -3,16 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from inferometer.analysis.server_comparison import MEAN, Comparison
 from inferometer.analysis.server_view import ServerView, unread
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
-from inferometer.report import formatting, tables
-from inferometer.report.width import fitted
+from inferometer.report import formatting
+from inferometer.report.document import GAP, Block, Note, Section, Table
 from inferometer.server_metrics.families import SERVERS
 from inferometer.server_metrics.figures import SOURCE, Figures
 
@@ -32,6 +28,8 @@ class _Row(NamedTuple):
     label: str
     scale: float = 1.0
     only_if_positive: bool = False
+    is_minor: bool = False
+    """Only shown if all quantities are wanted."""
 
 
 _ROWS = {
@@ -53,6 +51,16 @@ _ROWS = {
     "e2e": _Row("e2e, ms", 1e3),
     "batch": _Row("batch"),
     "requests": _Row("requests"),
+    "inferences": _Row("inferences", is_minor=True),
+    "executions": _Row("executions", is_minor=True),
+    "prefix_cache_queries": _Row("cache lookups", is_minor=True),
+    "prefix_cache_hits": _Row("cache hits", is_minor=True),
+    "spec_drafted": _Row("drafted", is_minor=True),
+    "spec_accepted": _Row("accepted", is_minor=True),
+    "queue_seconds": _Row("queue, s in all", is_minor=True),
+    "prefill_seconds": _Row("prefill, s in all", is_minor=True),
+    "decode_seconds": _Row("decode, s in all", is_minor=True),
+    "compute_seconds": _Row("compute, s in all", is_minor=True),
     "input_tokens": _Row("input tokens"),
     "output_tokens": _Row("output tokens"),
     "failures": _Row("failures", only_if_positive=True),
@@ -73,30 +81,34 @@ _IMPLIED = {"inference_time": {"prefill_time", "decode_time"}, "compute_time": {
 _COUNTED = ("requests", "input_tokens", "output_tokens")
 
 
-def server(run: Run, summary: Summary, width: int) -> RenderableType:
-    """The server's figures beside the client's. The summary must have a server's view."""
+def server(run: Run, summary: Summary) -> Section:
+    """The server's figures beside the client's, and why they are missing."""
     view = summary.server
-    assert view is not None
-    parts: list[RenderableType] = []
-    if summary.stages:
-        parts += _by_stage([(stage.name, stage.server) for stage in summary.stages if stage.server], view, width)
-    else:
-        parts += _figures(view, width)
-    for more in (_by_target(view.figures, width), _client_and_server(view.comparison)):
-        parts += ["", *more] if parts and more else more
-    parts += [tables.note(_one_line(note)) for note in view.notes]
-    parts += [Text(_one_line(line), style="dim") for line in _missing(summary, view)]
-    problems = [f"{name}: {why}" for name, why in unread(run.manifest).items()]
-    if not parts and not problems:
-        scraped = (each.labels["target"] for each in run.series() if each.source == SOURCE)
-        targets = list(view.figures.servers) or list(dict.fromkeys(scraped))
-        problems = [
-            f"none of the metrics of {', '.join(targets) or 'the server'} is one that inferometer knows (series.parquet has "
-            "them); next: check that this is the model server's endpoint, and name another with --observe"
+    problems = [_one_line(f"{name}: {why}") for name, why in unread(run.manifest).items()]
+    blocks: list[Block] = []
+    if view is not None:
+        own = [(stage.name, stage.server) for stage in summary.stages if stage.server]
+        parts = [
+            _by_stage(own, view) if summary.stages else figures(view),
+            _by_target(view.figures),
+            _client_and_server(view.comparison),
         ]
-    if not parts:
-        return Text.assemble(("server's metrics", "bold"), "   not read: ", "; ".join(map(_one_line, problems)))
-    return Group(*parts, *(Text(_one_line(problem), style="yellow") for problem in problems))
+        for part in filter(None, parts):
+            blocks += [GAP, *part] if blocks else part
+        blocks += [Note(_one_line(note), "warn", "!") for note in view.notes]
+        blocks += [Note(_one_line(line)) for line in _missing(summary, view)]
+        if not blocks and not problems:
+            scraped = (each.labels["target"] for each in run.series() if each.source == SOURCE)
+            targets = list(view.figures.servers) or list(dict.fromkeys(scraped))
+            problems = [
+                f"none of the metrics of {', '.join(targets) or 'the server'} is one that inferometer knows (series.parquet has "
+                "them); next: check that this is the model server's endpoint, and name another with --observe"
+            ]
+        if not blocks:
+            words = (("server's metrics", "strong"), ("   not read: ", ""), ("; ".join(map(_one_line, problems)), ""))
+            blocks, problems = [Note(words, "")], []
+    blocks += [Note(problem, "warn") for problem in problems]
+    return Section("server", "Server", blocks)
 
 
 def _one_line(text: str) -> str:
@@ -106,20 +118,21 @@ def _one_line(text: str) -> str:
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def _figures(view: ServerView, width: int) -> list[RenderableType]:
-    """One row per quantity, except for those that are compared with the client's, and those that say nothing new.
-    Columns that no quantity has are left out."""
-    left_out = {name.removesuffix(f".{MEAN}") for name in view.comparison}
-    left_out |= {name for name, others in _IMPLIED.items() if others <= view.figures.histograms.keys()}
+def figures(view: ServerView, is_complete: bool = False) -> list[Block]:
+    """One row per quantity, except for those that are compared with the client's, and those that say nothing new, unless all
+    are wanted. Columns that no quantity has are left out."""
+    left_out: set[str] = set()
+    if not is_complete:
+        left_out |= {name.removesuffix(f".{MEAN}") for name in view.comparison}
+        left_out |= {name for name, row in _ROWS.items() if row.is_minor}
+        left_out |= {name for name, others in _IMPLIED.items() if others <= view.figures.histograms.keys()}
     left_out |= _without_counts([view])
     rows = {row.label: cells for name, row in _ROWS.items() if name not in left_out and (cells := _cells(view, name))}
     if not rows:
         return []
     columns = [column for column in _COLUMNS if any(column in cells for cells in rows.values())]
-    table = tables.table(_title(view.figures), columns)
-    for label, cells in rows.items():
-        table.add_row(label, *(f"{cells[column]} " if column in cells else "" for column in columns))
-    return [fitted(table, width, _OPTIONAL)]
+    lines = [(label, *(row.get(column, "") for column in columns)) for label, row in rows.items()]
+    return [Table(_title(view.figures), columns, lines, _OPTIONAL)]
 
 
 def _without_counts(views: Iterable[ServerView]) -> set[str]:
@@ -183,7 +196,7 @@ _STAGE_COLUMNS = {
 """The quantity and its statistic in each column of the table of stages."""
 
 
-def _by_stage(stages: Sequence[tuple[str, ServerView]], whole: ServerView, width: int) -> list[RenderableType]:
+def _by_stage(stages: Sequence[tuple[str, ServerView]], whole: ServerView) -> list[Block]:
     """One row per stage; names may repeat. The other figures are in summary.json."""
     cells = [
         (stage, {label: _cells(view, name).get(column) for label, (name, column) in _STAGE_COLUMNS.items()})
@@ -191,10 +204,10 @@ def _by_stage(stages: Sequence[tuple[str, ServerView]], whole: ServerView, width
     ]
     left_out = _without_counts(view for _, view in stages)
     columns = [label for label, (name, _) in _STAGE_COLUMNS.items() if name not in left_out]
-    return _rows(_title(whole.figures), cells, columns, width, _OPTIONAL_BY_STAGE)
+    return _rows(_title(whole.figures), cells, columns, _OPTIONAL_BY_STAGE)
 
 
-def _by_target(figures: Figures, width: int) -> list[RenderableType]:
+def _by_target(figures: Figures) -> list[Block]:
     """One row per endpoint, with the means of its gauges, if there are several."""
     shown = {row.label: (row, figures.gauges[name]) for name, row in _ROWS.items() if name in figures.gauges}
     targets = sorted({target for _, gauge in shown.values() for target in gauge.by_target})
@@ -210,27 +223,27 @@ def _by_target(figures: Figures, width: int) -> list[RenderableType]:
         )
         for target in targets
     ]
-    return _rows("replicas, means", cells, shown, width, tuple(reversed(shown)))
+    return _rows("replicas, means", cells, shown, tuple(reversed(shown)))
 
 
 def _rows(
     title: str,
     cells: Sequence[tuple[str, Mapping[str, str | None]]],
     columns: Iterable[str],
-    width: int,
     optional: Sequence[str],
-) -> list[RenderableType]:
+) -> list[Block]:
     """A table of cells by column, with a row for each label, without columns that are empty."""
     kept = [column for column in columns if any(row[column] is not None for _, row in cells)]
     if not kept:
         return []
-    table = tables.table(title, kept)
-    for name, row in cells[:_MAX_ROWS]:
-        table.add_row(formatting.one_line(name, 24), *(f"{row[column] or '-'} " for column in kept))
-    shown: list[RenderableType] = [fitted(table, width, [name for name in optional if name in kept])]
-    if len(cells) > _MAX_ROWS:
-        shown.append(Text(f"and {len(cells) - _MAX_ROWS:,} more, which are in summary.json", style="dim"))
-    return shown
+    rows = [
+        (formatting.one_line(name, 24), *(row[column] or "-" for column in kept)) for name, row in cells[:_MAX_ROWS]
+    ]
+    more = len(cells) - _MAX_ROWS
+    return [
+        Table(title, kept, rows, optional),
+        *([Note(f"and {more:,} more, which are in summary.json")] if more > 0 else []),
+    ]
 
 
 def _address(target: str) -> str:
@@ -241,33 +254,31 @@ def _address(target: str) -> str:
 # --- the client beside the server ------------------------------------------------------------------------------------
 
 
-def _client_and_server(comparison: Mapping[str, Comparison]) -> list[RenderableType]:
+def _client_and_server(comparison: Mapping[str, Comparison]) -> list[Block]:
     """What both sides counted and measured. For times, the difference is the share of the network and the client."""
-    if not comparison:
-        return []
-    table = tables.table("client and server", ["client", "server", "difference", "share"])
-    for name in _COUNTED:
-        if name in comparison:
-            _add_count(table, _ROWS[name].label, comparison[name])
+    rows = [_count(_ROWS[name].label, comparison[name]) for name in _COUNTED if name in comparison]
     times = [name for name in comparison if name not in _COUNTED]
+    strong = []
     for name in times:
         metric, _, statistic = name.partition(".")
-        _add_time(table, f"{metric} {statistic}, ms", comparison[name], is_mean=statistic == MEAN)
-    return [table, Text(_LEGEND, style="dim")] if times else [table]
+        strong += [len(rows)] if statistic == MEAN else []
+        rows.append(_time(f"{metric} {statistic}, ms", comparison[name], is_mean=statistic == MEAN))
+    columns = ["client", "server", "difference", "share"]
+    notes = [_LEGEND] if times else []
+    return [Table("client and server", columns, rows, strong=strong, notes=notes)] if rows else []
 
 
-def _add_count(table: Table, label: str, both: Comparison) -> None:
-    difference = f"{both.difference:+,.0f} " if both.difference else "0 "
-    table.add_row(label, f"{formatting.count(both.client)} ", f"{formatting.count(both.server)} ", difference, "")
+def _count(label: str, both: Comparison) -> tuple[str, ...]:
+    difference = f"{both.difference:+,.0f}" if both.difference else "0"
+    return label, formatting.count(both.client), formatting.count(both.server), difference, ""
 
 
-def _add_time(table: Table, label: str, both: Comparison, is_mean: bool) -> None:
-    """Add a row in milliseconds. Only means have a difference that can be attributed: percentiles depend on the buckets."""
+def _time(label: str, both: Comparison, is_mean: bool) -> tuple[str, ...]:
+    """A row in milliseconds. Only means have a difference that can be attributed: percentiles depend on the buckets."""
     decimals = formatting.decimals_for(1e3 * both.client)
-    client, server = (f"{formatting.milliseconds(each, decimals)} " for each in (both.client, both.server))
-    share = f"{both.difference / both.client:.1%} " if both.client > 0 else ""
-    difference = (f"{formatting.milliseconds(both.difference)} ", share) if is_mean else ("", "")
-    table.add_row(Text(label, style="bold" if is_mean else ""), client, server, *difference)
+    client, server = (formatting.milliseconds(each, decimals) for each in (both.client, both.server))
+    share = f"{both.difference / both.client:.1%}" if both.client > 0 else ""
+    return label, client, server, *((formatting.milliseconds(both.difference), share) if is_mean else ("", ""))
 
 
 # --- what is missing -------------------------------------------------------------------------------------------------

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.sessions import SessionSummary
+from inferometer.analysis.summary import Summary
 from inferometer.report import formatting, tables
-from inferometer.report.width import fitted
+from inferometer.report.document import MARK, Block, Note, Section, Table
 
 _ROWS = {
     "duration": "duration, s",
@@ -26,36 +24,51 @@ _OPTIONAL = ("p99.9", "p90", "p95", "mean")
 _OPTIONAL_BY_STAGE = ("cached, %", "cut off", "ttft last", "duration p99")
 
 
-def sessions(found: SessionSummary, width: int) -> RenderableType:
-    table = tables.table("sessions", list(tables.COLUMNS.values()))
-    for name, label in _ROWS.items():
-        if found.metrics[name].count:
-            table.add_row(label, *_cells(found.metrics[name], 100.0 if name == "cached_share" else 1.0))
-    for turn in _shown(list(found.ttft_by_turn)):
-        table.add_row(f"ttft, turn {turn}, ms", *_cells(found.ttft_by_turn[turn], 1e3))
+def section(summary: Summary) -> Section:
+    """The sessions of the run; of stages with different loads, a row each."""
+    by_stage = [(stage.name, stage.sessions) for stage in summary.stages if stage.sessions is not None]
+    blocks: list[Block] = []
+    if summary.sessions is not None:
+        blocks = sessions(summary.sessions)
+    elif by_stage:
+        blocks = [_by_stage(by_stage)]
+    return Section("sessions", "Sessions", blocks)
+
+
+def sessions(found: SessionSummary) -> list[Block]:
+    """Their figures, the time to first token by turn, and how many there were."""
+    rows = [
+        (label, *_cells(found.metrics[name], 100.0 if name == "cached_share" else 1.0))
+        for name, label in _ROWS.items()
+        if found.metrics[name].count
+    ]
+    rows += [
+        (f"ttft, turn {turn}, ms", *_cells(found.ttft_by_turn[turn], 1e3)) for turn in _shown(list(found.ttft_by_turn))
+    ]
     counts = f"{found.ok:,} ok, {found.failed:,} failed"
     if found.cut:
         counts += f", {found.cut:,} cut off by the end of the load"
-    return Group(fitted(table, width, _OPTIONAL), Text(counts, style="dim"))
+    return [Table("sessions", list(tables.COLUMNS.values()), rows, _OPTIONAL), Note(counts)]
 
 
-def sessions_by_stage(found: Sequence[tuple[str, SessionSummary]], width: int) -> RenderableType:
+def _by_stage(found: Sequence[tuple[str, SessionSummary]]) -> Table:
     """One row per stage, with its name. The other figures are in summary.json."""
     columns = ["ok", "failed", "cut off", "turns", "duration p50", "duration p99", "cached, %", "ttft 1st", "ttft last"]
-    table = tables.table("sessions", columns)
+    rows = []
     for name, each in found:
         turns = list(each.ttft_by_turn.values())
-        table.add_row(
+        cells = [
             formatting.one_line(name, 24),
-            *(f"{count:,} " for count in (each.ok, each.failed, each.cut)),
+            *(f"{count:,}" for count in (each.ok, each.failed, each.cut)),
             _cell(each.metrics["turns"], "mean"),
             _cell(each.metrics["duration"], "p50"),
             _cell(each.metrics["duration"], "p99"),
             _cell(each.metrics["cached_share"], "mean", 100.0),
             *(_cell(turn, "p50", 1e3) for turn in (turns[:1] + turns[-1:])),
-        )
+        ]
+        rows.append(cells + [""] * (len(columns) + 1 - len(cells)))
     note = "durations in s; ttft: p50 of the first and of the last turn, in ms; turns and cached: means"
-    return Group(fitted(table, width, _OPTIONAL_BY_STAGE), Text(note, style="dim"))
+    return Table("sessions", columns, rows, _OPTIONAL_BY_STAGE, notes=[note])
 
 
 def _shown(turns: list[str]) -> list[str]:
@@ -68,5 +81,5 @@ def _cells(found: Distribution, scale: float) -> list[str]:
 
 def _cell(found: Distribution, column: str, scale: float = 1.0) -> str:
     value = found.value(column)
-    mark = tables.MARK if column in found.unsupported else " "
+    mark = MARK if column in found.unsupported else ""
     return formatting.count(None if value is None else value * scale) + mark

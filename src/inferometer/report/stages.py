@@ -1,16 +1,13 @@
 """The table of stages: one row for each load, with its rates and latencies."""
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from inferometer.analysis import settings
 from inferometer.analysis.overload import Overload
-from inferometer.analysis.percentiles import Distribution, label_of
+from inferometer.analysis.percentiles import label_of
 from inferometer.analysis.summary import StageSummary, Summary
 from inferometer.analysis.sweep import describe_knee
 from inferometer.records import Run
 from inferometer.report import formatting, tables
-from inferometer.report.width import fitted
+from inferometer.report.document import Note, Section, Table
 from inferometer.units import format_seconds
 
 _STREAMED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("e2e", "p99"))
@@ -19,7 +16,7 @@ _OPTIONAL = ("offered/s", "itl p50", "e2e p90", "itl p99", "e2e mean", "ttft p50
 """Columns that a narrow table leaves out, the first of them first."""
 
 
-def stages(run: Run, summary: Summary, width: int) -> RenderableType:
+def stages(run: Run, summary: Summary) -> Section:
     """One row per stage; an overloaded stage has no latencies, and a note that says why."""
     streamed = any(stage.metrics["ttft"].count for stage in summary.stages)
     has_text = streamed or settings.receives_text(run.manifest)
@@ -28,16 +25,21 @@ def stages(run: Run, summary: Summary, width: int) -> RenderableType:
     is_open = any(plan.open for plan in run.manifest.plan)
     rates = ["offered/s", "req/s"] if is_open else ["req/s"]
     titles = [f"{name} {label_of(column)}" for name, column in columns]
-    table = tables.table("stages, ms", ["ok", "failed", *rates, *titles])
+    rows = []
     for stage in summary.stages:
-        counts = (f"{stage.counts.ok:,} ", f"{stage.counts.failed + stage.counts.dropped:,} ")
+        counts = (f"{stage.counts.ok:,}", f"{stage.counts.failed + stage.counts.dropped:,}")
         shown = [stage.throughput.offered, stage.throughput.requests][-len(rates) :]
-        cells = ["- " if _is_overloaded(stage) else _cell(stage.metrics[name], column) for name, column in columns]
-        table.add_row(_label(stage), *counts, *(f"{formatting.number(rate)} " for rate in shown), *cells)
-    notes = [f"{_label(stage)}: {describe(stage.overload)}" for stage in summary.stages if _is_overloaded(stage)]
-    knee = [Text(describe_knee(found), style="bold")] if (found := summary.knee or summary.no_knee) else []
-    optional = (*_OPTIONAL, *titles[:0:-1])
-    return Group(fitted(table, width, optional), *(Text(note, style="red") for note in notes), *knee)
+        is_overloaded = stage.overload.status == "overloaded"
+        cells = ["-" if is_overloaded else tables.marked(stage.metrics[name], column) for name, column in columns]
+        rows.append((_label(stage), *counts, *map(formatting.number, shown), *cells))
+    notes = [
+        Note(f"{_label(stage)}: {describe(stage.overload)}", "bad")
+        for stage in summary.stages
+        if stage.overload.status == "overloaded"
+    ]
+    knee = [Note(describe_knee(found), "strong")] if (found := summary.knee or summary.no_knee) else []
+    table = Table("stages, ms", ["ok", "failed", *rates, *titles], rows, (*_OPTIONAL, *titles[:0:-1]))
+    return Section("stages", "Stages", [table, *notes, *knee])
 
 
 def describe(overload: Overload) -> str:
@@ -50,13 +52,5 @@ def describe(overload: Overload) -> str:
     )
 
 
-def _is_overloaded(stage: StageSummary) -> bool:
-    return stage.overload.status == "overloaded"
-
-
 def _label(stage: StageSummary) -> str:
     return formatting.one_line(stage.name, 24)
-
-
-def _cell(found: Distribution, column: str) -> str:
-    return formatting.milliseconds(found.value(column)) + (tables.MARK if column in found.unsupported else " ")

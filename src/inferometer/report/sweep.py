@@ -4,25 +4,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
-from rich.console import Group
-from rich.padding import Padding
-from rich.text import Text
+import msgspec
 
 from inferometer.analysis.settings import short_value
 from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.sweep import Cell, Point, Sweep, problems
 from inferometer.errors import UserError
-from inferometer.report import cost, formatting, junit, markdown, tables
-from inferometer.report.console import new_console
+from inferometer.report import console, cost, formatting, junit, markdown
+from inferometer.report.document import MARK, Document, Note, Section, Table
 from inferometer.report.json import encode
 from inferometer.report.output import wants_color, write_file
-from inferometer.report.width import columns, fitted
+from inferometer.report.width import columns
 from inferometer.units import format_seconds
 
 _STREAMED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("e2e", "p50"), ("e2e", "p99"))
 _NOT_STREAMED = tuple(("e2e", column) for column in ("mean", "p50", "p90", "p99"))
 _RATES = {"output_tokens": "tokens/s", "inferences": "inf/s", "input_tokens": "tokens/s in"}
 _OPTIONAL = (
+    "ok",
+    "failed",
     "itl p50",
     "e2e p90",
     "e2e p50",
@@ -66,74 +66,82 @@ def deliver_sweep(sweep: Sweep, measured: Sequence[Cell], exports: Mapping[str, 
 
 def render(sweep: Sweep, found: Sequence[str], color: bool, width: int) -> str:
     """Render the answers, the problems and the table for `width` columns."""
-    console = new_console(color, width)
-    with console.capture() as capture:
-        for answer in sweep.answers:
-            console.print(Padding(Text(formatting.one_line(answer, 1000), style="bold"), (0, 0, 0, 1)))
-        console.print()
-        for problem in found[:_MOST_PROBLEMS]:
-            console.print(Padding(tables.note(formatting.one_line(problem, 1000)), (0, 0, 0, 1)))
-        if len(found) > _MOST_PROBLEMS:
-            console.print(f"   and {len(found) - _MOST_PROBLEMS} more problems, see --markdown")
-        if found:
-            console.print()
-        header, rows = _table(sweep)
-        table = tables.table(header[0], list(header[1:]))
-        for cells in rows:
-            table.add_row(cells[0], *(f"{cell} " for cell in cells[1:]))
-        console.print(Padding(fitted(table, width, _OPTIONAL), (0, 0, 0, 1)))
-        for note in _notes(sweep):
-            console.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
-        console.print()
-        if costs := cost.sweep_lines(sweep, width):
-            console.print(Padding(Group(*costs), (0, 0, 1, 1)))
-        console.print(Text(f" {sweep.folder}", style="dim"), soft_wrap=True)
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+    return console.text(document(sweep, found, _MOST_PROBLEMS), color, width)
 
 
-def _notes(sweep: Sweep) -> list[str]:
+def document(sweep: Sweep, found: Sequence[str], most: int | None = None) -> Document:
+    """The answers, at most so many of the problems, the table of levels and the costs."""
+    answers = [Note(formatting.one_line(answer, 1000), "strong") for answer in sweep.answers]
+    problems = [Note(formatting.one_line(problem, 1000), "warn", "!") for problem in found[:most]]
+    more = len(found) - len(problems)
+    problems += [Note(f"  and {more} more problems, see --markdown", "")] if more else []
+    heads = [Section("answers", "Answers", answers), Section("problems", "Problems", problems)]
+    return Document((), [*heads, levels(sweep), cost.sweep_cost(sweep.pareto)], sweep.folder)
+
+
+def levels(sweep: Sweep) -> Section:
+    """One row per measured level."""
+    title, *columns = _header(sweep)
+    table = Table(title, columns, _rows(sweep), _OPTIONAL)
+    return Section("levels", "Levels", [table, *map(Note, _notes(sweep, table))])
+
+
+def _notes(sweep: Sweep, table: Table) -> list[str]:
     notes = ["latencies in ms"]
     if any(point.is_overloaded for point in sweep.points):
         notes.append("overloaded: the server did not keep up, so latencies have no steady value")
     if any("not quotable" in _mark(point) for point in sweep.points):
         notes.append("not quotable: a check failed, see inferometer report on the run")
-    if any(tables.MARK in cell for row in _table(sweep)[1] for cell in row):
-        notes.append(f"{tables.MARK} too few values for this percentile")
+    if table.is_marked:
+        notes.append(f"{MARK} too few values for this percentile")
     return notes
 
 
-def _table(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
-    """The header and a row for each point, as text."""
-    latencies = _STREAMED if any(_count(point, "ttft") for point in sweep.points) else _NOT_STREAMED
-    shown = [name for name in _RATES if any(getattr(point.throughput, name) is not None for point in sweep.points)]
-    rates = shown[:1]  # output tokens, else inferences, else input tokens
-    has_objectives = any(point.slos for point in sweep.points)
+def _latencies(sweep: Sweep) -> tuple[tuple[str, str], ...]:
+    return _STREAMED if any(_count(point, "ttft") for point in sweep.points) else _NOT_STREAMED
+
+
+def _rate(sweep: Sweep) -> list[str]:
+    """Output tokens, else inferences, else input tokens."""
+    return [name for name in _RATES if any(getattr(point.throughput, name) is not None for point in sweep.points)][:1]
+
+
+def _has_objectives(sweep: Sweep) -> bool:
+    return any(point.slos for point in sweep.points)
+
+
+def _header(sweep: Sweep) -> list[str]:
     names = _short_keys(sweep.keys)
-    header = [
+    return [
         *(names or ["level"]),
         *(["level"] if names else []),
         "req/s",
-        *(_RATES[rate] for rate in rates),
-        *(f"{name} {column}" for name, column in latencies),
-        *(["SLO"] if has_objectives else []),
+        *(_RATES[rate] for rate in _rate(sweep)),
+        *(f"{name} {column}" for name, column in _latencies(sweep)),
+        "ok",
+        "failed",
+        *(["SLO"] if _has_objectives(sweep) else []),
         "",
     ]
-    room = _SETTING_WIDTH.get(len(names), 12)
-    rows = []
-    for point in sweep.points:
-        settings = [formatting.one_line(short_value(point.settings.get(key)), room) for key in sweep.keys]
-        rows.append(
-            [
-                *settings,
-                _level(point),
-                formatting.number(point.throughput.requests),
-                *(formatting.number(getattr(point.throughput, rate)) for rate in rates),
-                *(_latency(point, name, column) for name, column in latencies),
-                *([_objectives(point.slos)] if has_objectives else []),
-                _mark(point),
-            ]
-        )
-    return header, rows
+
+
+def _rows(sweep: Sweep) -> list[list[str]]:
+    """A row for each point."""
+    room = _SETTING_WIDTH.get(len(sweep.keys), 12)
+    return [
+        [
+            *(formatting.one_line(short_value(point.settings.get(key)), room) for key in sweep.keys),
+            _level(point),
+            formatting.number(point.throughput.requests),
+            *(formatting.number(getattr(point.throughput, rate)) for rate in _rate(sweep)),
+            *(_latency(point, name, column) for name, column in _latencies(sweep)),
+            f"{point.counts.ok:,}",
+            f"{point.counts.failed + point.counts.dropped:,}",
+            *([_objectives(point.slos)] if _has_objectives(sweep) else []),
+            _mark(point),
+        ]
+        for point in sweep.points
+    ]
 
 
 def _short_keys(keys: Sequence[str]) -> list[str]:
@@ -157,7 +165,7 @@ def _latency(point: Point, name: str, column: str) -> str:
         return "-"
     found = point.metrics[name]
     value = found.mean if column == "mean" else found.value(column)
-    return formatting.milliseconds(value) + (tables.MARK if column in found.unsupported else "")
+    return formatting.milliseconds(value) + (MARK if column in found.unsupported else "")
 
 
 def _objectives(slos: Sequence[SloResult]) -> str:
@@ -215,23 +223,8 @@ def _csv_row(point: Point, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _markdown(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
-    header, rows = _table(sweep)
-    lines = [f"## {'Sweep' if not found else 'Sweep with problems'}", ""]
-    lines += [*(f"- {markdown.escape(answer)}" for answer in sweep.answers), ""]
-    lines += [*(f"- ❌ {markdown.escape(problem)}" for problem in found), ""] if found else []
-    lines += markdown.table(header, rows)
-    lines += [markdown.escape("; ".join(_notes(sweep))), "", *_costs(sweep), markdown.escape(sweep.folder)]
-    return ("\n".join(lines).rstrip("\n") + "\n").encode()
-
-
-def _costs(sweep: Sweep) -> list[str]:
-    """The frontier, and the cheapest load for a rate per user."""
-    if sweep.pareto is None:
-        return []
-    header, rows = cost.pareto_rows(sweep.pareto)
-    notes = cost.pareto_notes(sweep.pareto)
-    notes += [line.strip() for each in sweep.pareto.cheapest_at for line in cost.sentences(each, sweep.pareto)]
-    return [*markdown.table((cost.TITLE, *header), rows), *(f"- {markdown.escape(note)}" for note in notes), ""]
+    title = "Sweep with problems" if found else "Sweep"
+    return markdown.text(msgspec.structs.replace(document(sweep, found), title=[title])).encode()
 
 
 def _junit(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:

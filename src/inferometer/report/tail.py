@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.text import Text
-
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.tail import SlowRequest, Tail, TailMetric
 from inferometer.analysis.tail_parts import CAUSES, TYPICAL
-from inferometer.report import formatting, tables
-from inferometer.report.width import fitted
+from inferometer.report import formatting
+from inferometer.report.document import GAP, Block, Note, Section, Table
 from inferometer.units import format_seconds
 
 _LEADING = 0.5
@@ -32,37 +28,35 @@ def tail_notes(summary: Summary) -> list[str]:
     ]
 
 
-def why_slow(summary: Summary, width: int) -> RenderableType:
+def why_slow(summary: Summary) -> Section:
     """The causes of each tail, and the slowest requests."""
-    parts: list[RenderableType] = []
+    blocks: list[Block] = []
     for name, tail in tails(summary):
         title = f"why the tail is slow{f', {formatting.one_line(name, 40)}' if name else ''}"
-        parts.append(Group(Text(title, style="bold"), *_tail(tail, width)))
-    if not parts:
-        return Text.assemble(("why the tail is slow", "bold"), "   not known: nothing was measured")
-    spaced = [part if index == 0 else Padding(part, (1, 0, 0, 0)) for index, part in enumerate(parts)]
-    return Group(*spaced)
+        blocks += [*([GAP] if blocks else []), Note(title, "strong"), *_tail(tail)]
+    unknown = Note((("why the tail is slow", "strong"), ("   not known: nothing was measured", "")), "")
+    return Section("slowest", "Slowest", blocks or [unknown])
 
 
-def timeline(request: SlowRequest, width: int) -> RenderableType:
+def timeline(request: SlowRequest) -> Section:
     """Where the time of one request went, beside that of the requests in the middle."""
     figures = {"TTFT": request.ttft, "end to end": request.e2e}
     about = [f"{label} {format_seconds(value)}" for label, value in figures.items() if value is not None]
     counts = {"input": request.input_tokens, "output": request.output_tokens}
     about += [f"{count:,} {label} tokens" for label, count in counts.items() if count is not None]
     about += [f"failed: {request.failure}"] if request.failure else []
-    table = tables.table("where its time went, ms", ["took", "usually", "more"])
-    for step in request.steps:
-        is_main = step.cause == request.main_cause and step.above > 0
+    rows, strong = [], []
+    for number, step in enumerate(request.steps):
+        strong += [number] if step.cause == request.main_cause and step.above > 0 else []
         label = "first token, usual" if step.cause == TYPICAL else CAUSES[step.cause].label
-        cells = (step.seconds, step.seconds - step.above, step.above)
-        table.add_row(label, *(f"{_milliseconds(cell)} " for cell in cells), style="bold" if is_main else "")
+        rows.append((label, *map(_milliseconds, (step.seconds, step.seconds - step.above, step.above))))
     title = f"request {request.id}, {format_seconds(request.start)} after the start"
-    parts: list[RenderableType] = [Text(title, style="bold"), Text(", ".join(about)), table]
+    took = Table("where its time went, ms", ["took", "usually", "more"], rows, strong=strong)
+    blocks: list[Block] = [Note(title, "strong"), Note(", ".join(about), ""), took]
     if request.stalls:
-        parts.append(_stalls(request))
-    parts.append(Text("usually: the mean of the requests between p40 and p60 of the end-to-end time", style="dim"))
-    return Group(*parts)
+        blocks.append(_stalls(request))
+    usual = Note("usually: the mean of the requests between p40 and p60 of the end-to-end time")
+    return Section("request", "Request", [*blocks, usual])
 
 
 def tails(summary: Summary) -> list[tuple[str, Tail]]:
@@ -81,51 +75,48 @@ def _has_leading_cause(metric: TailMetric) -> bool:
     )
 
 
-def _tail(tail: Tail, width: int) -> list[RenderableType]:
+def _tail(tail: Tail) -> list[Block]:
     if not tail.metrics:
-        return [Text(f"not known: {tail.reason or 'no request has a latency'}")]
-    parts: list[RenderableType] = [Text(metric.sentence) for metric in tail.metrics.values()]
+        return [Note(f"not known: {tail.reason or 'no request has a latency'}", "")]
+    blocks: list[Block] = [Note(metric.sentence, "") for metric in tail.metrics.values()]
     if any(metric.causes for metric in tail.metrics.values()):
-        parts.append(_causes(tail.metrics, width))
-    if tail.slowest:
-        parts += [_slowest(tail.slowest, width), Text("--why ID shows where the time of a request went", style="dim")]
-    return parts
+        blocks.append(_causes(tail.metrics))
+    return [*blocks, *([_slowest(tail.slowest)] if tail.slowest else [])]
 
 
-def _causes(metrics: Mapping[str, TailMetric], width: int) -> RenderableType:
+def _causes(metrics: Mapping[str, TailMetric]) -> Table:
     """One row per cause, with its share of each tail."""
     shown = {name: metric for name, metric in metrics.items() if metric.causes}
     columns = [column for name in shown for column in (f"{name}, ms", f"{name}, %")]
-    table = tables.table("p99 - p50", columns)
     by_cause = {name: {each.cause: each for each in metric.causes} for name, metric in shown.items()}
+    rows = []
     for cause in CAUSES:
         found = {name: each[cause] for name, each in by_cause.items() if cause in each}
         if not any(each.share >= 0.005 for each in found.values()):
             continue
-        cells = [
-            cell
+        pairs = [
+            (_milliseconds(found[name].seconds), f"{100 * found[name].share:.0f}") if name in found else ("-", "-")
             for name in shown
-            for cell in (
-                (_milliseconds(found[name].seconds), f"{100 * found[name].share:.0f}") if name in found else ("-", "-")
-            )
         ]
-        table.add_row(CAUSES[cause].label, *(f"{cell} " for cell in cells))
-    return fitted(table, width, _OPTIONAL)
+        rows.append((CAUSES[cause].label, *(cell for pair in pairs for cell in pair)))
+    return Table("p99 - p50", columns, rows, _OPTIONAL)
 
 
-def _slowest(requests: tuple[SlowRequest, ...], width: int) -> RenderableType:
-    table = tables.table("slowest requests", ["at, s", "ttft, ms", "e2e, ms", "in", "out", "main cause"])
-    for each in requests:
-        cause = CAUSES[each.main_cause].label
-        cells = (
+def _slowest(requests: tuple[SlowRequest, ...]) -> Table:
+    rows = [
+        (
+            str(each.id),
             formatting.number(each.start),
             _milliseconds(each.ttft),
             _milliseconds(each.e2e),
             *_tokens(each),
-            cause,
+            CAUSES[each.main_cause].label,
         )
-        table.add_row(str(each.id), *(f"{cell} " for cell in cells))
-    return fitted(table, width, ("out", "in", "at, s"))
+        for each in requests
+    ]
+    columns = ["at, s", "ttft, ms", "e2e, ms", "in", "out", "main cause"]
+    more = "--why ID shows where the time of a request went"
+    return Table("slowest requests", columns, rows, ("out", "in", "at, s"), notes=[more])
 
 
 def _tokens(request: SlowRequest) -> tuple[str, str]:
@@ -134,17 +125,18 @@ def _tokens(request: SlowRequest) -> tuple[str, str]:
     return first, second
 
 
-def _stalls(request: SlowRequest) -> RenderableType:
-    table = tables.table("stalls", ["at, ms", "took, ms", "shared, %", "cause"])
-    for number, stall in enumerate(request.stalls, 1):
-        cells = (
+def _stalls(request: SlowRequest) -> Table:
+    rows = [
+        (
+            str(number),
             _milliseconds(stall.at),
             _milliseconds(stall.seconds),
             f"{100 * stall.shared:.0f}",
             CAUSES[stall.cause].label,
         )
-        table.add_row(str(number), *(f"{cell} " for cell in cells))
-    return table
+        for number, stall in enumerate(request.stalls, 1)
+    ]
+    return Table("stalls", ["at, ms", "took, ms", "shared, %", "cause"], rows)
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -1,9 +1,6 @@
 """The verdict, the checks that did not pass, and which of the figures may be quoted."""
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterable
 
 from inferometer.analysis.checks import Check, in_words
 from inferometer.analysis.resources import unreadable
@@ -11,33 +8,45 @@ from inferometer.analysis.server_view import unread
 from inferometer.analysis.summary import FIGURES, Summary
 from inferometer.records import Run
 from inferometer.report import formatting
+from inferometer.report.document import Block, Item, Items, Note, Section, Verdict
 
-_STYLES = {"VALID": "green", "VALID with warnings": "yellow", "INVALID": "red"}
+TONES = {"VALID": "good", "VALID with warnings": "warn", "INVALID": "bad"}
+SIGNS = {"fail": ("✗", "bad"), "warn": ("!", "warn"), "pass": ("✓", "good")}
 
 _MOST_STAGES = 6
 """With more stages, those whose figures may be quoted alike are listed together."""
 
 
-def verdict(run: Run, summary: Summary, width: int) -> RenderableType:
-    """The verdict in words, with the checks that failed or warned."""
-    by_status = {status: [c for c in summary.checks if c.status == status] for status in ("fail", "warn", "pass")}
+def verdict(run: Run, summary: Summary) -> Section:
+    """The verdict in words, with the checks that failed or warned, and the observers that could not be read."""
+    statuses = [check.status for check in summary.checks]
     words = in_words(summary.checks)
     names = {"fail": "failed", "warn": "warned", "pass": "passed"}
-    counts = ", ".join(f"{len(by_status[status])} {name}" for status, name in names.items() if by_status[status])
-    lines: list[RenderableType] = [
-        Text.assemble((f" {words} ", f"bold white on {_STYLES[words]}"), f"  checks: {counts}")
-    ]
-    lines += [_check(check, "✗", "red", width) for check in by_status["fail"]]
-    lines += [_check(check, "!", "yellow", width) for check in by_status["warn"]]
-    if by_status["fail"]:
-        lines.append(Padding(Text(f"may be quoted: {may_be_quoted(summary)}", style="bold"), (0, 0, 0, 1)))
-    elsewhere = unread(run.manifest)  # report/server.py prints them
+    counts = ", ".join(f"{statuses.count(status)} {name}" for status, name in names.items() if status in statuses)
+    blocks: list[Block] = [Verdict(words, TONES[words], f"checks: {counts}")]
+    for status in ("fail", "warn"):
+        if found := [check for check in summary.checks if check.status == status]:
+            blocks.append(check_list(found))
+    if "fail" in statuses:
+        blocks.append(Note(f"may be quoted: {may_be_quoted(summary)}", "strong", indent=1))
+    return Section("verdict", "Verdict", [*blocks, *unread_observers(run, summary)])
+
+
+def check_list(checks: Iterable[Check]) -> Items:
+    """What each check says."""
+    return Items([Item(*SIGNS[each.status], formatting.one_line(each.message, 1000), each.name) for each in checks])
+
+
+def unread_observers(run: Run, summary: Summary) -> list[Block]:
+    """Why an observer recorded nothing, unless the section about what it observes says so."""
+    elsewhere = unread(run.manifest)  # report/server.py
     if summary.resources is not None:
         elsewhere |= unreadable(run.manifest)  # report/resources.py
-    for name, why in run.manifest.observer_errors.items():
-        if name not in elsewhere:
-            lines.append(Text(formatting.one_line(f"observer {name}: {why}", 1000), style="yellow"))
-    return Group(*lines)
+    return [
+        Note(formatting.one_line(f"observer {name}: {why}", 1000), "warn")
+        for name, why in run.manifest.observer_errors.items()
+        if name not in elsewhere
+    ]
 
 
 def may_be_quoted(summary: Summary) -> str:
@@ -57,12 +66,3 @@ def _kinds(quotable: dict[str, bool]) -> str:
     kinds = [kind for kind in FIGURES if quotable[kind]]
     missing = [kind for kind in FIGURES if not quotable[kind]]
     return f"{' and '.join(kinds)}, not {missing[0]}" if kinds and missing else " and ".join(kinds) or "nothing"
-
-
-def _check(check: Check, sign: str, style: str, width: int) -> RenderableType:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=1, style=f"bold {style}")
-    grid.add_column(width=13, style=style)
-    grid.add_column(width=width - 19)
-    grid.add_row(sign, check.name, Text(formatting.one_line(check.message, 1000)))
-    return Padding(grid, (0, 0, 0, 1))

@@ -24,9 +24,10 @@ from inferometer.report.capacity import (
     required,
     verdict,
 )
+from inferometer.report.document import Section
 from inferometer.report.html import background, capacity_charts, page
 from inferometer.report.html.overview import describe_data, instant
-from inferometer.report.html.page import Block, Page, Section, render
+from inferometer.report.html.page import Block, Page, render
 from inferometer.report.html.parts import TITLES
 from inferometer.units import format_number, format_seconds
 

@@ -6,8 +6,8 @@ from inferometer.analysis.comparison import Compared, Measured, SideInfo
 from inferometer.analysis.run_figures import FAILURE_RATE
 from inferometer.report import formatting
 from inferometer.report.compare import stages_of
+from inferometer.report.document import Section
 from inferometer.report.html import overlays, page
-from inferometer.report.html.page import Section
 
 
 def what_was_compared(compared: Sequence[Compared]) -> Section:

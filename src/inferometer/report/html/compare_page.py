@@ -10,9 +10,10 @@ from inferometer.analysis.fail_if import parse as parse_condition
 from inferometer.analysis.run_figures import FAILURE_RATE
 from inferometer.report import formatting
 from inferometer.report.compare import amount, shown, stages_of
+from inferometer.report.document import Section
 from inferometer.report.html import overlays, page
 from inferometer.report.html.compare_background import how_to_read, what_was_compared
-from inferometer.report.html.page import Block, Page, Section, render
+from inferometer.report.html.page import Block, Page, render
 from inferometer.report.html.parts import limits, parts
 from inferometer.units import format_number
 

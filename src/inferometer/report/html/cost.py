@@ -3,45 +3,21 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from inferometer.analysis.pareto import Pareto
 from inferometer.analysis.summary import Summary
 from inferometer.report import cost, formatting
+from inferometer.report.document import Section
 from inferometer.report.html import page
-from inferometer.report.html.page import Block, Section
+from inferometer.report.html.page import Block
 
 
 def efficiency(summary: Summary) -> Section:
     """Costs, rates per GPU and per user; with several stages also the frontier. Empty if neither price nor hardware is known."""
-    blocks: list[Block] = []
-    if summary.pareto is not None:
-        blocks += answers(summary.pareto)
-        blocks += [pareto_chart(summary.pareto)] if len(summary.pareto.points) > 1 else []
-    if summary.efficiency is not None:
-        if summary.stages:
-            headers, rows = cost.stage_rows(summary)
-            blocks += [page.table(["stage", *headers], rows)] if headers else []
-        else:
-            found = [figure for figure in cost.figures(summary.efficiency) if figure.estimate is not None]
-            rows = [[figure.name, figure.value, interval(figure.interval)] for figure in found]
-            blocks += [page.table(["", "value", "95 % CI"], rows)] if rows else []
-    blocks += [page.note(page.sentence(text)) for text in cost.notes(summary)]
-    return Section("cost", "Cost and efficiency", blocks)
-
-
-def interval(text: str) -> str:
-    """An interval of a table in the terminal, `1 .. 2`, as this page writes it; one without an end is `over 1`."""
-    low, _, high = text.partition(" .. ")
-    return f"over {low}" if high == "-" else text.replace(" .. ", " – ")
-
-
-def answers(pareto: Pareto) -> list[Block]:
-    """The cheapest load for each rate per user that was asked for."""
-    found = [
-        page.item("✓" if each.answers[0].hardware is not None else "–", "good", page.sentence(line.strip()))
-        for each in pareto.cheapest_at
-        for line in cost.sentences(each, pareto)
-    ]
-    return [page.items(found)] if found else []
+    chart = [pareto_chart(summary.pareto)] if summary.pareto is not None and len(summary.pareto.points) > 1 else []
+    section = cost.cost(summary)
+    return msgspec.structs.replace(section, blocks=[*chart, *section.blocks])
 
 
 def pareto_chart(pareto: Pareto, looks: Mapping[str, Mapping[str, object]] = MappingProxyType({})) -> Block:

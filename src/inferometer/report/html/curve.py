@@ -1,6 +1,6 @@
 """The latency-throughput curve over the stages, the table of stages, and goodput."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from inferometer.analysis.knee import level_of
@@ -10,10 +10,14 @@ from inferometer.analysis.summary import Summary
 from inferometer.analysis.sweep import describe_knee
 from inferometer.analysis.throughput import Throughput
 from inferometer.records import Run
-from inferometer.report import formatting, tables
+from inferometer.report import formatting
+from inferometer.report.document import Block as AnyBlock
+from inferometer.report.document import Section
 from inferometer.report.html import page
-from inferometer.report.html.page import Block, Section
-from inferometer.report.html.parts import SERVER_PARTS, TITLES, Part, is_token_run, latencies, limits
+from inferometer.report.html.page import Block
+from inferometer.report.html.parts import TITLES, Part, is_token_run, latencies, limits
+from inferometer.report.latency import SERVER_PARTS, details
+from inferometer.report.stages import stages as stage_table
 
 _PERCENTILES = ("p50", "p90", "p99")
 
@@ -34,11 +38,15 @@ def load_curve(run: Run, summary: Summary, stages: list[Part]) -> Section:
         for rate, label in rates.items()
     }
     switches = [[(name, TITLES[name]) for name in names], list(rates.items())]
-    blocks: list[Block] = [page.tabs(switches, panes)] if panes else []
+    blocks: list[AnyBlock] = [page.tabs(switches, panes)] if panes else []
     return Section(
         "curve",
         "Load curve",
-        [*blocks, _stages(run, stages, names)],
+        [
+            *blocks,
+            *stage_table(run, summary).blocks,
+            page.details("All percentiles of each stage", details(run, summary).blocks),
+        ],
         f"One point per stage. {_bend(summary)}",
     )
 
@@ -135,58 +143,6 @@ def _is_knee(summary: Summary, stage: Part) -> bool:
 
 def _milli(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
-
-
-def _stages(run: Run, stages: list[Part], names: list[str]) -> Block:
-    columns, rates = figure_columns(names), RATES if is_token_run(run, stages) else _NO_TOKENS
-    rows = [
-        [
-            f"{stage.name}{' (overloaded)' if stage.is_overloaded else ''}",
-            *counts(stage.ok, stage.failed),
-            *figures(stage, rates, columns),
-        ]
-        for stage in stages
-    ]
-    return page.table(["latencies in ms", "ok", "failed", *figure_titles(rates, columns)], rows)
-
-
-RATES = {
-    "offered": "offered/s",
-    "requests": "completed/s",
-    "output_tokens": "tokens/s",
-    "in_flight": "in flight",
-}
-_NO_TOKENS = {name: title for name, title in RATES.items() if name != "output_tokens"}
-
-
-def figure_columns(names: Sequence[str]) -> list[tuple[str, str]]:
-    """The percentiles in a table of points."""
-    return [(name, column) for name in names if name != "tpot" for column in ("p50", "p99")]
-
-
-def figure_titles(rates: Mapping[str, str], columns: Sequence[tuple[str, str]]) -> list[str]:
-    """The titles of the cells of `figures`."""
-    return [*rates.values(), *(f"{TITLES[name]} {column}" for name, column in columns)]
-
-
-def counts(ok: int, failed: int) -> list[object]:
-    """The cells with the numbers of requests."""
-    return [f"{ok:,}", page.tinted(f"{failed:,}", "bad") if failed else "0"]
-
-
-def figures(point: Measured, rates: Mapping[str, str], columns: Sequence[tuple[str, str]]) -> list[object]:
-    """The cells with the rates and latencies of a point; an overloaded one has no latencies."""
-    return [
-        *(formatting.number(getattr(point.throughput, rate)) for rate in rates),
-        *(_cell(point, name, column) for name, column in columns),
-    ]
-
-
-def _cell(point: Measured, name: str, column: str) -> str:
-    found = point.metrics.get(name) if point.metrics and not point.is_overloaded else None
-    if found is None or not found.count:
-        return "–"
-    return formatting.milliseconds(found.value(column)) + (tables.MARK if column in found.unsupported else "")
 
 
 # --- goodput ---------------------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ from typing import Any
 from inferometer.analysis.encoder_results import EncoderFigures
 from inferometer.analysis.engine_results import EngineResults
 from inferometer.report import formatting
+from inferometer.report.document import Section
 from inferometer.report.html import page
 from inferometer.report.html.engines_charts import BETWEEN, looks, milli, tabs
-from inferometer.report.html.page import Block, Section
+from inferometer.report.html.page import Block
 
 
 def encoders(found: EngineResults) -> Section:

@@ -5,9 +5,10 @@ import yaml
 from inferometer.analysis.engine_results import EngineResult, EngineResults
 from inferometer.campaign import ModelFacts
 from inferometer.report import formatting
+from inferometer.report.document import Section
 from inferometer.report.engine_rows import level_text, problem_lines, share, subject
 from inferometer.report.html import page
-from inferometer.report.html.page import Block, Section
+from inferometer.report.html.page import Block
 from inferometer.units import format_bytes
 
 _VERDICTS = {

@@ -9,9 +9,10 @@ from inferometer.analysis.engine_results import EngineResult, EngineResults
 from inferometer.analysis.pareto import Pareto, ParetoPoint, frontier
 from inferometer.analysis.slo_expression import parse
 from inferometer.report import formatting
+from inferometer.report.document import Section
 from inferometer.report.engine_rows import level_text, start_kind
 from inferometer.report.html import cost, page
-from inferometer.report.html.page import Block, Section
+from inferometer.report.html.page import Block
 from inferometer.report.html.parts import TITLES
 from inferometer.units import format_seconds
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from inferometer.analysis.engine_results import EngineResults
 from inferometer.analysis.recommendation import TITLES, Recommendation, headline, times
-from inferometer.report import cost, formatting, tables
+from inferometer.report import cost, formatting
+from inferometer.report.document import MARK, Section
 from inferometer.report.engine_rows import (
     PERFORMANCE,
     RESOURCES,
@@ -20,7 +21,7 @@ from inferometer.report.engine_rows import (
     startup_rows,
 )
 from inferometer.report.html import encoder_charts, engines_background, engines_charts, page
-from inferometer.report.html.page import Block, Page, Section, render
+from inferometer.report.html.page import Block, Page, render
 from inferometer.units import format_seconds
 
 _TONES = {"clear": "good", "equal": "warn", "none": "bad"}
@@ -171,8 +172,8 @@ def _summary(found: EngineResults) -> Section:
             [engine.name, line.batch, line.length, *(_cell(cell) for cell in own)] for engine, line, own in encoders
         ]
         blocks.append(page.table(["engine", "batch", "length", *headers], cells))
-    if any(tables.MARK in cell for _, _, own in (*rows, *encoders) for cell in own):
-        blocks.append(page.note(f"{tables.MARK} too few values for this percentile."))
+    if any(MARK in cell for _, _, own in (*rows, *encoders) for cell in own):
+        blocks.append(page.note(f"{MARK} too few values for this percentile."))
     failed = [page.item("✗", "bad", line) for line in failure_lines(found)]
     blocks += [page.items(failed)] if failed else []
     lead = "Every engine at every level. Latencies in ms." if blocks else ""

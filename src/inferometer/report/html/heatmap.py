@@ -4,9 +4,9 @@ import numpy as np
 
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
+from inferometer.report.document import Section
 from inferometer.report.html import page
 from inferometer.report.html.gap_histogram import Counts, GapHistogram, TimeBins, edge
-from inferometer.report.html.page import Section
 from inferometer.report.html.parts import Part, limits
 from inferometer.report.html.timeline import stage_bands
 from inferometer.units import NS

@@ -1,9 +1,9 @@
 """How latencies are distributed: a CDF and a table of percentiles per metric, by stage and by traffic class."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,11 +14,14 @@ from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.window import STEADY
 from inferometer.records import Run
-from inferometer.report import formatting, tables
+from inferometer.report import formatting, run_sections, tables
+from inferometer.report.document import Block as AnyBlock
+from inferometer.report.document import Section
 from inferometer.report.html import page
 from inferometer.report.html.gap_histogram import BINS, Counts, GapHistogram, TimeBins, count_gaps, middle
-from inferometer.report.html.page import Block, Section
+from inferometer.report.html.page import Block
 from inferometer.report.html.parts import TITLES, Part, latencies, limits
+from inferometer.report.latency import failures_note, percentiles
 
 MILLION = 1_000_000
 LEVELS = np.unique(
@@ -57,7 +60,7 @@ def latency(run: Run, summary: Summary, stages: list[Part], gaps: GapHistogram) 
     """The section, with a switch for the metric and one for the grouping."""
     names = latencies(stages)
     groupings = _groupings(run, stages)
-    panes: dict[str, Sequence[Block]] = {}
+    panes: dict[str, Sequence[AnyBlock]] = {}
     for name in names:
         for key, (label, selections) in groupings.items():
             lines = [line for chosen in selections if (line := _line(run, gaps, name, chosen))]
@@ -77,7 +80,11 @@ def latency(run: Run, summary: Summary, stages: list[Part], gaps: GapHistogram) 
     return Section(
         "latency",
         "Latency",
-        [page.tabs(switches, panes), *(page.note(each.remark) for each in stages if each.remark)],
+        [
+            *run_sections.latencies(run, summary).blocks,
+            page.tabs(switches, panes),
+            *(page.note(each.remark) for each in stages if each.remark),
+        ],
         "How long requests took. The curve says which share of them took at most that long: further left is faster, and a long flat top is a slow tail.",
     )
 
@@ -233,46 +240,15 @@ def cdf(name: str, lines: Sequence[Line], vlines: Sequence[dict[str, object]] = 
     )
 
 
-def _table(name: str, lines: list[Line], columns: Mapping[str, str]) -> list[Block]:
-    rows: list[list[object]] = []
-    bounded = tables.interval_of(columns)
-    is_marked = False
-    for line in lines:
-        if line.found is None or not line.found.count or line.is_overloaded:
-            rows.append([line.name, *("–" for _ in range(len(columns) + 2))])
-            continue
-        found = line.found
-        decimals = formatting.decimals_for(1e3 * (found.value("p50") or 0))
-        cells: list[object] = []
-        for column in columns:
-            text = formatting.milliseconds(found.value(column), decimals)
-            if column in found.unsupported:
-                is_marked = True
-                cells.append(page.tinted(text + tables.MARK, "soft"))
-            else:
-                cells.append(text)
-        rows.append([line.name, f"{found.count:,}", *cells, _interval(found, bounded, decimals)])
-    header = ["ms", "gaps" if name == "itl" else "requests", *columns.values(), f"{columns[bounded]}, 95 % CI"]
-    blocks = [page.table(header, rows)]
-    if is_marked:
-        blocks.append(page.note(f"{tables.MARK} too few independent values to support this percentile."))
-    if failed := max((line.found.infinite for line in lines if line.found), default=0):
-        blocks.append(
-            page.note(f"Up to {failed:,} failed requests count as infinitely slow (measure.failures_as_inf).")
-        )
-    return blocks
-
-
-def _interval(found: Distribution, bounded: str, decimals: int) -> str:
-    low, high = found.ci.get(bounded, (None, None))
-    if low is None or not math.isfinite(low):
-        return "–"
-    start = formatting.milliseconds(low, decimals)
-    return (
-        f"over {start}"
-        if high is None or not math.isfinite(high)
-        else f"{start} – {formatting.milliseconds(high, decimals)}"
-    )
+def _table(name: str, lines: list[Line], columns: Mapping[str, str]) -> list[AnyBlock]:
+    known = [(line.name, line.found) for line in lines if line.found and line.found.count and not line.is_overloaded]
+    made = percentiles("ms", known, columns)
+    counts = {label: f"{found.count:,}" for label, found in known}
+    rows = [(label, counts[label], *cells) for label, *cells in made.rows]
+    rows += [(line.name, *["-"] * (len(made.columns) + 1)) for line in lines if line.name not in counts]
+    titles = ["gaps" if name == "itl" else "requests", *made.columns]
+    failed = max((line.found.infinite for line in lines if line.found), default=0)
+    return [msgspec.structs.replace(made, columns=titles, rows=rows), *failures_note(failed)]
 
 
 def request_line(run: Run, stage: int, name: str, label: str, is_overloaded: bool) -> Line | None:

@@ -2,46 +2,41 @@
 
 import math
 import re
-from collections.abc import Iterable
 
 from inferometer.analysis import settings
-from inferometer.analysis.checks import Check, in_words
+from inferometer.analysis.checks import in_words
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo_expression import parse
 from inferometer.analysis.summary import Summary
 from inferometer.records import Manifest, Run
-from inferometer.report import formatting
+from inferometer.report import formatting, run_sections
+from inferometer.report.document import Block as AnyBlock
+from inferometer.report.document import Section
 from inferometer.report.html import page
-from inferometer.report.html.page import Block, Section
+from inferometer.report.html.page import Block
 from inferometer.report.html.parts import TITLES, Part, is_token_run, latencies
-from inferometer.report.verdict import may_be_quoted
+from inferometer.report.slo import SIGNS
+from inferometer.report.slo import objectives as judged
+from inferometer.report.verdict import TONES, check_list, may_be_quoted
+from inferometer.report.verdict import verdict as checked
 from inferometer.units import format_seconds
 
-_TONES = {"VALID": "good", "VALID with warnings": "warn", "INVALID": "bad"}
-_SIGNS = {"met": ("✓", "good"), "missed": ("✗", "bad"), "undecided": ("?", "warn")}
 _MOST_COLUMNS = 8
 """Stages that stand beside each other in a table, or are listed at once."""
-_CHECKS = {"fail": ("✗", "bad"), "warn": ("!", "warn"), "pass": ("✓", "good")}
 
 
 def verdict(run: Run, summary: Summary, stages: list[Part]) -> Section:
     """Whether the figures may be trusted, which objectives are met, and the headline figures."""
     words = in_words(summary.checks)
-    blocks: list[Block] = [
-        {"kind": "verdict", "tone": _TONES[words], "words": words, "text": _answer(summary, stages)},
+    blocks: list[AnyBlock] = [
+        {"kind": "verdict", "tone": TONES[words], "words": words, "text": _answer(summary, stages)},
         page.cards(_cards(run, summary, stages)),
     ]
-    failed = [check for check in summary.checks if check.status == "fail"]
-    warned = [check for check in summary.checks if check.status == "warn"]
     passed = [check for check in summary.checks if check.status == "pass"]
-    if failed:
-        blocks.append(page.heading("Why the run is not valid"))
-        blocks += [check_list(failed), page.note(f"May be quoted: {may_be_quoted(summary)}.")]
+    blocks += [*run_sections.notes(run, summary), *checked(run, summary).blocks[1:]]
     if summary.slos:
-        blocks += [page.heading("Objectives"), _objectives(summary, stages), _reasons(summary)]
-    blocks += [page.note(page.sentence(text)) for text in run.manifest.outcome.notes]
-    if warned:
-        blocks.append(page.details(_plural(len(warned), "warning"), [check_list(warned)]))
+        matrix = [_objectives(summary, stages)] if len(stages) > 1 else []
+        blocks += [page.heading("Objectives"), *matrix, *judged(summary).blocks]
     if passed:
         blocks.append(page.details(f"{_plural(len(passed), 'check')} passed", [check_list(passed)]))
     return Section("verdict", "Verdict", blocks)
@@ -60,7 +55,7 @@ def _answer(summary: Summary, stages: list[Part]) -> str:
         return "Latency and throughput may be quoted. No objectives were set."
     statuses = [result.status for result in summary.slos]
     if len(stages) == 1:
-        counts = [f"{statuses.count(status)} {status}" for status in _SIGNS if status in statuses]
+        counts = [f"{statuses.count(status)} {status}" for status in SIGNS if status in statuses]
         return f"{_plural(len(statuses), 'objective')}: {', '.join(counts)}."
     by_outcome: dict[str, list[int]] = {}
     for index, stage in enumerate(stages):
@@ -82,16 +77,6 @@ def _answer(summary: Summary, stages: list[Part]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def check_list(checks: Iterable[Check]) -> Block:
-    """What each check says."""
-    return page.items(
-        [
-            page.item(*_CHECKS[check.status], page.sentence(check.message), check.name.replace("_", " "))
-            for check in checks
-        ]
-    )
-
-
 def _objectives(summary: Summary, stages: list[Part]) -> Block:
     """One row per objective, one column per stage; of many stages, one row per stage."""
     names = [result.slo for result in summary.slos]
@@ -106,19 +91,9 @@ def _judged(stage: Part, name: str) -> object:
     result = next((each for each in stage.slos if each.slo == name), None)
     if result is None:
         return "–"
-    sign, tone = _SIGNS[result.status]
+    sign, tone = SIGNS[result.status]
     value = "" if result.value is None else parse(result.expression).amount(result.value)
     return page.tinted(f"{sign} {value}" if value else f"{sign} {result.status}", tone)
-
-
-def _reasons(summary: Summary) -> Block:
-    names = {stage.stage: stage.name for stage in summary.stages}
-    lines = []
-    for result in summary.slos:
-        where = formatting.name_ranges(list(names.values()), [stage for stage in result.stages if stage in names])
-        text = f"{where}: {result.reason}" if where and len(result.stages) < len(names) else result.reason
-        lines.append(page.item(*_SIGNS[result.status], page.sentence(text), result.slo))
-    return page.details("How each one was judged (with 95 % confidence)", [page.items(lines)])
 
 
 # --- headline figures ------------------------------------------------------------------------------------------------
@@ -227,8 +202,6 @@ def instant(text: str) -> str:
 def what_was_run(run: Run, summary: Summary, stages: list[Part]) -> Section:
     """The target, the load, the data, and when."""
     manifest = run.manifest
-    window = summary.window
-    counts = summary.counts
     is_long = len(stages) > _MOST_COLUMNS
     loads = [
         (f"load, {stage.name}" if len(stages) > 1 else "load", formatting.describe_load(stage.plan)) for stage in stages
@@ -240,16 +213,13 @@ def what_was_run(run: Run, summary: Summary, stages: list[Part]) -> Section:
         ("server", " ".join(str(manifest.server[key]) for key in ("name", "version") if manifest.server.get(key))),
         *([("load", f"{len(stages)} stages, see below")] if is_long else loads),
         ("data", describe_data(manifest)),
-        *(("", text) for text in formatting.data_notes(manifest)),
         ("started", started(summary)),
-        (
-            "measured",
-            f"{format_seconds(window.span)}; {counts.ok:,} ok, {counts.failed:,} failed, {counts.dropped:,} dropped",
-        ),
+        ("measured", format_seconds(summary.window.span)),
         ("inferometer", summary.inferometer),
         ("run", run.folder.name),
     ]
-    blocks = [page.facts((name, formatting.one_line(text, 400)) for name, text in pairs)]
+    about = page.facts((name, formatting.one_line(text, 400)) for name, text in pairs)
+    blocks: list[AnyBlock] = [about, *run_sections.headline(run, summary).blocks]
     if is_long:
         blocks.append(page.details(f"The load of the {len(stages)} stages", [page.facts(loads)]))
     return Section("run", "What was run", blocks)

@@ -20,20 +20,27 @@ import msgspec
 
 from inferometer.analysis.metrics import METRICS
 from inferometer.report import formatting
+from inferometer.report.document import (
+    MARK,
+    Bars,
+    Facts,
+    Items,
+    Judged,
+    Listing,
+    Note,
+    Section,
+    Table,
+    Verdict,
+    Words,
+    plain,
+)
+from inferometer.report.document import Block as AnyBlock
 
 Block = dict[str, Any]
+"""What the template shows; those of a document become such (`shown`)."""
 COLOURS = 8
 """Colours of lines in style.css."""
 _DIGITS = 5
-
-
-class Section(msgspec.Struct, frozen=True):
-    id: str
-    """The anchor, unique in the page."""
-    title: str
-    blocks: Sequence[Block]
-    lead: str = ""
-    """A sentence that says what the section shows."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -50,10 +57,11 @@ def render(page: Page) -> bytes:
     import jinja2  # noqa: PLC0415 (other exports do without it)
     from markupsafe import Markup, escape  # noqa: PLC0415
 
-    page = msgspec.structs.replace(page, sections=[section for section in page.sections if section.blocks])
+    sections = [msgspec.structs.replace(each, blocks=shown(each.blocks)) for each in page.sections]
+    page = msgspec.structs.replace(page, sections=[section for section in sections if section.blocks])
     charts: dict[str, Block] = {}
     for section in page.sections:
-        _number_charts(section.blocks, charts)
+        _number_charts(section.blocks, charts)  # type: ignore[arg-type]
     script = _file("charts.js")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -73,7 +81,7 @@ def named_charts(page: Page) -> dict[str, Block]:
     """The charts of a page by short names: of the section, and of the chosen tabs or the chart's title if it has several."""
     found: dict[str, Block] = {}
     for section in page.sections:
-        own = list(_charts(section.blocks, section.id))
+        own = list(_charts(shown(section.blocks), section.id))
         for prefix, each in own:
             is_alone = sum(other == prefix for other, _ in own) == 1
             name = prefix if is_alone else f"{prefix}-{_slug(each['title'])}"
@@ -135,6 +143,94 @@ def sentence(text: str) -> str:
     first = re.split("[ :,.]", text, maxsplit=1)[0]
     start = text[:1].upper() if first.isalpha() and first not in METRICS else text[:1]
     return f"{start}{text[1:]}{'' if text.endswith(('.', '!', '?')) or not text else '.'}"
+
+
+# --- the blocks of a document ----------------------------------------------------------------------------------------
+
+
+def shown(blocks: Iterable[AnyBlock]) -> list[Block]:
+    """The blocks of a document as those of a page; what is a block of a page already stays as it is."""
+    found: list[Block] = []
+    for block in blocks:
+        match block:
+            case Table():
+                found += _table(block)
+            case Note(text=text, sign=sign, tone=tone) if plain(text):
+                is_alert = sign or tone in ("warn", "bad")
+                found.append(_alert(sign or "!", tone, plain(text)) if is_alert else note(sentence(plain(text))))
+            case Items():
+                found.append(
+                    items(
+                        [
+                            item(one.sign, one.tone, sentence(one.text), one.name.replace("_", " "))
+                            for one in block.items
+                        ]
+                    )
+                )
+            case Facts():
+                found.append(_facts(block))
+            case Judged():
+                rows = [
+                    [one.name, tinted(f"{one.sign} {one.status}", one.tone), one.value, one.reason]
+                    for one in block.rows
+                ]
+                found.append(table(["objective", "status", "measured", "why"], rows, texts=(1, 3)))
+            case Listing():
+                texts = [number for number, column in enumerate(block.columns) if not column.right]
+                found.append(
+                    table(
+                        [column.name for column in block.columns],
+                        [list(map(_words, row)) for row in block.rows],
+                        texts=texts,
+                    )
+                )
+            case Verdict():
+                found.append(
+                    {"kind": "verdict", "tone": block.tone, "words": block.words, "text": sentence(block.text)}
+                )
+            case dict():
+                inner = {"blocks": shown(block["blocks"])} if "blocks" in block else {}
+                panes = [{**pane, "blocks": shown(pane["blocks"])} for pane in block.get("panes", ())]
+                found.append({**block, **inner, **({"panes": panes} if panes else {})})
+            case Bars():
+                pass  # a page has better charts
+    return found
+
+
+def _table(block: Table) -> list[Block]:
+    texts = [number for number, column in enumerate(block.columns, 1) if column in block.texts]
+    rows = [[label, *map(_cell, cells)] for label, *cells in block.rows]
+    made = table([block.title, *block.columns], rows, texts=texts)
+    return [made, *(note(sentence(text)) for text in block.footnotes(block.columns))]
+
+
+def _cell(text: str) -> object:
+    """A cell of numbers: one with a mark is pale, and an interval has a dash or, if it has no end, a word."""
+    low, dots, high = text.partition(" .. ")
+    if dots:
+        text = f"over {low}" if high in ("-", "inf") else f"{low} – {high}"
+    return tinted(text, "soft") if text.endswith(MARK) else text
+
+
+def _words(words: Words) -> object:
+    """A text in the colour of its first piece."""
+    tone = "" if isinstance(words, str) else words[0][1].split()[-1] if words[0][1] else ""
+    return tinted(plain(words), tone) if tone in ("good", "warn", "bad") else plain(words)
+
+
+def _facts(block: Facts) -> Block:
+    lines: list[tuple[str, str]] = []
+    for label, parts in block.facts:
+        text = " · ".join(map(plain, parts))
+        if label or not lines:
+            lines.append((label, text))
+        else:
+            lines[-1] = (lines[-1][0], f"{lines[-1][1]} · {text}")
+    return facts(lines)
+
+
+def _alert(sign: str, tone: str, text: str) -> Block:
+    return items([item(sign, tone, sentence(text))])
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------
@@ -215,12 +311,12 @@ def code(text: str) -> Block:
     return {"kind": "code", "text": text}
 
 
-def details(summary: str, blocks: Sequence[Block]) -> Block:
+def details(summary: str, blocks: Sequence[AnyBlock]) -> Block:
     """Blocks that are folded away until the reader opens them."""
     return {"kind": "details", "summary": summary, "blocks": blocks}
 
 
-def tabs(switches: Sequence[Sequence[tuple[str, str]]], panes: Mapping[str, Sequence[Block]]) -> Block:
+def tabs(switches: Sequence[Sequence[tuple[str, str]]], panes: Mapping[str, Sequence[AnyBlock]]) -> Block:
     """Blocks of which one pane is shown at a time. Each switch has values and labels; the key of a pane is its values, joined by `|`.
 
     The first pane is that of each switch's first value. A switch with a single value is not needed, and not shown.

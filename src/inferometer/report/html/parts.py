@@ -16,7 +16,6 @@ from inferometer.records import Run, StagePlan
 from inferometer.report import formatting
 from inferometer.report.stages import describe
 
-LATENCIES = ("ttft", "itl", "tpot", "e2e")
 TITLES = {
     "ttft": "TTFT",
     "itl": "ITL",
@@ -28,8 +27,6 @@ TITLES = {
     "network": "network",
 }
 """Metrics that have a chart, in this order."""
-SERVER_PARTS = ("queue", "compute", "protocol", "network")
-"""Those that are parts of the end-to-end time."""
 
 
 class Part(NamedTuple):

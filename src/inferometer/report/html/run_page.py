@@ -6,10 +6,11 @@ from inferometer.analysis import settings
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.window import STEADY
 from inferometer.records import Run
-from inferometer.report import formatting
+from inferometer.report import formatting, groups, run_sections
+from inferometer.report.document import Section
 from inferometer.report.html import background, cost, curve, heatmap, latency, overview, slowest, timeline
 from inferometer.report.html.gap_histogram import count_gaps
-from inferometer.report.html.page import Page, Section, render
+from inferometer.report.html.page import Page, render
 from inferometer.report.html.parts import parts
 
 
@@ -20,11 +21,12 @@ def encode(run: Run, summary: Summary) -> bytes:
 
 def page(run: Run, summary: Summary) -> Page:
     """The report, before it is rendered."""
+    manifest = run.manifest
+    load = (formatting.describe_stages(manifest), formatting.describe_part(manifest))
+    about = (formatting.describe_api(manifest), *load, overview.started(summary))
     return Page(
         title=title(run),
-        subtitle=" · ".join(
-            filter(None, (formatting.describe_api(run.manifest), _load(run), overview.started(summary)))
-        ),
+        subtitle=" · ".join(filter(None, about)),
         sections=sections(run, summary),
         footer=f"Made by inferometer {summary.inferometer} from {run.folder.name}. This file works without a network.",
         version=summary.inferometer,
@@ -50,13 +52,14 @@ def sections(run: Run, summary: Summary) -> list[Section]:
         curve.goodput(stages),
         cost.efficiency(summary),
         slowest.slowest(run, summary, stages),
-        background.breakdown(summary, stages),
-        background.failures(summary),
+        background.breakdown(run, summary),
+        run_sections.failures(summary),
         background.sessions(summary),
-        background.tokens(summary, stages),
-        background.replicas(summary),
+        run_sections.tokens(run, summary) if summary.metrics else run_sections.tokens_by_stage(run, summary),
+        *([groups.classes(run, summary)] if summary.classes else []),
+        *([groups.replicas(run, summary)] if summary.replicas else []),
         background.server(run, summary),
-        background.resources(summary),
+        background.resources(run, summary),
         background.client(run, summary),
         background.environment(run),
         background.definitions(summary),
@@ -68,9 +71,3 @@ def title(run: Run) -> str:
     model = settings.text(run.manifest, "server", "model")
     target = formatting.describe_target(run.manifest)
     return formatting.one_line(f"{model} at {target}" if model else target, 160)
-
-
-def _load(run: Run) -> str:
-    stages = run.manifest.plan
-    load = formatting.describe_load(stages[0]) if len(stages) == 1 else f"{len(stages)} stages"
-    return " · ".join(filter(None, (load, formatting.describe_part(run.manifest))))

@@ -10,13 +10,16 @@ from inferometer.analysis.comparison_text import title
 from inferometer.analysis.repeats import Repeats, Variation, summarise_repeats
 from inferometer.report import formatting, tables
 from inferometer.report.compare import amount
+from inferometer.report.document import MARK, Section
+from inferometer.report.document import Block as AnyBlock
 from inferometer.report.html import background, curve, overlays, page
 from inferometer.report.html.overview import started
-from inferometer.report.html.page import Block, Page, Section, render
+from inferometer.report.html.page import Block, Page, render
 from inferometer.report.html.parts import TITLES, Part, is_token_run, latencies, limits, parts
+from inferometer.report.repeats import variation_table
+from inferometer.report.slo import SIGNS
+from inferometer.report.verdict import TONES
 
-_TONES = {"VALID": "good", "VALID with warnings": "warn", "INVALID": "bad"}
-_SIGNS = {"met": ("✓", "good"), "missed": ("✗", "bad"), "undecided": ("?", "warn")}
 _HEADLINES = ("throughput.requests", "throughput.output_tokens", "throughput.inferences", "ttft.p50", "ttft.p99", "itl.p50", "itl.p99", "e2e.p50", "e2e.p99")  # fmt: skip
 _MOST_LINES = 24
 """CDFs in a chart; more could not be told apart."""
@@ -107,7 +110,7 @@ def _overview(runs: _Runs) -> Section:
     words = [in_words(summary.checks) for _, summary in runs.measured]
     worst = next(word for word in ("INVALID", "VALID with warnings", "VALID") if word in words)
     blocks: list[Block] = [
-        {"kind": "verdict", "tone": _TONES[worst], "words": _badge(words), "text": _answer(runs)},
+        {"kind": "verdict", "tone": TONES[worst], "words": _badge(words), "text": _answer(runs)},
     ]
     if runs.repeats and runs.repeats.metrics:
         cards = [_card(name, runs.repeats.metrics[name]) for name in _HEADLINES if name in runs.repeats.metrics]
@@ -176,7 +179,7 @@ def _table(runs: _Runs, words: Sequence[str]) -> list[Block]:
             rows.append(
                 [
                     formatting.one_line(runs.names[number], 60),
-                    page.tinted("INVALID" if words[number] == "INVALID" else "VALID", _TONES[words[number]]),
+                    page.tinted("INVALID" if words[number] == "INVALID" else "VALID", TONES[words[number]]),
                     *(abouts[name][number][index] for name in shown),
                     f"{stage.ok:,}",
                     page.tinted(f"{stage.failed:,}", "bad") if stage.failed else "0",
@@ -189,8 +192,8 @@ def _table(runs: _Runs, words: Sequence[str]) -> list[Block]:
     figures = [f"{TITLES[name]} {column}" for name, column in columns]
     texts = [2 + shown.index("load")] if "load" in shown else []
     blocks = [page.table(["latencies in ms", "verdict", *shown, "ok", "failed", *titles, *figures], rows, texts=texts)]
-    if any(isinstance(cell, str) and cell.endswith(tables.MARK) for row in rows for cell in row):
-        blocks.append(page.note(f"{tables.MARK} too few independent values to support this percentile."))
+    if any(isinstance(cell, str) and cell.endswith(MARK) for row in rows for cell in row):
+        blocks.append(page.note(f"{MARK} too few independent values to support this percentile."))
     return blocks
 
 
@@ -198,7 +201,7 @@ def _cell(stage: Part, name: str, column: str) -> str:
     found = stage.metrics.get(name) if stage.metrics else None
     if stage.is_overloaded or found is None or not found.count:
         return "–"
-    return formatting.milliseconds(found.value(column)) + (tables.MARK if column in found.unsupported else "")
+    return tables.marked(found, column)
 
 
 # --- variation -------------------------------------------------------------------------------------------------------
@@ -209,7 +212,7 @@ def _variation(runs: _Runs) -> Section:
     if runs.repeats is None:
         return Section("variation", "Variation", [])
     each = [(stage.name, stage.metrics) for stage in runs.repeats.stages] or [("", runs.repeats.metrics)]
-    panes: dict[str, Sequence[Block]] = {str(index): _varied(metrics) for index, (_, metrics) in enumerate(each)}
+    panes: dict[str, Sequence[AnyBlock]] = {str(index): _varied(metrics) for index, (_, metrics) in enumerate(each)}
     switch = [(str(index), name) for index, (name, _) in enumerate(each)]
     return Section(
         "variation",
@@ -220,7 +223,7 @@ def _variation(runs: _Runs) -> Section:
     )
 
 
-def _varied(metrics: Mapping[str, Variation]) -> list[Block]:
+def _varied(metrics: Mapping[str, Variation]) -> list[AnyBlock]:
     panes: dict[str, Sequence[Block]] = {
         name: [
             overlays.values_chart(name, metrics[name].unit, [("run", metrics[name].values)], "run", metrics[name].mean)
@@ -228,18 +231,8 @@ def _varied(metrics: Mapping[str, Variation]) -> list[Block]:
         for name in _HEADLINES
         if name in metrics
     }
-    rows = [
-        [title(name), amount(one.mean, one.unit), _interval(one), _share(one.between), _share(one.within)]
-        for name, one in metrics.items()
-    ]
     charts = [page.tabs([[(name, overlays.short_title(name)) for name in panes]], panes)] if panes else []
-    table = page.table(["figure", "mean", "95 % CI of the mean", "between runs", "within a run"], rows)
-    return [*charts, table]
-
-
-def _interval(one: Variation) -> str:
-    low, high = one.ci
-    return "–" if low is None else f"{amount(low, one.unit)} – {amount(high, one.unit)}"
+    return [*charts, variation_table("figure", metrics, is_complete=True)]
 
 
 # --- charts ----------------------------------------------------------------------------------------------------------
@@ -325,7 +318,7 @@ def _objectives(runs: _Runs) -> Section:
         cells: list[object] = [name]
         for _, summary in runs.measured:
             status = next((result.status for result in summary.slos if result.slo == name), None)
-            cells.append("–" if status is None else page.tinted(f"{_SIGNS[status][0]} {status}", _SIGNS[status][1]))
+            cells.append("–" if status is None else page.tinted(f"{SIGNS[status][0]} {status}", SIGNS[status][1]))
         rows.append(cells)
     return Section("objectives", "Objectives", [page.table(["objective", *runs.names], rows)] if rows else [])
 

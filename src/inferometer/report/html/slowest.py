@@ -10,10 +10,10 @@ from inferometer.analysis.summary import Summary
 from inferometer.analysis.window import STEADY
 from inferometer.records import MISSING, Run
 from inferometer.report import formatting
+from inferometer.report.document import Section
 from inferometer.report.html import page
-from inferometer.report.html.page import Section
 from inferometer.report.html.parts import Part
-from inferometer.report.tail import tails
+from inferometer.report.tail import why_slow
 from inferometer.units import NS
 
 _COUNT = 10
@@ -60,12 +60,8 @@ def slowest(run: Run, summary: Summary, stages: list[Part]) -> Section:
         "keys": [[name, style] for style, name in _KEYS.items() if style in used],
     }
     title = "Where the time of the slowest requests went."
-    why = [
-        page.note(page.sentence(f"{name}: {metric.sentence}" if name else metric.sentence))
-        for name, tail in tails(summary)
-        for metric in tail.metrics.values()
-    ]
-    return Section("slowest", "Slowest", [*why, page.chart(title, "Drag to zoom; hover to read single gaps.", data)])
+    chart = page.chart(title, "Drag to zoom; hover to read single gaps.", data)
+    return Section("slowest", "Slowest", [chart, *why_slow(summary).blocks])
 
 
 def _arrivals(run: Run, starts: NDArray[np.int64], counts: NDArray[np.int32]) -> list[NDArray[np.int64]]:

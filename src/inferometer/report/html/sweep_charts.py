@@ -14,11 +14,14 @@ from inferometer.analysis.summary import Summary
 from inferometer.analysis.sweep import Point, Sweep
 from inferometer.records import Run
 from inferometer.report import formatting, tables
-from inferometer.report.cost import pareto_notes, pareto_rows
+from inferometer.report.cost import sweep_cost
+from inferometer.report.document import MARK, Section
 from inferometer.report.html import cost, curve, page
 from inferometer.report.html.latency import cdf, request_line
-from inferometer.report.html.page import Block, Section
+from inferometer.report.html.page import Block
 from inferometer.report.html.parts import TITLES, limits_of
+from inferometer.report.latency import by_part
+from inferometer.report.sweep import levels
 
 _PERCENTILES = ("p50", "p90", "p99")
 _WIDE = 10.0
@@ -264,16 +267,9 @@ def _level_chart(title: str, by: str, series: Sequence[dict[str, Any]]) -> Block
 def pareto(sweep: Sweep, each: Sequence[Curve]) -> Section:
     """Output tokens per second and GPU, or of all servers, against output tokens per second and user; the cheapest load, if asked for."""
     found = sweep.pareto or pareto_of(sweep.points)
-    blocks: list[Block] = []
-    if found is not None:
-        blocks += cost.answers(found)
-        looks = {settings_label(own.settings): own.look for own in each}
-        blocks += [cost.pareto_chart(found, looks)] if found.points else []
-    if sweep.pareto is not None:
-        header, rows = pareto_rows(sweep.pareto)
-        cells = [[cost.interval(cell) for cell in row] for row in rows]
-        blocks += [page.table(["", *header], cells)] if rows else []
-        blocks += [page.note(page.sentence(note)) for note in pareto_notes(sweep.pareto)]
+    looks = {settings_label(own.settings): own.look for own in each}
+    chart = [cost.pareto_chart(found, looks)] if found is not None and found.points else []
+    blocks = [*chart, *sweep_cost(sweep.pareto).blocks]
     return Section("pareto", "Pareto", blocks, "What one user sees against what the hardware delivers, at each level.")
 
 
@@ -306,7 +302,7 @@ def heat_table(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
         "Grid",
         [
             page.tabs([switch], panes),
-            page.note(f"{signs}{tables.MARK} too few independent values; – not measured, or overloaded."),
+            page.note(f"{signs}{MARK} too few independent values; – not measured, or overloaded."),
         ],
         "Settings by levels: the stronger the colour, the larger the figure.",
     )
@@ -322,7 +318,7 @@ def _latency_reader(name: str) -> _Reader:
         value = None if found is None else found.value("p99")
         if found is None or value is None:
             return None
-        return 1e3 * value, tables.MARK if "p99" in found.unsupported else ""
+        return 1e3 * value, MARK if "p99" in found.unsupported else ""
 
     return read
 
@@ -356,51 +352,20 @@ def outcome(results: Sequence[SloResult]) -> str:
     return next((status for status in ("missed", "undecided", "met") if status in found), "")
 
 
-def points_table(sweep: Sweep, each: Sequence[Curve], rates: Rates) -> Section:
+def points_table(sweep: Sweep, each: Sequence[Curve]) -> Section:
     """Every measured level."""
-    names = [name for name in latency_names(sweep) if name not in ("protocol", "network")]
-    columns = curve.figure_columns(names)
-    shown = {key: title for key, title in curve.RATES.items() if key != "output_tokens" or rates.main == key}
-    if rates.main == "inferences":
-        shown = {**shown, "inferences": "inferences/s"}
-    has_slos = any(point.slos for point in sweep.points)
-    rows = []
-    for own in each:
-        for point in own.points:
-            counts = point.counts
-            rows.append(
-                [
-                    *([own.label] if len(each) > 1 else []),
-                    _point_name(point, own.knee),
-                    *curve.counts(counts.ok, counts.failed + counts.dropped),
-                    *curve.figures(point, shown, columns),
-                    *([_outcome_cell(point)] if has_slos else []),
-                ]
-            )
-    titles = ["settings" if len(each) > 1 else "", "level", "ok", "failed", *curve.figure_titles(shown, columns)]
-    table = page.table([*(titles if len(each) > 1 else titles[1:]), *(["objectives"] if has_slos else [])], rows)
-    marked = any(column in found.unsupported for name, column in columns for p in sweep.points if (found := _metric(p, name)))  # fmt: skip
-    notes = [page.note(f"{tables.MARK} too few independent values to support this percentile.")] if marked else []
-    return Section("points", "All levels", [table, *notes], "Latencies in ms. An overloaded level has none, because they depend on how long it lasted.")  # fmt: skip
+    parts = [
+        (f"{own.label}, {_level_name(point)}" if len(each) > 1 else _level_name(point), point.metrics, point.throughput)
+        for own in each
+        for point in own.points
+        if not point.is_overloaded
+    ]
+    folded = page.details("All percentiles of each level", by_part(parts, tables.COLUMNS))
+    return Section("points", "All levels", [*levels(sweep).blocks, folded])
 
 
 def _level_name(point: Point) -> str:
     return level_text(point.by, point.level) or formatting.one_line(point.name, 40)
-
-
-def _point_name(point: Point, knee: Knee | None) -> object:
-    name = _level_name(point)
-    if point.is_overloaded:
-        return page.tinted(name, "", "overloaded")
-    if not point.is_quotable:
-        return page.tinted(name, "bad", "INVALID")
-    return page.tinted(name, "", "knee") if knee is not None and knee.level == point.level else name
-
-
-def _outcome_cell(point: Point) -> object:
-    tones = {"met": ("✓ met", "good"), "missed": ("✗ missed", "bad"), "undecided": ("? undecided", "warn")}
-    found = outcome(point.slos)
-    return page.tinted(*tones[found]) if found else "–"
 
 
 # --- distributions ---------------------------------------------------------------------------------------------------

@@ -11,11 +11,14 @@ from inferometer.analysis.summary import Summary
 from inferometer.analysis.sweep import Point, Sweep
 from inferometer.records import Run
 from inferometer.report import formatting
+from inferometer.report.document import Block as AnyBlock
+from inferometer.report.document import Section
 from inferometer.report.html import background, overview, page, sweep_charts
-from inferometer.report.html.page import Block, Page, Section, render
-from inferometer.report.html.parts import TITLES, parts
+from inferometer.report.html.page import Block, Page, render
+from inferometer.report.html.parts import TITLES
 from inferometer.report.html.run_page import title
 from inferometer.report.html.sweep_charts import Curve, Rates, level_text, outcome
+from inferometer.report.verdict import TONES, check_list
 
 Measured = Sequence[tuple[dict[str, Any], Run, Summary]]
 """The runs of a sweep, each with the values of the grid's keys."""
@@ -56,7 +59,7 @@ def sections(sweep: Sweep, measured: Measured) -> list[Section]:
         sweep_charts.throughput(sweep, each, rates),
         sweep_charts.pareto(sweep, each),
         sweep_charts.heat_table(sweep, each, rates),
-        sweep_charts.points_table(sweep, each, rates),
+        sweep_charts.points_table(sweep, each),
         sweep_charts.distributions(sweep, each, measured),
         _breakdown(each, measured),
         _checks(sweep, each, measured),
@@ -233,18 +236,15 @@ def _values(values: Any) -> str:
 
 def _breakdown(each: Sequence[Curve], measured: Measured) -> Section:
     """Where the time went in each run, for servers that report their own times."""
-    blocks: list[Block] = []
+    blocks: list[AnyBlock] = []
     for index, (values, run, summary) in enumerate(measured):
-        found = background.breakdown(summary, parts(run, summary)).blocks
+        found = background.breakdown(run, summary).blocks
         if found:
             label = next((own.label for own in each if own.settings == values), f"run {index + 1}")
             blocks += [page.details(label, found)] if len(measured) > 1 else found
     return Section(
         "breakdown", "Where the time went", blocks, "The mean end-to-end time of each level, by what it was spent on."
     )
-
-
-_TONES = {"VALID": "good", "VALID with warnings": "warn", "INVALID": "bad"}
 
 
 def _checks(sweep: Sweep, each: Sequence[Curve], measured: Measured) -> Section:
@@ -261,10 +261,10 @@ def _checks(sweep: Sweep, each: Sequence[Curve], measured: Measured) -> Section:
         why = ", ".join(check.name.replace("_", " ") for check in failed)
         invalid = formatting.name_ranges(levels, [stage for stage in where if stage < len(levels)])
         shown = formatting.name_ranges(levels, range(len(levels)))
-        rows.append([label, shown, page.tinted(words, _TONES[words]), invalid or "–", why or "–", run.folder.name])
+        rows.append([label, shown, page.tinted(words, TONES[words]), invalid or "–", why or "–", run.folder.name])
         found = [check for check in summary.checks if check.status != "pass"]
         if found:
-            details.append(page.details(f"{label}, {shown}: {words}", [overview.check_list(found)]))
+            details.append(page.details(f"{label}, {shown}: {words}", [check_list(found)]))
     if not rows:
         return Section("checks", "Checks", [])
     titles = ["run", "levels", "verdict", "levels not valid", "failed checks", "folder"]

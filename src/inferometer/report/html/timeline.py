@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 from inferometer.analysis.metrics import METRICS, lag, start
 from inferometer.analysis.summary import Summary
 from inferometer.records import MISSING, Run
+from inferometer.report.document import Section
 from inferometer.report.html import page
 from inferometer.report.html.gap_histogram import GapHistogram, TimeBins, value_at
-from inferometer.report.html.page import Block, Section
-from inferometer.report.html.parts import SERVER_PARTS, TITLES, Part, is_token_run, limits
+from inferometer.report.html.page import Block
+from inferometer.report.html.parts import TITLES, Part, is_token_run, limits
 from inferometer.report.html.server_series import Curve, gauge_curves, machine_curves
+from inferometer.report.latency import SERVER_PARTS
 from inferometer.units import NS
 
 _MOST = 300
