@@ -222,12 +222,6 @@ def has_ipv6() -> bool:
     return True
 
 
-def test_without_the_access_log_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    with serving() as one, dialled(one.grpc_address) as stub:
-        stub.ModelInfer(a_request())
-    assert capfd.readouterr().err == ""
-
-
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 

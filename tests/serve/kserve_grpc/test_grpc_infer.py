@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
@@ -19,7 +18,7 @@ from inferometer.serve.settings import Limits
 from inferometer.tensors import DATATYPES, Tensor, to_numpy
 from inferometer.wire import server_timing
 from inferometer.wire.kserve import grpc as client
-from inferometer.wire.kserve.http import InferOptions, InferResponse
+from inferometer.wire.kserve.http import InferOptions
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
@@ -198,12 +197,6 @@ def test_invalid_messages_are_refused_without_output(stub: Stub, capfd: pytest.C
     assert capfd.readouterr().err == ""
 
 
-def test_an_unknown_method_is_unimplemented(served: Served) -> None:
-    with grpc.insecure_channel(served.grpc_address) as channel:
-        call = channel.unary_unary("/inference.GRPCInferenceService/Nope")
-        assert failure(lambda: call(b""))[0] == "UNIMPLEMENTED"
-
-
 # --- timing, compression, limits -------------------------------------------------------------------------------------
 
 
@@ -220,24 +213,6 @@ def test_messages_over_the_limit_are_refused() -> None:
     with serving(limits=Limits(message=100_000)) as one, dialled(one.grpc_address) as stub:
         assert failure(lambda: stub.ModelInfer(a_request(values=bytes(100_000))))[0] == "RESOURCE_EXHAUSTED"
         assert stub.ModelInfer(a_request(values=bytes(99_000))).raw_output_contents == [bytes(99_000)]
-
-
-def test_calls_over_the_limit_are_refused_until_others_end() -> None:
-    with serving(limits=Limits(requests=3)) as one, dialled(one.grpc_address) as stub:
-        held = [stub.ModelInfer.future(a_request("slow")) for _ in range(3)]
-        until(lambda: one.in_flight() == 3)
-        assert failure(lambda: stub.ModelInfer(a_request()))[0] == "RESOURCE_EXHAUSTED"
-        for call in held:
-            call.cancel()
-        until(lambda: one.in_flight() == 0)
-        until(lambda: _gets_response(stub))
-
-
-def _gets_response(stub: Stub) -> bool:
-    try:
-        return bool(stub.ModelInfer(a_request()))
-    except grpc.RpcError:
-        return False
 
 
 # --- cancellation and deadlines --------------------------------------------------------------------------------------
@@ -308,11 +283,6 @@ def test_a_refused_request_does_not_end_its_stream(stub: Stub) -> None:
     assert errors["y"] == "OSError: no luck"
     assert errors["z"] == ""
     assert "is not a valid ModelInferRequest" in errors[""]
-
-
-def test_our_own_client_reads_stream_responses(stub: Stub) -> None:
-    read = [client.stream_response(one.SerializeToString()) for one in stub.ModelStreamInfer(iter([a_request("many")]))]
-    assert [type(one) for one in read] == [InferResponse] * 3
 
 
 def test_an_endless_model_stops_when_the_client_does_not_read(

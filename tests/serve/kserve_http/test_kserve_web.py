@@ -193,11 +193,6 @@ def test_a_body_over_the_limit_is_413_before_it_arrives(server: Served):
         assert web.at_end()
 
 
-def test_pipelined_inferences_keep_their_order(web: RawClient):
-    web.send(b"".join(request(INFER, {"id": str(n), "inputs": [X]}) for n in range(50)))
-    assert [web.response().json["id"] for _ in range(50)] == [str(n) for n in range(50)]
-
-
 @pytest.fixture
 def region() -> Iterator[tuple[str, mmap.mmap]]:
     path = Path("/dev/shm") / f"inferometer-test-{uuid.uuid4().hex}"
@@ -347,15 +342,6 @@ def test_draining_refuses_new_requests_and_finishes_others(tmp_path: Path):
             assert web.at_end()
             assert server.call(lambda: server.listener.in_flight) == 1
         server.until(lambda: server.listener.in_flight == 0)
-
-
-def test_responses_during_the_drain_close_their_connection(tmp_path: Path):
-    with serving(Settings(), make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:
-        server.loop.call_soon_threadsafe(server.loop.call_soon, server.models.refuse_new)
-        server.call(lambda: None)
-        response = web.request("/v2/health/live")
-        assert response.headers["connection"] == "close"
-        assert web.at_end()
 
 
 def test_a_stream_that_the_client_does_not_read_stops_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -71,14 +71,6 @@ def test_without_a_simulator_v1_is_404_in_openais_format():
         assert web.request("/health", {}).status == 405
 
 
-def test_the_simulator_and_the_models_share_a_port(server: Served):
-    with RawClient(server.url) as web:
-        assert web.request("/v1/completions", {"prompt": "a", "max_tokens": 3}).json["usage"]["completion_tokens"] == 3
-        response = web.request("/v1/completions", {"prompt": "a", "max_tokens": 3, "stream": True})
-        assert response.events[-1] == "[DONE]"
-        assert web.request(INFER, BODY).status == 200
-
-
 def test_draining_refuses_new_simulator_requests():
     with serving(Settings(sim=Sim())) as server, RawClient(server.url) as web:
         server.call(server.models.refuse_new)

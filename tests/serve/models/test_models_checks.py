@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models_fakes import Call, asynchronous, fakes, fp32, serving, wants, why_not
+from models_fakes import Call, asynchronous, fp32, served, serving, wants, why_not
 
+from inferometer.serve.models.registry import Models
 from inferometer.tensors import Tensor, from_numpy, zeros
-
-__all__ = ["fakes"]
 
 TWO = """
 backend: "identity" max_batch_size: 8
@@ -152,25 +151,23 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
 }
 
 
-@asynchronous
-async def test_invalid_requests_are_refused_with_expected_and_actual_values(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        for case, (model, inputs, words, expected) in CASES.items():
-            why = why_not(models, Call(model, *inputs, **words))
-            assert (case, why.code, why.message[: len(expected)]) == (case, "INVALID_ARGUMENT", expected)
-        assert models.in_flight == 0
-        assert (await Call("identity", fp32([1])).on(models).outputs())["OUTPUT0"].tolist() == [[1]]
+@served(MODELS)
+async def test_invalid_requests_are_refused_with_expected_and_actual_values(models: Models) -> None:
+    for case, (model, inputs, words, expected) in CASES.items():
+        why = why_not(models, Call(model, *inputs, **words))
+        assert (case, why.code, why.message[: len(expected)]) == (case, "INVALID_ARGUMENT", expected)
+    assert models.in_flight == 0
+    assert (await Call("identity", fp32([1])).on(models).outputs())["OUTPUT0"].tolist() == [[1]]
 
 
-@asynchronous
-async def test_unknown_models_and_versions_are_not_found(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        why = why_not(models, Call("nomodel", fp32([0])))
-        assert (why.code, why.message) == ("NOT_FOUND", "Request for unknown model: 'nomodel' is not found")
-        why = why_not(models, Call("identity", fp32([0]), version="7"))
-        assert why.message == "Request for unknown model: 'identity' version 7 is not found"
-        call = Call("identity", fp32([0])).on(models)
-        assert call.inference.version == "1"
+@served(MODELS)
+async def test_unknown_models_and_versions_are_not_found(models: Models) -> None:
+    why = why_not(models, Call("nomodel", fp32([0])))
+    assert (why.code, why.message) == ("NOT_FOUND", "Request for unknown model: 'nomodel' is not found")
+    why = why_not(models, Call("identity", fp32([0]), version="7"))
+    assert why.message == "Request for unknown model: 'identity' version 7 is not found"
+    call = Call("identity", fp32([0])).on(models)
+    assert call.inference.version == "1"
 
 
 @pytest.mark.parametrize("given", [("A",), ("B",), ("A", "B"), ()])

@@ -292,7 +292,3 @@ def test_a_missing_package_affects_only_its_model(tmp_path: Path) -> None:
 def test_a_model_file_that_fails_to_load(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"this is no model")
     assert name in refused(str(tmp_path / name), *PORTS)
-
-
-def test_an_unknown_model() -> None:
-    assert "nowhere" in refused("nowhere", *PORTS)
