@@ -1,18 +1,12 @@
-"""The gRPC server that most tests of this folder share, and a client of it."""
+"""A client of the shared server."""
 
 from collections.abc import Iterator
 
 import pytest
-from grpc_peer import Served, Stub, dialled, serving
+from served import Served, Stub, dialled
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def stub(served: Served) -> Iterator[Stub]:
-    with dialled(served.grpc_address) as client:
+def stub(server: Served) -> Iterator[Stub]:
+    with dialled(server.grpc_address) as client:
         yield client

@@ -13,7 +13,7 @@ import grpc
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
+from served import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
 from waiting import until
 
 from inferometer.errors import UserError
@@ -206,7 +206,7 @@ def test_ipv6_clients_are_logged_as_addresses(log: io.StringIO) -> None:
         pytest.skip("this machine has no ::1")
 
     def calls(one: Served) -> None:
-        with dialled(f"[::1]:{one.port}") as stub:
+        with dialled(f"[::1]:{one.grpc_port}") as stub:
             stub.ModelInfer(a_request(), timeout=PATIENCE_S)
 
     (line,) = logged(log, calls, 1, host="::1")
@@ -237,7 +237,7 @@ def test_stopping_finishes_calls_in_progress_and_ends_idle_streams(tmp_path: Pat
         assert next(idle).infer_response.raw_output_contents
         held = stub.ModelInfer.future(a_request("held", until=str(tmp_path / "go on")))
         until(lambda: one.in_flight() == 1)
-        stopped = threading.Thread(target=one.run, args=(one.server.stop, 1000.0))
+        stopped = threading.Thread(target=one.run, args=(one.grpc.stop, 1000.0))
         stopped.start()
         assert failure(lambda: list(idle))[0] == "UNAVAILABLE"  # it may have sent what was not read
         (tmp_path / "go on").touch()
@@ -263,7 +263,7 @@ def test_pending_calls_are_refused_with_an_error() -> None:
             busy.set()
             go_on.wait(PATIENCE_S)
             one.models.refuse_new()
-            await one.server.stop(1000.0)
+            await one.grpc.stop(1000.0)
 
         stopped = threading.Thread(target=one.run, args=(stop,))
         stopped.start()

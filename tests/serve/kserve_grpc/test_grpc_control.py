@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, text_format
-from grpc_peer import Stub, a_request, dialled, failure, serving
 from needs import INSTALLED
 from raw_grpc import RawGrpc, headers
+from served import Stub, a_request, dialled, failure, serving
 from waiting import until
 
 from inferometer import __version__

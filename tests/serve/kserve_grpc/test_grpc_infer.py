@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
+from served import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
 from tensor_maker import random
 from waiting import until
 
@@ -219,35 +219,35 @@ def test_messages_over_the_limit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-def test_a_cancelled_call_frees_its_work(served: Served, stub: Stub, method: str) -> None:
+def test_a_cancelled_call_frees_its_work(server: Served, stub: Stub, method: str) -> None:
     if method == "ModelInfer":
         call = stub.ModelInfer.future(a_request("slow"))
     else:
         call = stub.ModelStreamInfer(iter([a_request("slow"), a_request("slow"), a_request("endless")]))
-    until(lambda: served.in_flight() == (1 if method == "ModelInfer" else 3))
+    until(lambda: server.in_flight() == (1 if method == "ModelInfer" else 3))
     call.cancel()
-    until(lambda: served.in_flight() == 0)
+    until(lambda: server.in_flight() == 0)
 
 
-def test_an_expired_deadline_frees_its_work(served: Served, stub: Stub) -> None:
+def test_an_expired_deadline_frees_its_work(server: Served, stub: Stub) -> None:
     assert failure(lambda: stub.ModelInfer(a_request("slow"), timeout=0.05))[0] == "DEADLINE_EXCEEDED"
-    until(lambda: served.in_flight() == 0)
+    until(lambda: server.in_flight() == 0)
 
 
-def test_the_deadline_of_a_call_is_that_of_its_inference(served: Served, stub: Stub) -> None:
+def test_the_deadline_of_a_call_is_that_of_its_inference(server: Served, stub: Stub) -> None:
     seen: dict[str, float] = {}  # by the request's id: calls whose deadline has passed may still come in
-    original = served.models.submit
+    original = server.models.submit
 
     def submit(inference: Any, *more: Any) -> None:
         seen[inference.id] = (inference.deadline - inference.arrived) / 1e9
         original(inference, *more)
 
-    served.models.submit = submit  # type: ignore[method-assign]
+    server.models.submit = submit  # type: ignore[method-assign]
     try:
         stub.ModelInfer(a_request(id="with"), timeout=100)
         stub.ModelInfer(a_request(id="without"))
     finally:
-        del served.models.submit  # type: ignore[method-assign]
+        del server.models.submit  # type: ignore[method-assign]
     assert 90 < seen["with"] <= 102  # gRPC sends three digits or so, rounded up
     assert seen["without"] > 1e9
 
@@ -286,24 +286,24 @@ def test_a_refused_request_does_not_end_its_stream(stub: Stub) -> None:
 
 
 def test_an_endless_model_stops_when_the_client_does_not_read(
-    served: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch
+    server: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call_module, "UNREAD", 50_000_000)
     call = stub.ModelStreamInfer(iter([a_request("endless", bytes(400_000))]))
     next(call)  # it is in progress; nothing more is read
-    until(lambda: served.in_flight() == 0)
+    until(lambda: server.in_flight() == 0)
     assert failure(lambda: list(call))[0] == "RESOURCE_EXHAUSTED"
 
 
 def test_clients_that_vanish_during_a_response_leave_nothing_behind(
-    served: Served, capfd: pytest.CaptureFixture[str]
+    server: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(5):
-        with dialled(served.grpc_address) as mine:
+        with dialled(server.grpc_address) as mine:
             calls = [mine.ModelStreamInfer(iter([a_request("endless", bytes(4000))])) for _ in range(4)]
             for call in calls:
                 next(call)
-    until(lambda: served.in_flight() == 0)
+    until(lambda: server.in_flight() == 0)
     assert capfd.readouterr().err == ""
 
 
@@ -320,10 +320,10 @@ def test_a_stream_without_requests_ends_with_ok(stub: Stub) -> None:
     assert list(stub.ModelStreamInfer(iter([]))) == []
 
 
-def test_a_burst_of_calls_to_a_busy_server_is_served(served: Served, stub: Stub) -> None:
+def test_a_burst_of_calls_to_a_busy_server_is_served(server: Served, stub: Stub) -> None:
     """More calls than a server would process in one turn of its loop."""
     free = threading.Event()
-    served.loop.call_soon_threadsafe(free.wait, PATIENCE_S)
+    server.loop.call_soon_threadsafe(free.wait, PATIENCE_S)
     try:
         calls = [stub.ModelInfer.future(a_request(id=str(i))) for i in range(1500)]
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grpc_peer import PATIENCE_S, Served, Stub, a_request, failure
+from served import PATIENCE_S, Served, Stub, a_request, failure
 from waiting import until
 
 from inferometer.serve.kserve import messages
@@ -89,12 +89,12 @@ def test_stream_responses_keep_their_order(stub: Stub, held: Held, kind: str) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_call_cancelled_while_its_inputs_are_parsed_frees_its_work(
-    served: Served, stub: Stub, held: Held, kind: str
+    server: Served, stub: Stub, held: Held, kind: str
 ) -> None:
     call = stub.ModelInfer.future(KINDS[kind](WORDS), timeout=PATIENCE_S)
     assert held.is_there.wait(PATIENCE_S)
     call.cancel()
-    until(lambda: served.in_flight() == 0, "its work ended")
+    until(lambda: server.in_flight() == 0, "its work ended")
     held.may_go.set()
     assert len(stub.ModelInfer(a_request()).outputs) == 1
 
@@ -110,21 +110,21 @@ def test_a_wrong_number_of_many_strings_is_refused(stub: Stub, kind: str, count:
 
 
 @pytest.fixture
-def region(served: Served) -> Iterator[str]:
+def region(server: Served) -> Iterator[str]:
     key = f"inferometer-test-{uuid.uuid4().hex}"
     path = Path("/dev/shm", key)
     path.write_bytes(bytes(4096))
 
     async def register() -> None:
-        served.models.regions.register(key, key, 0, 4096)
+        server.models.regions.register(key, key, 0, 4096)
 
     async def unregister() -> None:
-        served.models.regions.unregister(key)
+        server.models.regions.unregister(key)
 
     try:
-        served.run(register)
+        server.run(register)
         yield key
-        served.run(unregister)
+        server.run(unregister)
     finally:
         path.unlink()
 

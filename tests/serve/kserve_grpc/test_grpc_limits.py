@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
 from raw_grpc import RawGrpc
+from served import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
 from waiting import until
 
 from inferometer.serve.kserve import messages

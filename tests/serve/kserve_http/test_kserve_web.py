@@ -17,7 +17,6 @@ from served import CONFIGS, Served, make_repository, serving
 from inferometer.serve import offload
 from inferometer.serve.kserve import http as kserve_http
 from inferometer.serve.models.types import Inference
-from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor
 from inferometer.wire import server_timing
 from inferometer.wire.kserve import http as client
@@ -186,10 +185,10 @@ def test_errors_are_explained_and_keep_the_connection(
 
 def test_a_body_over_the_limit_is_413_before_it_arrives(server: Served):
     with RawClient(server.url) as web:
-        web.send(b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000001\r\n\r\n")
+        web.send(b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1073807361\r\n\r\n")
         response = web.response()
         assert (response.status, response.headers["connection"]) == (413, "close")
-        assert "100000000" in response.json["error"]
+        assert "1073807360" in response.json["error"]
         assert web.at_end()
 
 
@@ -311,7 +310,7 @@ def test_tensors_are_freed_after_the_response(server: Served, web: RawClient, mo
 
 
 def test_clients_may_load_and_unload_models_if_allowed(tmp_path: Path):
-    with serving(Settings(control=True), make_repository(tmp_path, "echo")) as server, RawClient(server.url) as web:
+    with serving(make_repository(tmp_path, "echo"), control=True) as server, RawClient(server.url) as web:
         assert web.request("/v2/repository/models/echo/unload", b"").status == 200
         assert web.request("/v2/models/echo/ready").status == 400
         states = {entry["name"]: entry["state"] for entry in web.request("/v2/repository/index", b"").json}
@@ -325,7 +324,7 @@ def test_clients_may_load_and_unload_models_if_allowed(tmp_path: Path):
 
 
 def test_draining_refuses_new_requests_and_finishes_others(tmp_path: Path):
-    with serving(Settings(), make_repository(tmp_path, "words", "slow")) as server:
+    with serving(make_repository(tmp_path, "words", "slow")) as server:
         with RawClient(server.url) as busy, RawClient(server.url) as web:
             busy.send(SLOW)
             server.until(lambda: server.listener.in_flight == 1)
@@ -348,7 +347,7 @@ def test_a_stream_that_the_client_does_not_read_stops_its_model(tmp_path: Path, 
     monkeypatch.setattr(kserve_http, "UNREAD", 4_000_000)
     config = CONFIGS["words"].replace('"3"', '"1000000"')
     monkeypatch.setitem(CONFIGS, "words", config + 'parameters { key: "delay" value { string_value: "1ms" } }')
-    with serving(repository=make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:
+    with serving(make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:
         web.send(request("/v2/models/words/generate_stream", {"text_input": "x" * 500_000}))
         server.until(lambda: server.models.find("words").counted.message().inference_stats.fail.count == 1)
         assert server.call(lambda: server.models.in_flight) == 0

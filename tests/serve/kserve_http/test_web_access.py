@@ -8,7 +8,7 @@ import trustme
 from raw_client import RawClient, request
 from served import Served, connect, serving
 
-from inferometer.serve.settings import Limits, Settings, Tls
+from inferometer.serve.settings import Limits, Tls
 from inferometer.serve.sim.settings import Sim
 from inferometer.serve.sockets.listener import place
 
@@ -57,7 +57,7 @@ def test_the_token_is_required(guarded: Served, path: str, body: Any, is_open: b
 
 @pytest.fixture(scope="module")
 def guarded():
-    with serving(Settings(token="secret", sim=Sim())) as server:
+    with serving(token="secret", sim=Sim()) as server:
         yield server
 
 
@@ -72,7 +72,7 @@ def test_without_a_simulator_v1_is_404_in_openais_format():
 
 
 def test_draining_refuses_new_simulator_requests():
-    with serving(Settings(sim=Sim())) as server, RawClient(server.url) as web:
+    with serving(sim=Sim()) as server, RawClient(server.url) as web:
         server.call(server.models.refuse_new)
         response = web.request("/v1/completions", {"prompt": "a"})
         assert (response.status, response.headers["connection"]) == (503, "close")
@@ -95,7 +95,7 @@ def test_an_internal_error_is_a_500_and_the_server_continues(monkeypatch: pytest
 
 
 def test_the_access_log_has_one_line_per_request_without_headers(capfd: pytest.CaptureFixture[str]):
-    with serving(Settings(access_log=True, sim=Sim(), token="secret")) as server:
+    with serving(access_log=True, sim=Sim(), token="secret") as server:
         with RawClient(server.url) as web:
             client = f"127.0.0.1:{web.sock.getsockname()[1]}"
             assert web.request(INFER, BODY, Authorization="Bearer secret").status == 200
@@ -131,7 +131,7 @@ PROBLEMS = {
 def test_the_access_log_includes_aborted_requests(what: str, capfd: pytest.CaptureFixture[str]):
     data, method, path, status = PROBLEMS[what]
     with (
-        serving(Settings(access_log=True, limits=Limits(message=100, head=4096))) as server,
+        serving(access_log=True, limits=Limits(message=100, head=4096)) as server,
         RawClient(server.url) as web,
     ):
         web.send(data)
@@ -159,7 +159,7 @@ def test_inference_over_mutual_tls(authority: trustme.CA, files: dict[str, str])
     tls = Tls(files["cert"], files["key"], files["ca"])
     context = ssl.create_default_context()
     authority.configure_trust(context)
-    with serving(Settings(tls=tls)) as server:
+    with serving(tls=tls) as server:
         with pytest.raises((ssl.SSLError, ConnectionError)), connect(server, context) as sock:
             sock.sendall(request(INFER, BODY))
             sock.recv(1)

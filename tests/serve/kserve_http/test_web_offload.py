@@ -21,7 +21,7 @@ from inferometer.serve.kserve.http import Infer
 from inferometer.serve.models.signature import ModelSignature
 from inferometer.serve.models.types import Inference
 from inferometer.serve.offload import LARGE, STRING
-from inferometer.serve.settings import Limits, Settings
+from inferometer.serve.settings import Limits
 from inferometer.wire.http1_requests import Request
 
 MANY = LARGE // STRING
@@ -150,7 +150,7 @@ def test_small_bodies_and_binary_tensors_need_no_thread(server: Served, monkeypa
 def test_the_result_for_a_disconnected_client_is_dropped(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], hold: Any, kind: str, submitted: int
 ):
-    with serving(Settings(access_log=True)) as server:
+    with serving(access_log=True) as server:
         seen: list[Inference] = []
         submit = server.models.submit
         monkeypatch.setattr(server.models, "submit", lambda one, *more: (seen.append(one), submit(one, *more)))
@@ -204,14 +204,14 @@ def test_the_drain_waits_for_admitted_requests(hold: Any):
     ],
 )
 def test_errors_in_large_bodies_are_explained(data: bytes, headers: dict[str, str], status: int, words: str):
-    with serving(Settings(limits=Limits(message=1_000_000))) as server, RawClient(server.url) as client:
+    with serving(limits=Limits(message=1_000_000)) as server, RawClient(server.url) as client:
         response = client.request(INFER, data, **headers)
         assert (response.status, words in response.json["error"]) == (status, True), response.json
         assert client.request(INFER, SMALL).status == 200
 
 
 def test_a_small_limit_applies_to_decompression_in_the_loop():
-    with serving(Settings(limits=Limits(message=2000))) as server, RawClient(server.url) as client:
+    with serving(limits=Limits(message=2000)) as server, RawClient(server.url) as client:
         assert client.request(INFER, gzip.compress(body(1000)), Content_Encoding="gzip").status == 413
 
 

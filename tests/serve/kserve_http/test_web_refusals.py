@@ -11,7 +11,6 @@ from served import Served, make_repository, serving
 
 from inferometer.serve.json_limits import MOST_VALUES
 from inferometer.serve.models.types import Refused, reason
-from inferometer.serve.settings import Settings
 
 RAISES = """
 import numpy as np
@@ -59,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for name, code in (("raises", RAISES), ("streams", STREAMS)):
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "1/model.py").write_text(code)
-    with serving(Settings(control=True), folder) as made:
+    with serving(folder, control=True) as made:
         yield made
 
 
@@ -160,7 +159,7 @@ def test_the_index_includes_reasons_that_are_not_valid_utf8(tmp_path: Path):
     folder = make_repository(tmp_path, "echo")
     (folder / "bad/1").mkdir(parents=True)
     (folder / "bad/1/model.py").write_text('raise ValueError("caf\\udce9")')
-    with serving(Settings(), folder) as server, RawClient(server.url) as web:
+    with serving(folder) as server, RawClient(server.url) as web:
         response = web.request("/v2/repository/index", b"")
         assert response.status == 200
         reasons = {entry["name"]: entry.get("reason", "") for entry in response.json}

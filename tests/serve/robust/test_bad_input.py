@@ -11,13 +11,10 @@ from typing import Any
 import grpc
 import pytest
 from robust_peer import (
-    PATIENCE_S,
     PORTS,
     Child,
     Http,
-    a_request,
     child,
-    delayed,
     dialled,
     infer,
     launched,
@@ -27,6 +24,7 @@ from robust_peer import (
     unary,
     write_models,
 )
+from served import PATIENCE_S, a_request, delayed
 from waiting import until
 
 from inferometer.serve.kserve.messages import ModelInferRequest
@@ -142,7 +140,7 @@ def _posted(server: Child, bad: Bad, tree: Any, raw: bytes) -> tuple[int, str]:
     head = json.dumps(tree).encode()
     path = f"/v2/models/{bad.model}" + (f"/versions/{bad.version}" if bad.version else "") + "/infer"
     lines = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(head) + len(raw)}\r\nInference-Header-Content-Length: {len(head)}\r\n\r\n"
-    with Http(server.address) as client:
+    with Http(server.url) as client:
         status, body = client.request(lines.encode() + head + raw)
         assert client.request(small())[0] == 200, "the connection goes on"
     return status, json.loads(body)["error"]
@@ -188,7 +186,7 @@ REFUSED_EARLIER = ("a negative dimension", "a timeout that is none", "no datatyp
 
 def test_an_expired_deadline(server: Child) -> None:
     """The client's own deadline over gRPC, and the protocol's parameter over both."""
-    with dialled(server.grpc_address) as channel, Http(server.address) as holder, Http(server.address) as next_one:
+    with dialled(server.grpc_address) as channel, Http(server.url) as holder, Http(server.url) as next_one:
         for held in (holder, next_one):
             held.sock.sendall(small("slow"))
         until(lambda: pending(server, "slow") == 1, "one request runs and the other is queued")
@@ -197,7 +195,7 @@ def test_an_expired_deadline(server: Child) -> None:
         request.parameters["timeout"].int64_param = 1000
         code, details = failure(lambda: infer(channel, request))
         assert (code, "Request timeout expired" in details) == ("DEADLINE_EXCEEDED", True)
-        with Http(server.address) as client:
+        with Http(server.url) as client:
             given = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}
             tree = {"inputs": [given], "parameters": {"timeout": 1000}}
             status, message = client.json("POST", "/v2/models/slow/infer", tree)
@@ -206,7 +204,7 @@ def test_an_expired_deadline(server: Child) -> None:
 
 
 def test_the_index_has_the_reason_why_a_model_failed_to_load(server: Child) -> None:
-    with Http(server.address) as client:
+    with Http(server.url) as client:
         _, over_http = client.json("POST", "/v2/repository/index", {})
     with dialled(server.grpc_address) as channel:
         index = unary(channel, "RepositoryIndex")
@@ -279,7 +277,7 @@ def test_a_missing_package_affects_only_its_model(tmp_path: Path) -> None:
     (tmp_path / "net/1/model.onnx").write_bytes(b"x")
     with child("identity", models, *PORTS, blocked=("onnxruntime",)) as server:
         assert responds(server, "good")
-        with Http(server.address) as client:
+        with Http(server.url) as client:
             _, index = client.json("POST", "/v2/repository/index", {})
         (reason,) = (one["reason"] for one in index if one["name"] == "net")
         assert "onnxruntime" in reason

@@ -10,15 +10,11 @@ from robust_peer import (
     LARGE,
     MIB,
     MODEL_INFER,
-    PATIENCE_S,
     PORTS,
-    PYTHON,
     STREAM_INFER,
     Child,
     Http,
-    a_request,
     child,
-    delayed,
     dialled,
     http_request,
     infer_head,
@@ -28,6 +24,7 @@ from robust_peer import (
     small,
     write_models,
 )
+from served import PATIENCE_S, PYTHON, a_request, delayed
 from waiting import until
 
 from inferometer.serve.kserve.messages import ModelStreamInferResponse
@@ -107,7 +104,7 @@ def test_messages_up_to_the_limit_are_accepted_and_larger_ones_are_refused_unrea
                 channel.unary_unary(MODEL_INFER)(message + bytes(4 * MIB + 1 - len(message)), timeout=PATIENCE_S)
         server.forget_peak()
         before = server.memory()
-        with Http(server.address) as client:
+        with Http(server.url) as client:
             status, body = client.request(infer_head("identity", 2048 * MIB, [1, 512 * MIB]) + bytes(MIB))
         assert status == 413
         assert b"4194304" in body
@@ -126,7 +123,7 @@ def test_refused_requests_are_freed(tmp_path: Path) -> None:
     with child("identity", models, *PORTS) as server:
         responds(server)
         before = server.memory()
-        with Http(server.address) as client, dialled(server.grpc_address) as channel:
+        with Http(server.url) as client, dialled(server.grpc_address) as channel:
             for _ in range(count):
                 assert client.request(small("failing", bytes(size)))[0] == 500
                 assert client.request(small("nope", bytes(size)))[0] == 404
