@@ -150,13 +150,7 @@ def test_classes_are_sent_as_text(web: RawClient):
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("/v2/models/other/infer", {"inputs": [X]}, 404, "'other'"),
-        ("/v2/models/identity/versions/9/infer", {"inputs": [X]}, 404, "version 9"),
         (INFER, b"{", 400, "JSON"),
-        (INFER, {"inputs": [X | {"name": "Y"}]}, 400, "'Y'"),
-        (INFER, {"inputs": [X | {"datatype": "FP64"}]}, 400, "FP32"),
-        (INFER, {"inputs": [X | {"shape": [2]}]}, 400, "[-1,-1]"),
-        (INFER, {"inputs": [X], "outputs": [{"name": "OTHER"}]}, 400, "'OTHER'"),
         ("/v2/models/words/infer", {"inputs": []}, 501, "decoupled"),
         (
             "/v2/cudasharedmemory/region/r/register",

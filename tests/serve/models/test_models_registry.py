@@ -427,7 +427,8 @@ async def test_idle_threads_do_not_keep_tensors(models: Models, fakes: Gates) ->
     await call.outputs()
     del call, tensor
     async with asyncio.timeout(WAIT_S):  # the thread ends a little later than the response
-        while gc.collect() or seen() is not None:  # a Call and its request know each other
+        while seen() is not None:
+            gc.collect()  # a Call and its request know each other
             await asyncio.sleep(0.001)
 
 
