@@ -191,6 +191,23 @@ def serving(repository: Path | None = None, **settings: Any) -> Iterator[Served]
             server.stop()
 
 
+class Held:
+    """A function that blocks the first time it is called outside the test's thread."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.is_there = threading.Event()
+        self.may_go = threading.Event()
+        self.thread = ""
+
+    def __call__(self, *words: Any, **more: Any) -> Any:
+        if not self.is_there.is_set():
+            self.thread = threading.current_thread().name
+            self.is_there.set()
+            assert self.may_go.wait(PATIENCE_S)
+        return self._function(*words, **more)
+
+
 def connect(server: Served, context: ssl.SSLContext | None = None) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
     return context.wrap_socket(sock, server_hostname="localhost") if context is not None else sock
