@@ -14,10 +14,7 @@ from inferometer.serve.models.types import Refused
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_numpy
 
 ADD = "def infer(inputs, parameters):\n    return {'C': inputs['A'] + inputs['B']}\n"
-ADDED = {
-    "input": [field("A", "FP32", 2), field("B", "FP32", 2)],
-    "output": [field("C", "FP32", 2)],
-}
+ADDED = {"input": [field("A", "FP32", 2), field("B", "FP32", 2)], "output": [field("C", "FP32", 2)]}
 
 
 def written(folder: Path, text: str) -> Path:

@@ -16,16 +16,7 @@ import uvloop
 from inferometer.serve import backends
 from inferometer.serve.backends.identity import pairs, passed_on
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import (
-    NEVER,
-    Inference,
-    Loaded,
-    Loading,
-    Parameters,
-    Refused,
-    Tensors,
-    Wanted,
-)
+from inferometer.serve.models.types import NEVER, Inference, Loaded, Loading, Parameters, Refused, Tensors, Wanted
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 from inferometer.timing.clock import now
 

@@ -245,10 +245,7 @@ async def test_a_thread_is_used_for_large_inputs_or_many_strings(
 ) -> None:
     a, b = Noted(bytes(sizes[0])), Noted(strings(*[b"x"] * sizes[1]).data)
     call = Call(
-        "pair",
-        Tensor("A", "UINT8", (sizes[0],), b""),
-        Tensor("B", "BYTES", (sizes[1],), b""),
-        unread={"A": a, "B": b},
+        "pair", Tensor("A", "UINT8", (sizes[0],), b""), Tensor("B", "BYTES", (sizes[1],), b""), unread={"A": a, "B": b}
     ).on(models)
     assert (await call.outputs())["OB"].tolist() == [b"x"] * sizes[1]
     assert {a.thread.startswith("offload"), b.thread.startswith("offload")} == {is_large}

@@ -153,10 +153,7 @@ async def test_a_request_that_expires_in_the_queue_ends(
 ) -> None:
     first = Call("m", fp32([0]), parameters={"timeout": 1}).on(models)  # begins at once
     why = why_not(models, Call("m", fp32([1]), deadline=now()))
-    assert (why.code, why.message) == (
-        "DEADLINE_EXCEEDED",
-        "[request id: <id_unknown>] Request timeout expired",
-    )
+    assert (why.code, why.message) == ("DEADLINE_EXCEEDED", "[request id: <id_unknown>] Request timeout expired")
     t = now()
     with monkeypatch.context() as patched:
         patched.setattr(model, "now", lambda: t)  # the deadline is ahead when it is queued, however long that takes

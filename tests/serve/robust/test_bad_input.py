@@ -39,12 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     """Models that load, and two that do not."""
     folder = tmp_path_factory.mktemp("models")
     models = write_models(
-        folder,
-        slow=delayed("60s", slots=1),
-        two=TWO,
-        broken=PYTHON,
-        unknown='backend: "tensorflow"\n',
-        failing=PYTHON,
+        folder, slow=delayed("60s", slots=1), two=TWO, broken=PYTHON, unknown='backend: "tensorflow"\n', failing=PYTHON
     )
     (folder / "broken/1/model.py").write_text("def infer(inputs, parameters)\n    return inputs\n")
     (folder / "failing/1/model.py").write_text(CODE["failing"])

@@ -1,9 +1,16 @@
-"""A client of the shared server."""
+"""Clients of the shared server."""
 
 from collections.abc import Iterator
 
 import pytest
+from raw_client import RawClient
 from served import Served, Stub, dialled
+
+
+@pytest.fixture
+def web(server: Served) -> Iterator[RawClient]:
+    with RawClient(server.url) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
