@@ -2,11 +2,7 @@
 
 import gc
 import json
-import mmap
-import os
-import uuid
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ from inferometer.tensors import Tensor
 from inferometer.wire import server_timing
 from inferometer.wire.kserve import http as client
 from inferometer.wire.kserve import http_control as control
-from inferometer.wire.kserve.http import InferOptions, ShmRef
+from inferometer.wire.kserve.http import InferOptions
 
 INFER = "/v2/models/identity/infer"
 X = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}
@@ -186,40 +182,6 @@ def test_a_body_over_the_limit_is_413_before_it_arrives(server: Served):
         assert web.at_end()
 
 
-@pytest.fixture
-def region() -> Iterator[tuple[str, mmap.mmap]]:
-    path = Path("/dev/shm") / f"inferometer-test-{uuid.uuid4().hex}"
-    if not path.parent.is_dir():
-        pytest.skip("no /dev/shm here")
-    with path.open("x+b") as file:
-        os.truncate(file.fileno(), 64)
-        memory = mmap.mmap(file.fileno(), 64)
-    try:
-        yield f"/{path.name}", memory
-    finally:
-        path.unlink()
-
-
-def test_tensors_in_shared_memory(web: RawClient, region: tuple[str, mmap.mmap]):
-    key, memory = region
-    assert (
-        web.request("/v2/systemsharedmemory/region/r/register", {"key": key, "offset": 0, "byte_size": 64}).status
-        == 200
-    )
-    assert web.request("/v2/systemsharedmemory/status").json == [
-        {"name": "r", "key": key, "offset": 0, "byte_size": 64}
-    ]
-    assert web.request("/v2/systemsharedmemory/region/r/register", {"key": key, "byte_size": 64}).status == 409
-    memory[:8] = bytes(range(8))
-    options = InferOptions(shm_inputs={"INPUT0": ShmRef("r", 8)}, shm_outputs={"OUTPUT0": ShmRef("r", 8, 32)})
-    headers, body = client.encode([Tensor("INPUT0", "FP32", (1, 2), b"")], options)
-    response = web.request(INFER, body, **{name.replace("-", "_"): value for name, value in headers.items()})
-    assert response.json["outputs"] == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 2]}]
-    assert memory[32:40] == bytes(range(8))
-    assert web.request("/v2/systemsharedmemory/region/r/unregister", b"").status == 200
-    assert web.request("/v2/systemsharedmemory/region/r/status").status == 404
-
-
 # --- generate ----------------------------------------------------------------------------------------------------------
 
 
@@ -280,8 +242,6 @@ def test_a_stream_over_http10_ends_with_the_connection(web: RawClient):
 
 # --- cancelling, control, the end --------------------------------------------------------------------------------------
 
-SLOW = request("/v2/models/slow/infer", {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}]})
-
 
 def test_tensors_are_freed_after_the_response(server: Served, web: RawClient, monkeypatch: pytest.MonkeyPatch):
     seen: list[weakref.ref[Any]] = []
@@ -301,40 +261,6 @@ def test_tensors_are_freed_after_the_response(server: Served, web: RawClient, mo
         assert [one() for one in seen] == [None, None]
     finally:
         gc.enable()
-
-
-def test_clients_may_load_and_unload_models_if_allowed(tmp_path: Path):
-    with serving(make_repository(tmp_path, "echo"), control=True) as server, RawClient(server.url) as web:
-        assert web.request("/v2/repository/models/echo/unload", b"").status == 200
-        assert web.request("/v2/models/echo/ready").status == 400
-        states = {entry["name"]: entry["state"] for entry in web.request("/v2/repository/index", b"").json}
-        assert states == {"echo": "UNAVAILABLE", "identity": "READY"}
-        assert [entry["name"] for entry in web.request("/v2/repository/index", {"ready": True}).json] == ["identity"]
-        assert web.request("/v2/repository/models/echo/load", {}).status == 200
-        assert web.request("/v2/models/echo/ready").status == 200
-        assert web.request("/v2/repository/models/other/load", {}).status >= 400
-        assert web.request("/v2/repository/models/echo/load", {"parameters": {"config": 5}}).status == 400
-        assert web.request("/v2/repository/models/echo/load", {"parameters": {"file:1/model.py": "eA=="}}).status == 400
-
-
-def test_draining_refuses_new_requests_and_finishes_others(tmp_path: Path):
-    with serving(make_repository(tmp_path, "words", "slow")) as server:
-        with RawClient(server.url) as busy, RawClient(server.url) as web:
-            busy.send(SLOW)
-            server.until(lambda: server.listener.in_flight == 1)
-            server.call(server.models.refuse_new)
-            for path in ("/v2/health/ready", "/v2/models/identity/ready"):
-                with RawClient(server.url) as probe:
-                    assert probe.request(path).status == 400
-            with RawClient(server.url) as probe:
-                assert probe.request("/v2/health/live").status == 200
-            with RawClient(server.url) as probe:
-                assert probe.request("/health").status == 503
-            response = web.request(INFER, {"inputs": [X]})
-            assert (response.status, response.headers["connection"]) == (503, "close")
-            assert web.at_end()
-            assert server.call(lambda: server.listener.in_flight) == 1
-        server.until(lambda: server.listener.in_flight == 0)
 
 
 def test_a_stream_that_the_client_does_not_read_stops_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -175,5 +175,10 @@ async def test_an_output_that_does_not_fit_its_region_fails_alone(models: Models
     models.regions.register("r", key, 0, 4)
     wants_per_call = [(), wants("OUTPUT0", placed=models.regions.find("r", 2)), (), ()]
     calls = [Call("m", fp32([1]), wanted=wanted).on(models) for wanted in wants_per_call]
-    assert "should be at least 4 bytes" in (await calls[1].refused()).message
+    why = await calls[1].refused()
+    assert (why.code, why.message) == (
+        "INTERNAL",
+        "shared memory size specified with the request for output 'OUTPUT0' (2 bytes) should be at least 4 bytes to hold "
+        "the results",
+    )
     assert [(await calls[i].outputs())["OUTPUT0"].tolist() for i in (0, 2, 3)] == [[[2]]] * 3

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models_fakes import Call, asynchronous, fp32, served, serving, wants
+from models_fakes import Call, asynchronous, fp32, serving, wants
 
 from inferometer.serve.models import shared_memory
-from inferometer.serve.models.registry import Models
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.signature import classify
 from inferometer.serve.models.types import Refused
@@ -168,27 +167,3 @@ def test_registrations_are_limited_per_key_and_in_total(tmp_path: Path, monkeypa
     assert "at most 5 shared memory regions" in refused(regions.register, "r", "b", 0, 1)[1]
     regions.unregister("a0")
     regions.register("r", "b", 0, 1)
-
-
-@served({"m": IDENTITY.replace(', label_filename: "labels.txt"', "")})
-async def test_inputs_and_outputs_in_shared_memory(models: Models, key: str) -> None:
-    models.regions.register("r", key, 0, 64)
-    given = Tensor("INPUT0", "FP32", (1, 3), models.regions.find("r", 12, 0).read())
-
-    def call(**placed: int) -> Call:
-        return Call("m", given, wanted=wants("OUTPUT0", placed=models.regions.find("r", **placed)))
-
-    request = call(byte_size=16, offset=32).on(models)
-    ((output,),) = request.responses
-    assert (output.shape, output.data) == ((1, 3), b"")
-    assert models.regions.find("r", 16, 32).read() == bytes([*range(12), 44, 45, 46, 47])
-    why = await call(byte_size=8).on(models).refused()
-    assert (why.code, why.message) == (
-        "INTERNAL",
-        "shared memory size specified with the request for output 'OUTPUT0' (8 bytes) should be at least 12 bytes to "
-        "hold the results",
-    )
-    assert refused(call, byte_size=12, offset=60)[0] == "INVALID_ARGUMENT"
-    models.regions.unregister("r")
-    assert refused(call, byte_size=12)[0] == "NOT_FOUND"
-    assert models.in_flight == 0

@@ -79,6 +79,9 @@ def test_a_load_or_unload_is_seen_by_both(front_ends: list[RawClient]):
         assert client.request("/v2/models/identity/ready").status == 400
         index = {entry["name"]: entry.get("state") for entry in client.request("/v2/repository/index", {}).json}
         assert index["identity"] == "UNAVAILABLE"
+        assert "identity" not in {
+            entry["name"] for entry in client.request("/v2/repository/index", {"ready": True}).json
+        }
     assert other.request("/v2/repository/models/identity/load", {}).status == 200
     assert [client.request("/v2/models/identity/ready").status for client in front_ends] == [200, 200]
     assert one.request("/v2/repository/models/unknown/load", {}).status == 500

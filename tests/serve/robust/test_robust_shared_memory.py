@@ -87,6 +87,8 @@ def test_large_tensors_in_shared_memory_round_trip_over_http(server: Child, memo
     with Http(server.url) as client:
         key = {"key": f"/{memory.name}", "byte_size": 2 * SIZE}
         assert client.json("POST", "/v2/systemsharedmemory/region/r/register", key) == (200, None)
+        listed = [{"name": "r", "key": f"/{memory.name}", "offset": 0, "byte_size": 2 * SIZE}]
+        assert client.json("GET", "/v2/systemsharedmemory/status") == (200, listed)
         status, tree = client.json("POST", "/v2/models/identity/infer", request)
         assert (status, tree["outputs"]) == (200, [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, SIZE // 4]}])
         assert memory.read_bytes()[SIZE:] == truth
