@@ -89,11 +89,6 @@ def test_statistics_of_an_unknown_model_are_refused_like_triton(
     assert failure(lambda: stub.ModelStatistics(message)) == ("INVALID_ARGUMENT", words)
 
 
-def test_the_index_lists_all_models(stub: Stub) -> None:
-    states = {one.name: one.state for one in query(stub, client.repository_index())}
-    assert states["identity"] == states["many"] == "READY"
-
-
 # --- orders ----------------------------------------------------------------------------------------------------------
 
 

@@ -24,34 +24,26 @@ output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ], label_filename: "
 """
 
 
-def classes(values: Any, datatype: str, count: int, labels: tuple[str, ...] = (), batched: bool = False) -> Any:
-    return to_numpy(classify(from_numpy("x", np.array(values), datatype), count, labels, batched)).tolist()
-
-
-def test_classes_have_value_index_and_label_best_first() -> None:
-    assert classes([1.5, -2, 1e20], "FP32", 2, ("a", "b")) == [b"100000002004087734272.000000:2", b"1.500000:0:a"]
-
-
-def test_equal_values_are_ordered_by_index() -> None:
-    assert classes([0.0, 0, 0], "FP32", 2) == [b"0.000000:0", b"0.000000:1"]
-    assert classes([0, 7, 0, 7], "UINT8", 9) == [b"7:1", b"7:3", b"0:0", b"0:2"]
-
-
-def test_each_row_of_a_batch_has_its_own_classes() -> None:
-    assert classes([[1, 2], [4, 3]], "INT32", 1, batched=True) == [[b"2:1"], [b"4:0"]]
-
-
-def test_empty_outputs_have_no_classes() -> None:
-    assert classes(np.empty(0), "FP32", 3) == []
-    assert classes(np.empty((2, 0)), "FP32", 3, batched=True) == [[], []]
-
-
-def test_every_numeric_type_can_be_classified() -> None:
-    assert classes([1.0, 2.0], "BF16", 1) == [b"2.000000:1"]
-    assert classes([1.0, 2.0], "FP16", 1) == [b"2.000000:1"]
-    assert classes([-(2**63), 2**63 - 2, 2**63 - 1], "INT64", 1) == [b"9223372036854775807:2"]
-    assert classes(np.array([0, 2**64 - 1], np.uint64), "UINT64", 1) == [b"18446744073709551615:1"]
-    assert classes([False, True], "BOOL", 1) == [b"1:1"]
+@pytest.mark.parametrize(
+    ("values", "datatype", "count", "classes"),
+    [
+        ([1.5, -2, 1e20], "FP32", 2, [b"100000002004087734272.000000:2", b"1.500000:0:a"]),
+        ([0.0, 0, 0], "FP32", 2, [b"0.000000:0:a", b"0.000000:1:b"]),  # equal values by their index
+        ([0, 7, 0, 7], "UINT8", 9, [b"7:1:b", b"7:3", b"0:0:a", b"0:2"]),
+        ([[1, 2], [4, 3]], "INT32", 1, [[b"2:1:b"], [b"4:0:a"]]),  # each row of a batch has its own
+        (np.empty(0), "FP32", 3, []),
+        (np.empty((2, 0)), "FP32", 3, [[], []]),
+        ([1.0, 2.0], "BF16", 1, [b"2.000000:1:b"]),
+        ([1.0, 2.0], "FP16", 1, [b"2.000000:1:b"]),
+        ([-(2**63), 2**63 - 2, 2**63 - 1], "INT64", 1, [b"9223372036854775807:2"]),
+        (np.array([0, 2**64 - 1], np.uint64), "UINT64", 1, [b"18446744073709551615:1:b"]),
+        ([False, True], "BOOL", 1, [b"1:1:b"]),
+    ],
+)
+def test_classes_have_value_index_and_label_best_first(values: Any, datatype: str, count: int, classes: Any) -> None:
+    array = np.array(values)
+    found = classify(from_numpy("x", array, datatype), count, ("a", "b"), array.ndim > 1)
+    assert to_numpy(found).tolist() == classes
 
 
 @asynchronous

@@ -219,7 +219,7 @@ def test_readiness_fails_while_requests_are_finished(tmp_path: Path) -> None:
             assert client.read_response()[0] == 200
             assert client.closes
             assert call.result(PATIENCE_S)
-        assert server.process.wait(PATIENCE_S) == 0
+            assert server.process.wait(PATIENCE_S) == 0  # the idle connections do not delay it
         assert server.errors() == ""
 
 
@@ -298,15 +298,3 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
             assert server.process.poll() is None
             assert server.stop(signal.SIGTERM) == 0  # in less than the 60 s that the drain would take
         assert server.errors() == ""
-
-
-def test_idle_connections_do_not_delay_the_stop() -> None:
-    """By SIGINT, as with Ctrl+C; the other tests send SIGTERM."""
-    with (
-        child("identity", *PORTS, "--drain=60s") as server,
-        Http(server.url) as client,
-        dialled(server.grpc_address) as channel,
-    ):
-        assert client.request(small())[0] == 200
-        channel.unary_unary(MODEL_INFER)(a_request().SerializeToString())
-        assert server.stop(signal.SIGINT) == 0  # in less than the 60 s that a drain may take
