@@ -284,16 +284,6 @@ def _compare_response(sock: socket.socket, size: int) -> None:
 
 
 def large_over_grpc(server: Child, size: int) -> None:
-    """Send and receive one message, built by hand: protobuf's own copies are not measured."""
-    data = _TRUTH * (size // PIECE)
-    message = a_request(values=data).SerializeToString()
-    with dialled(server.grpc_address) as channel:
-        response = channel.unary_unary(MODEL_INFER)(message, timeout=120)
-    assert len(response) > size
-    assert response[-size:] == data
-
-
-def large_over_raw_grpc(server: Child, size: int) -> None:
     """Send and receive one message in pieces over HTTP/2, so that this process never holds all of it."""
     prefix = ModelInferRequest(model_name="identity")
     prefix.inputs.add(name="INPUT0", datatype="FP32", shape=[1, size // 4])

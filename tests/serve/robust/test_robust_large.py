@@ -1,7 +1,7 @@
 """Large tensors: the server's memory is bounded by a multiple of their size, and is freed."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -18,8 +18,6 @@ from robust_peer import (
     dialled,
     http_request,
     infer_head,
-    large_over_http,
-    large_over_raw_grpc,
     responds,
     small,
     write_models,
@@ -31,7 +29,7 @@ from inferometer.serve.kserve.messages import ModelStreamInferResponse
 
 pytestmark = pytest.mark.slow
 SIZE = 48 * MIB
-TIMES = {"HTTP": 1.1, "gRPC": 1.1}
+TIMES = 1.1
 BESIDES = 24 * MIB
 """Allowance for buffers, sockets and the allocator."""
 
@@ -48,19 +46,19 @@ def test_a_large_tensor_needs_a_bounded_multiple_of_its_size(server: Child, way:
     before = server.memory()
     server.forget_peak()
     LARGE[way](server, SIZE)
-    assert server.peak() - before <= TIMES[way] * SIZE + BESIDES
+    assert server.peak() - before <= TIMES * SIZE + BESIDES
     assert server.errors() == ""
 
 
-@pytest.mark.parametrize("send", [large_over_http, large_over_raw_grpc])
-def test_a_tensor_of_1_gib_needs_at_most_1_3_times_its_size(send: Callable[[Child, int], None]) -> None:
+@pytest.mark.parametrize("way", LARGE)
+def test_a_tensor_of_1_gib_needs_at_most_1_3_times_its_size(way: str) -> None:
     """The client sends and compares it in pieces, so that this process never holds all of it."""
     size = 1024 * MIB
     with child("identity", *PORTS) as server:
         responds(server)
         before = server.memory()
         server.forget_peak()
-        send(server, size)
+        LARGE[way](server, size)
         assert server.peak() - before <= 1.3 * size
         until(lambda: server.memory() - before <= 2 * BESIDES, "the memory is freed")
         assert server.errors() == ""
@@ -74,7 +72,7 @@ def test_repeated_large_tensors_need_no_more_memory_than_one(server: Child, way:
     server.forget_peak()
     for _ in range(6):
         LARGE[way](server, SIZE // 4)
-    assert server.peak() - before <= TIMES[way] * SIZE // 4 + BESIDES
+    assert server.peak() - before <= TIMES * SIZE // 4 + BESIDES
 
 
 def test_requests_of_a_stream_are_freed(server: Child) -> None:
