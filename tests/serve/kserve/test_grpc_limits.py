@@ -36,6 +36,9 @@ def channel(two: Served) -> Iterator[grpc.Channel]:
 
 def test_all_kinds_of_inference_are_limited_and_metadata_calls_are_not(two: Served, channel: grpc.Channel) -> None:
     stub = Stub(channel)
+    watch = health_pb2_grpc.HealthStub(channel).Watch
+    watches = [watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S) for _ in range(5)]
+    assert [next(one).status for one in watches] == [1] * 5
     in_flight = [stub.ModelInfer.future(a_request("slow")) for _ in range(2)]
     until(lambda: two.in_flight() == 2)
     options: dict[str, Any] = {"timeout": PATIENCE_S}
@@ -47,6 +50,10 @@ def test_all_kinds_of_inference_are_limited_and_metadata_calls_are_not(two: Serv
     assert stub.ServerReady(b"", **options).ready
     assert stub.ModelReady(messages.SCHEMA.message("inference.ModelReadyRequest")(name="identity"), **options).ready
     assert not any(call.done() for call in in_flight)
+    for call in in_flight:
+        call.cancel()
+    until(lambda: two.in_flight() == 0)
+    assert stub.ModelInfer(a_request(), **options).raw_output_contents
 
 
 # --- streams of a connection -----------------------------------------------------------------------------------------
