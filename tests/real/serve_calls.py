@@ -227,11 +227,7 @@ def control() -> Calls:
     other_configurations: dict[str, Job] = {
         "load with a broken configuration": {"call": "load_model", "words": ["no_batch"], "options": {"config": "{"}},
         "infer after a load that failed": PLAIN,
-        "load with a configuration": {
-            "call": "load_model",
-            "words": ["identity"],
-            "options": {"config": configured()},
-        },
+        "load with a configuration": {"call": "load_model", "words": ["identity"], "options": {"config": configured()}},
         "metadata with that configuration": {"call": "get_model_metadata", "words": ["identity"]},
         "a batch beyond that configuration": IDENTITY,
         "unload that configuration": {"call": "unload_model", "words": ["identity"]},

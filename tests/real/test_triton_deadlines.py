@@ -22,9 +22,7 @@ def counted(folder: Path, word: str) -> int:
     return sum(Control(path, create=False)[word] for path in folder.rglob("0.control") if path.stat().st_size)
 
 
-def test_calls_end_by_their_deadline_while_the_server_is_paused_and_succeed_afterwards(
-    tmp_path: Path,
-) -> None:
+def test_calls_end_by_their_deadline_while_the_server_is_paused_and_succeed_afterwards(tmp_path: Path) -> None:
     with running(["identity"]) as triton:
 
         def stand_still() -> None:

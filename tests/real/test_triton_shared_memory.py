@@ -232,10 +232,7 @@ def inferences(url: str) -> int:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     ("model", "shape", "outputs"),
-    [
-        ("identity", {"INPUT0": [1, 0]}, []),
-        ("all_types", {"IN_FP32": [0], "IN_INT32": [4]}, ["OUT_FP32", "OUT_INT32"]),
-    ],
+    [("identity", {"INPUT0": [1, 0]}, []), ("all_types", {"IN_FP32": [0], "IN_INT32": [4]}, ["OUT_FP32", "OUT_INT32"])],
 )
 def test_inputs_without_any_elements(
     triton: Triton, tmp_path: Path, protocol: str, model: str, shape: dict[str, list[int]], outputs: list[str]

@@ -1,4 +1,5 @@
-"""A simulator in a child process, with short times and the fault header, shared by tests without special settings."""
+"""Two servers that tests without special settings share: a simulator in a child process, with short times and the fault
+header, and one with models and a simulator in this process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,10 +7,11 @@ from pathlib import Path
 import pytest
 import trustme
 from raw_client import RawClient
+from served import Served, serving
 
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
-from inferometer.serve.sim.settings import Fixed
+from inferometer.serve.sim.settings import Fixed, Sim
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +19,12 @@ def sim() -> Iterator[str]:
     """The simulator's URL."""
     with running(simulator(timing=Fixed(ttft=0.01, itl=0.001), allow_fault_header=True)) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Served]:
+    with serving(sim=Sim(timing=Fixed(ttft=0.001, itl=0))) as one:
+        yield one
 
 
 @pytest.fixture

@@ -30,9 +30,9 @@ class Response:
 
 
 class RawClient:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout: float = 30) -> None:
         host, port = url.removeprefix("http://").rsplit(":", 1)
-        self.sock = socket.create_connection((host.strip("[]"), int(port)), timeout=30)
+        self.sock = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
         self.reads: list[bytes] = []
         self._buffer = b""
         self._reset = False

@@ -1,9 +1,12 @@
 """`inferometer serve`: settings from options, one-line errors, a clean stop."""
 
+import contextlib
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from click.testing import CliRunner
@@ -98,20 +101,34 @@ def test_timing_is_described_in_one_line():
     assert _described(Batch()) == "batch engine: prefill 20000 tokens/s, decode step 10 ms"
 
 
+@contextlib.contextmanager
+def launched(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", IO[str]]]:
+    """Run `inferometer serve ARGUMENTS`, which is to end with status 0; yield the process and its standard output."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "inferometer", "serve", *arguments, "--http", "0"]
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+
+
 def test_a_signal_stops_cleanly_with_a_complete_truth_log(tmp_path: Path):
     path = tmp_path / "truth.jsonl"
-    arguments = ["serve", "--port", "0", "--ttft", "1ms", "--itl", "1ms", "--truth", str(path)]
-    process = subprocess.Popen([sys.executable, "-m", "inferometer", *arguments], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    first = process.stdout.readline()
-    assert process.stdout.readline().startswith("  gRPC    grpc://127.0.0.1:")
-    assert process.stdout.readline().startswith("  metrics http://127.0.0.1:")
-    assert process.stdout.readline().startswith("fixed: TTFT 1 ms")
-    with RawClient(first.split()[2]) as client:
-        client.request("/v1/completions", {"prompt": "a", "max_tokens": 2})
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode == 0
+    with launched("--ttft", "1ms", "--itl", "1ms", "--drain", "300s", "--truth", str(path)) as (process, out):
+        first, *others = (out.readline() for _ in range(4))
+        assert others[0].startswith("  gRPC    grpc://127.0.0.1:")
+        assert others[1].startswith("  metrics http://127.0.0.1:")
+        assert others[2].startswith("fixed: TTFT 1 ms")
+        with RawClient(first.split()[2]) as client:
+            client.request("/v1/completions", {"prompt": "a", "max_tokens": 2})
+            process.send_signal(signal.SIGINT)
+            process.communicate(
+                timeout=30
+            )  # idle connections do not delay the stop for the 300 s that a drain may take
     assert len(truth.read(path)) == 1
 
 
@@ -119,11 +136,8 @@ def test_the_banner_lists_models_and_the_metrics_port_has_only_metrics(tmp_path:
     for name, text in (("broken", "1 / 0"), ("good", _DOUBLE)):
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "1" / "model.py").write_text(text)
-    command = [sys.executable, "-m", "inferometer", "serve", str(tmp_path), "identity", "--http", "0", "--grpc", "-1"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    first, metrics, failed = (process.stdout.readline() for _ in range(3))
-    try:
+    with launched(str(tmp_path), "identity", "--grpc", "-1") as (process, out):
+        first, metrics, failed = (out.readline() for _ in range(3))
         assert first.rstrip().endswith("(models good, identity)")
         assert failed.startswith("Failed to load broken: ")
         assert "ZeroDivisionError" in failed
@@ -131,10 +145,7 @@ def test_the_banner_lists_models_and_the_metrics_port_has_only_metrics(tmp_path:
             assert client.request("/metrics").status == 200
             refused = client.request("/v2/models/identity")
             assert refused.status == 404 and b"on this port only /health and /metrics" in refused.body
-    finally:
         process.terminate()
-        process.communicate(timeout=30)
-    assert process.returncode == 0
 
 
 _DOUBLE = """
@@ -158,41 +169,31 @@ def test_a_limit_of_zero_is_refused(settings_of):
         settings_of("--max-message", "0B")
 
 
+STUCK = "print('loading', flush=True)\n"
+
+
 @pytest.mark.parametrize(
-    ("number", "stuck"), [(signal.SIGINT, "threading.Event().wait()"), (signal.SIGTERM, "while True: pass")]
+    ("number", "stuck"),
+    [(signal.SIGINT, "import threading\nthreading.Event().wait()"), (signal.SIGTERM, "while True: pass")],
 )
 def test_the_first_signal_stops_while_a_model_is_loading(tmp_path: Path, number: signal.Signals, stuck: str):
-    (tmp_path / "model.py").write_text(f"import threading\nprint('loading', flush=True)\n{stuck}\n")
-    command = [sys.executable, "-m", "inferometer", "serve", "identity", str(tmp_path), "--http", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "loading\n"
+    (tmp_path / "model.py").write_text(STUCK + stuck)
+    with launched("identity", str(tmp_path)) as (process, out):
+        assert out.readline() == "loading\n"
         process.send_signal(number)
         assert process.communicate(timeout=20) == ("", "")
-    finally:
-        process.kill()
-    assert process.returncode == 0
 
 
 def test_a_load_by_a_client_does_not_delay_the_stop(tmp_path: Path):
     (tmp_path / "late" / "1").mkdir(parents=True)
-    (tmp_path / "late" / "1" / "model.py").write_text(_DOUBLE)
-    command = [sys.executable, "-m", "inferometer", "serve", str(tmp_path), "--http", "0", "--grpc", "-1"]
-    command += ["--metrics", "-1", "--allow-control", "--drain", "0s"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        with RawClient(process.stdout.readline().split()[2]) as client:
-            stuck = "import threading\nprint('loading', flush=True)\nthreading.Event().wait()"
-            (tmp_path / "late" / "1" / "model.py").write_text(stuck)
-            client.send(request("/v2/repository/models/late/load", b""))
-            assert process.stdout.readline() == "loading\n"
-            process.terminate()
-            process.communicate(timeout=20)
-    finally:
-        process.kill()
-    assert process.returncode == 0
+    model = tmp_path / "late" / "1" / "model.py"
+    model.write_text(_DOUBLE)
+    options = ("--grpc", "-1", "--metrics", "-1", "--allow-control", "--drain", "0s")
+    with launched(str(tmp_path), *options) as (process, out), RawClient(out.readline().split()[2]) as client:
+        model.write_text(STUCK + "import threading\nthreading.Event().wait()")
+        client.send(request("/v2/repository/models/late/load", b""))
+        assert out.readline() == "loading\n"
+        process.terminate()
 
 
 def test_an_unknown_model_name_lists_the_built_in_models():

@@ -286,31 +286,6 @@ def test_pipelined_requests_keep_their_order(client: RawClient):
     assert client.response().json == {"status": "ok"}
 
 
-def test_many_pipelined_requests_are_all_read(client: RawClient):
-    client.send(request("/health") * 500)
-    assert all(client.response().status == 200 for _ in range(500))
-
-
-def test_expect_continue_gets_a_response_before_the_body(client: RawClient):
-    head, body = request(COMPLETIONS, body_for(COMPLETIONS, max_tokens=1), Expect="100-continue").split(b"\r\n\r\n")
-    client.send(head + b"\r\n\r\n")
-    assert client.response().status == 100
-    client.send(body)
-    assert client.response().status == 200
-
-
-def test_a_request_sent_byte_by_byte(client: RawClient):
-    for byte in request(COMPLETIONS, body_for(COMPLETIONS, max_tokens=2)):
-        client.send(bytes([byte]))
-    assert client.response().json["usage"]["completion_tokens"] == 2
-
-
-def test_invalid_http_is_reported_and_closed(client: RawClient):
-    client.send(b"\x16\x03\x01\x02\x00" * 100)
-    assert client.response().status == 400
-    assert client.at_end()
-
-
 @pytest.mark.parametrize("fault", ["", "split=3"])
 def test_a_stream_over_http10_has_no_chunks_and_ends_with_the_connection(client: RawClient, fault: str):
     """nginx uses HTTP/1.0 by default."""

@@ -84,83 +84,56 @@ def tokens_in(response: Response) -> int:
     return response.body.count(b'"finish_reason":null')
 
 
-def test_reject_sends_the_status_and_keeps_the_connection(client: RawClient):
-    response = send(client, "reject=429")
-    assert (response.status, response.json["error"]["code"]) == (429, "injected")
-    assert client.request("/health").status == 200
+OK, BROKEN = (200, True, False), (200, False, False)
+SEEN: dict[str, tuple[tuple[int, bool, bool], int | None, bytes, bytes]] = {
+    # status, whether the response is complete, whether it was reset; tokens of 10; what the body has, and what it has not
+    "reject=429": ((429, True, False), 0, b'"code":"injected"', b"data: "),
+    "reset": ((0, False, True), 0, b"", b"data: "),
+    "abort": ((200, False, True), 5, b"", b"[DONE]"),
+    "cut": (BROKEN, 5, b"", b"[DONE]"),
+    "truncate": (OK, 5, b"", b"[DONE]"),
+    "error_frame": (OK, 5, b'data: {"error":', b"length"),
+    "garbage": (OK, None, b"[DONE]", b"error"),
+    "error_body": (OK, 0, b'{"error":', b"data: "),
+    "empty": (OK, 0, b"[DONE]", b"error"),
+    "html": (OK, 0, b"<h1>", b"data: "),
+    "close": (OK, 10, b"[DONE]", b"error"),
+}
 
 
-def test_reset_comes_before_any_byte(client: RawClient):
-    response = send(client, "reset")
-    assert response.reset
-    assert client.reads == []
-
-
-def test_abort_resets_halfway(client: RawClient):
-    response = send(client, "abort")
-    assert response.reset
-    assert not response.complete
-    assert tokens_in(response) == 5
-
-
-def test_cut_closes_halfway_through_the_body(client: RawClient):
-    response = send(client, "cut")
-    assert not response.reset
-    assert not response.complete
-    assert tokens_in(response) == 5
-
-
-def test_truncate_is_complete_http_without_finish_or_done(client: RawClient):
-    response = send(client, "truncate")
-    assert response.complete
-    assert tokens_in(response) == 5
-    assert b"[DONE]" not in response.body
-    assert b'"length"' not in response.body
-    assert client.request("/health").status == 200
-
-
-def test_error_frame_ends_the_stream_halfway(client: RawClient):
-    response = send(client, "error_frame")
-    assert response.status == 200
-    assert "error" in json.loads(response.events[-2])
-    assert tokens_in(response) == 5
-    assert client.request("/health").status == 200
+@pytest.mark.parametrize("fault", SEEN)
+def test_what_a_client_sees_of_a_stream(client: RawClient, fault: str):
+    seen, tokens, has, lacks = SEEN[fault]
+    response = send(client, fault)
+    assert (response.status, response.complete, response.reset) == seen
+    assert tokens_in(response) == tokens or tokens is None
+    assert has in response.body and lacks not in response.body
+    assert (fault == "html") == response.headers.get("content-type", "").startswith("text/html")
+    if fault == "reset":
+        assert client.reads == []  # it comes before any byte
+    elif fault == "close":
+        assert "connection" not in response.headers
+        assert client.at_end()
+    elif response.complete:
+        assert client.request("/health").status == 200
 
 
 def test_garbage_is_one_malformed_event(client: RawClient):
-    events = send(client, "garbage").events
-    bad = []
-    for event in events[:-1]:
-        try:
-            json.loads(event)
-        except ValueError:
-            bad.append(event)
-    assert len(bad) == 1
-    assert len(events) == 10 + 1 + 2
+    *events, done = send(client, "garbage").events
+    assert (len(events), done) == (10 + 1 + 1, "[DONE]")
+    assert sum(not is_json(event) for event in events) == 1
 
 
-def test_error_body_is_200_with_an_error(client: RawClient):
-    response = send(client, "error_body")
-    assert response.status == 200
-    assert "error" in response.json
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_empty_is_a_complete_response_without_a_token(client: RawClient, stream: bool):
-    response = send(client, "empty", stream=stream)
-    assert response.status == 200
-    if stream:
-        assert response.events[-1] == "[DONE]"
-        assert tokens_in(response) == 0
-    else:
-        assert response.json["choices"][0]["text"] == ""
-    assert client.request("/health").status == 200
-
-
-def test_html_is_200_with_a_page(client: RawClient):
-    response = send(client, "html")
-    assert response.status == 200
-    assert response.headers["content-type"].startswith("text/html")
+def test_empty_is_a_whole_response_without_a_token(client: RawClient):
+    assert send(client, "empty", stream=False).json["choices"][0]["text"] == ""
 
 
 def test_stall_pauses_halfway_and_loses_nothing(client: RawClient):
@@ -181,13 +154,6 @@ def test_split_writes_arrive_complete(client: RawClient):
 def segments(client: RawClient) -> int:
     """Return how many TCP segments arrived according to the kernel (tcpi_segs_in): a blocked client reads many at once."""
     return int(struct.unpack_from("I", client.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), 140)[0])
-
-
-def test_close_breaks_keep_alive(client: RawClient):
-    response = send(client, "close")
-    assert response.complete
-    assert "connection" not in response.headers
-    assert client.at_end()
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])

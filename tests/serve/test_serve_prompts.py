@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.serve.sim.prompts import LONGEST_TOKEN, Prompts, Slow, response_words, text
-from inferometer.workload.tokenizer import load, prose, words
+from inferometer.workload.tokenizer import load, words
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +18,6 @@ def test_piecewise_tokenizing_matches_the_tokenizer(prompts: Prompts, prompt: st
     assert prompts.ids((prompt,)) == load().encode(prompt)
     assert prompts.count((prompt,)) == load().count(prompt)
     assert prompts.slow_ids(([5, 6], prompt)) == [5, 6, *load().encode(prompt)]
-
-
-def test_prose_is_counted_exactly(prompts: Prompts):
-    prompt = prose()[:4000]
-    assert prompts.ids((prompt,)) == load().encode(prompt)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +43,6 @@ def test_a_prompt_that_would_delay_streams_is_left_to_a_thread(prompts: Prompts,
 def test_no_token_is_longer_than_the_longest():
     ordinary = load().ordinary_ids()
     assert max(len(load().decode([token]).encode()) for token in ordinary) == LONGEST_TOKEN
-
-
-def test_several_texts_add_up(prompts: Prompts):
-    assert prompts.count(("one two", " three")) == load().count("one two") + 1
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8000))

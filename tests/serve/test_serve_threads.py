@@ -1,8 +1,6 @@
 """Background threads: how many there are, how results are reported, and what the process does not wait for."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -36,18 +34,6 @@ def test_jobs_run_in_a_limited_number_of_threads():
             await done.wait()
         assert sorted(results) == list(range(6))
         assert workers == {"some 1", "some 2"}
-        threads.close()
-
-    run(main())
-
-
-def test_one_job_at_a_time_needs_one_thread():
-    async def main() -> None:
-        threads = Threads(asyncio.get_running_loop(), 4, "some")
-        for _ in range(5):
-            ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            threads.do(lambda: threading.current_thread().name, lambda name, _, ended=ended: ended.set_result(name))
-            assert await ended == "some 1"
         threads.close()
 
     run(main())
@@ -94,33 +80,3 @@ def test_the_result_for_a_caller_that_went_away_is_dropped():
         assert over.wait(30)
 
     run(main())
-
-
-@pytest.mark.parametrize(("is_stuck", "last"), [(True, ""), (False, "python's own end\n")])
-def test_the_process_exits_at_once_only_if_a_thread_is_working(is_stuck: bool, last: str):
-    code = f"""
-import asyncio, atexit, threading
-from inferometer.serve.offload import Threads, leave
-from inferometer.timing.loop import run
-
-async def main():
-    there = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    def work():
-        loop.call_soon_threadsafe(there.set)
-        if {is_stuck}:
-            threading.Event().wait()
-    Threads(loop, 1, "x").do(work, lambda *_: finished.set())
-    finished = asyncio.Event()
-    await there.wait()
-    if not {is_stuck}:
-        await finished.wait()
-
-atexit.register(print, "python's own end")
-run(main())
-print("the loop's end")
-leave()
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
-    assert result.stdout == "the loop's end\n" + last
-    assert result.stderr == ""

@@ -11,13 +11,10 @@ from backend_help import field, given, listed, loading, run_model, words
 from inferometer.errors import UserError
 from inferometer.serve.backends import python
 from inferometer.serve.models.types import Refused
-from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_numpy
+from inferometer.tensors import DATATYPES, from_numpy, to_numpy
 
 ADD = "def infer(inputs, parameters):\n    return {'C': inputs['A'] + inputs['B']}\n"
-ADDED = {
-    "input": [field("A", "FP32", 2), field("B", "FP32", 2)],
-    "output": [field("C", "FP32", 2)],
-}
+ADDED = {"input": [field("A", "FP32", 2), field("B", "FP32", 2)], "output": [field("C", "FP32", 2)]}
 
 
 def written(folder: Path, text: str) -> Path:
@@ -31,13 +28,9 @@ def identity(folder: Path, datatype: str, body: str = "inputs['A']", **more: Any
     return python.load(loading(path, input=[field("A", kind, -1)], output=[field("B", kind, -1)], **more))
 
 
-def test_a_function_of_arrays(tmp_path: Path) -> None:
-    loaded = python.load(loading(written(tmp_path, ADD), **ADDED))
-    assert run_model(loaded, A=np.array([1, 2], "f4"), B=np.array([10, 20], "f4"))["C"].tolist() == [11, 22]
-
-
-def test_a_single_model_file(tmp_path: Path) -> None:
-    loaded = python.load(loading(written(tmp_path, ADD) / "model.py", **ADDED))
+@pytest.mark.parametrize("path", ["", "model.py"])
+def test_a_function_of_arrays_in_a_folder_or_a_file(tmp_path: Path, path: str) -> None:
+    loaded = python.load(loading(written(tmp_path, ADD) / path, **ADDED))
     assert run_model(loaded, A=np.array([1, 2], "f4"), B=np.array([10, 20], "f4"))["C"].tolist() == [11, 22]
 
 
@@ -193,12 +186,6 @@ def test_instances_do_not_share_a_module(tmp_path: Path) -> None:
     first, second = (python.load(loading(path, **ADDED)) for _ in range(2))
     array = np.zeros(2, "f4")
     assert [run_model(one, A=array)["C"][0] for one in (first, first, second)] == [1, 2, 1]
-
-
-def test_inputs_may_be_memory_views(tmp_path: Path) -> None:
-    loaded = identity(tmp_path, "FP32")
-    raw = memoryview(b"x" + np.array([1, 2], "f4").tobytes())[1:]
-    assert to_numpy(loaded.run({"A": Tensor("A", "FP32", (2,), raw)}, {})["B"]).tolist() == [1, 2]
 
 
 def test_parameters_in_config_may_be_plain_values(tmp_path: Path) -> None:

@@ -84,14 +84,6 @@ def test_requests_over_tls(authority: trustme.CA, files: dict[str, str], version
         assert exchange(port, made, b"abcdef", path="/parts") == [b"smallabcdefend"]
 
 
-def test_a_large_body_over_tls_is_never_copied(authority: trustme.CA, files: dict[str, str]):
-    with listening(Tls(files["cert"], files["key"])) as (_, port, echo):
-        exchange(port, client(authority), bytes(3 * MIB))
-    body = echo.requests[0].body
-    assert isinstance(body, memoryview)
-    assert len(body.obj) == 3 * MIB
-
-
 def test_mutual_tls_requires_a_certificate_of_the_authority(authority: trustme.CA, files: dict[str, str]):
     with listening(Tls(files["cert"], files["key"], files["ca"])) as (_, port, _):
         known = client(authority)

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -15,16 +16,7 @@ import uvloop
 from inferometer.serve import backends
 from inferometer.serve.backends.identity import pairs, passed_on
 from inferometer.serve.models.registry import Models
-from inferometer.serve.models.types import (
-    NEVER,
-    Inference,
-    Loaded,
-    Loading,
-    Parameters,
-    Refused,
-    Tensors,
-    Wanted,
-)
+from inferometer.serve.models.types import NEVER, Inference, Loaded, Loading, Parameters, Refused, Tensors, Wanted
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 from inferometer.timing.clock import now
 
@@ -231,3 +223,26 @@ async def serving(repository: Path, configs: dict[str, str] | None = None, **wor
         yield models
     finally:
         await models.close()
+
+
+def served(*configs: Any, **words: Any) -> Callable[..., Callable[..., None]]:
+    """Run a test in an event loop of its own, with the Models of a repository of these configurations as its first argument."""
+
+    def decorated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        wanted = list(inspect.signature(test).parameters.values())[1:]
+        names = {one.name for one in wanted}
+        always = [name for name in ("tmp_path", "fakes") if name not in names]
+
+        def run_test(**fixtures: Any) -> None:
+            async def main() -> None:
+                async with serving(fixtures["tmp_path"], *configs, **words) as models:
+                    await test(models, **{name: one for name, one in fixtures.items() if name in names})
+
+            run(main())
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        fixtures = [*wanted, *(inspect.Parameter(name, kind) for name in always)]
+        run_test.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]
+        return run_test
+
+    return decorated

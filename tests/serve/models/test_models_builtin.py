@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models_fakes import TENSORS, Call, asynchronous, flat, fp32, run, serving
+from models_fakes import TENSORS, Call, asynchronous, flat, fp32, run, served, serving
 from prometheus_client.parser import text_string_to_metric_families
 from tensor_maker import random
 
@@ -97,15 +97,14 @@ def delayed(**parameters: str) -> str:
     return f'backend: "sim" max_batch_size: 8 {words}'
 
 
-@asynchronous
-async def test_delays_add_up_per_row_and_run_one_at_a_time(tmp_path: Path) -> None:
-    async with serving(tmp_path, {"m": delayed(delay="4ms", per_row="1ms") + TENSORS}) as models:
-        calls = [Call("m", fp32([1], [2])).on(models), Call("m", fp32([3])).on(models)]
-        assert (await calls[1].outputs())["OUTPUT0"].tolist() == [[3]]
-        first, second = (call.inference for call in calls)
-        assert first.compute_ns >= 6 * MS and second.compute_ns >= 5 * MS
-        assert first.finished >= first.started + 6 * MS and second.started >= first.finished
-        assert second.queue_ns == second.started - second.queued > 0
+@served({"m": delayed(delay="4ms", per_row="1ms") + TENSORS})
+async def test_delays_add_up_per_row_and_run_one_at_a_time(models: Models) -> None:
+    calls = [Call("m", fp32([1], [2])).on(models), Call("m", fp32([3])).on(models)]
+    assert (await calls[1].outputs())["OUTPUT0"].tolist() == [[3]]
+    first, second = (call.inference for call in calls)
+    assert first.compute_ns >= 6 * MS and second.compute_ns >= 5 * MS
+    assert first.finished >= first.started + 6 * MS and second.started >= first.finished
+    assert second.queue_ns == second.started - second.queued > 0
 
 
 @asynchronous

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models_fakes import Call, asynchronous, fp32, serving, wants
+from models_fakes import Call, asynchronous, fp32, served, serving, wants
 
 from inferometer.serve import backends
+from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors, reason
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 
@@ -64,18 +65,17 @@ def models_of_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(backends.LOADERS, name, f"{__name__}:{name}")
 
 
-@asynchronous
-async def test_what_a_model_raises_is_the_response_to_its_batch(tmp_path: Path) -> None:
-    async with serving(tmp_path, {"m": 'backend: "picky"' + CONFIG}) as models:
-        for kind, expected in ERRORS.items():
-            calls = [Call("m", fp32([value]), parameters={"kind": kind}).on(models) for value in (1, -1, 2, 3)]
-            whys = [await call.refused() for call in calls]
-            assert [(why.code, why.message) for why in whys] == [expected] * 4
-            good = Call("m", fp32([1], [2], [3], [4]), parameters={"kind": kind}).on(models)
-            assert (await good.outputs())["OUTPUT0"].tolist() == [[2], [4], [6], [8]]
-        stats = models.find("m").counted.message()
-        assert (stats.inference_stats.fail.count, stats.execution_count) == (4 * len(ERRORS), len(ERRORS))
-        assert models.in_flight == 0
+@served({"m": 'backend: "picky"' + CONFIG})
+async def test_what_a_model_raises_is_the_response_to_its_batch(models: Models) -> None:
+    for kind, expected in ERRORS.items():
+        calls = [Call("m", fp32([value]), parameters={"kind": kind}).on(models) for value in (1, -1, 2, 3)]
+        whys = [await call.refused() for call in calls]
+        assert [(why.code, why.message) for why in whys] == [expected] * 4
+        good = Call("m", fp32([1], [2], [3], [4]), parameters={"kind": kind}).on(models)
+        assert (await good.outputs())["OUTPUT0"].tolist() == [[2], [4], [6], [8]]
+    stats = models.find("m").counted.message()
+    assert (stats.inference_stats.fail.count, stats.execution_count) == (4 * len(ERRORS), len(ERRORS))
+    assert models.in_flight == 0
 
 
 def test_a_long_error_keeps_its_beginning_and_end() -> None:
@@ -125,30 +125,27 @@ def a_call(gives: str, *inputs: Tensor, **words: Any) -> Call:
         ("A=5,2 B=3 C=1", "the model returned output 'C' with shape [1], which its configuration does not list"),
     ],
 )
-@asynchronous
-async def test_outputs_must_match_the_configuration(tmp_path: Path, gives: str, why: str) -> None:
-    async with serving(tmp_path, {"m": TWO}) as models:
-        refused = await a_call(gives).on(models).refused()
-        assert (refused.code, refused.message) == ("INTERNAL", why)
-        found = await a_call("A=0,2 B=3").on(models).outputs()
-        assert {name: array.shape for name, array in found.items()} == {"A": (0, 2), "B": (3,)}
+@served({"m": TWO})
+async def test_outputs_must_match_the_configuration(models: Models, gives: str, why: str) -> None:
+    refused = await a_call(gives).on(models).refused()
+    assert (refused.code, refused.message) == ("INTERNAL", why)
+    found = await a_call("A=0,2 B=3").on(models).outputs()
+    assert {name: array.shape for name, array in found.items()} == {"A": (0, 2), "B": (3,)}
 
 
-@asynchronous
-async def test_outputs_may_be_missing_if_not_requested_or_without_inputs(tmp_path: Path) -> None:
-    async with serving(tmp_path, {"m": TWO}) as models:
-        assert list(await a_call("A=1,2", wanted=wants("A")).on(models).outputs()) == ["A"]
-        refused = await a_call("A=1,2", wanted=wants("B")).on(models).refused()
-        assert refused.message == "the model did not return output 'B', which was requested"
-        without = from_numpy("INPUT0", np.zeros(1, np.float32))
-        assert list(await a_call("B=3", without).on(models).outputs()) == ["B"]
+@served({"m": TWO})
+async def test_outputs_may_be_missing_if_not_requested_or_without_inputs(models: Models) -> None:
+    assert list(await a_call("A=1,2", wanted=wants("A")).on(models).outputs()) == ["A"]
+    refused = await a_call("A=1,2", wanted=wants("B")).on(models).refused()
+    assert refused.message == "the model did not return output 'B', which was requested"
+    without = from_numpy("INPUT0", np.zeros(1, np.float32))
+    assert list(await a_call("B=3", without).on(models).outputs()) == ["B"]
 
 
-@asynchronous
-async def test_responses_of_a_decoupled_model_may_omit_outputs(tmp_path: Path) -> None:
-    async with serving(tmp_path, {"m": TWO + "model_transaction_policy { decoupled: true }"}) as models:
-        assert list(await a_call("B=3").on(models).outputs()) == ["B"]
-        assert "with shape [4]" in (await a_call("B=4").on(models).refused()).message
+@served({"m": TWO + "model_transaction_policy { decoupled: true }"})
+async def test_responses_of_a_decoupled_model_may_omit_outputs(models: Models) -> None:
+    assert list(await a_call("B=3").on(models).outputs()) == ["B"]
+    assert "with shape [4]" in (await a_call("B=4").on(models).refused()).message
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -173,11 +170,15 @@ def key() -> Iterator[str]:
     path.unlink()
 
 
-@asynchronous
-async def test_an_output_that_does_not_fit_its_region_fails_alone(tmp_path: Path, key: str) -> None:
-    async with serving(tmp_path, {"m": 'backend: "picky"' + CONFIG}) as models:
-        models.regions.register("r", key, 0, 4)
-        wants_per_call = [(), wants("OUTPUT0", placed=models.regions.find("r", 2)), (), ()]
-        calls = [Call("m", fp32([1]), wanted=wanted).on(models) for wanted in wants_per_call]
-        assert "should be at least 4 bytes" in (await calls[1].refused()).message
-        assert [(await calls[i].outputs())["OUTPUT0"].tolist() for i in (0, 2, 3)] == [[[2]]] * 3
+@served({"m": 'backend: "picky"' + CONFIG})
+async def test_an_output_that_does_not_fit_its_region_fails_alone(models: Models, key: str) -> None:
+    models.regions.register("r", key, 0, 4)
+    wants_per_call = [(), wants("OUTPUT0", placed=models.regions.find("r", 2)), (), ()]
+    calls = [Call("m", fp32([1]), wanted=wanted).on(models) for wanted in wants_per_call]
+    why = await calls[1].refused()
+    assert (why.code, why.message) == (
+        "INTERNAL",
+        "shared memory size specified with the request for output 'OUTPUT0' (2 bytes) should be at least 4 bytes to hold "
+        "the results",
+    )
+    assert [(await calls[i].outputs())["OUTPUT0"].tolist() for i in (0, 2, 3)] == [[[2]]] * 3

@@ -11,10 +11,9 @@ from models_fakes import TENSORS, Call, flat, run, wants
 from inferometer.errors import UserError
 from inferometer.serve.backends.identity import pairs, passed_on
 from inferometer.serve.models import configs, repository
-from inferometer.serve.models.model import Model
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.repository import ModelSource
-from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.serve.models.types import Emit, Finish, Inference, Loaded, Loading, Parameters, Tensors
 from inferometer.tensors import from_numpy
 
 CONFIG = f'backend: "mine" {TENSORS}'
@@ -106,38 +105,6 @@ def test_only_a_decoupled_model_sends_any_number_of_responses() -> None:
 # --- in another process ----------------------------------------------------------------------------------------------
 
 
-def test_a_forwarded_request_is_queued_and_counted_elsewhere() -> None:
-    forwarded: list[tuple[Inference, Emit, Finish]] = []
-    cancelled: list[Inference] = []
-
-    def load(loading: Loading) -> Loaded:
-        pairs(loading)
-
-        def begin(inputs: Tensors, inference: Inference, emit: Emit, finish: Finish) -> Callable[[], None]:
-            forwarded.append((inference, emit, finish))
-            return lambda: (cancelled.append(inference), finish(None))[0]
-
-        return Loaded(begin=begin, is_remote=True, slots=0)
-
-    async def test(models: Models) -> None:
-        first, second, third = (Call("m", flat(i)).on(models) for i in range(3))
-        assert models.find("m").is_remote and not models.find("m").pending
-        _, emit, finish = forwarded[0]
-        emit({"OUTPUT0": from_numpy("OUTPUT0", np.ones(1, np.float32))})
-        finish(None)
-        assert (await first.outputs())["OUTPUT0"].tolist() == [1]
-        models.cancel(second.inference)
-        assert ((await second.refused()).code, cancelled) == ("CANCELLED", [second.inference])
-        models.lose(models.find("m"), "its process ended")
-        forwarded[2][2](Refused("UNAVAILABLE", "its process ended"))
-        assert (await third.refused()).code == "UNAVAILABLE"
-        (entry,) = models.index()
-        assert (entry.state, entry.reason, models.in_flight) == ("UNAVAILABLE", "its process ended", 0)
-
-    batching = "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 1000000 }"
-    serving(test, load, batching + CONFIG.replace("[ -1 ]", "[ ]"))
-
-
 def definition(backend: str, process: str = "") -> Loading:
     text = f'parameters {{ key: "process" value {{ string_value: "{process}" }} }}' if process else ""
     return Loading("m", configs.from_pbtxt(text), backend=backend)
@@ -151,28 +118,3 @@ def test_the_parameter_process_decides_where_a_model_runs() -> None:
     assert not repository.wants_process(definition("identity"), True)
     with pytest.raises(UserError, match="parameter process must be a whole number"):
         repository.wants_process(definition("torch", "yes"), True)
-
-
-def test_control_requests_go_to_all_processes() -> None:
-    calls: list[tuple[Any, ...]] = []
-
-    class Others:
-        is_shared = True
-
-        async def everywhere(self, operation: str, *arguments: Any) -> None:
-            calls.append((operation, *arguments))
-
-        async def model(self, source: ModelSource, config: str, serial: int) -> Model:
-            raise AssertionError
-
-    async def test(models: Models) -> None:
-        models.group = Others()  # type: ignore[assignment]
-        await models.everywhere("load", "m", "{}")
-        await models.everywhere("unload", "m")
-        assert calls == [("load", "m", "{}"), ("unload", "m")]
-        await models.operations["unload"]("m")
-        assert not models.is_ready("m")
-        await models.operations["load"]("m", "", 7)
-        assert models.is_ready("m")
-
-    serving(test, picky)

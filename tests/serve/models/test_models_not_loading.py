@@ -9,7 +9,6 @@ import pytest
 from models_fakes import WAIT_S, run
 
 from inferometer.serve.kserve import control
-from inferometer.serve.models import configs
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Refused
 from inferometer.serve.settings import Settings
@@ -94,9 +93,3 @@ def test_a_load_with_a_configuration_that_is_nested_too_deeply_is_refused(tmp_pa
             await models.close()
 
     run(main())
-
-
-@pytest.mark.parametrize(("groups", "count"), [("[{ count: 2 }, { count: 3 }]", 5), ("[{ }]", 1)])
-def test_instance_groups_add_up(groups: str, count: int) -> None:
-    config = configs.from_pbtxt(f"instance_group {groups}")
-    assert len(configs.devices(config, "cpu")) == count

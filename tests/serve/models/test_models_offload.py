@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models_fakes import TENSORS, Call, asynchronous, fakes, flat, fp32, run, serving, wants, why_not
+from models_fakes import TENSORS, Call, asynchronous, fp32, run, served, serving, wants, why_not
 
+from inferometer.serve.models.registry import Models
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Refused
 from inferometer.serve.offload import COPIED, LARGE, STRING
@@ -20,7 +21,6 @@ from inferometer.tensors import Tensor, from_numpy, to_numpy
 MANY, AT_ONCE = LARGE // STRING, LARGE * COPIED
 """Strings that are checked, and bytes that are copied, without a thread."""
 
-__all__ = ["fakes"]
 
 TEXT = """
 backend: "identity"
@@ -75,25 +75,12 @@ def test_a_request_whose_inputs_cannot_be_read_in_a_thread_ends(
     run(test())
 
 
-@asynchronous
-async def test_the_loop_continues_while_inputs_are_read(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        slow = Slow(BIG)
-        call = unread(slow).on(models)
-        assert (await Call("m", flat(7)).on(models).outputs())["OUTPUT0"].tolist() == [7]
-        assert (models.in_flight, call.ends) == (1, [])
-        slow.may.set()
-        assert (await call.outputs())["OUTPUT0"].tobytes() == BIG
-        assert (models.in_flight, dict(call.inference.unread)) == (0, {})
-
-
-@asynchronous
-async def test_inputs_of_the_wrong_size_are_not_read(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        slow = Slow(bytes(10))
-        why = why_not(models, unread(slow))
-        assert (why.code, "Expected 8, got 10" in why.message) == ("INVALID_ARGUMENT", True)
-        assert not slow.begun.is_set()
+@served(MODELS)
+async def test_inputs_of_the_wrong_size_are_not_read(models: Models) -> None:
+    slow = Slow(bytes(10))
+    why = why_not(models, unread(slow))
+    assert (why.code, "Expected 8, got 10" in why.message) == ("INVALID_ARGUMENT", True)
+    assert not slow.begun.is_set()
 
 
 @pytest.mark.parametrize(
@@ -103,92 +90,49 @@ async def test_inputs_of_the_wrong_size_are_not_read(tmp_path: Path) -> None:
         (Slow(BIG, MemoryError("no room")), "INTERNAL", "MemoryError: no room"),
     ],
 )
-@asynchronous
+@served(MODELS)
 async def test_unreadable_inputs_are_refused_and_not_counted(
-    tmp_path: Path, slow: Slow, code: str, message: str
+    models: Models, slow: Slow, code: str, message: str
 ) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        slow.may.set()
-        why = await unread(slow).on(models).refused()
-        assert (why.code, message in why.message) == (code, True)
-        assert (models.in_flight, failures(models.find("m"))) == (0, 0)
+    slow.may.set()
+    why = await unread(slow).on(models).refused()
+    assert (why.code, message in why.message) == (code, True)
+    assert (models.in_flight, failures(models.find("m"))) == (0, 0)
 
 
-@asynchronous
-async def test_a_request_may_be_cancelled_while_its_inputs_are_read(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        slow = Slow(BIG)
-        call = unread(slow).on(models)
-        models.cancel(call.inference)
-        assert ((await call.refused()).code, models.in_flight) == ("CANCELLED", 0)
-        slow.may.set()
-        other = Slow(BIG)
-        other.may.set()
-        assert (await unread(other).on(models).outputs())["OUTPUT0"].tobytes() == BIG
-        assert (call.responses, len(call.ends)) == ([], 1)
+@served(MODELS)
+async def test_a_request_that_is_cancelled_by_its_own_response_ends_once(models: Models) -> None:
+    slow = Slow(BIG)
+    call = unread(slow)
+    call.inference.responded = lambda outputs: models.cancel(call.inference)  # its connection is lost
+    call.on(models)
+    slow.may.set()
+    await call.over.wait()
+    assert (len(call.ends), models.in_flight) == (1, 0)
 
 
-@asynchronous
-async def test_a_request_that_is_cancelled_by_its_own_response_ends_once(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        slow = Slow(BIG)
-        call = unread(slow)
-        call.inference.responded = lambda outputs: models.cancel(call.inference)  # its connection is lost
-        call.on(models)
-        slow.may.set()
-        await call.over.wait()
-        assert (len(call.ends), models.in_flight) == (1, 0)
+@served(MODELS)
+async def test_unloading_waits_for_inputs_being_read_and_closing_does_not(models: Models) -> None:
+    slow = Slow(BIG)
+    call = unread(slow).on(models)
+    unloading = asyncio.ensure_future(models.unload("m"))
+    await Call("text", strings(b"x")).on(models).outputs()
+    assert not unloading.done()
+    slow.may.set()
+    await unloading
+    assert (await call.outputs())["OUTPUT0"].tobytes() == BIG
+    await models.load("m")
+    late = Slow(BIG)
+    call = unread(late).on(models)
+    await models.close()
+    assert (await call.refused()).code == "UNAVAILABLE"
+    late.may.set()
 
 
-@asynchronous
-async def test_unloading_waits_for_inputs_being_read_and_closing_does_not(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        slow = Slow(BIG)
-        call = unread(slow).on(models)
-        unloading = asyncio.ensure_future(models.unload("m"))
-        await Call("text", strings(b"x")).on(models).outputs()
-        assert not unloading.done()
-        slow.may.set()
-        await unloading
-        assert (await call.outputs())["OUTPUT0"].tobytes() == BIG
-        await models.load("m")
-        late = Slow(BIG)
-        call = unread(late).on(models)
-        await models.close()
-        assert (await call.refused()).code == "UNAVAILABLE"
-        late.may.set()
-
-
-@asynchronous
-async def test_many_strings_are_checked_in_a_thread(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        words = [b"", b"a", b"bcd"] * MANY
-        call = Call("text", strings(*words)).on(models)
-        assert not call.ends
-        assert (await call.outputs())["OUT"].tolist() == words
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (strings(*[b""] * (MANY + 9), count=MANY + 1), f"elements {MANY + 2} for inference input 'B'"),
-        (strings(*[b"abc"] * MANY, count=MANY + 1), f"elements {MANY} for inference input 'B'"),
-        (Tensor("B", "BYTES", (MANY + 1,), bytes(4 * MANY) + b"\5\0\0\0a"), f"elements {MANY} for inference input 'B'"),
-    ],
-)
-@asynchronous
-async def test_many_invalid_strings_are_refused(tmp_path: Path, given: Tensor, message: str) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        why = await Call("text", given).on(models).refused()
-        assert (why.code, message in why.message) == ("INVALID_ARGUMENT", True), why.message
-        assert models.in_flight == 0
-
-
-@asynchronous
-async def test_the_check_stops_at_too_many_strings(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        given = Tensor("B", "BYTES", (1,), bytes(4 * 100) + b"\xff\xff\xff\xff")  # its end is not even reached
-        assert "elements 2 for" in why_not(models, Call("text", given)).message
+@served(MODELS)
+async def test_the_check_stops_at_too_many_strings(models: Models) -> None:
+    given = Tensor("B", "BYTES", (1,), bytes(4 * 100) + b"\xff\xff\xff\xff")  # its end is not even reached
+    assert "elements 2 for" in why_not(models, Call("text", given)).message
 
 
 # --- outputs ---------------------------------------------------------------------------------------------------------
@@ -295,37 +239,22 @@ class Noted:
     ("sizes", "is_large"),
     [((8, 1), False), ((AT_ONCE - 5, 1), False), ((AT_ONCE - 4, 1), True), ((8, MANY), False), ((8, MANY + 1), True)],
 )
-@asynchronous
+@served({"pair": PAIR})
 async def test_a_thread_is_used_for_large_inputs_or_many_strings(
-    tmp_path: Path, sizes: tuple[int, int], is_large: bool
+    models: Models, sizes: tuple[int, int], is_large: bool
 ) -> None:
-    async with serving(tmp_path, {"pair": PAIR}) as models:
-        a, b = Noted(bytes(sizes[0])), Noted(strings(*[b"x"] * sizes[1]).data)
-        call = Call(
-            "pair",
-            Tensor("A", "UINT8", (sizes[0],), b""),
-            Tensor("B", "BYTES", (sizes[1],), b""),
-            unread={"A": a, "B": b},
-        ).on(models)
-        assert (await call.outputs())["OB"].tolist() == [b"x"] * sizes[1]
-        assert {a.thread.startswith("offload"), b.thread.startswith("offload")} == {is_large}
-        assert (call.inference.inputs["A"].data, dict(call.inference.unread)) == (a.data, {})
+    a, b = Noted(bytes(sizes[0])), Noted(strings(*[b"x"] * sizes[1]).data)
+    call = Call(
+        "pair", Tensor("A", "UINT8", (sizes[0],), b""), Tensor("B", "BYTES", (sizes[1],), b""), unread={"A": a, "B": b}
+    ).on(models)
+    assert (await call.outputs())["OB"].tolist() == [b"x"] * sizes[1]
+    assert {a.thread.startswith("offload"), b.thread.startswith("offload")} == {is_large}
+    assert (call.inference.inputs["A"].data, dict(call.inference.unread)) == (a.data, {})
 
 
-@asynchronous
-async def test_small_invalid_inputs_are_refused_at_once(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        slow = Slow(bytes(8), Refused("NOT_FOUND", "it is gone"))
-        slow.may.set()
-        assert why_not(models, unread(slow)).message == "it is gone"
-        assert (models.in_flight, failures(models.find("m"))) == (0, 0)
-
-
-@asynchronous
-async def test_unknown_inputs_are_not_read(tmp_path: Path) -> None:
-    async with serving(tmp_path, MODELS) as models:
-        slow = Slow(b"x")
-        made_up = [Tensor(f"i{i}", "UINT8", (1,), b"") for i in range(3)]
-        call = Call("m", *made_up, unread=dict.fromkeys([one.name for one in made_up], slow))
-        assert "unexpected inference input 'i0'" in why_not(models, call).message
-        assert not slow.begun.is_set()
+@served(MODELS)
+async def test_small_invalid_inputs_are_refused_at_once(models: Models) -> None:
+    slow = Slow(bytes(8), Refused("NOT_FOUND", "it is gone"))
+    slow.may.set()
+    assert why_not(models, unread(slow)).message == "it is gone"
+    assert (models.in_flight, failures(models.find("m"))) == (0, 0)

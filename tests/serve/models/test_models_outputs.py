@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models_fakes import Call, asynchronous, fakes, fp32, serving, wants
+from models_fakes import Call, asynchronous, fp32, serving, wants
 
 from inferometer.serve.models import shared_memory
 from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.signature import classify
 from inferometer.serve.models.types import Refused
 from inferometer.tensors import Tensor, from_numpy, to_numpy
-
-__all__ = ["fakes"]
 
 IDENTITY = """
 backend: "identity" max_batch_size: 64
@@ -26,34 +24,26 @@ output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ], label_filename: "
 """
 
 
-def classes(values: Any, datatype: str, count: int, labels: tuple[str, ...] = (), batched: bool = False) -> Any:
-    return to_numpy(classify(from_numpy("x", np.array(values), datatype), count, labels, batched)).tolist()
-
-
-def test_classes_have_value_index_and_label_best_first() -> None:
-    assert classes([1.5, -2, 1e20], "FP32", 2, ("a", "b")) == [b"100000002004087734272.000000:2", b"1.500000:0:a"]
-
-
-def test_equal_values_are_ordered_by_index() -> None:
-    assert classes([0.0, 0, 0], "FP32", 2) == [b"0.000000:0", b"0.000000:1"]
-    assert classes([0, 7, 0, 7], "UINT8", 9) == [b"7:1", b"7:3", b"0:0", b"0:2"]
-
-
-def test_each_row_of_a_batch_has_its_own_classes() -> None:
-    assert classes([[1, 2], [4, 3]], "INT32", 1, batched=True) == [[b"2:1"], [b"4:0"]]
-
-
-def test_empty_outputs_have_no_classes() -> None:
-    assert classes(np.empty(0), "FP32", 3) == []
-    assert classes(np.empty((2, 0)), "FP32", 3, batched=True) == [[], []]
-
-
-def test_every_numeric_type_can_be_classified() -> None:
-    assert classes([1.0, 2.0], "BF16", 1) == [b"2.000000:1"]
-    assert classes([1.0, 2.0], "FP16", 1) == [b"2.000000:1"]
-    assert classes([-(2**63), 2**63 - 2, 2**63 - 1], "INT64", 1) == [b"9223372036854775807:2"]
-    assert classes(np.array([0, 2**64 - 1], np.uint64), "UINT64", 1) == [b"18446744073709551615:1"]
-    assert classes([False, True], "BOOL", 1) == [b"1:1"]
+@pytest.mark.parametrize(
+    ("values", "datatype", "count", "classes"),
+    [
+        ([1.5, -2, 1e20], "FP32", 2, [b"100000002004087734272.000000:2", b"1.500000:0:a"]),
+        ([0.0, 0, 0], "FP32", 2, [b"0.000000:0:a", b"0.000000:1:b"]),  # equal values by their index
+        ([0, 7, 0, 7], "UINT8", 9, [b"7:1:b", b"7:3", b"0:0:a", b"0:2"]),
+        ([[1, 2], [4, 3]], "INT32", 1, [[b"2:1:b"], [b"4:0:a"]]),  # each row of a batch has its own
+        (np.empty(0), "FP32", 3, []),
+        (np.empty((2, 0)), "FP32", 3, [[], []]),
+        ([1.0, 2.0], "BF16", 1, [b"2.000000:1:b"]),
+        ([1.0, 2.0], "FP16", 1, [b"2.000000:1:b"]),
+        ([-(2**63), 2**63 - 2, 2**63 - 1], "INT64", 1, [b"9223372036854775807:2"]),
+        (np.array([0, 2**64 - 1], np.uint64), "UINT64", 1, [b"18446744073709551615:1:b"]),
+        ([False, True], "BOOL", 1, [b"1:1:b"]),
+    ],
+)
+def test_classes_have_value_index_and_label_best_first(values: Any, datatype: str, count: int, classes: Any) -> None:
+    array = np.array(values)
+    found = classify(from_numpy("x", array, datatype), count, ("a", "b"), array.ndim > 1)
+    assert to_numpy(found).tolist() == classes
 
 
 @asynchronous
@@ -169,28 +159,3 @@ def test_registrations_are_limited_per_key_and_in_total(tmp_path: Path, monkeypa
     assert "at most 5 shared memory regions" in refused(regions.register, "r", "b", 0, 1)[1]
     regions.unregister("a0")
     regions.register("r", "b", 0, 1)
-
-
-@asynchronous
-async def test_inputs_and_outputs_in_shared_memory(tmp_path: Path, key: str) -> None:
-    async with serving(tmp_path, {"m": IDENTITY.replace(', label_filename: "labels.txt"', "")}) as models:
-        models.regions.register("r", key, 0, 64)
-        given = Tensor("INPUT0", "FP32", (1, 3), models.regions.find("r", 12, 0).read())
-
-        def call(**placed: int) -> Call:
-            return Call("m", given, wanted=wants("OUTPUT0", placed=models.regions.find("r", **placed)))
-
-        request = call(byte_size=16, offset=32).on(models)
-        ((output,),) = request.responses
-        assert (output.shape, output.data) == ((1, 3), b"")
-        assert models.regions.find("r", 16, 32).read() == bytes([*range(12), 44, 45, 46, 47])
-        why = await call(byte_size=8).on(models).refused()
-        assert (why.code, why.message) == (
-            "INTERNAL",
-            "shared memory size specified with the request for output 'OUTPUT0' (8 bytes) should be at least 12 bytes to "
-            "hold the results",
-        )
-        assert refused(call, byte_size=12, offset=60)[0] == "INVALID_ARGUMENT"
-        models.regions.unregister("r")
-        assert refused(call, byte_size=12)[0] == "NOT_FOUND"
-        assert models.in_flight == 0

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,79 +89,40 @@ def request(rows: int, key: Any, deadline: int) -> Inference:
     return one
 
 
-def test_without_batching_each_request_goes_alone_and_in_order() -> None:
-    server = Server(Policy())
-    given_ = [server.put() for _ in range(3)]
-    assert server.sizes == [1]
-    server.end_one()
-    server.end_one()
-    assert [batch[0] for batch in server.batches] == given_
+BATCHES = Policy(max_rows=4, batching=True, delay_ns=100)
+PREFERS = Policy(max_rows=8, batching=True, delay_ns=100, preferred=frozenset({2, 4}))
+SCRIPTS: dict[str, tuple[Policy, int, str, list[tuple[int, int]]]] = {
+    # policy, slots; requests (rows and key), +time, "end" of a batch, a new "slot"; the batches: when, and how many rows
+    "without batching, each alone": (Policy(), 1, "1a 1a end end", [(0, 1), (0, 1)]),
+    "without a delay, all that are queued": (Policy(8, True), 1, "1a 1a 1a 1a 1a 1a end", [(0, 1), (0, 5)]),
+    "not before the delay": (BATCHES, 1, "1a +60 1a +39", []),
+    "after the delay of the oldest": (BATCHES, 1, "1a +60 1a +40", [(100, 2)]),
+    "a full batch does not wait": (BATCHES, 1, "3a 1a", [(0, 4)]),
+    "without one that does not fit": (BATCHES, 2, "3a 2a", [(0, 3)]),
+    "which waits for its own delay": (BATCHES, 2, "3a 2a +100", [(0, 3), (100, 2)]),
+    "another key closes a batch": (BATCHES, 9, "1a 1a 1b", [(0, 2)]),
+    "and begins one": (BATCHES, 9, "1a 1a 1b +100", [(0, 2), (100, 1)]),
+    "less than a preferred size waits": (PREFERS, 9, "1a", []),
+    "a preferred size starts": (PREFERS, 9, "1a 1a", [(0, 2)]),
+    "the largest preferred size": (PREFERS, 0, "1a 1a 1a 1a 1a slot slot", [(0, 4)]),
+    "and the rest after the delay": (PREFERS, 0, "1a 1a 1a 1a 1a slot slot +100", [(0, 4), (100, 1)]),
+}
 
 
-def test_without_a_delay_a_free_instance_takes_all_queued_requests() -> None:
-    server = Server(Policy(max_rows=8, batching=True))
-    for _ in range(6):
-        server.put()
-    assert server.sizes == [1]
-    server.end_one()
-    assert server.sizes == [1, 5]
-
-
-def test_a_batch_waits_for_the_delay_of_its_oldest_request() -> None:
-    server = Server(Policy(max_rows=8, batching=True, delay_ns=100))
-    server.put()
-    server.clock.advance(60)
-    server.put()
-    assert server.batches == []
-    server.clock.advance(39)
-    assert server.batches == []
-    server.clock.advance(1)
-    assert (server.sizes, server.starts) == ([2], [100])
-
-
-def test_a_full_batch_does_not_wait() -> None:
-    server = Server(Policy(max_rows=4, batching=True, delay_ns=100))
-    server.put(rows=3)
-    server.put(rows=1)
-    assert (server.sizes, server.starts) == ([4], [0])
-
-
-def test_a_batch_starts_without_a_request_that_does_not_fit() -> None:
-    server = Server(Policy(max_rows=4, batching=True, delay_ns=100), slots=2)
-    server.put(rows=3)
-    server.put(rows=2)
-    assert server.sizes == [3]
-    server.clock.advance(100)
-    assert server.sizes == [3, 2]
-
-
-def test_a_request_with_another_key_closes_the_batch() -> None:
-    server = Server(Policy(max_rows=4, batching=True, delay_ns=100), slots=9)
-    for key in "aab":
-        server.put(key=key)
-    assert server.sizes == [2]
-    server.clock.advance(100)
-    assert server.sizes == [2, 1]
-
-
-def test_a_batch_starts_at_a_preferred_size() -> None:
-    server = Server(Policy(max_rows=8, batching=True, delay_ns=100, preferred=frozenset({2, 4})), slots=9)
-    server.put()
-    assert server.batches == []
-    server.put()
-    assert (server.sizes, server.starts) == ([2], [0])
-
-
-def test_the_largest_available_preferred_size_is_used() -> None:
-    server = Server(Policy(max_rows=8, batching=True, delay_ns=100, preferred=frozenset({2, 4})), slots=0)
-    for _ in range(5):
-        server.put()
-    server.queue.release()
-    assert server.sizes == [4]
-    server.queue.release()
-    assert server.sizes == [4]
-    server.clock.advance(100)
-    assert server.sizes == [4, 1]
+@pytest.mark.parametrize("what", SCRIPTS)
+def test_batches_by_policy(what: str) -> None:
+    policy, slots, script, batches = SCRIPTS[what]
+    server = Server(policy, slots)
+    for step in script.split():
+        if step == "end":
+            server.end_one()
+        elif step == "slot":
+            server.queue.release()
+        elif step[0] == "+":
+            server.clock.advance(int(step[1:]))
+        else:
+            server.put(int(step[:-1]), step[-1])
+    assert list(zip(server.starts, server.sizes, strict=True)) == batches
 
 
 def test_an_expired_request_does_not_stop_the_others() -> None:

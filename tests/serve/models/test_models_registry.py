@@ -20,10 +20,10 @@ from models_fakes import (
     Call,
     Gate,
     asynchronous,
-    fakes,
     flat,
     fp32,
     run,
+    served,
     serving,
     why_not,
     write_model,
@@ -36,8 +36,6 @@ from inferometer.serve.models.signature import ModelSignature
 from inferometer.tensors import Tensor
 from inferometer.timing.clock import now
 
-__all__ = ["fakes"]
-
 Gates = Callable[[str], Gate]
 BATCHING = f'backend: "gate" max_batch_size: 4 dynamic_batching {{ }} {TENSORS}'
 SINGLE = f'backend: "gate" max_batch_size: 4 {TENSORS}'
@@ -46,37 +44,35 @@ SINGLE = f'backend: "gate" max_batch_size: 4 {TENSORS}'
 # --- batches and instances -------------------------------------------------------------------------------------------
 
 
-@asynchronous
-async def test_queued_requests_are_batched_and_split_again(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": BATCHING}) as models:
-        model = models.find("m")
-        calls = [Call("m", fp32([i, i])).on(models) for i in range(5)]
-        other = Call("m", fp32([9])).on(models)  # of another shape
-        await fakes("m").wait_begun()
-        assert (model.pending, models.in_flight) == (5, 6)
-        fakes("m").open(3)
-        for i, call in enumerate(calls):
-            assert (await call.outputs())["OUTPUT0"].tolist() == [[i, i]]
-        await other.outputs()
-        assert fakes("m").batches == [[0], [1, 2, 3, 4], [9]]
-        stats = model.counted.message()
-        assert (stats.inference_count, stats.execution_count, stats.inference_stats.success.count) == (6, 3, 6)
-        assert [(batch.batch_size, batch.compute_infer.count) for batch in stats.batch_stats] == [(1, 2), (4, 1)]
-        assert stats.last_inference > 0
-        assert models.in_flight == 0
-        times = calls[1].inference
-        assert times.queue_ns > 0 and times.compute_ns > 0 and times.queued < times.started < times.finished
+@served({"m": BATCHING})
+async def test_queued_requests_are_batched_and_split_again(models: Models, fakes: Gates) -> None:
+    model = models.find("m")
+    calls = [Call("m", fp32([i, i])).on(models) for i in range(5)]
+    other = Call("m", fp32([9])).on(models)  # of another shape
+    await fakes("m").wait_begun()
+    assert (model.pending, models.in_flight) == (5, 6)
+    fakes("m").open(3)
+    for i, call in enumerate(calls):
+        assert (await call.outputs())["OUTPUT0"].tolist() == [[i, i]]
+    await other.outputs()
+    assert fakes("m").batches == [[0], [1, 2, 3, 4], [9]]
+    stats = model.counted.message()
+    assert (stats.inference_count, stats.execution_count, stats.inference_stats.success.count) == (6, 3, 6)
+    assert [(batch.batch_size, batch.compute_infer.count) for batch in stats.batch_stats] == [(1, 2), (4, 1)]
+    assert stats.last_inference > 0
+    assert models.in_flight == 0
+    times = calls[1].inference
+    assert times.queue_ns > 0 and times.compute_ns > 0 and times.queued < times.started < times.finished
 
 
-@asynchronous
-async def test_requests_with_different_parameters_are_not_batched(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": BATCHING}) as models:
-        one, two, three = {"a": 1, "b": 2}, {"b": 2, "a": 1, "priority": 3}, {"a": True, "b": 2}
-        words: list[dict[str, object]] = [{}, {**one}, {**two}, {**three}, {"a": 2}, {"timeout": 10**9}]
-        calls = [Call("m", fp32([i]), parameters=each).on(models) for i, each in enumerate(words)]
-        fakes("m").open(9)
-        await asyncio.gather(*(call.outputs() for call in calls))
-        assert fakes("m").batches == [[0], [1, 2], [3], [4], [5]]
+@served({"m": BATCHING})
+async def test_requests_with_different_parameters_are_not_batched(models: Models, fakes: Gates) -> None:
+    one, two, three = {"a": 1, "b": 2}, {"b": 2, "a": 1, "priority": 3}, {"a": True, "b": 2}
+    words: list[dict[str, object]] = [{}, {**one}, {**two}, {**three}, {"a": 2}, {"timeout": 10**9}]
+    calls = [Call("m", fp32([i]), parameters=each).on(models) for i, each in enumerate(words)]
+    fakes("m").open(9)
+    await asyncio.gather(*(call.outputs() for call in calls))
+    assert fakes("m").batches == [[0], [1, 2], [3], [4], [5]]
 
 
 @asynchronous
@@ -122,26 +118,6 @@ async def test_a_decoupled_model_streams_and_is_closed_when_cancelled(tmp_path: 
 
 
 @asynchronous
-async def test_a_model_that_raises_is_an_internal_error_in_one_line(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": f'backend: "broken" {TENSORS}'}) as models:
-        for _ in range(2):
-            call = Call("m", flat(1)).on(models)
-            why = await call.refused()
-            assert (why.code, why.message) == ("INTERNAL", "ValueError: the weights are gone")
-        stats = models.find("m").counted.message()
-        assert (stats.inference_stats.fail.count, stats.execution_count) == (2, 0)
-        assert models.find("m").counted.failures["BACKEND"] == 2
-
-
-@asynchronous
-async def test_a_model_that_calls_exit_does_not_end_its_thread(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": f'backend: "exiting" {TENSORS}'}) as models:
-        for _ in range(2):
-            why = await Call("m", flat(1)).on(models).refused()
-            assert (why.code, why.message) == ("INTERNAL", "SystemExit: 3")
-
-
-@asynchronous
 async def test_the_models_timeout_applies_if_the_request_has_none(tmp_path: Path, fakes: Gates) -> None:
     policy = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1000 } }"
     async with serving(tmp_path, {"m": f'backend: "gate" max_batch_size: 1 {policy} {TENSORS}'}) as models:
@@ -171,81 +147,65 @@ async def test_requests_beyond_the_queue_limit_are_refused(tmp_path: Path, fakes
         assert models.find("m").counted.failures["REJECTED"] == 1
 
 
-@asynchronous
-async def test_requests_beyond_the_server_limit_are_refused(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": SINGLE}, limit=2) as models:
-        calls = [Call("m", fp32([i])).on(models) for i in range(2)]
-        assert why_not(models, Call("m", fp32([9]))).code == "RESOURCE_EXHAUSTED"
-        fakes("m").open(2)
-        for call in calls:
-            await call.outputs()
-
-
-@asynchronous
+@served({"m": SINGLE})
 async def test_a_request_that_expires_in_the_queue_ends(
-    tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch
+    models: Models, fakes: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(tmp_path, {"m": SINGLE}) as models:
-        first = Call("m", fp32([0]), parameters={"timeout": 1}).on(models)  # begins at once
-        why = why_not(models, Call("m", fp32([1]), deadline=now()))
-        assert (why.code, why.message) == (
-            "DEADLINE_EXCEEDED",
-            "[request id: <id_unknown>] Request timeout expired",
-        )
-        t = now()
-        with monkeypatch.context() as patched:
-            patched.setattr(model, "now", lambda: t)  # the deadline is ahead when it is queued, however long that takes
-            late = [
-                Call("m", fp32([2]), deadline=t + 2_000_000).on(models),
-                Call("m", fp32([3]), parameters={"timeout": 1000}, id="x").on(models),
-            ]
-        whys = [await call.refused() for call in late]
-        assert [why.code for why in whys] == ["DEADLINE_EXCEEDED"] * 2
-        assert whys[1].message == "[request id: x] Request timeout expired"
-        fakes("m").open()
-        await first.outputs()
-        assert fakes("m").batches == [[0]]
+    first = Call("m", fp32([0]), parameters={"timeout": 1}).on(models)  # begins at once
+    why = why_not(models, Call("m", fp32([1]), deadline=now()))
+    assert (why.code, why.message) == ("DEADLINE_EXCEEDED", "[request id: <id_unknown>] Request timeout expired")
+    t = now()
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "now", lambda: t)  # the deadline is ahead when it is queued, however long that takes
+        late = [
+            Call("m", fp32([2]), deadline=t + 2_000_000).on(models),
+            Call("m", fp32([3]), parameters={"timeout": 1000}, id="x").on(models),
+        ]
+    whys = [await call.refused() for call in late]
+    assert [why.code for why in whys] == ["DEADLINE_EXCEEDED"] * 2
+    assert whys[1].message == "[request id: x] Request timeout expired"
+    fakes("m").open()
+    await first.outputs()
+    assert fakes("m").batches == [[0]]
 
 
-@asynchronous
-async def test_a_failing_callback_does_not_affect_others(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": BATCHING}) as models:
-        errors: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
-        calls = [Call("m", fp32([i])).on(models) for i in range(3)]
+@served({"m": BATCHING})
+async def test_a_failing_callback_does_not_affect_others(models: Models, fakes: Gates) -> None:
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    calls = [Call("m", fp32([i])).on(models) for i in range(3)]
 
-        def fails(_: object) -> None:
-            raise ZeroDivisionError
+    def fails(_: object) -> None:
+        raise ZeroDivisionError
 
-        calls[1].inference.responded = calls[1].inference.ended = fails
-        fakes("m").open(2)
-        await calls[2].outputs()
-        assert [type(error) for error in errors] == [ZeroDivisionError] * 2
-        assert models.in_flight == 0
+    calls[1].inference.responded = calls[1].inference.ended = fails
+    fakes("m").open(2)
+    await calls[2].outputs()
+    assert [type(error) for error in errors] == [ZeroDivisionError] * 2
+    assert models.in_flight == 0
 
 
 # --- cancelling ------------------------------------------------------------------------------------------------------
 
 
-@asynchronous
-async def test_a_cancelled_request_leaves_the_queue_and_its_batch_continues(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": BATCHING}) as models:
-        calls = [Call("m", fp32([i])).on(models) for i in range(4)]
-        await fakes("m").wait_begun()
-        models.cancel(calls[2].inference)
-        models.cancel(calls[2].inference)
-        assert [why and why.code for why in calls[2].ends] == ["CANCELLED"]
-        fakes("m").open()
-        await calls[0].outputs()
-        await fakes("m").wait_begun()
-        models.cancel(calls[1].inference)  # in a batch with the last one
-        fakes("m").open()
-        await calls[3].outputs()
-        assert fakes("m").batches == [[0], [1, 3]]
-        assert (calls[1].responses, calls[2].responses) == ([], [])
-        models.cancel(calls[3].inference)
-        assert calls[3].ends == [None]
-        assert models.find("m").counted.failures["CANCELED"] == 2
+@served({"m": BATCHING})
+async def test_a_cancelled_request_leaves_the_queue_and_its_batch_continues(models: Models, fakes: Gates) -> None:
+    calls = [Call("m", fp32([i])).on(models) for i in range(4)]
+    await fakes("m").wait_begun()
+    models.cancel(calls[2].inference)
+    models.cancel(calls[2].inference)
+    assert [why and why.code for why in calls[2].ends] == ["CANCELLED"]
+    fakes("m").open()
+    await calls[0].outputs()
+    await fakes("m").wait_begun()
+    models.cancel(calls[1].inference)  # in a batch with the last one
+    fakes("m").open()
+    await calls[3].outputs()
+    assert fakes("m").batches == [[0], [1, 3]]
+    assert (calls[1].responses, calls[2].responses) == ([], [])
+    models.cancel(calls[3].inference)
+    assert calls[3].ends == [None]
+    assert models.find("m").counted.failures["CANCELED"] == 2
 
 
 @asynchronous
@@ -258,19 +218,6 @@ async def test_a_request_that_is_cancelled_again_while_others_start_ends_once(tm
         models.cancel(first.inference)  # the second now has a preferred size
         await models.find("m").drained()
         assert ([why and why.code for why in first.ends], models.in_flight) == (["CANCELLED"], 0)
-
-
-@asynchronous
-async def test_a_cancelled_delay_frees_its_slot(tmp_path: Path) -> None:
-    config = 'backend: "sim" parameters { key: "delay" value { string_value: "1h" } }' + TENSORS
-    async with serving(tmp_path, {"m": config}) as models:
-        first, second = Call("m", flat(1)).on(models), Call("m", flat(1)).on(models)
-        assert models.find("m").pending == 1
-        models.cancel(first.inference)
-        assert models.find("m").pending == 0
-        models.cancel(second.inference)
-        assert (await second.refused()).code == "CANCELLED"
-        assert models.in_flight == 0
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -310,29 +257,6 @@ def test_random_cancellations_end_each_request_once(data: st.DataObject, tmp_pat
 # --- loading and unloading -------------------------------------------------------------------------------------------
 
 
-@asynchronous
-async def test_a_model_that_fails_to_load_is_in_the_index_with_its_reason(tmp_path: Path, fakes: Gates) -> None:
-    configs = {"bad": f'backend: "unloadable" {TENSORS}', "good": f'backend: "identity" {TENSORS}'}
-    async with serving(tmp_path, configs) as models:
-        bad, good = models.index()
-        assert tuple(bad) == (
-            "bad",
-            "1",
-            "UNAVAILABLE",
-            "model bad failed to load: RuntimeError: no such weights",
-        )
-        assert tuple(good) == ("good", "1", "READY", "")
-        assert models.index(only_ready=True) == [good]
-        assert (models.names(), models.ready, models.is_ready("bad"), models.is_ready("good")) == (
-            ["good"], True, False, True,
-        )  # fmt: skip
-        why = why_not(models, Call("bad", fp32([1])))
-        assert (why.code, why.message) == (
-            "NOT_FOUND",
-            "Request for unknown model: 'bad' has no available versions",
-        )
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -353,21 +277,6 @@ async def test_the_only_model_must_load(tmp_path: Path, fakes: Gates, config: st
 
 
 @asynchronous
-async def test_a_missing_package_names_its_extra(tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
-    from inferometer.serve import backends  # noqa: PLC0415
-
-    monkeypatch.setitem(backends.LOADERS, "onnxruntime", "a_package_that_is_not_there.sub:load")
-    write_model(tmp_path, "m", 'backend: "onnxruntime_onnx"')
-    models = Models(asyncio.get_running_loop())
-    models.add(str(tmp_path))
-    with pytest.raises(
-        UserError, match=r"cannot be imported: .*a_package_that_is_not_there.*pip install 'inferometer\[onnx\]'"
-    ):
-        await models.start()
-    await models.close()
-
-
-@asynchronous
 async def test_a_warm_up_runs_each_instance_once_before_it_is_ready(tmp_path: Path, fakes: Gates) -> None:
     fakes("m").open(2)
     async with serving(tmp_path, {"m": SINGLE.replace('"0"', '"1"')}, overrides=("instance_group.count=2",)) as models:
@@ -375,58 +284,57 @@ async def test_a_warm_up_runs_each_instance_once_before_it_is_ready(tmp_path: Pa
         assert models.find("m").counted.message().execution_count == 0
 
 
-@asynchronous
-async def test_a_reload_takes_over_and_the_old_model_finishes_its_requests(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": SINGLE}) as models:
-        old = [Call("m", fp32([i])).on(models) for i in range(3)]
-        await fakes("m").wait_begun()
-        write_model(tmp_path, "m", f'backend: "identity" max_batch_size: 4 {TENSORS}', version="2")
-        await models.load("m")
-        new = Call("m", fp32([7])).on(models)
-        assert (new.inference.version, old[0].inference.version) == ("2", "1")
-        assert (await new.outputs())["OUTPUT0"].tolist() == [[7]]
-        assert not any(call.ends for call in old)
-        assert not fakes("m").closed.is_set()
-        fakes("m").open(3)
-        for i, call in enumerate(old):
-            assert (await call.outputs())["OUTPUT0"].tolist() == [[i]]
-        await asyncio.get_running_loop().run_in_executor(None, fakes("m").closed.wait)
-        assert [tuple(entry) for entry in models.index()] == [("m", "2", "READY", "")]
-        assert why_not(models, Call("m", fp32([0]), version="1")).code == "NOT_FOUND"
+@served({"m": SINGLE})
+async def test_a_reload_takes_over_and_the_old_model_finishes_its_requests(
+    models: Models, tmp_path: Path, fakes: Gates
+) -> None:
+    old = [Call("m", fp32([i])).on(models) for i in range(3)]
+    await fakes("m").wait_begun()
+    write_model(tmp_path, "m", f'backend: "identity" max_batch_size: 4 {TENSORS}', version="2")
+    await models.load("m")
+    new = Call("m", fp32([7])).on(models)
+    assert (new.inference.version, old[0].inference.version) == ("2", "1")
+    assert (await new.outputs())["OUTPUT0"].tolist() == [[7]]
+    assert not any(call.ends for call in old)
+    assert not fakes("m").closed.is_set()
+    fakes("m").open(3)
+    for i, call in enumerate(old):
+        assert (await call.outputs())["OUTPUT0"].tolist() == [[i]]
+    await asyncio.get_running_loop().run_in_executor(None, fakes("m").closed.wait)
+    assert [tuple(entry) for entry in models.index()] == [("m", "2", "READY", "")]
+    assert why_not(models, Call("m", fp32([0]), version="1")).code == "NOT_FOUND"
 
 
-@asynchronous
-async def test_a_failed_load_keeps_the_running_model(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
-        (tmp_path / "m/config.pbtxt").write_text("max_batch_size: many")
-        for config in ("", "{nope", '{"max_batch_size": "x"}', '{"backend": "tensorrt"}'):
-            with pytest.raises(Exception, match="failed to load 'm', ") as raised:
-                await models.load("m", config)
-            assert raised.value.code == "INTERNAL"  # type: ignore[attr-defined]
-        assert (await Call("m", fp32([1])).on(models).outputs())["OUTPUT0"].tolist() == [[1]]
-        (tmp_path / "m/config.pbtxt").write_text(f'backend: "identity" max_batch_size: 2 {TENSORS}')
-        await models.load("m")
-        assert models.find("m").config.max_batch_size == 2
+@served({"m": f'backend: "identity" max_batch_size: 4 {TENSORS}'})
+async def test_a_failed_load_keeps_the_running_model(models: Models, tmp_path: Path) -> None:
+    (tmp_path / "m/config.pbtxt").write_text("max_batch_size: many")
+    for config in ("", "{nope", '{"max_batch_size": "x"}', '{"backend": "tensorrt"}'):
+        with pytest.raises(Exception, match="failed to load 'm', ") as raised:
+            await models.load("m", config)
+        assert raised.value.code == "INTERNAL"  # type: ignore[attr-defined]
+    assert (await Call("m", fp32([1])).on(models).outputs())["OUTPUT0"].tolist() == [[1]]
+    (tmp_path / "m/config.pbtxt").write_text(f'backend: "identity" max_batch_size: 2 {TENSORS}')
+    await models.load("m")
+    assert models.find("m").config.max_batch_size == 2
 
 
-@asynchronous
-async def test_a_model_is_unloaded_after_its_requests_and_can_be_loaded_again(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": SINGLE, "n": SINGLE}) as models:
-        calls = [Call("m", fp32([i])).on(models) for i in range(2)]
-        unloading = asyncio.create_task(models.unload("m"))
-        await fakes("m").wait_begun()
-        assert [tuple(entry)[2] for entry in models.index()] == ["UNLOADING", "READY"]
-        why = why_not(models, Call("m", fp32([9])))
-        assert why.message == "Request for unknown model: 'm' has no available versions"
-        fakes("m").open(2)
-        for call in calls:
-            await call.outputs()
-        await unloading
-        assert tuple(models.index()[0]) == ("m", "1", "UNAVAILABLE", "unloaded")
-        await models.unload("m")
-        await models.load("m")
-        fakes("m").open()
-        await Call("m", fp32([1])).on(models).outputs()
+@served({"m": SINGLE, "n": SINGLE})
+async def test_a_model_is_unloaded_after_its_requests_and_can_be_loaded_again(models: Models, fakes: Gates) -> None:
+    calls = [Call("m", fp32([i])).on(models) for i in range(2)]
+    unloading = asyncio.create_task(models.unload("m"))
+    await fakes("m").wait_begun()
+    assert [tuple(entry)[2] for entry in models.index()] == ["UNLOADING", "READY"]
+    why = why_not(models, Call("m", fp32([9])))
+    assert why.message == "Request for unknown model: 'm' has no available versions"
+    fakes("m").open(2)
+    for call in calls:
+        await call.outputs()
+    await unloading
+    assert tuple(models.index()[0]) == ("m", "1", "UNAVAILABLE", "unloaded")
+    await models.unload("m")
+    await models.load("m")
+    fakes("m").open()
+    await Call("m", fp32([1])).on(models).outputs()
 
 
 @asynchronous
@@ -444,27 +352,25 @@ async def test_models_added_later_are_listed_and_can_be_loaded(tmp_path: Path, f
 
 
 @pytest.mark.slow
-@asynchronous
-async def test_no_request_is_lost_during_reloads(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": BATCHING}) as models:
-        calls: list[Call] = []
-        loads = [asyncio.create_task(models.load("m")) for _ in range(3)]
-        for i in itertools.count():
-            calls.append(Call("m", fp32([i])).on(models))
-            fakes("m").open()  # there are no more batches than calls
-            await asyncio.sleep(0)
-            if all(load.done() for load in loads):
-                break
-        for i, call in enumerate(calls):
-            assert (await call.outputs())["OUTPUT0"].tolist() == [[i]]
-        assert fakes("m").loads == 4
+@served({"m": BATCHING})
+async def test_no_request_is_lost_during_reloads(models: Models, fakes: Gates) -> None:
+    calls: list[Call] = []
+    loads = [asyncio.create_task(models.load("m")) for _ in range(3)]
+    for i in itertools.count():
+        calls.append(Call("m", fp32([i])).on(models))
+        fakes("m").open()  # there are no more batches than calls
+        await asyncio.sleep(0)
+        if all(load.done() for load in loads):
+            break
+    for i, call in enumerate(calls):
+        assert (await call.outputs())["OUTPUT0"].tolist() == [[i]]
+    assert fakes("m").loads == 4
 
 
-@asynchronous
-async def test_readiness_does_not_read_the_disk(tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(tmp_path, {"m": SINGLE}) as models:
-        monkeypatch.setattr(repository, "listed", lambda root: pytest.fail("the disk was read"))
-        assert [entry.name for entry in models.index(only_ready=True)] == ["m"]
+@served({"m": SINGLE})
+async def test_readiness_does_not_read_the_disk(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository, "listed", lambda root: pytest.fail("the disk was read"))
+    assert [entry.name for entry in models.index(only_ready=True)] == ["m"]
 
 
 # --- trouble of our own ----------------------------------------------------------------------------------------------
@@ -510,17 +416,17 @@ def watched() -> tuple[Tensor, "weakref.ref[Any]"]:
     return Tensor("INPUT0", "FP32", (1, 1), memoryview(values).cast("B")), weakref.ref(values)
 
 
-@asynchronous
-async def test_idle_threads_do_not_keep_tensors(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": SINGLE}) as models:
-        tensor, seen = watched()
-        fakes("m").open()
-        call = Call("m", tensor).on(models)
-        await call.outputs()
-        del call, tensor
-        async with asyncio.timeout(WAIT_S):  # the thread ends a little later than the response
-            while gc.collect() or seen() is not None:  # a Call and its request know each other
-                await asyncio.sleep(0.001)
+@served({"m": SINGLE})
+async def test_idle_threads_do_not_keep_tensors(models: Models, fakes: Gates) -> None:
+    tensor, seen = watched()
+    fakes("m").open()
+    call = Call("m", tensor).on(models)
+    await call.outputs()
+    del call, tensor
+    async with asyncio.timeout(WAIT_S):  # the thread ends a little later than the response
+        while seen() is not None:
+            gc.collect()  # a Call and its request know each other
+            await asyncio.sleep(0.001)
 
 
 @asynchronous
@@ -538,27 +444,3 @@ async def test_a_cancelled_delay_frees_its_tensors(tmp_path: Path) -> None:
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
-
-
-@asynchronous
-async def test_draining_finishes_requests_and_refuses_new_ones(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": SINGLE}) as models:
-        calls = [Call("m", fp32([i])).on(models) for i in range(2)]
-        models.refuse_new()
-        assert not models.ready and not models.is_ready("m")
-        assert why_not(models, Call("m", fp32([9]))).code == "UNAVAILABLE"
-        draining = asyncio.create_task(models.find("m").drained())
-        await asyncio.sleep(0)
-        assert not draining.done()
-        fakes("m").open(2)
-        await draining
-        assert [call.ends for call in calls] == [[None], [None]]
-
-
-@asynchronous
-async def test_requests_in_progress_are_refused_on_close(tmp_path: Path, fakes: Gates) -> None:
-    async with serving(tmp_path, {"m": SINGLE}) as models:
-        calls = [Call("m", fp32([i])).on(models) for i in range(2)]
-        await models.close()
-        assert [(await call.refused()).code for call in calls] == ["UNAVAILABLE"] * 2
-        assert models.in_flight == 0

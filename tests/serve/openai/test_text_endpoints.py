@@ -6,7 +6,6 @@ import json
 import random
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from helpers import measure
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_client import RawClient, Response, request
+from waiting import until
 
 from inferometer.serve import app, backends
 from inferometer.serve.backends.text.model import StopTexts
@@ -269,13 +269,6 @@ def test_generations_count_in_the_statistics_and_delay_unloading(url: str, clien
 def statistics(client: RawClient) -> tuple[int, int]:
     found = client.request("/v2/models/other/stats", method="GET").json["model_stats"][0]["inference_stats"]
     return found["success"]["count"], found["fail"]["count"]
-
-
-def until(condition: Any) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def test_embeddings(client: RawClient) -> None:

@@ -79,6 +79,9 @@ def test_a_load_or_unload_is_seen_by_both(front_ends: list[RawClient]):
         assert client.request("/v2/models/identity/ready").status == 400
         index = {entry["name"]: entry.get("state") for entry in client.request("/v2/repository/index", {}).json}
         assert index["identity"] == "UNAVAILABLE"
+        assert "identity" not in {
+            entry["name"] for entry in client.request("/v2/repository/index", {"ready": True}).json
+        }
     assert other.request("/v2/repository/models/identity/load", {}).status == 200
     assert [client.request("/v2/models/identity/ready").status for client in front_ends] == [200, 200]
     assert one.request("/v2/repository/models/unknown/load", {}).status == 500
@@ -148,13 +151,14 @@ def test_large_tensors_reach_a_model_in_its_own_process(front_ends: list[RawClie
 def test_shared_memory_is_used_again_if_clients_leave(front_ends: list[RawClient], server: Running):
     processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children()]
     files = [Path(f"/proc/{process.pid}/fd") for process in processes]
+    full = given(*[1] * 8, shape=[8, 1])  # does not wait for others, even if one of those who left is not gone yet
     for _ in range(50):
         leaving = [RawClient(server.url) for _ in range(4)]
         for client in leaving:
             client.send(large(np.zeros(20_000, np.float32)))
         for client in leaving:
             client.sock.close()
-        assert [one.status for one in both(front_ends, 1)] == [200, 200]
+        assert [client.request("/v2/models/batch/infer", full).status for client in front_ends] == [200, 200]
     # As many as were in use at the same time, and not one per request.
     assert 0 < sum("memfd:" in str(file.readlink()) for folder in files for file in folder.iterdir()) < 100
 

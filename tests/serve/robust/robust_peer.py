@@ -22,13 +22,14 @@ from typing import Any
 
 import grpc
 import h2.events
+from raw_client import RawClient
 from raw_grpc import RawGrpc, headers
+from served import PATIENCE_S, PYTHON, a_request
 
 from inferometer.serve.kserve import messages
 from inferometer.serve.kserve.messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 MIB = 1 << 20
-PATIENCE_S = 30
 PIECE = 1 << 20
 
 MODEL_INFER = f"/{messages.KSERVE_SERVICE}/ModelInfer"
@@ -38,26 +39,6 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
-def delayed(delay: str, *, slots: int = 1, responses: int = 1, more: str = "") -> str:
-    """Return the configuration of an identity model with a delay; at most `slots` concurrently, 0 for no limit."""
-    parameters = {"delay": delay, "slots": str(slots), "answers": str(responses), "warmup": "0"}
-    return (
-        'backend: "sim"\n'
-        'input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]\n'
-        'output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]\n'
-        + "".join(
-            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
-        )
-        + more
-    )
-
-
-PYTHON = """
-backend: "python"
-input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
-output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
-parameters { key: "warmup" value { string_value: "0" } }
-"""
 HELD = """
 import time
 from pathlib import Path
@@ -202,25 +183,16 @@ def small(model: str = "identity", values: bytes = b"\0\0\x80?") -> bytes:
     return infer_head(model, len(values), [1, count] if model == "identity" else [count]) + values
 
 
-class Http:
+class Http(RawClient):
     """A keep-alive connection. The status is 0 if the connection ended before a response, and `cut` says how."""
 
-    def __init__(self, address: tuple[str, int], timeout: float = PATIENCE_S) -> None:
-        self.sock = socket.create_connection(address, timeout=timeout)
-        self.closes = False
-        """Whether the last response announced that the server closes."""
-        self.cut = ""
-        self._buffer = bytearray()
+    closes = False
+    """Whether the last response announced that the server closes."""
+    cut = ""
 
-    def __enter__(self) -> "Http":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.sock.close()
-
-    def request(self, data: bytes) -> tuple[int, bytes]:
+    def request(self, data: bytes) -> tuple[int, bytes]:  # type: ignore[override]
         try:
-            self.sock.sendall(data)
+            self.send(data)
         except OSError as error:
             self.cut = f"while sending: {error}"
         # Even then: a request that is refused early gets a response, but is not read to its end.
@@ -232,35 +204,20 @@ class Http:
 
     def read_response(self) -> tuple[int, bytes]:
         try:
-            while (end := self._buffer.find(b"\r\n\r\n")) < 0:
-                if not self._more():
-                    return 0, b""
-            head = bytes(self._buffer[:end]).decode("latin-1").lower().split("\r\n")
-            del self._buffer[: end + 4]
-            headers = dict(line.split(": ", 1) for line in head[1:])
-            self.closes = headers.get("connection") == "close"
-            size = int(headers.get("content-length", "0"))
-            while len(self._buffer) < size:
-                if not self._more():
-                    return 0, b""
+            response = self.response()
         except OSError as error:
             self.cut = f"while waiting: {error}"
             return 0, b""
-        body = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return int(head[0].split()[1]), body
-
-    def _more(self) -> bool:
-        data = self.sock.recv(65536)
-        self._buffer += data
-        if not data:
-            self.cut = f"closed after {len(self._buffer)} bytes of a response"
-        return bool(data)
+        if not response.complete:
+            self.cut = f"closed after {len(response.body)} bytes of a response"
+            return 0, b""
+        self.closes = response.headers.get("connection") == "close"
+        return response.status, response.body
 
 
 def responds(server: Child, model: str = "identity") -> bool:
     """Check that the server responds over both protocols."""
-    with Http(server.address) as client:
+    with Http(server.url) as client:
         status, body = client.request(small(model))
         assert status == 200, body
     with dialled(server.grpc_address) as channel:
@@ -270,7 +227,7 @@ def responds(server: Child, model: str = "identity") -> bool:
 
 def pending(server: Child, model: str) -> int:
     """Return the number of queued requests according to the metrics."""
-    with Http(server.address) as client:
+    with Http(server.url) as client:
         _, page = client.request(http_request("GET", "/metrics"))
     line = f'nv_inference_pending_request_count{{model="{model}",'
     return next(int(float(each.split()[-1])) for each in page.decode().splitlines() if each.startswith(line))
@@ -286,13 +243,6 @@ def dialled(address: str, *options: tuple[str, Any]) -> Iterator[grpc.Channel]:
         address, options=[("grpc.use_local_subchannel_pool", 1), *UNLIMITED, *options]
     ) as channel:
         yield channel
-
-
-def a_request(model: str = "identity", values: bytes = b"\0\0\x80?", **fields: Any) -> Any:
-    made = ModelInferRequest(model_name=model, raw_input_contents=[values], **fields)
-    count = len(values) // 4
-    made.inputs.add(name="INPUT0", datatype="FP32", shape=[1, count] if model == "identity" else [count])
-    return made
 
 
 def infer(channel: grpc.Channel, request: Any, timeout: float = PATIENCE_S) -> Any:
@@ -314,7 +264,7 @@ _TRUTH = bytes(range(256)) * (PIECE // 256)
 
 def large_over_http(server: Child, size: int) -> None:
     """Send and receive `size` bytes over one connection in pieces, so that this process never holds all of them."""
-    with Http(server.address, timeout=120) as client:
+    with Http(server.url, 120) as client:
         client.sock.sendall(infer_head("identity", size, [1, size // 4]))
         for _ in range(size // PIECE):
             client.sock.sendall(_TRUTH)
@@ -334,16 +284,6 @@ def _compare_response(sock: socket.socket, size: int) -> None:
 
 
 def large_over_grpc(server: Child, size: int) -> None:
-    """Send and receive one message, built by hand: protobuf's own copies are not measured."""
-    data = _TRUTH * (size // PIECE)
-    message = a_request(values=data).SerializeToString()
-    with dialled(server.grpc_address) as channel:
-        response = channel.unary_unary(MODEL_INFER)(message, timeout=120)
-    assert len(response) > size
-    assert response[-size:] == data
-
-
-def large_over_raw_grpc(server: Child, size: int) -> None:
     """Send and receive one message in pieces over HTTP/2, so that this process never holds all of it."""
     prefix = ModelInferRequest(model_name="identity")
     prefix.inputs.add(name="INPUT0", datatype="FP32", shape=[1, size // 4])

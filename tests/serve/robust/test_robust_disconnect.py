@@ -2,21 +2,17 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from robust_peer import (
     MODEL_INFER,
-    PATIENCE_S,
     PORTS,
     STREAM_INFER,
     Child,
     Http,
-    a_request,
     child,
-    delayed,
     dialled,
     http_request,
     infer,
@@ -25,6 +21,7 @@ from robust_peer import (
     responds,
     write_models,
 )
+from served import PATIENCE_S, a_request, delayed
 from waiting import until
 
 from inferometer.serve.kserve.messages import ModelInferRequest
@@ -38,9 +35,8 @@ WAITING = 3
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    words = "model_transaction_policy { decoupled: true }\n"
     folder = tmp_path_factory.mktemp("models")
-    models = write_models(folder, long=LONG, words=delayed("50ms", slots=1, responses=1000, more=words))
+    models = write_models(folder, long=LONG, words=delayed("50ms", slots=1, responses=1000))
     with child("identity", models, *PORTS, "--allow-control") as one:
         responds(one)
         yield one
@@ -61,7 +57,7 @@ def a_long_request(rows: int = ROWS) -> Any:
 
 
 def closed_http(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
-    client = stack.enter_context(Http(server.address))
+    client = stack.enter_context(Http(server.url))
     client.sock.sendall(long_over_http())
     return client.sock.close
 
@@ -129,23 +125,23 @@ def test_queued_requests_of_disconnected_clients_leave_the_queue(
         assert responds(server)
 
 
-def test_the_next_request_starts_at_once(tmp_path: Path) -> None:
+def test_the_next_request_starts_at_once(server: Child) -> None:
     """The first request takes 60 s and disconnects; the second, queued behind it, starts at once."""
-    models = write_models(tmp_path, long=LONG)
-    with child("identity", models, *PORTS, "--drain=0s") as server, Http(server.address) as second:
-        with Http(server.address) as first:
+    with Http(server.url) as second:
+        with Http(server.url) as first:
             first.sock.sendall(long_over_http())
             until(lambda: executing(server), "the first is in progress")
             second.sock.sendall(long_over_http())
             until(lambda: pending(server, "long") == 1, "the second is queued")
         until(lambda: pending(server, "long") == 0, "the second has begun", DELAY_S / 2)
         assert executing(server)
+    until(lambda: not executing(server), "its slot is free", DELAY_S / 2)
 
 
 def test_an_incomplete_request_occupies_no_slot(server: Child) -> None:
     data = long_over_http()
     for cut in (*range(1, len(long_head()) + 7, 7), len(data) - 1):
-        with Http(server.address) as client:
+        with Http(server.url) as client:
             client.sock.sendall(data[:cut])
     assert not executing(server)
     assert server.errors() == ""
@@ -155,7 +151,7 @@ def test_an_event_stream_ends_when_its_reader_disconnects(server: Child) -> None
     """generate_stream of a model that runs for 50 s: its slot is free for the next request."""
     request = http_request("POST", "/v2/models/words/generate_stream", b'{"INPUT0": [1.0]}')
     for _ in range(3):
-        with Http(server.address, timeout=DELAY_S / 2) as client:
+        with Http(server.url, DELAY_S / 2) as client:
             client.sock.sendall(request)
             assert client.sock.recv(4096).startswith(b"HTTP/1.1 200")
     assert server.errors() == ""
@@ -171,8 +167,8 @@ def test_a_client_that_stops_reading_does_not_block_others(server: Child) -> Non
 
 def test_a_change_is_made_even_if_its_client_does_not_wait(server: Child) -> None:
     for operation, status in (("unload", 400), ("load", 200)) * 2:
-        with Http(server.address) as client:
+        with Http(server.url) as client:
             client.sock.sendall(http_request("POST", f"/v2/repository/models/identity/{operation}"))
-        with Http(server.address) as other:
+        with Http(server.url) as other:
             ready = http_request("GET", "/v2/models/identity/ready")
             until(lambda: other.request(ready)[0] == status, operation)  # noqa: B023  (called at once)

@@ -15,15 +15,12 @@ import pytest
 from raw_client import RawClient
 from robust_peer import (
     MODEL_INFER,
-    PATIENCE_S,
     PORTS,
     STREAM_INFER,
     Child,
     Http,
     Tally,
-    a_request,
     child,
-    delayed,
     dialled,
     http_request,
     infer_head,
@@ -34,6 +31,7 @@ from robust_peer import (
     write_held,
     write_models,
 )
+from served import PATIENCE_S, a_request, delayed
 from waiting import until
 
 from inferometer.serve.background import serving
@@ -88,7 +86,7 @@ class Load:
         data = small(self.model)
         while True:
             try:
-                client = Http(self.server.address)
+                client = Http(self.server.url)
             except ConnectionRefusedError:
                 return
             with client:
@@ -203,8 +201,8 @@ def test_readiness_fails_while_requests_are_finished(tmp_path: Path) -> None:
     models = write_held(tmp_path / "models", "held", go_on)
     with (
         child(models, "identity", *PORTS, "--drain=60s") as server,
-        Http(server.address) as client,
-        Http(server.address) as prober,
+        Http(server.url) as client,
+        Http(server.url) as prober,
     ):
         assert prober.json("GET", "/v2/health/ready")[0] == 200
         client.sock.sendall(small("held"))
@@ -221,7 +219,7 @@ def test_readiness_fails_while_requests_are_finished(tmp_path: Path) -> None:
             assert client.read_response()[0] == 200
             assert client.closes
             assert call.result(PATIENCE_S)
-        assert server.process.wait(PATIENCE_S) == 0
+            assert server.process.wait(PATIENCE_S) == 0  # the idle connections do not delay it
         assert server.errors() == ""
 
 
@@ -250,7 +248,7 @@ def test_not_ready_is_reported_before_requests_are_refused() -> None:
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, CheckResponse.FromString)
         statuses = watch(CheckRequest().SerializeToString(), timeout=PATIENCE_S)
         assert next(statuses).status == SERVING
-        with Http(server.address) as client:
+        with Http(server.url) as client:
             assert client.json("GET", "/v2/health/ready")[0] == 200
             server.process.send_signal(signal.SIGTERM)
             assert next(statuses).status == NOT_SERVING
@@ -265,7 +263,7 @@ def test_not_ready_is_reported_before_requests_are_refused() -> None:
 def test_unfinished_requests_are_refused_when_the_drain_time_is_over(tmp_path: Path) -> None:
     """They get an error instead of a closed connection."""
     models = write_models(tmp_path, long=delayed("60s", slots=1))
-    with child(models, "identity", *PORTS, "--drain=500ms") as server, Http(server.address) as client:
+    with child(models, "identity", *PORTS, "--drain=500ms") as server, Http(server.url) as client:
         client.sock.sendall(small("long"))
         with dialled(server.grpc_address) as channel:
             call = channel.unary_unary(MODEL_INFER).future(a_request("long").SerializeToString(), timeout=PATIENCE_S)
@@ -283,10 +281,10 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     models = write_models(tmp_path, long=delayed("60s", slots=1))
     with child(models, "identity", *PORTS, "--drain=60s") as server:
         with (
-            Http(server.address) as client,
-            Http(server.address) as other,
-            Http(server.address) as upload,
-            Http(server.address) as prober,
+            Http(server.url) as client,
+            Http(server.url) as other,
+            Http(server.url) as upload,
+            Http(server.url) as prober,
         ):
             upload.sock.sendall(infer_head("identity", 400_000, [1, 100_000]))
             for each in (client, other):
@@ -300,15 +298,3 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
             assert server.process.poll() is None
             assert server.stop(signal.SIGTERM) == 0  # in less than the 60 s that the drain would take
         assert server.errors() == ""
-
-
-def test_idle_connections_do_not_delay_the_stop() -> None:
-    """By SIGINT, as with Ctrl+C; the other tests send SIGTERM."""
-    with (
-        child("identity", *PORTS, "--drain=60s") as server,
-        Http(server.address) as client,
-        dialled(server.grpc_address) as channel,
-    ):
-        assert client.request(small())[0] == 200
-        channel.unary_unary(MODEL_INFER)(a_request().SerializeToString())
-        assert server.stop(signal.SIGINT) == 0  # in less than the 60 s that a drain may take

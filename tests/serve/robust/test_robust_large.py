@@ -1,7 +1,7 @@
 """Large tensors: the server's memory is bounded by a multiple of their size, and is freed."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -10,31 +10,26 @@ from robust_peer import (
     LARGE,
     MIB,
     MODEL_INFER,
-    PATIENCE_S,
     PORTS,
-    PYTHON,
     STREAM_INFER,
     Child,
     Http,
-    a_request,
     child,
-    delayed,
     dialled,
     http_request,
     infer_head,
-    large_over_http,
-    large_over_raw_grpc,
     responds,
     small,
     write_models,
 )
+from served import PATIENCE_S, PYTHON, a_request, delayed
 from waiting import until
 
 from inferometer.serve.kserve.messages import ModelStreamInferResponse
 
 pytestmark = pytest.mark.slow
 SIZE = 48 * MIB
-TIMES = {"HTTP": 1.1, "gRPC": 1.1}
+TIMES = 1.1
 BESIDES = 24 * MIB
 """Allowance for buffers, sockets and the allocator."""
 
@@ -51,19 +46,19 @@ def test_a_large_tensor_needs_a_bounded_multiple_of_its_size(server: Child, way:
     before = server.memory()
     server.forget_peak()
     LARGE[way](server, SIZE)
-    assert server.peak() - before <= TIMES[way] * SIZE + BESIDES
+    assert server.peak() - before <= TIMES * SIZE + BESIDES
     assert server.errors() == ""
 
 
-@pytest.mark.parametrize("send", [large_over_http, large_over_raw_grpc])
-def test_a_tensor_of_1_gib_needs_at_most_1_3_times_its_size(send: Callable[[Child, int], None]) -> None:
+@pytest.mark.parametrize("way", LARGE)
+def test_a_tensor_of_1_gib_needs_at_most_1_3_times_its_size(way: str) -> None:
     """The client sends and compares it in pieces, so that this process never holds all of it."""
     size = 1024 * MIB
     with child("identity", *PORTS) as server:
         responds(server)
         before = server.memory()
         server.forget_peak()
-        send(server, size)
+        LARGE[way](server, size)
         assert server.peak() - before <= 1.3 * size
         until(lambda: server.memory() - before <= 2 * BESIDES, "the memory is freed")
         assert server.errors() == ""
@@ -77,7 +72,7 @@ def test_repeated_large_tensors_need_no_more_memory_than_one(server: Child, way:
     server.forget_peak()
     for _ in range(6):
         LARGE[way](server, SIZE // 4)
-    assert server.peak() - before <= TIMES[way] * SIZE // 4 + BESIDES
+    assert server.peak() - before <= TIMES * SIZE // 4 + BESIDES
 
 
 def test_requests_of_a_stream_are_freed(server: Child) -> None:
@@ -107,7 +102,7 @@ def test_messages_up_to_the_limit_are_accepted_and_larger_ones_are_refused_unrea
                 channel.unary_unary(MODEL_INFER)(message + bytes(4 * MIB + 1 - len(message)), timeout=PATIENCE_S)
         server.forget_peak()
         before = server.memory()
-        with Http(server.address) as client:
+        with Http(server.url) as client:
             status, body = client.request(infer_head("identity", 2048 * MIB, [1, 512 * MIB]) + bytes(MIB))
         assert status == 413
         assert b"4194304" in body
@@ -126,7 +121,7 @@ def test_refused_requests_are_freed(tmp_path: Path) -> None:
     with child("identity", models, *PORTS) as server:
         responds(server)
         before = server.memory()
-        with Http(server.address) as client, dialled(server.grpc_address) as channel:
+        with Http(server.url) as client, dialled(server.grpc_address) as channel:
             for _ in range(count):
                 assert client.request(small("failing", bytes(size)))[0] == 500
                 assert client.request(small("nope", bytes(size)))[0] == 404

@@ -4,18 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from robust_peer import (
-    MIB,
-    PORTS,
-    Child,
-    child,
-    delayed,
-    many_connections,
-    many_streams,
-    responds,
-    small,
-    write_models,
-)
+from robust_peer import MIB, PORTS, Child, child, many_connections, many_streams, responds, small, write_models
+from served import delayed
 from waiting import until
 
 COUNT, STREAMS = 250, 10_000

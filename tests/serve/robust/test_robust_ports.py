@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from robust_peer import PATIENCE_S, PYTHON, launched, write_models
+from robust_peer import launched, write_models
+from served import PATIENCE_S, PYTHON
 
 from inferometer.errors import UserError
 from inferometer.serve.settings import Settings, check

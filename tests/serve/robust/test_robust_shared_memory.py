@@ -7,19 +7,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from robust_peer import (
-    MODEL_INFER,
-    PATIENCE_S,
-    PORTS,
-    Child,
-    Http,
-    child,
-    dialled,
-    pending,
-    responds,
-    unary,
-    write_held,
-)
+from robust_peer import MODEL_INFER, PORTS, Child, Http, child, dialled, pending, responds, unary, write_held
+from served import PATIENCE_S
 from waiting import until
 
 from inferometer.serve.kserve.messages import ModelInferRequest, ModelInferResponse
@@ -95,9 +84,11 @@ def test_large_tensors_in_shared_memory_round_trip_over_http(server: Child, memo
         "outputs": [{"name": "OUTPUT0", "parameters": region | {"shared_memory_offset": SIZE}}],
     }
     files = server.files()
-    with Http(server.address) as client:
+    with Http(server.url) as client:
         key = {"key": f"/{memory.name}", "byte_size": 2 * SIZE}
         assert client.json("POST", "/v2/systemsharedmemory/region/r/register", key) == (200, None)
+        listed = [{"name": "r", "key": f"/{memory.name}", "offset": 0, "byte_size": 2 * SIZE}]
+        assert client.json("GET", "/v2/systemsharedmemory/status") == (200, listed)
         status, tree = client.json("POST", "/v2/models/identity/infer", request)
         assert (status, tree["outputs"]) == (200, [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, SIZE // 4]}])
         assert memory.read_bytes()[SIZE:] == truth

@@ -14,7 +14,7 @@ CHAT = b'{"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_
 
 def accepted(server: Child) -> Http:
     """Return a connection that the server has accepted: it has already served a request."""
-    client = Http(server.address)
+    client = Http(server.url)
     assert client.request(small())[0] == 200
     return client
 

@@ -9,10 +9,10 @@ import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_peer import PATIENCE_S, Served, failure, serving
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from raw_grpc import NO_MESSAGE, RawGrpc, headers
+from served import PATIENCE_S, Served, failure, serving
 
 from inferometer.wire import protobuf, reflection
 
@@ -20,8 +20,8 @@ SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 
 @pytest.fixture
-def channel(served: Served) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(served.grpc_address) as one:
+def channel(server: Served) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.grpc_address) as one:
         yield one
 
 
@@ -48,17 +48,17 @@ def test_a_watch_of_an_unknown_service_continues(channel: grpc.Channel) -> None:
     watch.cancel()
 
 
-def test_a_watch_sees_each_change(served: Served, channel: grpc.Channel) -> None:
+def test_a_watch_sees_each_change(server: Served, channel: grpc.Channel) -> None:
     async def set_serving(serving: bool) -> None:
-        served.server.health.set_serving(serving)
+        server.grpc.health.set_serving(serving)
 
     stub = health_pb2_grpc.HealthStub(channel)
     watches = [stub.Watch(a_check(service), timeout=PATIENCE_S) for service in ("", "identity")]
     assert [next(watch).status for watch in watches] == [SERVING] * 2
-    served.run(set_serving, False)
+    server.run(set_serving, False)
     assert [next(watch).status for watch in watches] == [NOT_SERVING] * 2
     assert stub.Check(a_check("")).status == NOT_SERVING
-    served.run(set_serving, True)
+    server.run(set_serving, True)
     assert [next(watch).status for watch in watches] == [SERVING] * 2
 
 
@@ -78,7 +78,7 @@ def test_a_watch_sees_the_stop_and_does_not_delay_it() -> None:
     with serving() as one, grpc.insecure_channel(one.grpc_address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(a_check(""), timeout=2 * PATIENCE_S)
         assert next(watch).status == SERVING
-        stopped = threading.Thread(target=one.run, args=(one.server.stop, 1000.0))
+        stopped = threading.Thread(target=one.run, args=(one.grpc.stop, 1000.0))
         stopped.start()
         assert [response.status for response in watch] == [NOT_SERVING]
         stopped.join(PATIENCE_S)
@@ -91,7 +91,7 @@ def test_a_watch_that_arrives_after_the_stop_has_begun_does_not_delay_it() -> No
         raw.http.send_headers(stream, headers("/grpc.health.v1.Health/Watch"))
         assert raw.request("/inference.GRPCInferenceService/ServerLive") == 0  # so that the headers have arrived
         raw.http.send_data(stream, NO_MESSAGE, end_stream=True)
-        stopped = threading.Thread(target=one.run, args=(one.server.stop, 1000.0))
+        stopped = threading.Thread(target=one.run, args=(one.grpc.stop, 1000.0))
         stopped.start()
         raw.sock.recv(65536)  # the announcement
         raw.send()

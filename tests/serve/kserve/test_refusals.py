@@ -2,7 +2,6 @@
 
 import gzip
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from served import Served, make_repository, serving
 
 from inferometer.serve.json_limits import MOST_VALUES
 from inferometer.serve.models.types import Refused, reason
-from inferometer.serve.settings import Settings
 
 RAISES = """
 import numpy as np
@@ -51,15 +49,16 @@ def infer(inputs, parameters):
     if "text" in parameters:
         raise ValueError("mid \\udce9")
 """
+BAD = 'raise ValueError("caf\\udce9")'
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = make_repository(tmp_path_factory.mktemp("models"), "echo")
-    for name, code in (("raises", RAISES), ("streams", STREAMS)):
+    for name, code in (("raises", RAISES), ("streams", STREAMS), ("bad", BAD)):
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "1/model.py").write_text(code)
-    with serving(Settings(control=True), folder) as made:
+    with serving(folder, control=True) as made:
         yield made
 
 
@@ -156,12 +155,7 @@ def test_a_load_accepts_only_a_configuration(web: RawClient, parameters: dict[st
     assert message in response.json["error"]
 
 
-def test_the_index_includes_reasons_that_are_not_valid_utf8(tmp_path: Path):
-    folder = make_repository(tmp_path, "echo")
-    (folder / "bad/1").mkdir(parents=True)
-    (folder / "bad/1/model.py").write_text('raise ValueError("caf\\udce9")')
-    with serving(Settings(), folder) as server, RawClient(server.url) as web:
-        response = web.request("/v2/repository/index", b"")
-        assert response.status == 200
-        reasons = {entry["name"]: entry.get("reason", "") for entry in response.json}
-        assert r"caf\udce9" in reasons["bad"]
+def test_the_index_includes_reasons_that_are_not_valid_utf8(web: RawClient):
+    response = web.request("/v2/repository/index", b"")
+    assert response.status == 200
+    assert r"caf\udce9" in {entry["name"]: entry.get("reason", "") for entry in response.json}["bad"]

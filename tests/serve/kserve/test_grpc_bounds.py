@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from grpc_peer import PATIENCE_S, a_request, write_repository
+from served import PATIENCE_S, a_request, make_repository
 
 from inferometer.serve.grpc import call as call_module
 from inferometer.serve.grpc.call import CallHead, CallHeads, Method
@@ -100,7 +100,7 @@ class Call:
 def serving(test: Callable[[Models], Awaitable[None]]) -> None:
     async def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            write_repository(Path(folder))
+            make_repository(Path(folder))
             models = Models(asyncio.get_running_loop(), device="cpu")
             models.add("identity")
             models.add(folder)

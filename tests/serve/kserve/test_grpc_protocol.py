@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_peer import PATIENCE_S, Served, Stub, a_request, serving
 from raw_grpc import RawGrpc, headers
+from served import PATIENCE_S, Served, Stub, a_request, serving
 from waiting import until
 
 from inferometer.serve.kserve import messages
@@ -27,16 +27,16 @@ def framed(message: bytes, is_compressed: int = 0) -> bytes:
 
 
 @pytest.fixture
-def raw(served: Served) -> Iterator[RawGrpc]:
-    with RawGrpc(served.grpc_address) as one:
+def raw(server: Served) -> Iterator[RawGrpc]:
+    with RawGrpc(server.grpc_address) as one:
         yield one
 
 
 # --- what is not gRPC ------------------------------------------------------------------------------------------------
 
 
-def test_http1_is_told_that_the_port_serves_http2(served: Served) -> None:
-    host, port = served.grpc_address.split(":")
+def test_http1_is_told_that_the_port_serves_http2(server: Served) -> None:
+    host, port = server.grpc_address.split(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         response = sock.makefile("rb").read()
@@ -115,10 +115,10 @@ def test_invalid_messages_end_the_call(raw: RawGrpc, pieces: list[bytes], code: 
 
 @pytest.mark.parametrize("count", [10, 200_000])
 @pytest.mark.parametrize("name", ["gzip", "deflate"])
-def test_requests_may_be_compressed(served: Served, name: str, count: int) -> None:
+def test_requests_may_be_compressed(server: Served, name: str, count: int) -> None:
     """Small messages are decompressed in the loop, large ones in a thread."""
     values = bytes(4 * count)
-    with grpc.insecure_channel(served.grpc_address) as channel:
+    with grpc.insecure_channel(server.grpc_address) as channel:
         call = channel.unary_unary(INFER, response_deserializer=messages.ModelInferResponse.FromString)
         how = getattr(grpc.Compression, name.capitalize())
         response = call(a_request(values=values).SerializeToString(), compression=how, timeout=PATIENCE_S)
@@ -142,8 +142,8 @@ def test_decompressed_messages_are_limited() -> None:
     assert fields["grpc-message"] == "the decompressed message is larger than 1048576 bytes"
 
 
-def test_a_stream_with_large_compressed_messages_keeps_its_order(served: Served) -> None:
-    with grpc.insecure_channel(served.grpc_address, compression=grpc.Compression.Gzip) as channel:
+def test_a_stream_with_large_compressed_messages_keeps_its_order(server: Served) -> None:
+    with grpc.insecure_channel(server.grpc_address, compression=grpc.Compression.Gzip) as channel:
         sent = [a_request(id=str(i), values=bytes(4 << (18 if i % 2 else 2))) for i in range(8)]
         responses = [one.infer_response for one in Stub(channel).ModelStreamInfer(iter(sent), timeout=PATIENCE_S)]
     assert [one.id for one in responses] == [str(i) for i in range(8)]
@@ -153,18 +153,18 @@ def test_a_stream_with_large_compressed_messages_keeps_its_order(served: Served)
 # --- flow control ----------------------------------------------------------------------------------------------------
 
 
-def test_a_large_message_in_both_directions(served: Served) -> None:
-    values = bytes(100_000_000)
+def test_a_large_message_in_both_directions(server: Served) -> None:
+    values = bytes(20_000_000)
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    with grpc.insecure_channel(served.grpc_address, options=unlimited) as channel:
+    with grpc.insecure_channel(server.grpc_address, options=unlimited) as channel:
         response = Stub(channel).ModelInfer(a_request(values=values), timeout=4 * PATIENCE_S)
     assert response.raw_output_contents == [values]
 
 
-def test_a_client_that_does_not_read_cannot_send_without_limit(served: Served) -> None:
+def test_a_client_that_does_not_read_cannot_send_without_limit(server: Served) -> None:
     """Requests of 1 MB whose responses nobody reads: the server stops taking them."""
     request = framed(a_request(values=bytes(1 << 20)).SerializeToString())
-    with RawGrpc(served.grpc_address) as raw:
+    with RawGrpc(server.grpc_address) as raw:
         stream = raw.http.get_next_available_stream_id()
         raw.http.send_headers(stream, headers(STREAM))
         sent = 0
@@ -181,4 +181,4 @@ def test_a_client_that_does_not_read_cannot_send_without_limit(served: Served) -
         except TimeoutError:
             pass
         assert (64 << 20) <= sent < (200 << 20)
-    until(lambda: served.in_flight() == 0)
+    until(lambda: server.in_flight() == 0)

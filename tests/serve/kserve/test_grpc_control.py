@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, text_format
-from grpc_peer import Stub, a_request, dialled, failure, serving
 from needs import INSTALLED
 from raw_grpc import RawGrpc, headers
+from served import Stub, a_request, dialled, failure, serving
 from waiting import until
 
 from inferometer import __version__
@@ -87,11 +87,6 @@ def test_statistics_of_an_unknown_model_are_refused_like_triton(
 ) -> None:
     message = request("ModelStatisticsRequest", name=name, version=version)
     assert failure(lambda: stub.ModelStatistics(message)) == ("INVALID_ARGUMENT", words)
-
-
-def test_the_index_lists_all_models(stub: Stub) -> None:
-    states = {one.name: one.state for one in query(stub, client.repository_index())}
-    assert states["identity"] == states["many"] == "READY"
 
 
 # --- orders ----------------------------------------------------------------------------------------------------------

@@ -4,28 +4,22 @@ ones."""
 import gc
 import gzip
 import json
-import threading
 import zlib
 from collections.abc import Callable, Iterator
-from functools import partialmethod
 from typing import Any
 
 import pytest
 from raw_client import RawClient, request
-from served import Served, serving
+from served import Held, Served, serving
 from waiting import until
 
 from inferometer.serve import compression
 from inferometer.serve.kserve import http_codec
 from inferometer.serve.kserve.http import Infer
-from inferometer.serve.models.signature import ModelSignature
 from inferometer.serve.models.types import Inference
-from inferometer.serve.offload import LARGE, STRING
-from inferometer.serve.settings import Limits, Settings
+from inferometer.serve.offload import LARGE
+from inferometer.serve.settings import Limits
 from inferometer.wire.http1_requests import Request
-
-MANY = LARGE // STRING
-"""Strings that are checked without a thread."""
 
 INFER = "/v2/models/identity/infer"
 GENERATE = "/v2/models/echo/generate"
@@ -64,23 +58,6 @@ PARTS = {
     b"response": (http_codec, "to_values"),
     b"packed": (compression, "compress"),
 }
-
-
-class Held:
-    """A function of the codec that blocks the first time it is called outside the test's thread."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self.is_there = threading.Event()
-        self.may_go = threading.Event()
-        self.thread = ""
-
-    def __call__(self, *words: Any, **more: Any) -> Any:
-        if not self.is_there.is_set():
-            self.thread = threading.current_thread().name
-            self.is_there.set()
-            assert self.may_go.wait(60)
-        return self._function(*words, **more)
 
 
 @pytest.fixture
@@ -150,7 +127,7 @@ def test_small_bodies_and_binary_tensors_need_no_thread(server: Served, monkeypa
 def test_the_result_for_a_disconnected_client_is_dropped(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], hold: Any, kind: str, submitted: int
 ):
-    with serving(Settings(access_log=True)) as server:
+    with serving(access_log=True) as server:
         seen: list[Inference] = []
         submit = server.models.submit
         monkeypatch.setattr(server.models, "submit", lambda one, *more: (seen.append(one), submit(one, *more)))
@@ -204,14 +181,14 @@ def test_the_drain_waits_for_admitted_requests(hold: Any):
     ],
 )
 def test_errors_in_large_bodies_are_explained(data: bytes, headers: dict[str, str], status: int, words: str):
-    with serving(Settings(limits=Limits(message=1_000_000))) as server, RawClient(server.url) as client:
+    with serving(limits=Limits(message=1_000_000)) as server, RawClient(server.url) as client:
         response = client.request(INFER, data, **headers)
         assert (response.status, words in response.json["error"]) == (status, True), response.json
         assert client.request(INFER, SMALL).status == 200
 
 
 def test_a_small_limit_applies_to_decompression_in_the_loop():
-    with serving(Settings(limits=Limits(message=2000))) as server, RawClient(server.url) as client:
+    with serving(limits=Limits(message=2000)) as server, RawClient(server.url) as client:
         assert client.request(INFER, gzip.compress(body(1000)), Content_Encoding="gzip").status == 413
 
 
@@ -237,47 +214,3 @@ def test_large_bodies_are_freed(server: Served):
             until(is_clear, "nothing is kept")
     finally:
         gc.enable()
-
-
-# --- many strings ----------------------------------------------------------------------------------------------------
-
-
-def many_strings(count: int, declared: int) -> bytes:
-    """Return binary empty strings; `declared` is the number that the request declares."""
-    x = {"name": "IN_BYTES", "datatype": "BYTES", "shape": [declared], "parameters": {"binary_data_size": 4 * count}}
-    head = json.dumps({"inputs": [x], "parameters": {"binary_data_output": True}}).encode()
-    return request(
-        "/v2/models/all_types/infer", head + bytes(4 * count), Inference_Header_Content_Length=str(len(head))
-    )
-
-
-@pytest.mark.parametrize(("declared", "status"), [(MANY + 1, 200), (MANY + 2, 400)])
-def test_other_requests_are_served_while_many_strings_are_checked(
-    server: Served, monkeypatch: pytest.MonkeyPatch, declared: int, status: int
-):
-    held = Held(ModelSignature.read)
-    monkeypatch.setattr(ModelSignature, "read", partialmethod(held))
-    with RawClient(server.url) as large, RawClient(server.url) as other:
-        large.send(many_strings(MANY + 1, declared))
-        assert held.is_there.wait(30)
-        assert held.thread.startswith("offload")
-        assert other.request("/v2/health/ready").status == 200
-        assert other.request(INFER, SMALL).status == 200
-        held.may_go.set()
-        response = large.response()
-        assert (response.status, response.complete) == (status, True)
-        assert large.request(INFER, SMALL).status == 200
-
-
-def test_a_client_that_disconnects_during_the_check_leaves_nothing_behind(
-    server: Served, monkeypatch: pytest.MonkeyPatch
-):
-    held = Held(ModelSignature.read)
-    monkeypatch.setattr(ModelSignature, "read", partialmethod(held))
-    with RawClient(server.url) as large:
-        large.send(many_strings(MANY + 1, MANY + 1))
-        assert held.is_there.wait(30)
-    until(lambda: server.call(lambda: server.models.in_flight) == 0, "its work ended")
-    held.may_go.set()
-    with RawClient(server.url) as other:
-        assert other.request(INFER, SMALL).status == 200
