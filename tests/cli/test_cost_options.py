@@ -13,7 +13,7 @@ from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
 
-QUICK = ("--requests", "60", "--prompt", "hello", "--output", "20", "--quiet", "--set", "client.probe=false")
+QUICK = ("--requests", "60", "--prompt", "hello", "--output-tokens", "20", "--quiet", "--set", "client.probe=false")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from command import assert_one_line, cli
 from helpers import NO_USAGE, Client, http_response, jobs_of, scripted
 
-from inferometer.cli.run import set_fleet
+from inferometer import options
 from inferometer.conduct import fleets
 from inferometer.config import from_mapping
 from inferometer.config.fleet import Fleet, split_address
@@ -56,7 +56,8 @@ def config_of(**sections: Any) -> Config:
 )
 def test_the_option_is_put_over_the_file(option: str | None, expected: dict[str, Any]) -> None:
     tree: dict[str, Any] = {"fleet": {"labels": {"a": "b"}}}
-    set_fleet(tree, option)
+    value = None if option is None else options.read(options.rows_of("run")["fleet"], option, "--fleet")
+    options.put(tree, "run", {"fleet": value}, str)
     assert tree["fleet"] == expected
 
 
