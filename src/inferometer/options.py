@@ -340,7 +340,6 @@ TABLE: dict[str, tuple[Option, ...]] = {
     "Where results go": (
         Option("--output FOLDER|URL", "run ab capacity engines merge", key="output",
             named="--output (`output` in the file)",
-            notes={name: "(A bare number means --output-tokens.)" for name in ("run", "ab", "capacity", "engines")},
             help="Where the results are stored, in a folder of their own: ./parts, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX. Default: "
                  "runs."),
         Option("--output FOLDER", "compare-protocols triton",

@@ -98,7 +98,7 @@ def _click_option(row: Option, command: str, section: str) -> click.Option:
     return _RowOption(
         [*row.flags, row.name],
         metavar=row.metavar or None,
-        help=row.help_for(command),
+        help=row.help_for(command) + " (A bare number means --output-tokens.)" * (is_repeated and not row.repeats),
         hidden=not row.help,
         callback=callback,
         section=section,
