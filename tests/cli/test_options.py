@@ -77,6 +77,78 @@ def test_a_row_sets_a_key_that_the_config_has(name: str) -> None:
     grid_from_mapping(tree)
 
 
+# --- values, and options that exclude each other ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value", "words"),
+    [
+        ("run", "rate", "many", "'many' is neither a number nor a range"),
+        ("run", "concurrency", "1.5", "'1.5' is neither a whole number nor a range"),
+        ("run", "header", "X-Team ours", "--header: not of the form NAME:VALUE"),
+        ("run", "price_per_hour", "0", "--price-per-hour 0: must be more than 0 (write --price-per-hour 12.5"),
+        ("run", "price_per_hour", "-3", "must be more than 0"),
+        ("run", "price_per_hour", "inf", "must be more than 0"),
+        ("run", "price_per_hour", "cheap", "'cheap' is not a number"),
+        ("run", "price_per_hour", "3/day", "per server or per GPU, not per day"),
+        ("run", "gpus", 0, "--gpus 0: must be at least 1"),
+        ("run", "cheapest_at", 0.0, "--cheapest-at 0: must be more than 0"),
+        ("run", "percentiles", "50,x", "--percentiles 50,x"),
+        *(("run", "fleet", text, "ray://HOST:PORT") for text in ("dask", "ray://", "local://x", "http://10.0.0.5")),
+        ("capacity", "budget", "soon", "--budget: expected a duration"),
+        ("capacity", "budget", "1s", "--budget must be at least 10 s (got 1s)"),
+        ("capacity", "precision", "0", "--precision must be more than 0"),
+        ("capacity", "precision", "narrow", "--precision: expected a share such as 5%"),
+        ("capacity", "start", -3.0, "--start must be more than 0 (got -3)"),
+        ("capacity", "at_least", 0.0, "--at-least must be more than 0 (got 0)"),
+        ("ab", "start_timeout", "soon", "--start-timeout: "),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_not_right_is_refused(command: str, name: str, value: Any, words: str) -> None:
+    with pytest.raises((UserError, ValueError)) as caught:
+        options.read(options.rows_of(command)[name], value, flag(name))
+    assert words in str(caught.value)
+
+
+GRPC = {"server": {"url": "grpc://127.0.0.1:1"}}
+
+
+@pytest.mark.parametrize(
+    ("tree", "given", "words"),
+    [
+        ({}, {"rate": 5.0, "concurrency": 2}, "--rate (open loop) and --concurrency (closed loop) exclude each other"),
+        ({}, {"input_tokens": 5, "prompt": ["x"]}, "--input-tokens and --prompt: a given prompt already has its length"),
+        ({}, {"image": "x.png", "prompt": ["x"]}, "--prompt and --image exclude each other"),
+        ({}, {"scaling": "unit"}, "--scaling needs --image"),
+        (GRPC, {"output_tokens": 5}, "--input-tokens and --output-tokens are tokens of prompts"),
+        ({"load": {"stages": []}}, {"duration": "5s"}, "--duration and --requests: the file has several stages"),
+    ],
+)  # fmt: skip
+def test_options_that_exclude_each_other(tree: dict[str, Any], given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        options.put(tree, "run", given, flag)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tree", "given", "expected"),
+    [
+        ({}, {"rate": 5.0}, {"load": {"type": "poisson", "rate": 5.0, "duration": "30s"}}),
+        ({"load": {"requests": 9, "drain": True}}, {"concurrency": 2}, {"load": {"type": "closed", "concurrency": 2, "requests": 9}}),
+        ({"load": {"stable": "5%"}}, {"rate": 5.0}, {"load": {"type": "poisson", "rate": 5.0, "stable": "5%"}}),
+        ({"load": {"requests": 9}}, {"duration": "5s"}, {"load": {"duration": "5s"}}),
+        ({"data": {"type": "jsonl"}}, {"prompt": ["x"]}, {"data": {"type": "prompts", "prompts": ["x"]}}),
+        ({"server": {"headers": {"A": "1"}}}, {"header": {"B": "2"}}, {"server": {"headers": {"A": "1", "B": "2"}}}),
+        ({"fleet": {"labels": 5}}, {"fleet": {"type": "local"}}, {"fleet": {"type": "local"}}),
+        ({"fleet": {"labels": 5}}, {"fleet": {"type": "ray"}}, {"fleet": {"type": "ray", "labels": 5}}),
+        ({"fleet": {"labels": 5}}, {"rate": None, "slo": []}, {"fleet": {"labels": 5}}),
+    ],
+)  # fmt: skip
+def test_options_are_put_over_a_config(tree: dict[str, Any], given: dict[str, Any], expected: dict[str, Any]) -> None:
+    options.put(tree, "run", given, flag)
+    assert tree == expected
+
+
 # --- --output and --output-tokens ------------------------------------------------------------------------------------
 
 

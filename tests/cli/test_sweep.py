@@ -70,19 +70,8 @@ def test_grid_is_one_folder_and_one_report(tmp_path: Path, server: Running) -> N
 
 
 def test_batch_sizes_of_tensors_are_compared(tmp_path: Path, server: Running) -> None:
-    result = run(
-        tmp_path,
-        server.grpc,
-        "--model",
-        "identity",
-        "--set",
-        "data.batch=[1, 2, 8]",
-        "--requests",
-        "60",
-        "--concurrency",
-        "2",
-        "-q",
-    )
+    few = ["--model", "identity", "--requests", "60", "--concurrency", "2", "-q"]
+    result = run(tmp_path, server.grpc, *few, "--set", "data.batch=[1, 2, 8]")
     assert result.status == 0, result.out
     assert not result.err
     assert "data.batch 8: " in result.out
