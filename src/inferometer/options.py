@@ -219,13 +219,13 @@ TABLE: dict[str, tuple[Option, ...]] = {
             help="How long a started server may take to respond."),
     ),
     "The load": (
-        Option("--rate LEVELS", "run ab", key="load.rate", read=_levels(float),
+        Option("--rate LEVELS", "run ab", key="load.rate", read=_levels(float), notes={"run": "1:64:adaptive finds the knee."},
             help="Open loop: send N requests per second on average, at random (Poisson) times, no matter how fast the server responds. "
-                 "5,10,20 or 100:500:100 or 1:64:x2 measures a stage for each level; 1:64:adaptive finds the knee."),
+                 "5,10,20 or 100:500:100 or 1:64:x2 measures a stage for each level."),
         Option("--concurrency LEVELS", "run ab engines", key="load.concurrency", read=_levels(int),
-            notes={"run": "Default: 16.", "ab": "Default: 16.", "engines": "Default: 1,8."},
+            notes={"run": "1:64:adaptive finds the knee. Default: 16.", "ab": "Default: 16.", "engines": "Default: 1,8."},
             help="Closed loop: keep N requests in flight; each response makes room for the next request. 1,8,64 or 1:8:2 or 1:64:x2 "
-                 "measures a stage for each level; 1:64:adaptive finds the knee."),
+                 "measures a stage for each level."),
         Option("--concurrency N", "compare-protocols", type=int, least=1, default=1,
             help="The number of requests in flight."),
         Option("--duration TIME", "run ab", key="load.duration",

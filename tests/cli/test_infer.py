@@ -344,11 +344,11 @@ def test_a_decoupled_model_is_streamed_and_all_responses_are_shown(kserve_grpc: 
     assert result.status == 0, result
     assert "KServe v2 over gRPC, streamed" in result.out
     assert [line.split()[-1] for line in result.out.splitlines() if "SQUARE" in line] == ["[0]", "[1]", "[4]"]
-    assert "no responses" in infer(kserve_grpc, "--model", "many", "--input-tokens", "0").out
+    assert "no responses" in infer(kserve_grpc, "--model", "many", "--input", "0").out
 
 
 def test_a_stream_that_fails_shows_the_responses_before(kserve_grpc: str) -> None:
-    result = infer(kserve_grpc, "--model", "many", "--input-tokens", "2", "--parameter", "fail=true")
+    result = infer(kserve_grpc, "--model", "many", "--input", "2", "--parameter", "fail=true")
     assert result.status == 2
     assert result.out.count("SQUARE") == 2
     assert "told to fail" in result.err and len(result.err.splitlines()) == 2
@@ -556,7 +556,7 @@ def test_a_server_that_reads_no_binary_tensors_gets_json() -> None:
 
 
 def test_a_decoupled_model_over_http_or_without_a_stream(kserve_http: str, kserve_grpc: str) -> None:
-    assert_one_line(infer(kserve_http, "--model", "many", "--input-tokens", "3"), "decoupled", "grpc://")
+    assert_one_line(infer(kserve_http, "--model", "many", "--input", "3"), "decoupled", "grpc://")
     assert_one_line(infer(kserve_grpc, "--model", "many", "--no-stream"), "decoupled", "leave --no-stream out")
 
 
