@@ -53,7 +53,7 @@ def test_a_stream_that_stops_shows_what_arrived(unaware: str, monkeypatch: pytes
 
     monkeypatch.setattr(roundtrip, "_decoded", tell)
     monkeypatch.setattr(roundtrip, "now", lambda: now() + ahead)
-    result = infer(unaware, "--model", "many", "--input-tokens", "3", "--parameter", "never=true", "--deadline", "50s")
+    result = infer(unaware, "--model", "many", "--input", "3", "--parameter", "never=true", "--deadline", "50s")
     assert result.status == 2
     assert result.out.count("SQUARE") == 3
     assert "the deadline of 50 s passed before the response was complete" in result.err and REMEDY in result.err
