@@ -81,18 +81,8 @@ def test_batch_sizes_of_tensors_are_compared(tmp_path: Path, server: Running) ->
 
 
 def test_adaptive_range_measures_levels_one_by_one(tmp_path: Path, server: Running) -> None:
-    result = run(
-        tmp_path,
-        server.url,
-        "--input-tokens",
-        "8",
-        "--output-tokens",
-        "2",
-        "--requests",
-        "30",
-        "--concurrency",
-        "1:4:adaptive",
-    )
+    few = "--input-tokens 8 --output-tokens 2 --requests 30 --concurrency 1:4:adaptive"
+    result = run(tmp_path, server.url, *few.split())
     assert result.status == 0, result.out
     assert "sweep of at most 12 runs" in result.err
     assert "level 2 of at most 12 · concurrency 2" in result.err

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from inferometer.cli.options import Command, options_of
+from inferometer.cli.uploads import write_json
 from inferometer.errors import UserError
 from inferometer.units import format_seconds
 
@@ -27,10 +28,9 @@ def command(duration: float, json: str | None) -> int:
 
     Exit status: 0 measured, 2 bad input, 3 internal error.
     """
-    import msgspec  # noqa: PLC0415
 
     from inferometer.calibrate import STEPS, calibrate  # noqa: PLC0415
-    from inferometer.report.output import check_paths, write_file  # noqa: PLC0415
+    from inferometer.report.output import check_paths  # noqa: PLC0415
     from inferometer.report.safe_console import SafeConsole  # noqa: PLC0415
 
     check_paths({"--json": json})
@@ -47,9 +47,7 @@ def command(duration: float, json: str | None) -> int:
     found = calibrate(duration, note)
     if json != "-":
         click.echo(_text(found), nl=False)
-    if json is not None:
-        encoded = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
-        write_file(json, lambda file: file.write(encoded))
+    write_json(json, found)
     return 0
 
 

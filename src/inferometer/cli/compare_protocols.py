@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from inferometer.cli.options import Command, check_server_settings, names_of, options_of, put_options
+from inferometer.cli.uploads import write_json
 from inferometer.errors import UserError, named
 
 _NAMES = names_of("compare-protocols") | {
@@ -45,7 +46,7 @@ def command(url: str | None, grpc: str | None, quiet: bool, **given: Any) -> int
 
     from inferometer import compare_protocols  # noqa: PLC0415
     from inferometer.report import protocol_comparison as report  # noqa: PLC0415
-    from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
+    from inferometer.report.output import check_paths, wants_color  # noqa: PLC0415
     from inferometer.report.safe_console import SafeConsole  # noqa: PLC0415
 
     json_path, chart_path = given["json"], given["chart"]
@@ -77,9 +78,7 @@ def command(url: str | None, grpc: str | None, quiet: bool, **given: Any) -> int
         found = compare_protocols.compare(msgspec.structs.replace(options, http=http_url, grpc=grpc_url), note)
     if json_path != "-":
         click.echo(report.render(found, color=wants_color()), nl=False, color=True)
-    if json_path is not None:
-        encoded = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
-        write_file(json_path, lambda file: file.write(encoded))
+    write_json(json_path, found)
     if chart_path is not None:
         report.draw(found, chart_path)
     return 0 if found.is_valid else 1

@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from inferometer.cli.options import Command, options_of
+from inferometer.cli.uploads import write_json
 from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def command(
 
     from inferometer import preview, workload  # noqa: PLC0415
     from inferometer.config import read_tree  # noqa: PLC0415
-    from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
+    from inferometer.report.output import check_paths, wants_color  # noqa: PLC0415
     from inferometer.report.width import columns  # noqa: PLC0415
 
     if "://" in source:
@@ -83,9 +84,7 @@ def command(
         overview = survey() if jsonl_path is None else _write_jsonl(jsonl_path, survey)
     if "-" not in (json, jsonl_path):
         click.echo(preview.render(overview, columns(), wants_color()), nl=False, color=True)
-    if json is not None:
-        encoded = msgspec.json.format(msgspec.json.encode(overview), indent=2) + b"\n"
-        write_file(json, lambda file: file.write(encoded))
+    write_json(json, overview)
 
 
 def _write_jsonl(path: str, survey: "Callable[[Callable[[Request, str | None], object]], Overview]") -> "Overview":
