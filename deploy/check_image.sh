@@ -108,7 +108,7 @@ in_image '
         [ $status -le 1 ] || fail "inferometer run $* ended with status $status"
     }
 
-    measure --rate 20 --duration 5s --output 16 --slo "ttft.p50 < 1s" --set client.processes=2 \
+    measure --rate 20 --duration 5s --output-tokens 16 --slo "ttft.p50 < 1s" --set client.processes=2 \
         --json summary.json --html report.html
     inferometer report runs/LATEST --json again.json >/dev/null || [ $? = 1 ]
     inferometer plot runs/LATEST --output charts >/dev/null 2>plot.log

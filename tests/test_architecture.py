@@ -7,7 +7,7 @@ from pathlib import Path
 from import_graph import PACKAGE, folder_of, graph, home_of, imports, layers
 
 FOUNDATION = {
-    "apis", "campaign", "config", "errors", "memory", "open_files", "portable_math", "printable", "processors", "random_numbers", "records", "replacing", "series", "server_metrics", "tensors", "timing", "tls", "types", "units",
+    "apis", "campaign", "config", "errors", "memory", "open_files", "options", "portable_math", "printable", "processors", "random_numbers", "records", "replacing", "series", "server_metrics", "tensors", "timing", "tls", "types", "units",
 }  # fmt: skip
 """What every folder may use."""
 
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "config": {"apis", "errors", "printable", "units"},
     "memory": {"errors"},
     "open_files": {"errors", "processors"},
+    "options": {"apis", "config", "errors", "units"},
     "processors": set(),
     "records": {"series"},
     "tensors": {"errors", "memory", "units"},

@@ -8,7 +8,7 @@ from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
 
-DATA = ["--input", "128", "--output", "16"]
+DATA = ["--input-tokens", "128", "--output-tokens", "16"]
 RUN = [*DATA, "--concurrency", "8", "--duration", "8s"]
 CAPACITY = [*DATA, "--slo", "interactive", "--budget", "40s", "--start", "20", "--precision", "15%"]
 REPORT = "runs/capacity.html"

@@ -13,6 +13,7 @@ from inferometer.analysis.efficiency import DEFINITIONS as EFFICIENCY
 from inferometer.analysis.metrics import METRICS, OTHER_TOOLS, RATES, TOOL_FIGURES
 from inferometer.analysis.tail_parts import CAUSES
 from inferometer.config.reference import engines_markdown, markdown
+from inferometer.options import TABLE
 from inferometer.server_metrics.families import SERVERS, Row, Server
 from inferometer.server_metrics.vocabulary import QUANTITIES
 from inferometer.wire.failures import CODES
@@ -193,6 +194,35 @@ scraped too; and GPUs are taken from the DCGM exporter if there is one.
 """
 
 
+def options() -> str:
+    """The table of options, by heading."""
+    lines = [
+        "# Options\n",
+        "<!-- Written by `make docs` from the tables in the code. Do not edit by hand. -->\n",
+        "The options of the commands that measure, compare and report. An option has one name and one meaning in all of them. Most are short\n"
+        "forms of a key of [the configuration](config.md), which `--set` would set as well; those of `run` and `capacity` are also keywords of\n"
+        "[`inferometer.run` and `inferometer.capacity`](python.md#run): `--output-tokens 32` is `output_tokens=32`. [The command line](cli.md) has\n"
+        "the commands themselves, and `inferometer COMMAND --help` the options that only one of the others has.",
+    ]
+    for heading, rows in TABLE.items():
+        lines.append(f"\n## {heading}\n\n| option | key | commands | |\n|---|---|---|---|")
+        for row in rows:
+            if row.help:
+                names = ", ".join(f"`{name}`" for name in row.flags)
+                values = (
+                    f"`{'`, `'.join(row.type)}`"
+                    if isinstance(row.type, tuple)
+                    else f"`{row.metavar}`" * bool(row.metavar)
+                )
+                key = f"`{row.key}`" * bool(row.key)
+                commands = ", ".join(f"`{name}`" for name in row.commands.split())
+                notes = "".join(f" `{name}`: {note}" for name, note in row.notes.items() if note not in row.help)
+                default = f" Default: {row.default}." if row.default is not None else ""
+                cells = (f"{names} {values}".strip(), key, commands, f"{row.help}{default}{notes}")
+                lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join([*lines, ""])
+
+
 def _schema(make: Callable[[], json_schema.Tree]) -> str:
     return json_schema.encode(make())
 
@@ -202,6 +232,7 @@ PAGES = {
     "reference/engines.md": engines_markdown,
     "reference/inference-perf.md": key_table.markdown,
     "reference/metrics.md": metrics,
+    "reference/options.md": options,
     "reference/server-metrics.md": server_metrics,
     **{f"reference/schema/{name}.schema.json": partial(_schema, make) for name, make in json_schema.SCHEMAS.items()},
 }

@@ -64,6 +64,8 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 1
     out: str | None = None
     """Folder to keep the runs in; None deletes them after the comparison."""
+    server: dict[str, Any] = {}
+    """Keys of the config's section server: API keys, headers, TLS."""
     overrides: tuple[str, ...] = ()
     """Config keys of the server, in the format of `--set`."""
 
@@ -267,7 +269,8 @@ def _config(options: ComparisonOptions, protocol: str, data: Data | None = None,
     # The first response of each user is left out: TCP slow start delays it.
     ends = {"requests": options.requests + options.concurrency} if options.requests else {"duration": options.duration}
     tree = {
-        "server": {
+        "server": options.server
+        | {
             "url": options.grpc if variant.grpc else options.http,
             "model": options.model,
             "api": variant.api,

@@ -164,7 +164,7 @@ def only_input(facts: ModelFacts, remedy: str = _OTHERS) -> str:
 
 def without_folder(run: Run) -> Run:
     """The run for a report, which names the folder of the records, if that will be deleted."""
-    return msgspec.structs.replace(run, folder=Path("records not kept: --store FOLDER keeps them"))
+    return msgspec.structs.replace(run, folder=Path("records not kept: --output FOLDER keeps them"))
 
 
 def gave_up(run: Run) -> str | None:

@@ -26,7 +26,7 @@ from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
 
-LOAD = ("--concurrency", "4", "--requests", "20", "--input", "8", "--output", "4", "--quiet")
+LOAD = ("--concurrency", "4", "--requests", "20", "--input-tokens", "8", "--output-tokens", "4", "--quiet")
 TIMES = ("intended", "sent", "first_byte", "first_token", "first_content", "last_token", "done")
 
 

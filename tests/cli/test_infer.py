@@ -79,7 +79,7 @@ def in_json(*arguments: str | Path) -> Any:
 
 
 def test_a_prompt_shows_text_tokens_and_times(sim: str) -> None:
-    result = infer(sim, "--prompt", "Hello", "--output", "5")
+    result = infer(sim, "--prompt", "Hello", "--output-tokens", "5")
     assert result.status == 0, result
     text, blank, title, *rest = result.out.splitlines()
     assert len(text.split()) == 5
@@ -137,7 +137,7 @@ def test_an_embedding_as_json(sim: str, encoding: str) -> None:
 
 
 def test_an_embedding_has_no_length_in_tokens(sim: str) -> None:
-    assert_one_line(infer(sim, "--api", "embeddings", "--prompt", "Hello", "--output", "5"), "--output")
+    assert_one_line(infer(sim, "--api", "embeddings", "--prompt", "Hello", "--output-tokens", "5"), "--output")
 
 
 def test_flags_reach_the_server() -> None:

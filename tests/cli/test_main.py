@@ -119,7 +119,9 @@ def test_an_unexpected_operating_system_error_is_a_bug(monkeypatch: pytest.Monke
     [
         (("calibrate", "--seconds", "0"), "--duration must be from 1s to 1m"),
         (("merge", "nowhere", "--output=x"), "there is no such folder"),
-        (("run", "http://127.0.0.1:9", "--max-tokens", "1k"), "--output"),
+        (("run", "http://127.0.0.1:9", "--max-tokens", "1k"), "'1k' is not a valid integer"),
+        (("merge", "nowhere", "--store=x"), "there is no such folder"),
+        (("compare-protocols", "grpc://127.0.0.1:9", "--out", "x"), "not the URL of an HTTP port"),
     ],
 )
 def test_old_spellings_of_options_are_understood(arguments: tuple[str, ...], words: str) -> None:

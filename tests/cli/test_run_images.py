@@ -48,8 +48,6 @@ def test_a_folder_of_images_is_measured(tmp_path: Path, url: str, photos: Path) 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--scaling", "unit"), ("--scaling needs --image",)),
-        (("--image", __file__, "--prompt", "Hi"), ("--prompt and --image exclude each other",)),
         (("--image", "/nowhere"), ("--image", "/nowhere", "No such file")),
         (("--image", __file__), ("--image", "is not an image")),
         (("--image", Path(__file__).parent), ("--image", "there are no images in the folder")),

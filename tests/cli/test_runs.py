@@ -21,7 +21,7 @@ from inferometer.serve.sim.settings import Fixed
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a run, two repeats and a sweep of two."""
     runs = tmp_path_factory.mktemp("stored") / "runs"
-    load = ("--requests", "6", "--concurrency", "2", "--input", "4", "--output", "3", "--quiet")
+    load = ("--requests", "6", "--concurrency", "2", "--input-tokens", "4", "--output-tokens", "3", "--quiet")
     with running(simulator(timing=Fixed(ttft=0.002, itl=0.0005))) as url:
         for more in ((), ("--repeat", "2"), ("--set", "data.input=[4, 5]")):
             result = cli("run", url, *load, *options(LENIENT | {"output": runs}), *more)

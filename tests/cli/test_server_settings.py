@@ -60,7 +60,7 @@ def test_triton_sends_certificate_and_token(closed: Running, files: dict[str, st
 def test_all_protocols_send_certificate_and_token(closed: Running, files: dict[str, str], tmp_path: Path) -> None:
     result = cli(
         "compare-protocols", closed.url, "--grpc", closed.grpc, "--sizes", "40", "--requests", "3", "--json", "-",
-        "--out", tmp_path, *keys(files, "tls.ca", "tls.cert", "api_key_file"),
+        "--output", tmp_path, *keys(files, "tls.ca", "tls.cert"), "--api-key-file", files["token"], "--header", "X-Own: 5",
     )  # fmt: skip
     assert result.status in (0, 1), result
     assert [cell["ok"] for cell in json.loads(result.out)["cells"]] == [3] * 4

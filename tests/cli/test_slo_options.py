@@ -13,7 +13,7 @@ from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
 
-FEW = ("--requests", "5", "--concurrency", "1", "--prompt", "hello", "--output", "2", "--quiet")
+FEW = ("--requests", "5", "--concurrency", "1", "--prompt", "hello", "--output-tokens", "2", "--quiet")
 LENIENT = {
     "client.processes": 0,
     "client.probe": "false",

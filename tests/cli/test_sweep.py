@@ -20,7 +20,7 @@ from inferometer.serve.background import Running, serving
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.settings import Fixed, Sim
 
-TEXT = ("--input", "8", "--output", "4", "--requests", "40", "--concurrency", "1,4")
+TEXT = ("--input-tokens", "8", "--output-tokens", "4", "--requests", "40", "--concurrency", "1,4")
 
 
 @pytest.fixture(scope="module")
@@ -70,19 +70,8 @@ def test_grid_is_one_folder_and_one_report(tmp_path: Path, server: Running) -> N
 
 
 def test_batch_sizes_of_tensors_are_compared(tmp_path: Path, server: Running) -> None:
-    result = run(
-        tmp_path,
-        server.grpc,
-        "--model",
-        "identity",
-        "--set",
-        "data.batch=[1, 2, 8]",
-        "--requests",
-        "60",
-        "--concurrency",
-        "2",
-        "-q",
-    )
+    few = ["--model", "identity", "--requests", "60", "--concurrency", "2", "-q"]
+    result = run(tmp_path, server.grpc, *few, "--set", "data.batch=[1, 2, 8]")
     assert result.status == 0, result.out
     assert not result.err
     assert "data.batch 8: " in result.out
@@ -92,9 +81,8 @@ def test_batch_sizes_of_tensors_are_compared(tmp_path: Path, server: Running) ->
 
 
 def test_adaptive_range_measures_levels_one_by_one(tmp_path: Path, server: Running) -> None:
-    result = run(
-        tmp_path, server.url, "--input", "8", "--output", "2", "--requests", "30", "--concurrency", "1:4:adaptive"
-    )
+    few = "--input-tokens 8 --output-tokens 2 --requests 30 --concurrency 1:4:adaptive"
+    result = run(tmp_path, server.url, *few.split())
     assert result.status == 0, result.out
     assert "sweep of at most 12 runs" in result.err
     assert "level 2 of at most 12 · concurrency 2" in result.err
@@ -154,7 +142,7 @@ def test_ctrl_c_keeps_the_run_that_it_interrupts(tmp_path: Path) -> None:
 
     settings = LENIENT | {"load.requests": "[5, 1000000]", "server.model": "m"}
     with scripted(script) as url:
-        process = start("run", url, *options(settings), "--prompt", "hello", "--output", "2", "-q", cwd=tmp_path)
+        process = start("run", url, *options(settings), "--prompt", "hello", "--output-tokens", "2", "-q", cwd=tmp_path)
         assert second_run.wait(90)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)

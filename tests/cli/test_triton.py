@@ -194,7 +194,7 @@ def test_without_a_scheme_it_is_http_and_verbose_names_the_folder(url: str, tmp_
     assert result.out.startswith("Throughput: ") and len(result.out.splitlines()) == 7
     (folder,) = (tmp_path / "runs").glob("2*")
     assert " VALID " in result.err and str(folder) in result.err
-    assert triton(url, "-v").err.splitlines()[-1] == " records not kept: --store FOLDER keeps them"
+    assert triton(url, "-v").err.splitlines()[-1] == " records not kept: --output FOLDER keeps them"
 
 
 @pytest.mark.slow
@@ -258,7 +258,7 @@ def test_a_decoupled_model_is_measured_by_run(url: str, model: Model) -> None:
 
 def test_records_that_cannot_be_kept(url: str, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    assert_one_line(triton(url, "--output", tmp_path / "runs"), "runs: not a folder", "--store FOLDER")
+    assert_one_line(triton(url, "--output", tmp_path / "runs"), "runs: not a folder", "--output FOLDER")
 
 
 def test_the_current_folder_need_not_be_writable(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

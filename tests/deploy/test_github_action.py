@@ -162,7 +162,7 @@ def test_objectives_that_are_missed(sim: str, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_capacity(sim: str, folder: Path) -> None:
-    args = "--budget 10s\n--precision 50%\n--by concurrency\n--set client.processes=0\n--output 4"
+    args = "--budget 10s\n--precision 50%\n--by concurrency\n--set client.processes=0\n--output-tokens 4"
     inputs = {"mode": "capacity", "url": sim, "at-least": "1", "slo": "e2e.p50 < 10s", "args": args}
     outcome = run_step("Measure", folder, inputs)
     assert outcome.outputs["status"] in ("0", "1"), outcome

@@ -12,7 +12,6 @@ import pytest
 from command import assert_one_line, cli
 from helpers import NO_USAGE, Client, http_response, jobs_of, scripted
 
-from inferometer.cli.run import set_fleet
 from inferometer.conduct import fleets
 from inferometer.config import from_mapping
 from inferometer.config.fleet import Fleet, split_address
@@ -43,26 +42,6 @@ def config_of(**sections: Any) -> Config:
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        (None, {"labels": {"a": "b"}}),
-        ("local", {"type": "local"}),
-        ("ray", {"type": "ray", "labels": {"a": "b"}}),
-        ("ray://10.0.0.5:6379", {"type": "ray", "address": "10.0.0.5:6379", "labels": {"a": "b"}}),
-    ],
-)
-def test_the_option_is_put_over_the_file(option: str | None, expected: dict[str, Any]) -> None:
-    tree: dict[str, Any] = {"fleet": {"labels": {"a": "b"}}}
-    set_fleet(tree, option)
-    assert tree["fleet"] == expected
-
-
-@pytest.mark.parametrize("option", ["dask", "ray://", "local://x", "http://10.0.0.5"])
-def test_other_fleets_are_an_error(option: str) -> None:
-    assert_one_line(cli("run", "http://127.0.0.1:1", "--fleet", option), "--fleet", "ray://HOST:PORT")
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_the_api_follows_from_the_other_flags(given: dict[str, Any], api: str) -
 
 
 def test_parameters_are_parsed_as_json_and_go_to_the_apis_section() -> None:
-    given = InferFlags("http://x", parameters=("a=5", "b=0.5", "c=true", "d=text", 'e="7"'), headers=("X-Own: a:b",))
+    given = InferFlags("http://x", parameters=("a=5", "b=0.5", "c=true", "d=text", 'e="7"'), header={"X-Own": "a:b"})
     tree = {"a": 5, "b": 0.5, "c": True, "d": "text", "e": "7"}
     assert flags.server_section(given, "chat").body == tree
     server = flags.server_section(given, "kserve")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import inferometer
+from inferometer import options
 
 SIGNATURES = {
     "Capacity": None,
@@ -22,8 +23,7 @@ SIGNATURES = {
     "Text": None,
     "TextStream": None,
     "Timed": "(name='', *, cuda=False)",
-    "capacity": "(config, overrides=None, /, *, slo=None, by='rate', budget=None, percentile='p90', think='20s', start=None, "
-    "precision=0.05, at_least=None, strict=False, progress=False, **settings)",
+    "capacity": "(config, overrides=None, /, *, progress=False, **settings)",
     "compare": "(a, b, *, fail_if=(), force=False)",
     "compare_outputs": "(reference, output, tolerance=0.02)",
     "dummy_inputs": "(source, *, count=None, model=None, names=None, batch=1, length=None, shapes=None, datatypes=None, "
@@ -32,7 +32,7 @@ SIGNATURES = {
     "run": "(config, overrides=None, /, *, inputs=None, progress=False, **settings)",
     "timed": "(name='', *, cuda=False)",
 }
-"""Every public name, and what it is called with; None: users do not call it."""
+"""Every public name, and what it is called with, besides the options of its command; None: users do not call it."""
 MEMBERS = {
     "Run": "checks chunks config folder html judge metric passed report requests series slo summary to_pandas to_polars valid verdict",
     "Capacity": "basis by folder html interval limited_by passed probes report result value",
@@ -45,10 +45,25 @@ MEMBERS = {
 }
 
 
-def bare(signature: inspect.Signature) -> str:
-    """The signature without types."""
-    parameters = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
-    return str(inspect.Signature(parameters))
+def bare(signature: inspect.Signature, command: str) -> str:
+    """The signature without types, and without the keywords that the table of options has."""
+    shown = [
+        each
+        for name, each in signature.parameters.items()
+        if name not in options.rows_of(command) or command == "compare"
+    ]
+    return str(inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in shown]))
+
+
+def test_keywords_are_the_options_of_the_command() -> None:
+    for command in ("run", "capacity", "compare"):
+        function = getattr(inferometer, command)
+        keywords, rows = inspect.signature(function).parameters, options.rows_of(command)
+        if command != "compare":
+            assert keywords.keys() >= {name for name, row in rows.items() if row.key}
+            assert all(f"`{name}`" in (inspect.getdoc(function) or "") for name in keywords.keys() & rows.keys())
+        known = {"config", "overrides", "inputs", "progress", "settings", "a", "b"}
+        assert keywords.keys() - rows.keys() <= known, command
 
 
 def test_the_public_names_are_these_and_no_others() -> None:
@@ -61,7 +76,7 @@ def test_a_public_name_is_documented_and_keeps_its_signature(name: str) -> None:
     found = getattr(inferometer, name)
     assert inspect.getdoc(found)
     if SIGNATURES[name] is not None:
-        assert bare(inspect.signature(found)) == SIGNATURES[name]
+        assert bare(inspect.signature(found), name) == SIGNATURES[name]
 
 
 @pytest.mark.parametrize("name", MEMBERS)

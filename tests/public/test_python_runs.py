@@ -132,6 +132,37 @@ def test_config_is_a_file_or_a_mapping_with_overrides(served: Running, tmp_path:
     assert json.loads((tmp_path / "out.json").read_text())["counts"]["ok"] == 8
 
 
+def test_keywords_are_the_options_of_the_command(served: Running, tmp_path: Path) -> None:
+    found = inferometer.run(
+        served.url, {key: value for key, value in QUICK.items() if key not in ("load", "data")},
+        rate=100, requests=10, output_tokens=3, input_tokens=8, output=tmp_path, model="sim", slo="e2e.p50 < 10s",
+        header={"X-Own": "5"}, price_per_hour="2.5/gpu", gpus=2, percentiles=[50, 75], limits={"rate": 0, "lag": "1h"},
+    )  # fmt: skip
+    config: Any = found.config
+    assert (config["load"]["type"], config["load"]["rate"], config["data"]["output"]) == ("poisson", 100, 3)
+    assert found.summary.counts.ok == 10 and found.folder.parent == tmp_path
+    assert (config["cost"]["price_per_hour"], config["cost"]["per"], config["cost"]["gpus"]) == (2.5, "gpu", 2)
+    assert config["report"]["percentiles"] == [50, 75] and config["limits"]["rate"] == 0
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"rate": 5, "concurrency": 2}, "rate (open loop) and concurrency (closed loop) exclude each other"),
+        ({"rate": "fast"}, "rate: 'fast' is neither a number nor a range"),
+        ({"gpus": "two"}, "gpus: "),
+        ({"scaling": "big"}, "use none, inception, vgg, unit, imagenet"),
+        ({"scaling": "unit"}, "scaling needs image"),
+        ({"rat": 5}, "rat"),
+    ],
+    ids=lambda given: "-".join(given) if isinstance(given, dict) else "",
+)
+def test_a_keyword_that_is_not_right_is_named(keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(inferometer.Error) as caught:
+        inferometer.run("http://127.0.0.1:1", **keywords)
+    assert words in str(caught.value) and "--" not in str(caught.value).replace("--help", "")
+
+
 @pytest.mark.parametrize(
     ("config", "overrides", "words"),
     [

@@ -1,15 +1,16 @@
 """`inferometer ab`: measure two servers in interleaved pairs of runs, and compare them."""
 
+import copy
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from inferometer import options
 from inferometer.cli import startup
-from inferometer.cli.options import SERVER_NAMES, abort_options, comparison_options, server_options
-from inferometer.cli.run import number_or_range, section, set_abort, set_data, set_load, set_server
+from inferometer.cli.options import Command, names_of, options_of, paths_of, put_options
 from inferometer.cli.uploads import finish
-from inferometer.errors import UserError, named
+from inferometer.errors import named
 from inferometer.printable import printable
 
 if TYPE_CHECKING:
@@ -18,72 +19,13 @@ if TYPE_CHECKING:
     from inferometer.conduct.pairs import Ended, Note, Starter
     from inferometer.config import Config
 
-_NAMES = SERVER_NAMES | {"server.model": "--model NAME"}
 
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("url_a", metavar="URL_A")
 @click.argument("url_b", metavar="URL_B")
-@click.option("--pairs", type=click.IntRange(min=2), default=8, show_default=True, help="The number of pairs of runs.")
-@click.option("--config", "file", metavar="FILE", help="A config file (YAML) for everything but server.url.")
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any key of the config, over the file."
-)
-@click.option("--model", help="The model to use on both servers. Default: the first that each lists.")
-@server_options
-@click.option("--rate", callback=number_or_range(float), metavar="N", help="Open loop: send N requests per second.")
-@click.option(
-    "--concurrency",
-    callback=number_or_range(int),
-    metavar="N",
-    help="Closed loop: keep N requests in flight. Default: 16.",
-)
-@click.option("--duration", metavar="TIME", help="How long each run measures. Default: 30s.")
-@click.option("--requests", type=int, metavar="N", help="Measure each run with this many requests instead.")
-@click.option("--input", "input_tokens", type=int, metavar="N", help="The number of tokens in each prompt.")
-@click.option("--output", "output_tokens", type=int, metavar="N", help="The number of tokens to generate per request.")
-@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="Send this prompt. Can be repeated.")
-@click.option("--slo", "slos", multiple=True, metavar="OBJECTIVE", help="Objectives, for the goodput. Can be repeated.")
-@click.option("--start-a", metavar="CMD", help="Shell command that starts server A for each of its runs.")
-@click.option("--start-b", metavar="CMD", help="The same for server B.")
-@click.option(
-    "--start-timeout",
-    default="10m",
-    show_default=True,
-    metavar="TIME",
-    help="How long a started server may take to respond.",
-)
-@abort_options
-@comparison_options
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+@options_of("ab")
 def command(
-    url_a: str,
-    url_b: str,
-    pairs: int,
-    file: str | None,
-    overrides: tuple[str, ...],
-    model: str | None,
-    server: dict[str, Any],
-    rate: float | str | None,
-    concurrency: int | str | None,
-    duration: str | None,
-    requests: int | None,
-    input_tokens: int | None,
-    output_tokens: int | None,
-    prompts: tuple[str, ...],
-    slos: tuple[str, ...],
-    start_a: str | None,
-    start_b: str | None,
-    start_timeout: str,
-    abort_on: tuple[str, ...],
-    fail_if: tuple[str, ...],
-    strict: bool,
-    force: bool,
-    json_path: str | None,
-    html_path: str | None,
-    markdown_path: str | None,
-    junit_path: str | None,
-    quiet: bool,
+    url_a: str, url_b: str, pairs: int, config: str | None, strict: bool, force: bool, quiet: bool, **given: Any
 ) -> int:
     """Measure the servers at URL_A and URL_B in turn (AB, BA, AB ...), in pairs with the same seed, and compare them.
 
@@ -112,29 +54,24 @@ def command(
     from inferometer.probe.scheme import DISCOVERY  # noqa: PLC0415
     from inferometer.report.compare_output import check_comparison_paths, deliver_comparison  # noqa: PLC0415
 
-    paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "junit": junit_path}
+    paths = paths_of(given, "json", "html", "markdown", "junit")
     check_comparison_paths(paths)
-    conditions = conduct.parse_conditions(fail_if)
-    conduct.parse_slos(slos, "--slo")
-    patience = _patience(start_timeout)
+    conditions = conduct.parse_conditions(given["fail_if"])
+    base: dict[str, Any] = read_tree(config) if config is not None else {}
+    origin = config or "command line"
     sides = []
-    for letter, url, start in (("A", url_a, start_a), ("B", url_b, start_b)):
-        tree: dict[str, Any] = read_tree(file) if file is not None else {}
-        section(tree, "server").update({"url": url} | ({"model": model} if model is not None else {}))
-        set_server(tree, server)
-        is_stable = any(setting.startswith("load.stable=") for setting in overrides)
-        set_load(tree, rate, concurrency, duration, requests, is_stable)
-        set_data(tree, input_tokens, output_tokens, prompts)
-        if slos:
-            tree["slo"] = list(slos)
-        set_abort(tree, abort_on)
-        with named(_NAMES, file or "command line"):
-            config = from_mapping(tree, overrides, file or "command line", DISCOVERY if start is None else None)
+    for letter, url in (("A", url_a), ("B", url_b)):
+        start = given[f"start_{letter.lower()}"]
+        tree = copy.deepcopy(base)
+        with named(names_of("ab"), origin):
+            options.put_value(tree, "server.url", url)
+            put_options(tree, "ab", given)
+            made = from_mapping(tree, given["set"], origin, DISCOVERY if start is None else None)
         name = without_password(url) if "://" in url else url.rpartition("@")[2]
         name = name if url_a != url_b else f"{letter}: {start or name}"
-        sides.append((name, config, Starter(start, patience) if start else None))
+        sides.append((name, made, Starter(start, given["start_timeout"]) if start else None))
     note, ended = _progress(sides, quiet)
-    with named(_NAMES):
+    with named(names_of("ab")):
         folder, complete = measure_pairs(sides, pairs, note, ended, force)
     if not complete:
         raise click.Abort
@@ -169,12 +106,3 @@ def _progress(sides: "Sequence[tuple[str, Config, Starter | None]]", quiet: bool
             click.echo(printable(f"  {line}"), err=True)
 
     return note, ended
-
-
-def _patience(text: str) -> float:
-    from inferometer.units import parse_seconds  # noqa: PLC0415
-
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise UserError(f"--start-timeout: {error}", "write it as 90s or 10m") from None

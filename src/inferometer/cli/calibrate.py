@@ -4,19 +4,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from inferometer.cli.options import Command, options_of
+from inferometer.cli.uploads import write_json
 from inferometer.errors import UserError
-from inferometer.units import format_seconds, parse_seconds
+from inferometer.units import format_seconds
 
 if TYPE_CHECKING:
     from inferometer.calibrate import Calibration
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--duration", default="4s", show_default=True, metavar="TIME", help="How long each step takes, from 1s to 1m."
-)
-@click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON. Use - for standard output.")
-def command(duration: str, json_path: str | None) -> int:
+@click.command(cls=Command)
+@options_of("calibrate")
+def command(duration: float, json: str | None) -> int:
     """Measure what this machine itself adds to a latency, and how much load it can generate.
 
     \b
@@ -29,19 +28,14 @@ def command(duration: str, json_path: str | None) -> int:
 
     Exit status: 0 measured, 2 bad input, 3 internal error.
     """
-    import msgspec  # noqa: PLC0415
 
     from inferometer.calibrate import STEPS, calibrate  # noqa: PLC0415
-    from inferometer.report.output import check_paths, write_file  # noqa: PLC0415
+    from inferometer.report.output import check_paths  # noqa: PLC0415
     from inferometer.report.safe_console import SafeConsole  # noqa: PLC0415
 
-    check_paths({"--json": json_path})
-    try:
-        seconds = parse_seconds(duration)
-    except ValueError as error:
-        raise UserError(f"--duration: {error}", "write it as 4s") from None
-    if not 1 <= seconds <= 60:
-        raise UserError(f"--duration must be from 1s to 1m (got {duration})", "write it as 4s")
+    check_paths({"--json": json})
+    if not 1 <= duration <= 60:
+        raise UserError(f"--duration must be from 1s to 1m (got {format_seconds(duration)})", "write it as 4s")
     progress = SafeConsole(stderr=True)
     done = 0
 
@@ -50,12 +44,10 @@ def command(duration: str, json_path: str | None) -> int:
         done += 1
         progress.print(f"[dim]{done}/{STEPS}[/dim] {step}", highlight=False)
 
-    found = calibrate(seconds, note)
-    if json_path != "-":
+    found = calibrate(duration, note)
+    if json != "-":
         click.echo(_text(found), nl=False)
-    if json_path is not None:
-        encoded = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
-        write_file(json_path, lambda file: file.write(encoded))
+    write_json(json, found)
     return 0
 
 

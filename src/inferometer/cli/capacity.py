@@ -5,126 +5,15 @@ from typing import Any
 import click
 
 from inferometer.cli import startup
-from inferometer.cli.options import SERVER_NAMES, server_options
+from inferometer.cli.options import Command, names_of, options_of, paths_of, put_options
 from inferometer.cli.uploads import finish
 from inferometer.errors import UserError, named
 
-_NAMES = SERVER_NAMES | {
-    "slo": "--slo",
-    "budget": "--budget",
-    "server.model": "--model NAME",
-    "output": "--set output=DIR (`output` in the file)",
-}
 
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("source", metavar="[URL|FILE]", required=False)
-@click.option(
-    "--slo",
-    "slos",
-    multiple=True,
-    metavar="OBJECTIVE",
-    help="What must hold: a preset (chat, code, summarize, interactive, inference) or an expression such as 'ttft.p99 < 500ms'. "
-    "Can be repeated. Default: that of the file, else chat, and inference for tensor servers. `inferometer docs slo` lists them.",
-)
-@click.option(
-    "--by",
-    type=click.Choice(["rate", "concurrency", "users"]),
-    default="rate",
-    show_default=True,
-    help="What is raised: requests per second, requests in flight, or users who think between requests.",
-)
-@click.option(
-    "--budget",
-    metavar="TIME",
-    help="How long the search may take. Default: 2m, or longer for a server whose responses take that long.",
-)
-@click.option(
-    "--percentile",
-    type=click.Choice(["p50", "p90", "p95", "p99"]),
-    help="The percentile at which presets are judged. Default: p90, because p99 takes ten times as many requests.",
-)
-@click.option(
-    "--think",
-    default="20s",
-    show_default=True,
-    metavar="TIME",
-    help="How long a person thinks between a response and the next message.",
-)
-@click.option(
-    "--start",
-    type=float,
-    metavar="N",
-    help="The first level after the closed loops. Default: one that will probably hold.",
-)
-@click.option(
-    "--precision", default="5%", show_default=True, metavar="SHARE", help="End when the interval is as narrow as this."
-)
-@click.option("--model", help="The model to use. Default: the first that the server lists.")
-@server_options
-@click.option("--input", "input_tokens", type=int, metavar="N", help="The number of tokens in each prompt.")
-@click.option("--output", "output_tokens", type=int, metavar="N", help="The number of tokens to generate per request.")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set any key of the config except `load`, over the file: --set data.input=1024. Can be repeated.",
-)
-@click.option(
-    "--at-least",
-    type=float,
-    metavar="N",
-    help="The level that must hold, such as 4 requests per second: exit with status 1 unless it holds. It is the first after the closed loops. "
-    "Default: any level.",
-)
-@click.option(
-    "--strict",
-    is_flag=True,
-    help="Only what was shown with 95 % confidence counts for the exit status. By default, what likely holds counts, too.",
-)
-@click.option("--json", "json_path", metavar="PATH", help="Write the answer as JSON. Use - for standard output.")
-@click.option(
-    "--html",
-    "html_path",
-    metavar="PATH",
-    help="Write a report with charts as one HTML file. Use - for standard output.",
-)
-@click.option(
-    "--markdown",
-    "markdown_path",
-    metavar="PATH",
-    help="Write the answer and the probes as Markdown, for a pull request. Use - for standard output.",
-)
-@click.option(
-    "--junit",
-    "junit_path",
-    metavar="PATH",
-    help="Write JUnit XML: a test case for the capacity, and one for each objective. Use - for standard output.",
-)
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress during the search.")
-def command(
-    source: str | None,
-    slos: tuple[str, ...],
-    by: str,
-    budget: str | None,
-    percentile: str | None,
-    think: str,
-    start: float | None,
-    precision: str,
-    model: str | None,
-    server: dict[str, Any],
-    input_tokens: int | None,
-    output_tokens: int | None,
-    overrides: tuple[str, ...],
-    at_least: float | None,
-    strict: bool,
-    json_path: str | None,
-    html_path: str | None,
-    markdown_path: str | None,
-    junit_path: str | None,
-    quiet: bool,
-) -> int:
+@options_of("capacity")
+def command(source: str | None, strict: bool, quiet: bool, **given: Any) -> int:
     """Find the highest load at which the server at URL, or the one that FILE (YAML) describes, holds its objectives.
 
     \b
@@ -156,9 +45,7 @@ def command(
     import msgspec  # noqa: PLC0415
 
     startup.prepare()
-    from inferometer import conduct  # noqa: PLC0415
     from inferometer.apis import is_url  # noqa: PLC0415
-    from inferometer.cli.run import section, set_data, set_server  # noqa: PLC0415
     from inferometer.conduct.capacity import Options, find, with_objectives  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
     from inferometer.probe.local import find_server  # noqa: PLC0415
@@ -167,20 +54,10 @@ def command(
     from inferometer.report.capacity_output import check_formats, deliver_capacity, save  # noqa: PLC0415
     from inferometer.report.output import check_exports, with_file_exports  # noqa: PLC0415
 
-    options = Options(
-        by=by,  # type: ignore[arg-type]
-        budget=None if budget is None else _seconds(budget, "--budget", 10.0),
-        percentile=percentile or "p90",
-        think=_seconds(think, "--think", 0.0),
-        start=_positive(start, "--start", "the first rate to try, such as 2"),
-        at_least=_positive(at_least, "--at-least", "the level that must hold, such as 4"),
-        precision=_share(precision),
-    )
-    given = {"json": json_path, "html": html_path, "markdown": markdown_path, "junit": junit_path}
-    paths = {name: path for name, path in given.items() if path is not None}
+    search = Options(**{name: given[name] for name in Options.__struct_fields__})
+    paths = paths_of(given, "json", "html", "markdown", "junit")
     check_exports(paths)
-    conduct.parse_slos(slos, "--slo", options.percentile)
-    for setting in overrides:
+    for setting in given["set"]:
         if setting.partition("=")[0].partition(".")[0].strip() == "load":
             raise UserError(
                 "--set load...: the search sets the load itself", "leave it out; see --by, --start and --budget"
@@ -191,49 +68,14 @@ def command(
     has_url = is_url(source)
     tree: dict[str, Any] = {"server": {"url": source}} if has_url else read_tree(source, or_url=True)
     tree.pop("load", None)
-    set_data(tree, input_tokens, output_tokens, ())
-    set_server(tree, server)
-    if model is not None:
-        section(tree, "server")["model"] = model
-    if slos:
-        tree["slo"] = list(slos)
     origin = "command line" if has_url else source
-    with named(_NAMES, origin):
-        config = from_mapping(tree, overrides, origin, DISCOVERY)
-        config = with_objectives(config)
+    with named(names_of("capacity") | {"slo": "--slo", "budget": "--budget"}, origin):
+        put_options(tree, "capacity", given)
+        config = with_objectives(from_mapping(tree, given["set"], origin, DISCOVERY))
         paths = with_file_exports(paths, config.report.exports)
         check_formats(paths)
-        view = capacity_view.Quiet() if quiet else capacity_view.SearchView(options.by)
-        found, manifest = find(config, options, view)
+        view = capacity_view.Quiet() if quiet else capacity_view.SearchView(search.by)
+        found, manifest = find(config, search, view)
     found = msgspec.structs.replace(found, strict=strict)
     save(found, manifest)
     return finish(found.folder, deliver_capacity(found, manifest, paths), quiet)
-
-
-def _seconds(given: str, option: str, least: float) -> float:
-    from inferometer.units import format_seconds, parse_seconds  # noqa: PLC0415
-
-    try:
-        seconds = parse_seconds(given)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}", "write it as 2m or 90s") from None
-    if seconds < least:
-        raise UserError(f"{option} must be at least {format_seconds(least)} (got {given})", "write it as 2m or 90s")
-    return seconds
-
-
-def _share(given: str) -> float:
-    number = given.strip().removesuffix("%")
-    try:
-        share = float(number) / (100 if given.strip().endswith("%") else 1)
-    except ValueError:
-        raise UserError(f"--precision: expected a share such as 5%, got {given!r}", "write it as 5%") from None
-    if not 0 < share <= 1:
-        raise UserError(f"--precision must be more than 0 and at most 100% (got {given})", "write it as 5%")
-    return share
-
-
-def _positive(given: float | None, option: str, what: str) -> float | None:
-    if given is not None and not 0 < given < 1e9:
-        raise UserError(f"{option} must be more than 0 (got {given:g})", f"give {what}")
-    return given

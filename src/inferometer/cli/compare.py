@@ -3,22 +3,13 @@
 import click
 
 from inferometer.cli import startup
-from inferometer.cli.options import comparison_options
+from inferometer.cli.options import Command, options_of, paths_of
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("sides", metavar="A B [C ...]", nargs=-1, required=True)
-@comparison_options
-def command(
-    sides: tuple[str, ...],
-    fail_if: tuple[str, ...],
-    strict: bool,
-    force: bool,
-    json_path: str | None,
-    html_path: str | None,
-    markdown_path: str | None,
-    junit_path: str | None,
-) -> int:
+@options_of("compare")
+def command(sides: tuple[str, ...], fail_if: list[str], strict: bool, force: bool, **files: str | None) -> int:
     """Compare runs: each of B, C ... with A. A side is a run's folder, a folder of repeated runs, a quoted glob, or a URL of these.
 
     \b
@@ -43,7 +34,7 @@ def command(
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.report.compare_output import check_comparison_paths, deliver_comparison  # noqa: PLC0415
 
-    paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "junit": junit_path}
+    paths = paths_of(files, "json", "html", "markdown", "junit")
     check_comparison_paths(paths)
     conditions = conduct.parse_conditions(fail_if)
     found = conduct.compare_stored(sides, conditions, force)

@@ -6,95 +6,24 @@ from typing import Any
 
 import click
 
-from inferometer.cli.options import image_options, server_settings
+from inferometer.cli.options import Command, check_server_settings, names_of, options_of, put_options
+from inferometer.cli.uploads import write_json
 from inferometer.errors import UserError, named
 
-_NAMES = {
-    "output": "--out DIR",
+_NAMES = names_of("compare-protocols") | {
+    "output": "--output FOLDER",
     "server.url": "URL and --grpc",
     "server.model": "--model",
     "server.api": "`inferometer run` with server.api",
-    "data.path": "--image",
-    "data.scaling": "--scaling",
-    "data.crop": "--crop",
 }
 """What this command calls its settings."""
+_SERVER = ("header", "api_key_env", "api_key_file", "insecure")
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("url", required=False)
-@click.option("--grpc", "grpc_url", metavar="URL", help="The server's gRPC port: grpc://HOST:PORT, or HOST:PORT.")
-@click.option(
-    "--model",
-    default="identity",
-    show_default=True,
-    help="The model. One with one input and one output of any size, such as a model that returns its input, is measured with "
-    "tensors of several sizes.",
-)
-@click.option(
-    "--sizes",
-    help="The sizes of the tensor, separated by commas, for a model with one input of any size. Default: 1kB,100kB,10MB.",
-)
-@click.option(
-    "--data",
-    metavar="FILE|YAML",
-    help="What to send, for any model: the data section of a config file, or one as text, such as '{batch: 8, length: 128}'. "
-    "Default: random inputs.",
-)
-@click.option(
-    "--fill", metavar="HOW", help="The same as data.fill: zeros, ones, random, @FILE, or '{input_ids: ones}'."
-)
-@click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="NAME=1,3,224,224",
-    help="Full shape of an input, including the batch. Can be repeated.",
-)
-@click.option("--image", metavar="FILE|FOLDER", help="Send this image, or those in the folder in turn.")
-@image_options
-@click.option(
-    "--concurrency",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="The number of requests in flight.",
-)
-@click.option("--duration", metavar="TIME", help="How long to measure each cell, in each round. Default: 3s.")
-@click.option("--requests", type=click.IntRange(min=1), help="How many requests to measure each cell with, instead.")
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="How many times to measure all cells; each round begins with another protocol.",
-)
-@click.option("--out", metavar="DIR", help="Keep the runs in this folder. Default: they are not kept.")
-@click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON. Use - for standard output.")
-@click.option("--chart", "chart_path", metavar="FILE", help="Draw a chart: .svg, .png or .html.")
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-@server_settings("url", "model", "api", "stream")
-def command(
-    url: str | None,
-    grpc_url: str | None,
-    model: str,
-    sizes: str | None,
-    data: str | None,
-    fill: str | None,
-    shapes: tuple[str, ...],
-    image: str | None,
-    scaling: str | None,
-    crop: str | None,
-    concurrency: int,
-    duration: str | None,
-    requests: int | None,
-    rounds: int,
-    out: str | None,
-    json_path: str | None,
-    chart_path: str | None,
-    quiet: bool,
-    overrides: tuple[str, ...],
-) -> int:
+@options_of("compare-protocols")
+def command(url: str | None, grpc: str | None, quiet: bool, **given: Any) -> int:
     """Measure one model over gRPC unary, gRPC stream, HTTP binary and HTTP JSON, and compare rates, times and bytes.
 
     \b
@@ -117,9 +46,11 @@ def command(
 
     from inferometer import compare_protocols  # noqa: PLC0415
     from inferometer.report import protocol_comparison as report  # noqa: PLC0415
-    from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
+    from inferometer.report.output import check_paths, wants_color  # noqa: PLC0415
     from inferometer.report.safe_console import SafeConsole  # noqa: PLC0415
 
+    json_path, chart_path = given["json"], given["chart"]
+    check_server_settings(given["set"], "url", "model", "api", "stream")
     if chart_path is not None:
         report.check_chart(chart_path)
     check_paths({"--json": json_path, "--chart": chart_path})
@@ -129,51 +60,49 @@ def command(
         if not quiet:
             progress.print(f"[dim]{number}/{of}[/dim] {report.describe_cell(way, size)}", highlight=False)
 
+    tree: dict[str, Any] = {}
+    put_options(tree, "compare-protocols", {name: given[name] for name in _SERVER})
     options = compare_protocols.ComparisonOptions(
-        model=model,
-        sizes=_sizes(sizes) if sizes is not None else (),
-        data=_data(sizes, data, fill, shapes, {"path": image, "scaling": scaling, "crop": crop}),
-        concurrency=concurrency,
-        duration=_duration(duration, requests),
-        requests=requests,
-        rounds=rounds,
-        out=out,
-        overrides=overrides,
+        model=given["model"],
+        sizes=_sizes(given["sizes"]) if given["sizes"] is not None else (),
+        data=_data(given),
+        concurrency=given["concurrency"],
+        duration=_duration(given["duration"], given["requests"]),
+        requests=given["requests"],
+        rounds=given["rounds"],
+        out=given["output"],
+        server=tree.get("server", {}),
+        overrides=tuple(given["set"]),
     )
-    with named(_NAMES), _server(url, grpc_url) as (http, grpc):
-        found = compare_protocols.compare(msgspec.structs.replace(options, http=http, grpc=grpc), note)
+    with named(_NAMES), _server(url, grpc) as (http_url, grpc_url):
+        found = compare_protocols.compare(msgspec.structs.replace(options, http=http_url, grpc=grpc_url), note)
     if json_path != "-":
         click.echo(report.render(found, color=wants_color()), nl=False, color=True)
-    if json_path is not None:
-        encoded = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
-        write_file(json_path, lambda file: file.write(encoded))
+    write_json(json_path, found)
     if chart_path is not None:
         report.draw(found, chart_path)
     return 0 if found.is_valid else 1
 
 
-def _data(
-    sizes: str | None, data: str | None, fill: str | None, shapes: tuple[str, ...], images: dict[str, str | None]
-) -> dict[str, Any] | None:
+def _data(given: dict[str, Any]) -> dict[str, Any] | None:
     """The data section that the options describe; None if none of them is given."""
     from inferometer.config import read_tree  # noqa: PLC0415
 
-    given = {name: value for name, value in images.items() if value is not None}
+    data, fill = given["data"], given["fill"]
     tree: dict[str, Any] = {}
     if data is not None:
         tree = read_tree(data) if not data.lstrip().startswith("{") else _parsed(data, "--data")
         tree = tree.get("data", tree)
     if fill is not None:
         tree["fill"] = fill if fill.startswith("@") else _parsed(fill, "--fill")
-    for text in shapes:
+    for text in given["shape"]:
         name, _, numbers = text.partition("=")
         shape = _parsed(f"[{numbers.strip('[] ')}]", "--shape")
         tree.setdefault("shape", {})[name] = shape
-    if given:
-        if "path" not in given and tree.get("type") != "images":
-            raise UserError(f"--{next(iter(given))} needs --image", "give --image FILE, or leave it out")
-        tree |= given | {"type": "images"}
-    if tree and sizes is not None:
+    config = {"data": tree}
+    put_options(config, "compare-protocols", {name: given[name] for name in ("image", "scaling", "crop")})
+    tree = config["data"]
+    if tree and given["sizes"] is not None:
         raise UserError("--sizes does not go with data of your own, which has its own sizes", "leave it out")
     return {"type": "tensors"} | tree if tree else None
 

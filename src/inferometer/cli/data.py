@@ -7,6 +7,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from inferometer.cli.options import Command, options_of
+from inferometer.cli.uploads import write_json
 from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from inferometer.types import Request
 
 
-class _Data(click.Command):
+class _Data(Command):
     """The command, with `convert` as the only command within it."""
 
     def make_context(
@@ -26,15 +28,9 @@ class _Data(click.Command):
         return convert.make_context(f"{info_name} convert", args[1:], parent, **extra)
 
 
-@click.command(cls=_Data, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Data)
 @click.argument("source", metavar="FILE|-")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set any key of the config, over the file: --set data.input=1024. Can be repeated.",
-)
+@options_of("data")
 @click.option(
     "--samples", type=click.IntRange(min=0), default=3, show_default=True, metavar="N", help="Show N requests."
 )
@@ -47,14 +43,8 @@ class _Data(click.Command):
 @click.option(
     "--jsonl", "jsonl_path", metavar="OUT", help="Write the requests to a file that `data: {type: jsonl}` reads."
 )
-@click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON. Use - for standard output.")
 def command(
-    source: str,
-    overrides: tuple[str, ...],
-    samples: int,
-    count: int | None,
-    jsonl_path: str | None,
-    json_path: str | None,
+    source: str, samples: int, count: int | None, jsonl_path: str | None, json: str | None, set: list[str]
 ) -> None:
     """Show what the workload in FILE (YAML; - is standard input) consists of, without sending it.
 
@@ -78,25 +68,23 @@ def command(
 
     from inferometer import preview, workload  # noqa: PLC0415
     from inferometer.config import read_tree  # noqa: PLC0415
-    from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
+    from inferometer.report.output import check_paths, wants_color  # noqa: PLC0415
     from inferometer.report.width import columns  # noqa: PLC0415
 
     if "://" in source:
         raise UserError(
             f"{source} is a URL, and this command does not use a server", "give a config file with a data section"
         )
-    check_paths({"--json": json_path, "--jsonl": jsonl_path})
+    check_paths({"--json": json, "--jsonl": jsonl_path})
     name = "standard input" if source == "-" else source
     with named(source=name):
-        config, has_load = preview.read(read_tree(source), overrides, name)
+        config, has_load = preview.read(read_tree(source), set, name)
         config = msgspec.structs.replace(config, data=workload.pinned(config.data, config.seed))
         survey = partial(preview.survey, config, has_load, samples, count)
         overview = survey() if jsonl_path is None else _write_jsonl(jsonl_path, survey)
-    if "-" not in (json_path, jsonl_path):
+    if "-" not in (json, jsonl_path):
         click.echo(preview.render(overview, columns(), wants_color()), nl=False, color=True)
-    if json_path is not None:
-        encoded = msgspec.json.format(msgspec.json.encode(overview), indent=2) + b"\n"
-        write_file(json_path, lambda file: file.write(encoded))
+    write_json(json, overview)
 
 
 def _write_jsonl(path: str, survey: "Callable[[Callable[[Request, str | None], object]], Overview]") -> "Overview":

@@ -6,71 +6,15 @@ from typing import Any
 
 import click
 
-from inferometer.cli.options import cost_options
+from inferometer.cli.options import Command, options_of, paths_of, put_options
 from inferometer.cli.uploads import finish
 from inferometer.errors import UserError
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("file", metavar="[FILE]", required=False)
-@click.option(
-    "--model", metavar="PATH|NAME", help="The model that every engine serves: a folder, or a name on the hub."
-)
-@click.option(
-    "--engine",
-    "engines",
-    multiple=True,
-    metavar="TYPE[:MODE][,KEY=VALUE...]",
-    help="An engine, instead of those of the file: vllm, transformers:serial, transformers:batched,batch=8, "
-    "'command,url=http://127.0.0.1:9000', vllm,max-model-len=1024,env.OMP_NUM_THREADS=1. Can be repeated.",
-)
-@click.option(
-    "--concurrency", metavar="N,N...", help="The levels: requests in flight, or the batch size. Default: 1,8."
-)
-@click.option("--requests", type=click.IntRange(min=1), metavar="N", help="Requests per level. Default: 64.")
-@click.option(
-    "--input",
-    "input_tokens",
-    type=int,
-    metavar="N",
-    help="The number of tokens in each prompt, without what a chat template adds.",
-)
-@click.option("--output", "output_tokens", type=int, metavar="N", help="The number of tokens to generate per request.")
-@click.option("--repeat", type=click.IntRange(min=1), metavar="N", help="Measure everything in N interleaved rounds.")
-@click.option("--slo", "slos", multiple=True, metavar="OBJECTIVE", help="What interactive use requires, such as 'ttft.p95 < 500ms'. Can be repeated.")  # fmt: skip
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any key of the file. Can be repeated."
-)
-@click.option(
-    "--resume", metavar="FOLDER", help="Continue the campaign in FOLDER: finished parts are not measured again."
-)
-@click.option("--json", "json_path", metavar="PATH", help="Write the results as JSON. Use - for standard output.")
-@click.option("--html", "html_path", metavar="PATH", help="Write a report with charts as one HTML file.")
-@click.option("--markdown", "markdown_path", metavar="PATH", help="Write the results as Markdown.")
-@click.option("--csv", "csv_path", metavar="PATH", help="Write a line per engine and level as CSV.")
-@click.option("--junit", "junit_path", metavar="PATH", help="Write JUnit XML, a test case per engine.")
-@cost_options
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-def command(
-    file: str | None,
-    model: str | None,
-    engines: tuple[str, ...],
-    concurrency: str | None,
-    requests: int | None,
-    input_tokens: int | None,
-    output_tokens: int | None,
-    repeat: int | None,
-    slos: tuple[str, ...],
-    overrides: tuple[str, ...],
-    resume: str | None,
-    json_path: str | None,
-    html_path: str | None,
-    markdown_path: str | None,
-    csv_path: str | None,
-    junit_path: str | None,
-    cost: dict[str, Any],
-    quiet: bool,
-) -> int:
+@options_of("engines")
+def command(file: str | None, quiet: bool, **given: Any) -> int:
     """Start each engine of FILE (YAML), measure it with the same workload, stop it, and say which is best for what.
 
     \b
@@ -109,65 +53,29 @@ def command(
     from inferometer.report.engines_view import CampaignView, Quiet  # noqa: PLC0415
     from inferometer.report.output import check_exports  # noqa: PLC0415
 
-    paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "csv": csv_path, "junit": junit_path}
-    given = {name: path for name, path in paths.items() if path is not None}
-    check_exports(given)
-    tree: dict[str, Any] = read_tree(file) if file is not None else {}
-    _set_flags(tree, model, engines, concurrency, requests, input_tokens, output_tokens, repeat, slos)
-    if cost.pop("cheapest_at", None):
+    paths = paths_of(given, "json", "html", "markdown", "csv", "junit")
+    check_exports(paths)
+    if given["cheapest_at"]:
         raise UserError(
             "--cheapest-at is about the loads of one server", "use it with `inferometer report RUN`, or leave it out"
         )
-    if cost:
-        tree["cost"] = (tree.get("cost") or {}) | cost
+    tree: dict[str, Any] = read_tree(file) if file is not None else {}
+    if given["engine"]:
+        tree["engines"] = [_engine(text) for text in given["engine"]]
+    if given["concurrency"] is not None or given["requests"] is not None:
+        tree.setdefault("load", {"type": "closed", "concurrency": [1, 8], "requests": 64})
+    put_options(tree, "engines", given)
     if not tree.get("model") or not tree.get("engines"):
         raise UserError(
             "there is nothing to compare",
             "give a FILE, or --model and at least one --engine; see `inferometer engines --help`",
         )
-    campaign = campaign_from(tree, overrides, file or "command line")
-    folder = run_campaign(campaign, Quiet() if quiet else CampaignView(), Path(resume) if resume else None)
+    campaign = campaign_from(tree, given["set"], file or "command line")
+    resume = Path(given["resume"]) if given["resume"] else None
+    folder = run_campaign(campaign, Quiet() if quiet else CampaignView(), resume)
     results = open_campaign(folder)
-    status = finish(folder, deliver_engines(results, given), quiet)
+    status = finish(folder, deliver_engines(results, paths), quiet)
     return 130 if results.interrupted else status
-
-
-def _set_flags(
-    tree: dict[str, Any],
-    model: str | None,
-    engines: tuple[str, ...],
-    concurrency: str | None,
-    requests: int | None,
-    input_tokens: int | None,
-    output_tokens: int | None,
-    repeat: int | None,
-    slos: tuple[str, ...],
-) -> None:
-    """Put the flags over the file."""
-    if model is not None:
-        tree["model"] = model
-    if engines:
-        tree["engines"] = [_engine(text) for text in engines]
-    if repeat is not None:
-        tree["repeat"] = repeat
-    if slos:
-        tree["slo"] = list(slos)
-    if concurrency is not None or requests is not None:
-        load = tree.setdefault("load", {"type": "closed", "concurrency": [1, 8], "requests": 64})
-        load |= {"concurrency": _levels(concurrency)} if concurrency is not None else {}
-        load |= {"requests": requests} if requests is not None else {}
-    data = {"input": input_tokens, "output": output_tokens}
-    if any(value is not None for value in data.values()):
-        tree["data"] = (tree.get("data") or {}) | {name: value for name, value in data.items() if value is not None}
-
-
-def _levels(text: str) -> Any:
-    if ":" in text:
-        return text
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--concurrency {text}: not whole numbers", "write --concurrency 1,8,64") from None
 
 
 def _engine(text: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from inferometer.apis import APIS
-from inferometer.cli.options import image_options
+from inferometer.cli.options import Command, options_of
 from inferometer.errors import UserError
 
 _EPILOG = """
@@ -35,9 +35,9 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
 """
 
 
-@click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(cls=Command, epilog=_EPILOG, context_settings={"max_content_width": 100})
 @click.argument("url")
-@click.option("--model", help="Model to use (default: the first that the server lists).")
+@options_of("infer")
 @click.option("--version", help="KServe: version of the model (default: the server's choice).")
 @click.option(
     "--api",
@@ -52,9 +52,7 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
     help="Stream the response, or not (default: text is streamed, tensors only from decoupled models).",
 )
 @click.option("--prompt", metavar="TEXT", help="Text: the prompt, or the text to embed.")
-@click.option(
-    "--output", "lengths", multiple=True, metavar="N", help="Text: the maximum number of tokens in the response."
-)
+@click.option("--output", "outputs_or_length", multiple=True, hidden=True)
 @click.option(
     "--input", "inputs", multiple=True, metavar="NAME=VALUE",
     help="Tensors: @FILE.npy; numbers 1,2,3; @FILE, whose bytes are a BYTES element or raw data; or text for BYTES. "
@@ -75,7 +73,6 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
     metavar="FILE|FOLDER",
     help="Tensors: an image, decoded, resized, laid out and scaled as the model expects. Repeatable, or a folder: sent as one batch.",
 )
-@image_options
 @click.option(
     "--classes", type=click.IntRange(min=0), metavar="N",
     help="Tensors: show the N top classes of an output of scores (default: 5 with --image or --labels; 0: the values).",
@@ -93,13 +90,10 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
     "--parameter", "parameters", multiple=True, metavar="NAME=VALUE",
     help="A parameter of the request; for OpenAI's APIs a field of its body: temperature=0. Repeatable.",
 )  # fmt: skip
-@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header; gRPC: metadata. Repeatable.")
 @click.option(
     "--timing", multiple=True, metavar="queue|compute|total=NAME",
     help="Parameter or field of the response that has the server's own time, such as compute=server_us. Repeatable.",
 )  # fmt: skip
-@click.option("--api-key-env", metavar="VARIABLE", help="Environment variable that holds the API key.")
-@click.option("--api-key-file", metavar="FILE", help="File that holds the API key.")
 @click.option(
     "--timeout",
     default="60s",
@@ -108,27 +102,31 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
     help="Longest wait for bytes; a response may take ten times as long. 0: no limit.",
 )
 @click.option("--deadline", metavar="TIME", help="gRPC: time limit of the call; it is sent to the server as well.")
-@click.option("--insecure", is_flag=True, help="TLS: do not verify the server's certificate.")
 @click.option("--ca", metavar="FILE", help="TLS: PEM file of the CA to trust.")
 @click.option(
     "--cert", metavar="FILE", help="Mutual TLS: PEM file of the client certificate (with its key, or see --key)."
 )
 @click.option("--key", metavar="FILE", help="Mutual TLS: PEM file of the certificate's key.")
-@click.option(
-    "--json", "json_path", metavar="PATH", help="Write the result to this file as JSON (- is standard output)."
-)
 @click.option("--save", metavar="FILE.npz", help="Tensors: write the outputs to this file as numpy arrays.")
-def command(json_path: str | None, lengths: tuple[str, ...], outputs: tuple[str, ...], **given: Any) -> int:
+def command(
+    json: str | None,
+    output_tokens: int | None,
+    outputs_or_length: tuple[str, ...],
+    outputs: tuple[str, ...],
+    **given: Any,
+) -> int:
     """Send one request to the server at URL, show the response, and where the time went."""
     from inferometer.infer import export, show  # noqa: PLC0415
     from inferometer.infer.flags import InferFlags  # noqa: PLC0415
     from inferometer.infer.infer import infer  # noqa: PLC0415
     from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
 
-    check_paths({"--json": json_path, "--save": given["save"]})
-    quiet = json_path == "-"
-    max_tokens = max((int(each) for each in lengths if each.isdecimal()), default=0)
-    outputs += tuple(each for each in lengths if not each.isdecimal())  # scripts name a tensor with --output, too
+    check_paths({"--json": json, "--save": given["save"]})
+    given["header"] = given["header"] or {}
+    quiet = json == "-"
+    lengths = [int(text) for text in outputs_or_length if text.isdecimal()]  # --output is how scripts say either
+    outputs += tuple(text for text in outputs_or_length if not text.isdecimal())
+    max_tokens = max([output_tokens or 0, *lengths])
     printer = _TextPrinter(quiet)
     try:
         outcome = infer(InferFlags(max_tokens=max_tokens, outputs=outputs, **given), printer)
@@ -139,8 +137,8 @@ def command(json_path: str | None, lengths: tuple[str, ...], outputs: tuple[str,
     result = outcome.result
     if not quiet:
         click.echo(show.render(result, wants_color()), nl=False, color=True)
-    if json_path is not None:
-        write_file(json_path, lambda file: file.write(export.to_json(result, outcome.error)))
+    if json is not None:
+        write_file(json, lambda file: file.write(export.to_json(result, outcome.error)))
     if given["save"] is not None:
         data = export.to_npz(result)
         write_file(given["save"], lambda file: file.write(data))

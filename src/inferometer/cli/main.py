@@ -48,15 +48,6 @@ GROUPS = {
 }
 """The commands as `--help` lists them."""
 
-_OLD = {
-    "run": {"--max-tokens": "--output"},
-    "infer": {"--max-tokens": "--output"},
-    "merge": {"--output": "--store"},
-    "triton": {"--output": "--store"},
-    "calibrate": {"--seconds": "--duration"},
-}
-"""Spellings of options that the help does not list and that scripts may use, with those that replaced them."""
-
 COMMANDS = [name for group in GROUPS.values() for name in group]
 _NAME_WIDTH = max(map(len, COMMANDS))
 
@@ -86,10 +77,7 @@ class _Commands(click.Group):
             near = difflib.get_close_matches(args[0], COMMANDS, 1, 0.5)
             remedy = f"did you mean inferometer {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
             raise UserError(f"there is no command '{args[0]}'", remedy)
-        new = _OLD.get(args[0], {})
-        parts = [arg.partition("=") for arg in args[1:]]
-        current = [new.get(option, option) + equals + value for option, equals, value in parts]
-        return super().resolve_command(ctx, [args[0], *current])
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, group in GROUPS.items():

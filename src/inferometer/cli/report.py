@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from inferometer.cli import startup
-from inferometer.cli.options import cost_options, export_options, percentile_option, slo_options
+from inferometer.cli.options import Command, export_options, options_of, put_options
 from inferometer.errors import UserError, named
 
 _TAIL = "tail"
 """What --why stands for without an id."""
 
 
-class _WithOptionalId(click.Command):
+class _WithOptionalId(Command):
     """Takes only a number for the id of --why, so that `report --why RUN_DIR` is not the request RUN_DIR."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -27,45 +27,15 @@ class _WithOptionalId(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=_WithOptionalId, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_WithOptionalId)
 @click.argument("run_dirs", metavar="RUN_DIR...", nargs=-1, required=True)
-@slo_options
-@cost_options
-@percentile_option
+@options_of("report")
 @export_options
-@click.option(
-    "--open",
-    "is_opened",
-    is_flag=True,
-    help="Open the HTML report in a browser. Without --html, it is RUN_DIR/report.html.",
-)
-@click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
-@click.option(
-    "--why",
-    metavar="[ID]",
-    help="Add why the slow requests were slow: which cause explains how much of p99 - p50. With the id of a request: where "
-    "its time went.",
-)
-@click.option(
-    "--as",
-    "tool",
-    type=click.Choice(["vllm-bench", "inference-perf"]),
-    help="Print what this tool would report for the same requests, by its own definitions, beside our figures and the reason "
-    "for each difference. --json then writes that.",
-)
-@click.option("--explain", is_flag=True, help="Add the definition of every metric and check.")
 def command(
     run_dirs: tuple[str, ...],
-    slos: tuple[str, ...],
-    strict: bool,
-    cost: dict[str, Any],
-    percentiles: list[float],
     exports: dict[str, str],
-    is_opened: bool,
-    histogram: bool,
     why: str | None,
-    tool: str | None,
-    explain: bool,
+    **given: Any,
 ) -> int:
     """Print the report of the run in the folder RUN_DIR again, or export it. Several runs give one report.
 
@@ -91,19 +61,20 @@ def command(
     input, 3 internal error.
     """
     startup.prepare()
-    from inferometer import conduct  # noqa: PLC0415
     from inferometer.cli.report_folders import Wanted, kind_of, the_only  # noqa: PLC0415
     from inferometer.conduct.remote import local_names  # noqa: PLC0415
     from inferometer.report.output import check_exports  # noqa: PLC0415
 
+    is_opened, tool = given["open"], given["as"]
     if is_opened and exports.get("html") == "-":
         raise UserError(
             "--open needs a file, but --html writes to standard output", "give --html a path, or leave it out"
         )
     if tool is not None and set(exports) - {"json"}:
         raise UserError(f"--as {tool} has no --{min(set(exports) - {'json'})}", "use --json, or leave out --as")
-    conduct.parse_slos(slos, "--slo")
-    changes = {"cost": cost, "report": {"percentiles": percentiles} if percentiles else {}}
+    changes: dict[str, Any] = {}
+    put_options(changes, "report", given)
+    slos = tuple(changes.pop("slo", ()))
     run_dirs = the_only(local_names(run_dirs))
     kind = kind_of(run_dirs)
     if is_opened and "html" not in exports:
@@ -113,10 +84,10 @@ def command(
         run_dirs,
         exports,
         slos,
-        strict,
-        {name: keys for name, keys in changes.items() if keys},
-        histogram,
-        explain,
+        given["strict"],
+        changes,
+        given["histogram"],
+        given["explain"],
         has_why=why is not None,
         id=_id_of(why),
         tool=tool,

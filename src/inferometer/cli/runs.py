@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from inferometer.cli.uploads import write_json
 from inferometer.errors import UserError, named
 
 _PIPE_WIDTH = 160
@@ -66,11 +67,10 @@ def command(
 
     `inferometer runs push FOLDER URL` uploads a run; see `inferometer runs push --help`.
     """
-    import msgspec  # noqa: PLC0415
 
     from inferometer.conduct.catalog import catalog, chosen  # noqa: PLC0415
     from inferometer.config.storage import is_remote  # noqa: PLC0415
-    from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
+    from inferometer.report.output import check_paths, wants_color  # noqa: PLC0415
     from inferometer.report.runs_table import render  # noqa: PLC0415
 
     if json_path is not None and (is_remote(json_path) or Path(json_path).is_dir()):  # runs --json FOLDER
@@ -81,8 +81,7 @@ def command(
         entries = catalog(where)
     found = chosen(entries, model, start, verdict, state.replace("-", " ") if state else None)
     if json_path is not None:
-        encoded = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
-        write_file(json_path, lambda file: file.write(encoded))
+        write_json(json_path, found)
     elif found:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
         click.echo(render(found, width, wants_color()), nl=False, color=True)

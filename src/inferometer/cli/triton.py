@@ -4,12 +4,12 @@ import sys
 
 import click
 
-from inferometer.cli.options import server_settings
+from inferometer.cli.options import Command, check_server_settings, options_of
 from inferometer.errors import named
 from inferometer.printable import printable
 
 _NAMES = {
-    "output": "--store FOLDER",
+    "output": "--output FOLDER",
     "server.url": "-u",
     "server.model": "-m",
     "server.version": "-x",
@@ -18,7 +18,7 @@ _NAMES = {
 """What this command calls its settings."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.option("-v", "--verbose", is_flag=True, help="Print the full report to standard error.")
 @click.option("-m", "--model-name", required=True, help="The name of the model.")
 @click.option("-x", "--model-version", default="", help="The version of the model. Default: the server chooses.")
@@ -59,10 +59,7 @@ _NAMES = {
     help="The number of requests to send before, which do not count.",
 )
 @click.option("--csv", "csv_path", metavar="FILE", help="Write the figures as CSV, latencies in microseconds.")
-@click.option(
-    "--store", "output", metavar="FOLDER", help="Keep the records of the run, in a folder of its own under FOLDER."
-)
-@server_settings("url", "model", "version", "api", "stream")
+@options_of("triton")
 def command(
     verbose: bool,
     model_name: str,
@@ -75,7 +72,7 @@ def command(
     warmup_count: int,
     csv_path: str | None,
     output: str | None,
-    overrides: tuple[str, ...],
+    set: list[str],
 ) -> int:
     """Measure a model of a KServe v2 server, such as Triton, with one request at a time.
 
@@ -86,7 +83,7 @@ def command(
     This command has the flags and the output of Triton's simple performance client. Requests are tensors of zeros;
     `infer/sec` counts requests, so a batch counts once, and percentiles are interpolated, as that client's are (other commands
     print values that were measured). The model must have one input and one output, each with one variable
-    dimension. The records of the run are deleted unless there is a --store.
+    dimension. The records of the run are deleted unless there is an --output.
 
     Exit status: 0 the run is VALID, 1 it is INVALID or the server stopped (standard error says why), 2 bad input, 3 internal error.
     """
@@ -95,6 +92,7 @@ def command(
     from inferometer.report.output import check_paths, write_file  # noqa: PLC0415
     from inferometer.report.width import columns  # noqa: PLC0415
 
+    check_server_settings(set, "url", "model", "version", "api", "stream")
     check_paths({"--csv": csv_path})
     options = triton_client.TritonOptions(
         model=model_name,
@@ -105,7 +103,7 @@ def command(
         protocol=protocol,
         iterations=iteration_count,
         warmups=warmup_count,
-        overrides=overrides,
+        overrides=tuple(set),
     )
     with triton_client.folder_for_records(output) as folder:
         unsaved = None

@@ -1,7 +1,8 @@
-"""How the commands that measure end: an upload to the bucket that their output goes to, and what they say last."""
+"""How commands end: results as JSON, an upload to the bucket that their output goes to, and what they say last."""
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,3 +21,14 @@ def finish(folder: str | Path, status: int, quiet: bool = False, answer: Iterabl
     if not quiet:
         say_last(folder, answer)
     return status
+
+
+def write_json(path: str | None, results: Any) -> None:
+    """Write results as indented JSON, if there is a path; - is standard output."""
+    import msgspec  # noqa: PLC0415
+
+    from inferometer.report.output import write_file  # noqa: PLC0415
+
+    if path is not None:
+        encoded = msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n"
+        write_file(path, lambda file: file.write(encoded))

@@ -76,13 +76,14 @@ class InferFlags(msgspec.Struct, frozen=True):
     proto: str | None = None
     data: str | None = None
     parameters: tuple[str, ...] = ()
-    headers: tuple[str, ...] = ()
+    header: dict[str, str] = {}
     timing: tuple[str, ...] = ()
     api_key_env: str | None = None
     api_key_file: str | None = None
     timeout: str = "60s"
     deadline: str | None = None
-    insecure: bool = False
+    insecure: bool | None = None
+    """False: do not verify the server's certificate, as the config's `verify` says it."""
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
@@ -95,7 +96,7 @@ class InferFlags(msgspec.Struct, frozen=True):
 
 
 _FLAGS_OF = {
-    "text": {"prompt": "--prompt", "max_tokens": "--output"},
+    "text": {"prompt": "--prompt", "max_tokens": "--output-tokens"},
     "tensors": {
         "inputs": "--input", "shapes": "--shape", "fill": "--fill", "images": "--image", "scaling": "--scaling",
         "crop": "--crop", "classes": "--classes", "labels": "--labels", "outputs": "--tensor", "save": "--save",
@@ -137,7 +138,9 @@ def check(flags: InferFlags, api: str) -> None:
                 "drop it, or choose another --api",
             )
     if flags.max_tokens and APIS[api].response != "text":
-        raise UserError(f"--output: responses of the API {api} have no tokens", "drop it, or choose another --api")
+        raise UserError(
+            f"--output-tokens: responses of the API {api} have no tokens", "drop it, or choose another --api"
+        )
     if request == "text" and not flags.prompt:
         raise UserError(
             "there is nothing to send",
@@ -163,12 +166,12 @@ def server_section(flags: InferFlags, api: str) -> Server:
         "method": flags.method,
         "proto": flags.proto,
         "outputs": list(flags.outputs),
-        "headers": dict(_pair(text, "--header", ":") for text in flags.headers),
+        "headers": flags.header,
         "timing": dict(_pair(text, "--timing", "=") for text in flags.timing),
         "api_key_env": flags.api_key_env,
         "api_key_file": flags.api_key_file,
         "deadline": seconds(flags.deadline, "--deadline") if flags.deadline else 0,
-        "tls": {"verify": not flags.insecure, "ca": flags.ca, "cert": flags.cert, "key": flags.key},
+        "tls": {"verify": flags.insecure is None, "ca": flags.ca, "cert": flags.cert, "key": flags.key},
         "timeouts": {"connect": min(_CONNECT_S, timeout or _CONNECT_S)},
         APIS[api].options_key: {name: _value(text) for name, text in pairs.items()},
     }

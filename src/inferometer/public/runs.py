@@ -20,7 +20,7 @@ from inferometer.analysis.summary import StageSummary, Summary, summarise
 from inferometer.errors import UserError, named
 from inferometer.public.inputs import sent
 from inferometer.public.pages import in_frame, written
-from inferometer.public.settings import Overrides, Source, config_of, objectives
+from inferometer.public.settings import Overrides, Source, config_of, keywords_of, objectives
 
 if TYPE_CHECKING:
     import pandas
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+@keywords_of("run")
 def run(
     config: Source,
     overrides: Overrides | None = None,
@@ -40,8 +41,8 @@ def run(
     """Measure a server, and return the run when it has ended.
 
     `config` is the path of a YAML file, a URL, or the same tree as a mapping. `overrides` changes single keys:
-    {"load.rate": 50}. Keywords set a whole section or a top-level key: slo=["ttft.p99 < 500ms"], load={"rate": 50}. `inputs`
-    are what a tensor server is sent, in turn: arrays by name, as `dummy_inputs` makes them, or a list of such dicts. `progress`
+    {"load.rate": 50}. Keywords are the options of the command `inferometer run`: rate=50, slo=["ttft.p99 < 500ms"]; or a whole
+    section or a top-level key of the config: load={"rate": 50}, seed=7. `inputs` are what a tensor server is sent, in turn: arrays by name, as `dummy_inputs` makes them, or a list of such dicts. `progress`
     shows the run on standard error while it lasts.
 
     The run is stored under `output` (runs/ by default), as by the command `inferometer run`. This call blocks until the run has

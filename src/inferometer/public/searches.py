@@ -1,9 +1,8 @@
 """`inferometer.capacity` and `Capacity`: the highest load at which a server holds its objectives."""
 
-from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -12,65 +11,35 @@ from inferometer.capacity_search.result import Probe
 from inferometer.capacity_search.trials import Basis
 from inferometer.errors import UserError, named
 from inferometer.public.pages import in_frame, written
-from inferometer.public.settings import Overrides, Source, config_of, objectives, seconds
+from inferometer.public.settings import Overrides, Source, config_of, keywords_of, value_of
 from inferometer.records import Manifest
 
+_SEARCH = ("by", "budget", "percentile", "think", "start", "precision", "at_least")
 
+
+@keywords_of("capacity", *_SEARCH, "strict")
 def capacity(
-    config: Source,
-    overrides: Overrides | None = None,
-    /,
-    *,
-    slo: str | Sequence[str] | None = None,
-    by: Literal["rate", "concurrency", "users"] = "rate",
-    budget: float | str | None = None,
-    percentile: Literal["p50", "p90", "p95", "p99"] = "p90",
-    think: float | str = "20s",
-    start: float | None = None,
-    precision: float = 0.05,
-    at_least: float | None = None,
-    strict: bool = False,
-    progress: bool = False,
-    **settings: Any,
+    config: Source, overrides: Overrides | None = None, /, *, progress: bool = False, **settings: Any
 ) -> "Capacity":
     """Find the highest load at which the server holds its objectives, as the command `inferometer capacity` does.
 
-    `config`, `overrides` and keywords are those of `inferometer.run`; the search sets `load` itself.
-
-    `slo`         what must hold: a preset (chat, inference ...) or expressions. Default: that of the config, else chat, and inference
-                  for tensor servers
-    `by`          what is raised: requests per second, requests in flight, or users who think between requests
-    `budget`      how long the search may take. Default: two minutes, or longer for a server whose responses take that long
-    `percentile`  at which presets are judged
-    `think`       how long a person thinks between a response and the next message
-    `start`       the first level
-    `precision`   the search ends when the interval is as narrow as this share
-    `at_least`    the level that must hold: see `Capacity.passed`
-    `strict`      only what was shown with 95 % confidence counts for `Capacity.passed`
-
-    Raises Error when the config is not right or the server cannot be reached.
+    `config` and `overrides` are those of `inferometer.run`; keywords are options, sections or keys, as there. The search sets `load`
+    itself. Durations are seconds, or text such as "2m". `at_least` and `strict` decide `Capacity.passed`. Raises Error when the config is
+    not right or the server cannot be reached.
     """
     from inferometer.conduct.capacity import Options, find, with_objectives  # noqa: PLC0415
     from inferometer.conduct.uploading import finish  # noqa: PLC0415
     from inferometer.report import capacity_output, capacity_view  # noqa: PLC0415
 
-    options = Options(
-        by=_one_of(by, ("rate", "concurrency", "users"), "by"),  # type: ignore[arg-type]
-        budget=None if budget is None else _at_least(seconds(budget, "budget"), 10.0, "budget"),
-        percentile=_one_of(percentile, ("p50", "p90", "p95", "p99"), "percentile"),
-        think=_at_least(seconds(think, "think"), 0.0, "think"),
-        start=_positive(start, "start"),
-        precision=_positive(precision, "precision") or 0.05,
-        at_least=_positive(at_least, "at_least"),
-    )
-    given = [key for each in (overrides or {}, settings) for key in each]
-    if any(key.partition(".")[0] == "load" for key in given):
+    strict = bool(settings.pop("strict", False))
+    given = {name: settings.pop(name) for name in _SEARCH if name in settings}
+    search = Options(**{name: value_of("capacity", name, value) for name, value in given.items() if value is not None})
+    if any(key.partition(".")[0] == "load" for key in (*(overrides or {}), *settings)):
         raise UserError("load: the search sets the load itself", "leave it out; see by=, start= and budget=")
-    chosen = {} if slo is None else {"slo": objectives(slo)}
-    made, source = config_of(config, overrides, settings, chosen, without="load")
+    made, source = config_of(config, overrides, settings, command="capacity")
     with named({"slo": "slo="}, source):
-        view = capacity_view.SearchView(options.by) if progress else capacity_view.Quiet()
-        found, manifest = find(with_objectives(made), options, view)
+        view = capacity_view.SearchView(search.by) if progress else capacity_view.Quiet()
+        found, manifest = find(with_objectives(made), search, view)
     found = msgspec.structs.replace(found, strict=strict)
     capacity_output.save(found, manifest)
     finish(Path(found.folder))
@@ -143,21 +112,3 @@ class Capacity(msgspec.Struct, frozen=True, eq=False, weakref=True):
         from inferometer.report import capacity  # noqa: PLC0415
 
         return f"<inferometer.Capacity {capacity.words(self.result)}>"
-
-
-def _one_of(value: str, known: tuple[str, ...], name: str) -> str:
-    if value not in known:
-        raise UserError(f"{name} is {value!r}", f"use {', '.join(known)}")
-    return value
-
-
-def _at_least(value: float, least: float, name: str) -> float:
-    if value < least:
-        raise UserError(f"{name} must be at least {least:g} s (got {value:g})", "give seconds, or text such as '2m'")
-    return value
-
-
-def _positive(value: float | None, name: str) -> float | None:
-    if value is not None and not 0 < value < 1e9:
-        raise UserError(f"{name} must be more than 0 (got {value:g})", "give a positive number")
-    return value
