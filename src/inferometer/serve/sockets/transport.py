@@ -22,6 +22,7 @@ import socket
 import ssl
 import struct
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,14 @@ class Transport:
     def resume_reading(self) -> None:
         if not (self.is_reading or self.closed):
             self.is_reading = True
-            self.loop.add_reader(self._sock, self._readable)
+            self._watch(self.loop.add_reader, self._readable)
+
+    def _watch(self, add: Callable[..., object], callback: Callable[[], None]) -> None:
+        """Call back when the socket is ready. uvloop refuses to watch one whose reset it has already seen."""
+        try:
+            add(self._sock, callback)
+        except RuntimeError:
+            self.loop.call_soon(self.close)
 
     def write(self, data: Data, *more: Data) -> None:
         """Send the parts in order. Large ones are kept without a copy: do not modify them afterwards."""
@@ -141,7 +149,7 @@ class Transport:
             self.moved = now()
             self._send_some()
             if out:
-                self.loop.add_writer(self._sock, self._writable)
+                self._watch(self.loop.add_writer, self._writable)
 
     def _send_some(self) -> None:
         out = self._out
