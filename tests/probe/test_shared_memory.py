@@ -491,7 +491,7 @@ def test_consecutive_requests_have_different_slots(count: int, at_once: int, roo
     """For all requests that can be in flight together, at any point of the round and for any numbers of requests and slots."""
     shard = shared_memory._Shard(({},) * count, at_once, 0)
     slots = shard.slots(room)
-    requests = jobs._in_rounds([Request(id, "", 0, 0) for id in range(count)], slots)
+    requests = jobs.in_rounds([Request(id, "", 0, 0) for id in range(count)], slots)
     launched = [n % len(requests) % slots for n in range(3 * len(requests))]
     assert all(len(set(launched[n : n + at_once])) == at_once for n in range(len(launched) - at_once))
     assert [request.id for request in requests] == [n % count for n in range(len(requests))]

@@ -74,13 +74,17 @@ def _for_one(
     """Prepare the requests of a shard that uses them in turn: those of sequences, or in shared memory."""
     shared = setup.shared[shard] if setup.shared else None
     ids = first_ids(setup.config, plan, sequences, setup.all_shards)
-    if shared is not None:  # whole rounds of the slots, so that each slot is reused as rarely as possible
-        slots = len(shared.outputs)
-        ids = list(islice(cycle(ids), math.ceil(len(ids) / slots) * slots))
+    if shared is not None:
+        ids = in_rounds(ids, len(shared.outputs))
     context = msgspec.structs.replace(
         _context(setup, [ids]), shared=shared, sequenced=_sequenced(setup, shard, sequences)
     )
     return _Prepared(_files(setup, context, [ids], progress, held, setup.shards), context)
+
+
+def in_rounds(ids: list[int], slots: int) -> list[int]:
+    """Repeat the ids until they fill whole rounds of the slots, so that each slot is reused as rarely as possible."""
+    return list(islice(cycle(ids), math.ceil(len(ids) / slots) * slots))
 
 
 def _context(setup: Setup, ids: Sequence[Sequence[int]]) -> CallContext:

@@ -7,7 +7,8 @@ from inferometer.wire.http2.frames import ENHANCE_YOUR_CALM
 
 
 class Allowance:
-    """The number of frames of some kind that the client may still send. It grows with time and with what the client earns."""
+    """The number of frames of some kind that the client may still send. It grows with time, up to a maximum, and with what the client
+    earns, which it may save: on a busy machine, much of what thousands of requests entail arrives at once."""
 
     __slots__ = ("_clock", "_earned", "_most", "_per_second", "_refilled", "_what", "left")
 
@@ -25,8 +26,8 @@ class Allowance:
         `earned`: the frames that the client has earned so far on this connection.
         """
         now = self._clock()
-        self.left += int((now - self._refilled) * self._per_second) + earned - self._earned
+        grown = min(int((now - self._refilled) * self._per_second), self._most)
+        self.left += grown + earned - self._earned
         self._refilled, self._earned = now, earned
         if self.left < 0:
             raise Http2Error(ENHANCE_YOUR_CALM, f"the client sent {self._what} faster than the server accepts them")
-        self.left = min(self.left, self._most)
