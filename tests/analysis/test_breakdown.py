@@ -48,14 +48,14 @@ def adds_up(split: Breakdown) -> bool:
     return parts == pytest.approx(split.e2e + split.excess) and min(split.overhead, split.excess) == 0
 
 
-def test_no_breakdown_if_the_server_reports_no_times() -> None:
-    assert found(made.run(unary())) is None
-    assert found(made.run(unary(), statistics=(None,))) is None
-    assert found(made.run(made.blank(0), statistics=(sums(4),))) is None
+def of_two_stages(rows: np.ndarray, **about: object) -> Run:
+    """The first 50 requests and the others."""
+    rows["stage"] = rows["id"] >= 50
+    return made.run(rows, plan=(StagePlan(type="closed", open=False),) * 2, **about)
 
 
-def test_no_breakdown_for_a_decoupled_model() -> None:
-    assert found(made.run(unary(), statistics=(sums(100),), server={"decoupled": True})) is None
+def refused(run: Run, stage: int = 1) -> str | Breakdown:
+    return split(run, run.records.rows["failure"] == 0, stage)
 
 
 def test_breakdown_from_times_per_request() -> None:
@@ -66,10 +66,12 @@ def test_breakdown_from_times_per_request() -> None:
     assert split is not None and split.source == PER_REQUEST and adds_up(split)
     assert (split.client, split.queue, split.compute) == pytest.approx((0.001, 0.00198, 0.005))
     summary = summarise(run)
-    assert summary.breakdown == split
+    assert summary.breakdown == split and summary.no_breakdown is None
     assert summary.metrics["queue"].value("max") == pytest.approx(0.00396)
     assert summary.metrics["overhead"].value("max") == pytest.approx(0.005)
     assert split.network is None and not summary.metrics["network"].count
+    rows["queue"][10:] = rows["compute"][10:] = -1  # requests without reported times are left out
+    assert (some := found(made.run(rows))) is not None and some.requests == 10
 
 
 def test_a_reported_total_separates_the_network_from_the_protocol() -> None:
@@ -91,13 +93,6 @@ def test_a_total_above_the_clients_time_gives_a_negative_network_that_is_not_hid
     assert summary.breakdown is not None and summary.breakdown.network == pytest.approx(-0.001)
     assert summary.metrics["network"].value("p50") == pytest.approx(-0.001)
     assert "-1.000" in console.render(run, summary) and "a negative mean" in console.render(run, summary)
-
-
-def test_requests_without_reported_times_are_left_out() -> None:
-    rows = unary()
-    rows["queue"][:10], rows["compute"][:10] = MS, 2 * MS
-    split = found(made.run(rows))
-    assert split is not None and split.requests == 10
 
 
 @pytest.mark.parametrize(
@@ -142,17 +137,15 @@ def test_cache_lookups_are_part_of_compute_and_other_clients_requests_are_counte
 
 def test_stages_have_their_own_breakdown_and_the_run_has_none_if_one_is_missing() -> None:
     rows = unary()
-    rows["stage"] = rows["id"] >= 50
     rows["done"][50:] += 10 * MS
-    plan = (StagePlan(type="closed", open=False), StagePlan(type="closed", open=False))
-    run = made.run(rows, plan=plan, statistics=(sums(50), sums(50, queue=Spent(50, 50 * 12 * MS))))
+    run = of_two_stages(rows, statistics=(sums(50), sums(50, queue=Spent(50, 50 * 12 * MS))))
     first, second, whole = found(run, 0), found(run, 1), found(run)
     assert first is not None and second is not None and whole is not None
     assert (first.e2e, second.e2e, whole.e2e) == pytest.approx((0.010, 0.020, 0.015))
     assert (first.queue, second.queue, whole.queue) == pytest.approx((0.002, 0.012, 0.007))
     assert first.overhead == pytest.approx(second.overhead)
     assert [stage.breakdown for stage in summarise(run).stages] == [first, second]
-    gap = made.run(rows, plan=plan, statistics=(sums(50), None))
+    gap = of_two_stages(rows, statistics=(sums(50), None))
     assert found(gap) is None and found(gap, 0) == first and found(gap, 1) is None
 
 
@@ -166,9 +159,6 @@ def test_totals_above_the_clients_time_give_an_excess_and_no_overhead() -> None:
     assert split is not None and adds_up(split)
     assert (split.e2e, split.client, split.overhead) == pytest.approx((0.011, 0.001, 0))
     assert (split.queue, split.compute, split.excess) == pytest.approx((0.002, 0.013, 0.005))
-
-
-def test_times_per_request_above_the_clients_time_give_an_excess() -> None:
     rows = unary()
     rows["queue"], rows["compute"] = 4 * MS, 7 * MS
     split = found(made.run(rows))
@@ -211,40 +201,24 @@ def test_reason_why_there_is_no_breakdown() -> None:
     assert why(made.run(failed, statistics=(sums(100),))) == "no request succeeded"
 
 
-def test_a_breakdown_has_no_reason() -> None:
-    summary = summarise(made.run(unary(), statistics=(sums(100),)))
-    assert summary.breakdown is not None and summary.no_breakdown is None
-
-
 def test_the_reason_names_the_stage_without_statistics() -> None:
     rows = unary()
-    rows["stage"] = rows["id"] >= 50
-    plan = (StagePlan(type="closed", open=False), StagePlan(type="closed", open=False))
-    run = made.run(rows, plan=plan, server=KSERVE, statistics=(sums(50), None), no_statistics=("", NONE))
+    run = of_two_stages(rows, server=KSERVE, statistics=(sums(50), None), no_statistics=("", NONE))
     summary = summarise(run)
     assert summary.no_breakdown == f"stage 2: {NONE}"
     assert [stage.no_breakdown for stage in summary.stages] == [None, NONE]
-    early = made.run(rows, plan=plan, server=KSERVE, statistics=(sums(50),), no_statistics=("",))
-    assert split(early, early.records.rows["failure"] == 0, 1) == "the server's statistics were not read"
-
-
-def test_a_stage_without_a_successful_request_has_no_breakdown() -> None:
-    rows = unary()
-    rows["stage"] = rows["id"] >= 50
+    early = of_two_stages(rows, server=KSERVE, statistics=(sums(50),), no_statistics=("",))
+    assert refused(early) == "the server's statistics were not read"
     made.fail(rows, slice(50, 100))
-    plan = (StagePlan(type="closed", open=False), StagePlan(type="closed", open=False))
-    run = made.run(rows, plan=plan, server=KSERVE, statistics=(sums(50), sums(9)))
-    assert split(run, run.records.rows["failure"] == 0, 1) == "no request of the stage succeeded"
+    failed = of_two_stages(rows, server=KSERVE, statistics=(sums(50), sums(9)))
+    assert refused(failed) == "no request of the stage succeeded"
 
 
 def test_a_stage_too_short_for_statistics_does_not_affect_the_others() -> None:
     """All successful requests of both stages are counted in the first."""
-    rows = unary()
-    rows["stage"] = rows["id"] >= 50
-    plan = (StagePlan(type="closed", open=False), StagePlan(type="closed", open=False))
-    run = made.run(rows, plan=plan, server=KSERVE, statistics=(sums(100), sums(0)))
+    run = of_two_stages(unary(), server=KSERVE, statistics=(sums(100), sums(0)))
     whole, first = found(run), found(run, 0)
     assert whole is not None and first is not None and (whole.requests, first.requests) == (100, 100)
-    assert split(run, run.records.rows["failure"] == 0, 1) == (
+    assert refused(run) == (
         "the stage was too short: the server's statistics cannot be separated from those of the stages next to it"
     )

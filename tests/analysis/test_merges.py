@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer.analysis.checks.effect import percentiles_replacing
-from inferometer.analysis.client_samples import TICK, UNKNOWN, Interval, Stalls, errors, overlapping
+from inferometer.analysis.client_samples import TICK, Stalls
 from inferometer.analysis.gaps import gather
 from inferometer.analysis.merges import Merges, find
 from inferometer.analysis.percentiles import PERCENTILES, needed, rank
-from inferometer.records import Chunks, Columns, Run
+from inferometer.records import Chunks, Run
 
 MS, SECOND = made.MS, made.SECOND
 
@@ -76,25 +76,6 @@ def test_a_stall_counts_at_its_time_and_for_its_process() -> None:
     stalls = Stalls(quiet + late + made.samples(shard=1, stall=MS))
     at = np.array([SECOND, 2 * SECOND, 4 * SECOND, 9 * SECOND, 4 * SECOND])
     assert stalls.around(np.array([0, 0, 0, 0, 1], np.int16), at).tolist() == [0, 0, 50 * MS, 50 * MS, MS]
-
-
-def test_errors_and_overlaps_of_intervals() -> None:
-    rows = made.blank(5)
-    rows["shard"] = [0, 0, 0, 0, 1]
-    rows["sent"] = [0, 5, 15, 30, 15]
-    rows["done"] = [5, 25, 18, 40, 18]
-    intervals = [Interval(0, 10, 20, 3), Interval(0, 35, 50, 4), Interval(2, 0, 99, 9)]
-    columns = Columns.of(rows)
-    assert errors(intervals, columns, "done").tolist() == [0, 0, 3, 4, 0]
-    assert overlapping(intervals, columns).tolist() == [False, True, True, True, False]
-
-
-def test_the_longest_stall_during_each_response() -> None:
-    long = tuple(msgspec.structs.replace(s, stall=50 * MS if s.at == 3 * SECOND else MS) for s in made.samples())
-    begin = np.array([SECOND, SECOND, 4 * SECOND, 4 * SECOND, 9 * SECOND]) + 1
-    end = np.array([2, 4, 5, 9, 9]) * SECOND + 2
-    assert (Stalls(long).during(np.zeros(5, np.int16), begin, end) // MS).tolist() == [1, 50, 1, 1, 1]
-    assert Stalls(()).during(np.zeros(1, np.int16), begin[:1], end[:1]).tolist() == [UNKNOWN]
 
 
 def test_merged_gaps_were_probably_the_mean_gap_and_the_rest() -> None:

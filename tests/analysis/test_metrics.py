@@ -28,31 +28,34 @@ def value(name: str, **columns: int) -> float:
     return float(function(row(**columns))[0])
 
 
+AT_ONCE = {"n_out": 128, "chunk_count": 1, "first_tokens": 128, "streamed_tokens": 128, "last_token": 150 * MS}
+"""128 tokens in one chunk: their time per token was reported as 0, and counted."""
+
+
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "expected", "columns"),
     [
-        ("ttft", 0.050),
-        ("ttft_service", 0.047),
-        ("ttft_content", 0.070),
-        ("tpot", 0.010),
-        ("tps_user", 100.0),
-        ("e2e", 0.150),
-        ("e2e_service", 0.147),
-        ("ntpot", 0.015),
-        ("lag", 0.003),
-        ("client_lag", 0.003),
-        ("tokens_per_chunk", 2.0),
-        ("input_tokens", 64),
-        ("output_tokens", 10),
+        *(
+            (name, expected, {})
+            for name, expected in {
+                "ttft": 0.050, "ttft_service": 0.047, "ttft_content": 0.070, "tpot": 0.010, "tps_user": 100.0, "e2e": 0.150,
+                "e2e_service": 0.147, "ntpot": 0.015, "lag": 0.003, "client_lag": 0.003, "tokens_per_chunk": 2.0,
+                "input_tokens": 64, "output_tokens": 10,
+            }.items()
+        ),
+        *(  # a closed loop counts from the send, and lag does not
+            (name, expected, {"open_loop": 0})
+            for name, expected in {"ttft": 0.047, "e2e": 0.147, "ntpot": 0.0147, "lag": 0.003}.items()
+        ),
+        ("tpot", 0.090 / 6, {"first_tokens": 4}),  # the tokens of the first chunk are not divided by
+        ("tpot", 0.010, {"n_out": 1010, "reasoning": 1000}),  # nor those that were never streamed
+        ("client_lag", 0.001, {"held": 2 * MS}),
+        ("lag", 0.003, {"held": 2 * MS}),
+        ("cached_tokens", 0, {"cached": 0}),
     ],
-)
-def test_open_loop_formula(name: str, expected: float) -> None:
-    assert value(name) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("name", "expected"), [("ttft", 0.047), ("e2e", 0.147), ("ntpot", 0.0147), ("lag", 0.003)])
-def test_closed_loop_counts_from_the_send_and_lag_does_not(name: str, expected: float) -> None:
-    assert value(name, open_loop=0) == pytest.approx(expected)
+)  # fmt: skip
+def test_formula(name: str, expected: float, columns: dict[str, int]) -> None:
+    assert value(name, **columns) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +72,8 @@ def test_closed_loop_counts_from_the_send_and_lag_does_not(name: str, expected: 
         ("tpot", {"n_out": -1, "streamed_tokens": -1}),
         ("tps_user", {"chunk_count": 1}),
         ("tps_user", {"last_token": 150 * MS}),
+        ("tpot", AT_ONCE),
+        ("tps_user", AT_ONCE),
         ("e2e", {"done": MISSING}),
         ("ntpot", {"n_out": 0}),
         ("ntpot", {"n_out": -1}),
@@ -87,20 +92,6 @@ def test_missing_values_are_nan(name: str, without: dict[str, int]) -> None:
     assert np.isnan(value(name, **without))
 
 
-def test_128_tokens_in_one_chunk_have_no_tpot() -> None:
-    """The seventh row of the table: it was reported as 0, and counted."""
-    at_once = {"n_out": 128, "chunk_count": 1, "first_tokens": 128, "streamed_tokens": 128, "last_token": 150 * MS}
-    assert np.isnan(value("tpot", **at_once)) and np.isnan(value("tps_user", **at_once))
-
-
-def test_tokens_of_the_first_chunk_are_not_divided_by() -> None:
-    assert value("tpot", first_tokens=4) == pytest.approx(0.090 / 6)
-
-
-def test_tokens_that_were_never_streamed_are_not_divided_by() -> None:
-    assert value("tpot", n_out=1010, reasoning=1000) == pytest.approx(0.010)
-
-
 def test_tpot_is_estimated_if_the_tokens_of_chunks_are_not_known() -> None:
     """Ten tokens in five chunks: the first chunk is taken to have two."""
     unknown = {"first_tokens": -1, "streamed_tokens": -1}
@@ -116,15 +107,6 @@ def test_only_times_until_a_response_can_be_infinite() -> None:
     assert {name for name, metric in METRICS.items() if metric.can_fail} == {
         *("ttft", "ttft_service", "ttft_content", "e2e", "e2e_service")
     }
-
-
-def test_client_lag_excludes_time_spent_waiting() -> None:
-    assert value("client_lag", held=2 * MS) == pytest.approx(0.001)
-    assert value("lag", held=2 * MS) == pytest.approx(0.003)
-
-
-def test_a_cache_hit_of_0_tokens_is_known() -> None:
-    assert value("cached_tokens", cached=0) == 0
 
 
 def test_every_metric_has_a_definition() -> None:

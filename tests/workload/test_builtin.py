@@ -33,10 +33,6 @@ def test_the_shipped_counts_are_those_of_the_tokenizer() -> None:
     assert counts() == measure_builtin()
 
 
-def test_the_files_are_small() -> None:
-    assert sum(file.stat().st_size for file in BUILTIN.iterdir()) < 700_000
-
-
 def test_vocabulary_and_characters_per_token_are_like_those_of_natural_text() -> None:
     vocabulary = json.loads((BUILTIN / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     assert len(vocabulary) == 8192

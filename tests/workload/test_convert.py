@@ -72,15 +72,7 @@ def test_batches_are_sorted_by_length_and_padded(tmp_path: Path) -> None:
     tokenizer = small_tokenizers.save("byte_level", tmp_path)
     run(
         tmp_path,
-        "--batch",
-        2,
-        "--sort",
-        "length",
-        "--pad",
-        "left",
-        "--pad-id",
-        7,
-        "--tokenizer",
+        *["--batch", "2", "--sort", "length", "--pad", "left", "--pad-id", "7", "--tokenizer"],
         tokenizer,
         to="batches",
     )

@@ -57,18 +57,15 @@ def test_the_digest_is_that_of_the_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "wrong"),
     [
+        (None, "cannot be read: No such file"),
         (b"", "has no words"),
         (b" \n\t", "has no words"),
         (b"caf\xe9", "is not UTF-8 text: byte 3"),
         (b"\x1f\x8b\x08nonsense", "cannot be decompressed"),
     ],
 )
-def test_a_file_without_text_is_an_error(tmp_path: Path, content: bytes, wrong: str) -> None:
-    (tmp_path / "corpus").write_bytes(content)
-    with pytest.raises(UserError, match=rf"data\.corpus: .*{wrong}.*\(give a text file"):
+def test_a_file_without_text_is_an_error(tmp_path: Path, content: bytes | None, wrong: str) -> None:
+    if content is not None:
+        (tmp_path / "corpus").write_bytes(content)
+    with pytest.raises(UserError, match=rf"data\.corpus: .*{wrong}"):
         workload.build(Synthetic(corpus=str(tmp_path / "corpus")), 0, [0])
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.corpus: .*nowhere cannot be read: No such file"):
-        workload.build(Synthetic(corpus=str(tmp_path / "nowhere")), 0, [0])

@@ -36,9 +36,6 @@ def test_the_body_of_a_batch_line_is_sent_as_it_is(tmp_path: Path) -> None:
     assert request.options.body == {"max_completion_tokens": 9, "temperature": 0.5}
     assert request.options.model == ""
     assert workload.build(OpenAiBatch(path=path, model="file"), 0, [0])[0].options.model == "big"
-
-
-def test_prompts_and_inputs_may_be_lists(tmp_path: Path) -> None:
     path = batch_file(tmp_path, {"prompt": [1, 2, 3]}, {"prompt": "text"}, url="/v1/completions")
     ids, text = workload.build(OpenAiBatch(path=path), 0, range(2))
     assert ids.options.body["prompt"] == [1, 2, 3]

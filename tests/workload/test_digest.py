@@ -9,9 +9,17 @@ from inferometer import workload
 from inferometer.config.data import Data, Jsonl, Prompts, Random, Synthetic
 
 
-def test_the_same_workload_has_the_same_digest() -> None:
-    assert workload.digest(Synthetic(), 1) == workload.digest(Synthetic(), 1)
+def test_the_same_workload_has_the_same_digest(tmp_path: Path) -> None:
+    """Whatever the path of a file is, and if a chat template does not change the prompts."""
     assert len(workload.digest(Synthetic(), 1)) == 64
+    for name in ("here", "there"):
+        (tmp_path / name).write_text('{"prompt": "a"}')
+    for one, other in (
+        (Synthetic(), Synthetic()),
+        (Jsonl(path=str(tmp_path / "here")), Jsonl(path=str(tmp_path / "there"))),
+        *((kind(chat_template="auto"), kind(chat_template="ignore")) for kind in (Synthetic, Random)),
+    ):
+        assert workload.digest(one, 1) == workload.digest(other, 1)
 
 
 def test_any_other_workload_has_another_digest(tmp_path: Path) -> None:
@@ -20,6 +28,11 @@ def test_any_other_workload_has_another_digest(tmp_path: Path) -> None:
     longer = tmp_path / "b.jsonl"
     longer.write_text('{"prompt": "a"}\n' * 2)
     specs: list[tuple[Data, int]] = [
+        *(
+            (Random(**settings), seed)
+            for settings in ({}, {"of": "ids"}, {"input": 100}, {"output": 1})
+            for seed in (0, 1)
+        ),
         (Synthetic(), 0),
         (Synthetic(), 1),
         (Synthetic(input=255), 0),
@@ -34,9 +47,6 @@ def test_any_other_workload_has_another_digest(tmp_path: Path) -> None:
         (Jsonl(path=str(longer)), 0),
     ]
     assert len({workload.digest(spec, seed) for spec, seed in specs}) == len(specs)
-
-
-def test_lines_beyond_the_sample_are_in_the_digest(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     rows = [json.dumps({"prompt": f"number {i}"}) for i in range(400)]
     digests = set()
@@ -44,21 +54,5 @@ def test_lines_beyond_the_sample_are_in_the_digest(tmp_path: Path) -> None:
         file.write_text("\n".join([*rows, json.dumps({"prompt": last})]))
         digests.add(workload.digest(Jsonl(path=str(file)), 0))
     assert len(digests) == 2
-
-
-def test_the_path_of_a_file_is_not_in_the_digest(tmp_path: Path) -> None:
-    digests = set()
-    for name in ("here", "there"):
-        (tmp_path / name).write_text('{"prompt": "a"}')
-        digests.add(workload.digest(Jsonl(path=str(tmp_path / name)), 0))
-    assert len(digests) == 1
-
-
-def test_a_chat_template_that_does_not_change_the_prompts_is_not_in_the_digest() -> None:
-    for kind in (Synthetic, Random):
-        assert len({workload.digest(kind(chat_template=each), 0) for each in ("auto", "ignore")}) == 1
-
-
-def test_number_of_distinct_requests() -> None:
     assert workload.distinct(Synthetic()) is None
     assert workload.distinct(Prompts(prompts=["a", "b"])) == 2

@@ -72,11 +72,3 @@ def test_blocks_of_one_chain_have_the_same_tokens_in_every_prompt(name: str) -> 
     assert len(one) == len(other) == 64
     assert one[:32] == other[:32]
     assert one[32:48] != other[32:48]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_texts_of_one_to_forty_tokens(name: str) -> None:
-    """Short texts leave little room to correct a length."""
-    tokenizer = tokenizer_of(name)
-    wanted = list(range(1, 41)) * 3
-    assert tokenizer.count_batch(text.texts(tokenizer, wanted, 5, range(len(wanted)))) == wanted

@@ -66,15 +66,9 @@ def test_the_images_of_a_folder_are_sent_in_turn_by_name(folder: Path) -> None:
     sent = payloads(Images(str(folder)), PIXELS, ids=range(4))
     assert sent == [by_infer(folder / name) for name in ("a.jpg", "b.png", "c.bmp", "a.jpg")]
     assert workload.distinct(images.complete(Images(str(folder)), [PIXELS], 8, {})) == 3
-
-
-def test_several_images_are_a_batch(folder: Path) -> None:
     sent = payloads(Images(str(folder), batch=2), PIXELS, ids=range(2))
     assert sent[0] == by_infer(folder / "a.jpg", folder / "b.png")
     assert sent[1] == by_infer(folder / "c.bmp", folder / "a.jpg")
-
-
-def test_an_input_of_bytes_gets_the_file(folder: Path) -> None:
     assert to_numpy(payloads(Images(str(folder)), FILE)[1][0]).item() == (folder / "b.png").read_bytes()
 
 

@@ -74,16 +74,13 @@ def test_a_class_uses_the_rows_of_its_file_in_order(tmp_path: Path) -> None:
     assert len(own) == 64
 
 
-def test_two_classes_with_the_same_data_send_different_requests() -> None:
-    texts = {request.payload for request in workload.build(mixed({}, {}), 0, range(100))}
-    assert len(texts) == 100
-
-
 def test_a_class_has_its_own_model_and_body() -> None:
     spec = mixed({"model": "lora", "body": {"priority": 1}}, {})
     for request in workload.build(spec, 0, range(20)):
         own = ("lora", {"priority": 1}) if request.class_ == 0 else ("", {})
         assert (request.options.model, request.options.body) == own
+    texts = {request.payload for request in workload.build(mixed({}, {}), 0, range(100))}
+    assert len(texts) == 100
 
 
 def test_sessions_of_a_class_keep_its_class_and_options(tmp_path: Path) -> None:

@@ -34,11 +34,6 @@ def test_prompts_are_used_in_turn() -> None:
     assert workload.distinct(spec) == 2
 
 
-def test_an_empty_prompt_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"data\.prompts\.1 is empty"):
-        workload.build(Prompts(prompts=["a", ""]), 0, [0])
-
-
 def test_a_file_may_mix_prompts_and_messages_with_their_own_lengths(tmp_path: Path) -> None:
     spec = lines(
         tmp_path,
@@ -63,21 +58,19 @@ def test_byte_order_mark_and_crlf_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n')
     requests = workload.build(Jsonl(path=str(tmp_path / "a.jsonl")), 0, range(2))
     assert [request.payload for request in requests] == ["a", "b"]
+    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
+    spec = Jsonl(path=str(tmp_path / "a.jsonl"))
+    assert workload.distinct(spec) == 1
+    assert workload.notes(spec)["skipped"]["first"].startswith("line 2: not ")
 
 
 def test_input_is_another_name_for_the_prompt_as_in_requests_for_embeddings(tmp_path: Path) -> None:
     (request,) = workload.build(lines(tmp_path, {"model": "m", "input": "hi"}), 0, [0])
     assert (request.payload, request.n_in) == ("hi", load().count("hi"))
-
-
-def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
-    workload.build(lines(tmp_path, {"prompt": "before"}), 0, [0])
-    assert workload.build(lines(tmp_path, {"prompt": "afterw"}), 0, [0])[0].payload == "afterw"
-
-
-def test_an_assistant_message_with_tool_calls_needs_no_content(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": []}]
     assert workload.build(lines(tmp_path, {"messages": messages}), 0, [0])[0].n_in == load().count("hi")
+    workload.build(lines(tmp_path, {"prompt": "before"}), 0, [0])
+    assert workload.build(lines(tmp_path, {"prompt": "afterw"}), 0, [0])[0].payload == "afterw"
 
 
 @pytest.mark.parametrize(
@@ -124,13 +117,6 @@ def test_a_file_of_bad_lines_is_an_error_with_the_first_reason(tmp_path: Path) -
         workload.distinct(lines(tmp_path, {"prompt": ""}))
 
 
-def test_a_line_that_is_not_utf8_is_skipped(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
-    spec = Jsonl(path=str(tmp_path / "a.jsonl"))
-    assert workload.distinct(spec) == 1
-    assert workload.notes(spec)["skipped"]["first"].startswith("line 2: not ")
-
-
 @pytest.mark.parametrize("content", ["", "\n\n  \n"])
 def test_an_empty_file_is_an_error(tmp_path: Path, content: str) -> None:
     with pytest.raises(UserError, match=r"requests\.jsonl contains no requests \(write each line as"):
@@ -144,3 +130,5 @@ def test_a_missing_file_or_an_empty_folder_is_an_error(tmp_path: Path) -> None:
         workload.build(Jsonl(path=str(tmp_path / "none")), 0, [0])
     with pytest.raises(UserError, match=r"has no \.parquet and no \.arrow files"):
         workload.build(Jsonl(path=str(tmp_path)), 0, [0])
+    with pytest.raises(UserError, match=r"data\.prompts\.1 is empty"):
+        workload.build(Prompts(prompts=["a", ""]), 0, [0])

@@ -1,15 +1,12 @@
 """Prompts of a group start with the same tokens; groups, questions and lengths are drawn as the config says."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import shared_prefixes as prefixes
 import small_tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 from inferometer import workload
@@ -34,33 +31,19 @@ def starts(requests: list[Request], n: int) -> Counter[tuple[int, ...]]:
     return Counter(tuple(ids[:n]) for ids in tokens(requests))
 
 
-@pytest.fixture(scope="module")
-def saved() -> Callable[[str], str | None]:
-    return small_tokenizers.saved
-
-
 # --- exact lengths -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefix_as", ["system", "text"])
 @pytest.mark.parametrize("name", small_tokenizers.NAMES)
-def test_prefix_and_question_have_exactly_their_numbers_of_tokens(
-    saved: Callable[[str], str | None], name: str, prefix_as: str
-) -> None:
-    tokenizer = saved(name)
+def test_prefix_and_question_have_exactly_their_numbers_of_tokens(name: str, prefix_as: str) -> None:
+    tokenizer = small_tokenizers.saved(name)
     tiers = [PrefixTier(groups=1, length=20), PrefixTier(groups=2, length=Uniform(5, 12))]
     requests = built(40, groups=4, prompts=5, prefix=PoissonLength(mean=30), tiers=tiers, question=Uniform(3, 20), prefix_as=prefix_as, tokenizer=tokenizer)  # fmt: skip
     ids = tokens(requests, tokenizer)
     assert [len(row) for row in ids] == [request.n_in for request in requests]
     assert len({tuple(row[:20]) for row in ids}) == 1
     assert len({tuple(row[:25]) for row in ids}) == 2
-
-
-@given(st.integers(1, 9), st.integers(0, 5), st.integers(1, 300), st.integers(1, 60), st.integers(0, 2**62))
-def test_builtin_counts_add_up_for_any_lengths(groups: int, prompts: int, prefix: int, question: int, id: int) -> None:
-    spec = SharedPrefix(groups=groups, prompts=prompts, prefix=prefix, question=question, prefix_as="text")
-    (request,) = workload.build(spec, 3, [id])
-    assert len(load().encode(str(request.payload))) == request.n_in == prefix + question
 
 
 def test_a_request_does_not_depend_on_the_others_that_are_built() -> None:
@@ -100,9 +83,6 @@ def test_every_prompt_is_used_once_before_prompts_repeat() -> None:
     assert [request.payload for request in requests[128:]] == [request.payload for request in requests[:10]]
     assert set(starts(requests[:128], 30).values()) == {16}
     assert starts(requests[:8], 30).most_common(1)[0][1] > 1  # in random order
-
-
-def test_groups_take_turns() -> None:
     requests = built(24, groups=4, prompts=3, prefix=30, popularity="round_robin")
     own = [tuple(ids[:30]) for ids in tokens(requests)]
     assert own == own[:4] * 6
@@ -186,16 +166,10 @@ def test_settings_that_make_no_sense_are_an_error(data: dict[str, Any], message:
 # --- what a cache provides -----------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_finds_the_whole_blocks_that_earlier_prompts_start_with() -> None:
+def test_what_a_cache_of_whole_blocks_provides() -> None:
     prompts = ["aaaabbbbcc", "aaaabbbbcc", "aaaabbxx", "xaaabbbb", "aaaabbbb", "aaa", "aaa"]
     assert prefixes.promised_hits(prompts, 4).tolist() == [0, 8, 4, 0, 4, 0, 0]  # the last token is always computed
     assert prefixes.promised_hits(prompts, 1).tolist() == [0, 9, 6, 0, 7, 2, 2]
-
-
-def test_a_block_counts_only_after_the_same_blocks() -> None:
     assert prefixes.promised_hits(["aabbccx", "zzbbccx"], 2).tolist() == [0, 0]
-
-
-def test_prompts_that_are_sent_together_miss_together() -> None:
     sent, ready = [0, 1, 6, 7, 10], [5, 6, 11, 9, 12]
     assert prefixes.promised_hits(["aab"] * 5, 2, sent=sent, ready=ready).tolist() == [0, 0, 2, 2, 2]

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import small_tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers
 
 from inferometer import workload
@@ -22,28 +20,18 @@ def prompts(tokenizer: Counter, n: int, seed: int, ids: Sequence[int]) -> list[s
     return texts_of(tokenizer, [n] * len(ids), seed, ids)
 
 
-LENGTHS = (1, 2, 3, 5, 17, 64, 256, 1000)
-
-
 @pytest.fixture(scope="module")
 def saved() -> Callable[[str], str | None]:
     return small_tokenizers.saved
 
 
 @pytest.mark.parametrize("name", small_tokenizers.NAMES)
-@pytest.mark.parametrize("n", LENGTHS)
-def test_prompts_have_exactly_n_tokens(saved: Callable[[str], str | None], name: str, n: int) -> None:
+def test_prompts_have_exactly_n_tokens(saved: Callable[[str], str | None], name: str) -> None:
     tokenizer = load(saved(name))
-    texts = prompts(tokenizer, n, 7, range(20))
-    assert tokenizer.count_batch(texts) == [n] * 20
-    for text in texts:
-        assert text == text.strip()
-        assert json.loads(json.dumps(text)) == text
-
-
-@given(st.integers(1, 2000), st.integers(0, 2**70), st.integers(0, 2**62))
-def test_builtin_counts_add_up_for_any_length_seed_and_id(n: int, seed: int, id: int) -> None:
-    assert load().count(prompts(load(), n, seed, [id])[0]) == n
+    for n in (1, 2, 3, 5, 17, 64, 256, 1000):
+        texts = prompts(tokenizer, n, 7, range(20))
+        assert tokenizer.count_batch(texts) == [n] * 20
+        assert all(text == text.strip() and json.loads(json.dumps(text)) == text for text in texts)
 
 
 def test_a_prompt_may_be_longer_than_the_corpus() -> None:
@@ -74,17 +62,11 @@ def test_prompts_differ_in_their_first_words_with_other_tokenizers(
     assert len({tuple(text.split(" ")[:3]) for text in texts}) == len(texts)
 
 
-def test_another_seed_gives_other_prompts() -> None:
+def test_other_seeds_and_ids_give_other_prompts() -> None:
     one, other = (prompts(load(), 32, seed, range(200)) for seed in (1, 2))
     assert not set(one) & set(other)
-
-
-def test_prompts_of_ids_that_are_far_apart_differ() -> None:
     ids = [*range(100), *range(1 << 32, (1 << 32) + 100), *range(2 << 32, (2 << 32) + 100)]
     assert len({tuple(load().encode(text)[:3]) for text in prompts(load(), 3, 0, ids)}) == 300
-
-
-def test_no_ids_give_no_prompts() -> None:
     assert prompts(load(), 5, 0, []) == []
 
 

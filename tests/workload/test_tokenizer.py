@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.errors import UserError
-from inferometer.workload.tokenizer import BUILTIN, load
+from inferometer.workload.tokenizer import load
 
 
 @given(st.text())
@@ -22,30 +22,24 @@ def test_a_batch_counts_like_its_texts_one_by_one(texts: list[str]) -> None:
     assert load().count_batch(texts) == [len(load().encode(text)) for text in texts]
 
 
-def test_ends_are_the_offsets_of_token_ends() -> None:
-    assert load().ends(" the noun") == [4, 9]
-
-
-def test_special_tokens_truncation_and_padding_of_the_file_do_not_count(tmp_path: Path) -> None:
-    tokenizer = load(small_tokenizers.save("word_piece", tmp_path))
-    assert tokenizer.count("the " * 100) == 100
-    assert tokenizer.count_batch(["the", "the the"]) == [1, 2]
-
-
 def test_a_folder_and_the_file_in_it_are_the_same(tmp_path: Path) -> None:
     folder = small_tokenizers.save("unigram", tmp_path)
     assert load(folder).encode("the old captain") == load(f"{folder}/tokenizer.json").encode("the old captain")
     assert load(folder).name == folder
     assert load().name == "builtin"
+    tokenizer = load(small_tokenizers.save("word_piece", tmp_path))
+    assert tokenizer.count("the " * 100) == 100
+    assert tokenizer.count_batch(["the", "the the"]) == [1, 2]
+    assert load().ends(" the noun") == [4, 9]
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokenizer .*nowhere does not exist \(give a folder with a tokenizer.json"):
         load(str(tmp_path / "nowhere"))
-
-
-def test_a_folder_without_tokenizer_json_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no tokenizer\.json"):
+        load(str(tmp_path))
+    (tmp_path / "tokenizer.json").mkdir()
+    with pytest.raises(UserError, match=r"tokenizer .*/tokenizer.json cannot be read: Is a directory"):
         load(str(tmp_path))
 
 
@@ -56,16 +50,6 @@ def test_a_file_that_is_not_a_tokenizer_is_an_error(tmp_path: Path, content: byt
         load(str(tmp_path))
 
 
-def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").mkdir()
-    with pytest.raises(UserError, match=r"tokenizer .*/tokenizer.json cannot be read: Is a directory"):
-        load(str(tmp_path))
-
-
 def test_the_tokenizers_library_is_imported_on_first_use() -> None:
     code = "import sys, inferometer.workload.tokenizer; assert 'tokenizers' not in sys.modules; inferometer.workload.tokenizer.load().count('a'); assert 'tokenizers' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_package_data_is_next_to_the_module() -> None:
-    assert {file.name for file in BUILTIN.iterdir()} == {"tokenizer.json", "counts.json", "prose.txt", "other.txt"}

@@ -166,7 +166,7 @@ def test_a_tokenizer_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wanted == [("org/name", "v1", True), ("org/small-model", None, True), ("gpt2", None, True)]
 
 
-def test_a_name_that_the_hub_does_not_know_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_the_hub_does_not_give_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def snapshot_download(*_: object, **__: object) -> str:
         raise OSError("\n404: no such repository\nmore")
 
@@ -175,9 +175,6 @@ def test_a_name_that_the_hub_does_not_know_is_an_error(monkeypatch: pytest.Monke
         UserError, match=r"data\.tokenizer: tokenizer org/nothing is neither a local path nor .*: 404: no such repo"
     ):
         load("org/nothing")
-
-
-def test_without_the_hub_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"org/other is not a local path.*pip install 'inferometer\[hub\]'"):
         load("org/other")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from shared_data import needs_shared
 from workload.trace_files import OTHERS, TRACES
 
-from inferometer import schedule, workload
+from inferometer import workload
 from inferometer.config import from_mapping
 from inferometer.config.data import Trace
 from inferometer.config.fields import Seconds
@@ -146,14 +146,6 @@ def test_a_replay_ends_with_the_trace_or_earlier(tmp_path: Path, load: Any, coun
     path = write(tmp_path, "t.csv", "time,input,output\n0,1,1\n1,1,1\n2,1,1\n3,1,1\n")
     stage = plan_of({"path": path}, **(load or {"max_concurrency": 3}))
     assert (len(stage.instants), stage.duration) == (count, round(seconds * NS))
-
-
-def test_the_planned_rate_of_a_trace_is_that_of_its_arrivals(tmp_path: Path) -> None:
-    path = write(tmp_path, "t.csv", "time,input,output\n0,1,1\n0.1,1,1\n5,1,1\n")
-    config = from_mapping({"server": {"url": "http://x"}, "data": {"type": "trace", "path": path}})
-    plan = whole_plan(config)
-    rates = [schedule.rate_at(config.load, t * NS, plan) for t in (0, 2, 5)]  # type: ignore[arg-type]
-    assert rates == [2, 0, 1]
 
 
 # --- the load section ------------------------------------------------------------------------------------------------
@@ -399,17 +391,7 @@ def test_chats_of_bailian_are_sessions_by_their_parents(tmp_path: Path) -> None:
 # --- plain files and errors ------------------------------------------------------------------------------------------
 
 
-def test_columns_can_be_named(tmp_path: Path) -> None:
-    path = write(tmp_path, "t.tsv", "when\tprompt len\tanswer\n1\t10\t0\n3\t20\t7\n")
-    spec = Trace(path=path, columns={"time": "when", "input": "Prompt len", "output": "answer"})
-    assert [(request.n_in, request.n_out) for request in workload.build(spec, 0, range(2))] == [(10, 1), (20, 7)]
-    with pytest.raises(
-        UserError, match=r"data.columns.input: .*t.tsv has no column 'tokens' \(it has when, prompt len"
-    ):
-        workload.build(Trace(path=path, columns={"input": "tokens"}), 0, [0])
-
-
-def test_a_compressed_trace_is_the_same_trace(tmp_path: Path) -> None:
+def test_columns_can_be_named_and_files_compressed(tmp_path: Path) -> None:
     text = "time,input,output\n0,5,5\n1,6,6\n"
     packed = tmp_path / "t.csv.gz"
     packed.write_bytes(gzip.compress(text.encode()))
@@ -418,6 +400,13 @@ def test_a_compressed_trace_is_the_same_trace(tmp_path: Path) -> None:
     assert (
         from_mapping({"server": {"url": "http://x"}, "data": {"type": "trace", "path": str(packed)}}).load is not None
     )
+    path = write(tmp_path, "t.tsv", "when\tprompt len\tanswer\n1\t10\t0\n3\t20\t7\n")
+    spec = Trace(path=path, columns={"time": "when", "input": "Prompt len", "output": "answer"})
+    assert [(request.n_in, request.n_out) for request in workload.build(spec, 0, range(2))] == [(10, 1), (20, 7)]
+    with pytest.raises(
+        UserError, match=r"data.columns.input: .*t.tsv has no column 'tokens' \(it has when, prompt len"
+    ):
+        workload.build(Trace(path=path, columns={"input": "tokens"}), 0, [0])
 
 
 def test_an_unordered_trace_is_an_error_unless_it_is_sorted(tmp_path: Path) -> None:
@@ -484,12 +473,6 @@ def test_broken_rows_are_skipped_and_counted(tmp_path: Path, name: str, text: st
     assert noted["notes"] == [f"1 of {count + 1} rows were skipped; the first is {path}, {reason}"]
 
 
-def test_a_column_that_sessions_need_may_be_missing(tmp_path: Path) -> None:
-    path = write(tmp_path, "t.csv", "chat_id,timestamp,input_length,output_length\n1,0,5,1\n")
-    with pytest.raises(UserError, match=r"data.sessions: .*t.csv has no sessions"):
-        workload.build(Trace(path=path, format="bailian", sessions=True), 0, [0])
-
-
 NAMES = ["time", "timestamp", "input", "input_length", "output", "output_length", "session_id", "delay", "hash_ids",
          "prompt", "chat_id", "parent_chat_id", "turns", "text", "ContextTokens", "GeneratedTokens"]  # fmt: skip
 VALUES = st.one_of(
@@ -508,7 +491,7 @@ ROWS = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6), min
     sessions=st.sampled_from(["auto", True, False]),
     sort=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_malformed_trace_is_never_an_internal_error(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], as_csv: bool, kind: Any, sessions: Any, sort: bool
 ) -> None:  # fmt: skip
@@ -609,13 +592,19 @@ def test_a_missing_file_and_an_empty_window_are_errors(tmp_path: Path) -> None:
         workload.build(Trace(path=lengths, end=Seconds(11)), 0, [0])
     with pytest.raises(UserError, match=r"data.sessions: .*l.csv has no sessions"):
         workload.build(Trace(path=lengths, sessions=True), 0, [0])
+    path = write(tmp_path, "t.csv", "chat_id,timestamp,input_length,output_length\n1,0,5,1\n")
+    with pytest.raises(UserError, match=r"data.sessions: .*t.csv has no sessions"):
+        workload.build(Trace(path=path, format="bailian", sessions=True), 0, [0])
+    path = write(tmp_path, "t.csv", "time,input,output\n0,1,1\n")
+    with pytest.raises(UserError, match=r"load.unit: the arrivals of a trace are those of its sessions"):
+        plan_of({"path": path}, unit="requests")
 
 
 # --- other tokenizers ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", small_tokenizers.NAMES[1:])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_prompts_share_their_blocks_with_every_tokenizer(tmp_path: Path, name: str, seed: int) -> None:
     rows = [
         {"input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3]},
@@ -633,12 +622,6 @@ def test_prompts_share_their_blocks_with_every_tokenizer(tmp_path: Path, name: s
     assert ids[0][32:] != ids[1][32:40]
     assert ids[1][32:41] != ids[2][32:]
     assert ids[3] != ids[0][:16]
-
-
-def test_the_arrivals_of_a_trace_are_those_of_its_sessions(tmp_path: Path) -> None:
-    path = write(tmp_path, "t.csv", "time,input,output\n0,1,1\n")
-    with pytest.raises(UserError, match=r"load.unit: the arrivals of a trace are those of its sessions"):
-        plan_of({"path": path}, unit="requests")
 
 
 BEFORE = (
