@@ -85,7 +85,7 @@ def test_a_budget_that_cannot_suffice_is_refused(tmp_path: Path) -> None:
         (("--set", "load.rate=5"), ("the search sets the load itself",)),
         (("--json", "/nowhere/at/all.json"), ("/nowhere/at/all.json",)),
         (("--set", "report.json=/nowhere/at/all.json"), ("/nowhere/at/all.json",)),
-        (("--set", "report.csv=out.csv"), ("report.csv", "a search has json, html, markdown, junit")),
+        (("--set", "report.csv=out.csv"), ("report.csv", "a search for the capacity has json, html, markdown, junit")),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

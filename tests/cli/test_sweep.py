@@ -35,7 +35,7 @@ def run(folder: Path, source: str | Path, *more: str | Path) -> Result:
 
 
 def sweep_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "LATEST" / "sweep.json").read_text())
+    found: dict[str, Any] = json.loads((folder / "LATEST" / "runs.json").read_text())
     return found
 
 
@@ -64,6 +64,11 @@ def test_grid_is_one_folder_and_one_report(tmp_path: Path, server: Running) -> N
     (folder,) = (tmp_path / "runs").glob("2*")
     again = cli("report", folder, "--csv", tmp_path / "again.csv")
     assert (again.out, again.status) == (result.out, 0)
+    # and as a version without runs.json stored it
+    tree = json.loads((folder / "runs.json").read_text())
+    (folder / "runs.json").rename(folder / "sweep.json")
+    (folder / "sweep.json").write_text(json.dumps({name: tree[name] for name in ("schema", "keys", "runs", "interrupted")}))
+    assert cli("report", folder).out == result.out
     assert (tmp_path / "again.csv").read_bytes() == exports["csv"].read_bytes()
     assert cli("report", tmp_path / "runs" / "LATEST").status == 0
     assert cli("report", folder, "--slo", "e2e.p50 < 1us").status == 1
@@ -202,8 +207,8 @@ def test_bad_sweeps_are_one_line(tmp_path: Path, flags: tuple[str, ...], what: s
 
 
 def test_bad_sweep_folders_are_one_line(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text("{")
-    assert_one_line(cli("report", tmp_path), "sweep.json: cannot be read")
-    (tmp_path / "sweep.json").write_text('{"keys": []}')
-    assert_one_line(cli("report", tmp_path), "the sweep has no runs")
+    (tmp_path / "runs.json").write_text("{")
+    assert_one_line(cli("report", tmp_path), "runs.json: cannot be read")
+    (tmp_path / "runs.json").write_text('{"kind": "sweep", "keys": []}')
+    assert_one_line(cli("report", tmp_path), "the experiment has no runs")
     assert_one_line(cli("report", tmp_path, "--why"), "is about a single run")

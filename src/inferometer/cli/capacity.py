@@ -164,8 +164,8 @@ def command(
     from inferometer.probe.local import find_server  # noqa: PLC0415
     from inferometer.probe.scheme import DISCOVERY  # noqa: PLC0415
     from inferometer.report import capacity_view  # noqa: PLC0415
-    from inferometer.report.capacity_output import check_formats, deliver_capacity, save  # noqa: PLC0415
-    from inferometer.report.output import check_exports, with_file_exports  # noqa: PLC0415
+    from inferometer.report.capacity_export import SEARCH, CapacityReport, save  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver, with_file_exports  # noqa: PLC0415
 
     options = Options(
         by=by,  # type: ignore[arg-type]
@@ -201,13 +201,12 @@ def command(
     with named(_NAMES, origin):
         config = from_mapping(tree, overrides, origin, DISCOVERY)
         config = with_objectives(config)
-        paths = with_file_exports(paths, config.report.exports)
-        check_formats(paths)
+        paths = with_file_exports(paths, config.report.exports, SEARCH)
         view = capacity_view.Quiet() if quiet else capacity_view.SearchView(options.by)
         found, manifest = find(config, options, view)
-    found = msgspec.structs.replace(found, strict=strict)
-    save(found, manifest)
-    return finish(found.folder, deliver_capacity(found, manifest, paths), quiet)
+    report = CapacityReport(msgspec.structs.replace(found, strict=strict), manifest)
+    save(report)
+    return finish(found.folder, deliver(SEARCH, report, paths), quiet)
 
 
 def _seconds(given: str, option: str, least: float) -> float:

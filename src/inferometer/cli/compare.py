@@ -41,10 +41,11 @@ def command(
     """
     startup.prepare()
     from inferometer import conduct  # noqa: PLC0415
-    from inferometer.report.compare_output import check_comparison_paths, deliver_comparison  # noqa: PLC0415
+    from inferometer.report.compare_export import COMPARISON, ComparisonReport  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
     paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "junit": junit_path}
-    check_comparison_paths(paths)
+    check_exports(paths)
     conditions = conduct.parse_conditions(fail_if)
     found = conduct.compare_stored(sides, conditions, force)
-    return deliver_comparison(found, paths, strict)
+    return deliver(COMPARISON, ComparisonReport(found, strict), paths)

@@ -105,13 +105,12 @@ def command(
     from inferometer.conduct.campaign_reading import open_campaign  # noqa: PLC0415
     from inferometer.config import read_tree  # noqa: PLC0415
     from inferometer.config.engines import campaign_from  # noqa: PLC0415
-    from inferometer.report.engines_output import deliver_engines  # noqa: PLC0415
+    from inferometer.report.engines_export import ENGINES  # noqa: PLC0415
     from inferometer.report.engines_view import CampaignView, Quiet  # noqa: PLC0415
-    from inferometer.report.output import check_exports  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
     paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "csv": csv_path, "junit": junit_path}
-    given = {name: path for name, path in paths.items() if path is not None}
-    check_exports(given)
+    check_exports(paths)
     tree: dict[str, Any] = read_tree(file) if file is not None else {}
     _set_flags(tree, model, engines, concurrency, requests, input_tokens, output_tokens, repeat, slos)
     if cost.pop("cheapest_at", None):
@@ -128,7 +127,7 @@ def command(
     campaign = campaign_from(tree, overrides, file or "command line")
     folder = run_campaign(campaign, Quiet() if quiet else CampaignView(), Path(resume) if resume else None)
     results = open_campaign(folder)
-    status = finish(folder, deliver_engines(results, given), quiet)
+    status = finish(folder, deliver(ENGINES, results, paths), quiet)
     return 130 if results.interrupted else status
 
 

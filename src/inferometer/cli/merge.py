@@ -43,9 +43,10 @@ def command(
     input, 3 internal error.
     """
     from inferometer.conduct.merging import merge  # noqa: PLC0415
-    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
+    from inferometer.report.output import RUN, RunReport, check_exports, deliver  # noqa: PLC0415
 
     check_exports(exports)
     with named({"output": "--store", "storage.endpoint": "the endpoint", "storage.local": "--store"}):
         run, summary = merge(names, output)
-    return finish(run.folder, deliver(run, summary, exports, explain, strict=strict), quiet)
+    status = deliver(RUN, RunReport(run, summary, strict, explain), exports)
+    return finish(run.folder, status, quiet)

@@ -21,10 +21,8 @@ def export_options(function: Command) -> Command:
         paths = {name: given.pop(_parameter(name)) for name in EXPORTERS}
         return function(exports={name: path for name, path in paths.items() if path is not None}, **given)
 
-    for name, exporter in reversed(EXPORTERS.items()):
-        option = click.option(
-            f"--{name}", _parameter(name), metavar="PATH", help=f"{exporter.help} Use - for standard output."
-        )
+    for name, text in reversed(EXPORTERS.items()):
+        option = click.option(f"--{name}", _parameter(name), metavar="PATH", help=f"{text} Use - for standard output.")
         command = option(command)
     return command
 

@@ -19,7 +19,7 @@ from inferometer.cli.options import (
     server_options,
     slo_options,
 )
-from inferometer.cli.uploads import finish
+from inferometer.cli.uploads import finish, progress
 from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def command(
     from inferometer.probe.scheme import DISCOVERY  # noqa: PLC0415
     from inferometer.report.closing import conclusion  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.report.output import check_exports, deliver, with_file_exports  # noqa: PLC0415
+    from inferometer.report.output import RUN, RunReport, check_exports, deliver, with_file_exports  # noqa: PLC0415
 
     part, start_ns = part_and_start(shard, start_at, os.environ, time.time_ns())
     has_url = is_url(source)
@@ -299,9 +299,9 @@ def command(
                 return _repeat(config, repeat, exports, strict, quiet)
             run, summary = conduct.measure(config, None if quiet else LiveView(), part=part, start_ns=start_ns)
     except conduct.UnsavedError as error:
-        deliver(error.run, error.summary, exports, explain, histogram, why=why)
+        deliver(RUN, RunReport(error.run, error.summary, strict, explain, histogram, why), exports)
         raise
-    status = deliver(run, summary, exports, explain, histogram, strict, why)
+    status = deliver(RUN, RunReport(run, summary, strict, explain, histogram, why), exports)
     # the verdict is that of all parts together
     return (
         finish(run.folder, status, quiet, conclusion(summary, strict)) if part is None else finish(run.folder, 0, quiet)
@@ -330,44 +330,31 @@ def _check_single(options: Mapping[str, object], reason: str) -> None:
 def _repeat(config: "Config", count: int, exports: dict[str, str], strict: bool, quiet: bool) -> int:
     """Measure several times, and report the variation between the runs."""
     from inferometer.conduct.pairs import repeat  # noqa: PLC0415
-    from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.report.repeats import check_repeat_exports, deliver_repeats  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
+    from inferometer.report.repeats import RUNS, RunsReport  # noqa: PLC0415
 
-    check_repeat_exports(exports)
-
-    def note(number: int, of: int, side: str) -> LiveView | None:
-        if quiet:
-            return None
-        click.echo(f"run {number} of {of}", err=True)
-        return LiveView()
-
-    folder, measured = repeat(config, count, note)
-    return finish(folder, deliver_repeats(str(folder), measured, exports, strict), quiet)
+    check_exports(exports, RUNS)
+    experiment = repeat(config, count, progress(quiet))
+    report = RunsReport(str(experiment.folder), experiment.runs, strict)
+    return finish(experiment.folder, deliver(RUNS, report, exports), quiet)
 
 
 def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], strict: bool, quiet: bool) -> int:
     """Measure a grid of settings or an adaptive range, and report all of it together."""
-    from inferometer.conduct.sweep import measure_sweep, projection  # noqa: PLC0415
-    from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.report.sweep import check_sweep_exports, deliver_sweep, describe_plan  # noqa: PLC0415
+    from inferometer.conduct.sweep import measure_sweep, projection, summarised  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
+    from inferometer.report.sweep import SWEEP, describe_plan  # noqa: PLC0415
 
     if repeat > 1:
         raise UserError(
             "--repeat repeats one run, and this is a sweep of several",
             f"leave out --repeat, or sweep over seeds: --set seed='[{', '.join(map(str, range(min(repeat, 5))))}]'",
         )
-    check_sweep_exports(exports)
-
-    def note(line: str) -> LiveView | None:
-        if quiet:
-            return None
-        click.echo(line, err=True)
-        return LiveView()
-
+    check_exports(exports, SWEEP)
     if not quiet:
         click.echo(describe_plan([cell.settings for cell in grid.cells], *projection(grid)), err=True)
-    sweep, measured = measure_sweep(grid, note)
-    return finish(sweep.folder, deliver_sweep(sweep, measured, exports, strict), quiet)
+    experiment = measure_sweep(grid, progress(quiet))
+    return finish(experiment.folder, deliver(SWEEP, summarised(experiment, strict), exports), quiet)
 
 
 def set_load(

@@ -17,7 +17,7 @@ from inferometer import conduct, store, workload
 from inferometer.campaign import Cache, EngineRecord, LevelRecord, Output, StartUp
 from inferometer.conduct.campaign_book import SAMPLE, CampaignBook
 from inferometer.conduct.engine_server import opened_server, version_of
-from inferometer.conduct.pairs import terminable
+from inferometer.conduct.interrupts import terminable
 from inferometer.config.engines import Campaign, EngineSpec, Level, is_in_process, levels_of, variants
 from inferometer.config.schema import Config
 from inferometer.engines import model_files

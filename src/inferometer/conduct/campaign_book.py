@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from inferometer import __version__, manifest, workload
-from inferometer.campaign import FILE, CampaignRecord, DeviceFacts, EngineRecord, LevelRecord, StartUp
+from inferometer.campaign import CampaignRecord, DeviceFacts, EngineRecord, LevelRecord, StartUp
 from inferometer.conduct.campaign_reading import read_record
 from inferometer.conduct.engine_server import prompts_of, sample_row
 from inferometer.config.engines import Campaign, EngineSpec, Level, level_config, levels_of
@@ -20,7 +20,7 @@ from inferometer.engines.launching import EngineError
 from inferometer.errors import UserError
 from inferometer.observe.gpu import gpu_names
 from inferometer.printable import REMOVED
-from inferometer.store.folder import atomic_file
+from inferometer.store.folder import CAMPAIGN, atomic_file
 
 SAMPLE = "sample.jsonl"
 """The prompts that every engine completes, in the folder of the campaign."""
@@ -101,7 +101,7 @@ class CampaignBook:
                 self.change(each.name, status="pending", reason="", message="", log_tail=(), levels=levels)
 
     def _write(self) -> None:
-        with atomic_file(self.folder / FILE) as partial:
+        with atomic_file(self.folder / CAMPAIGN) as partial:
             partial.write_bytes(msgspec.json.format(msgspec.json.encode(self.record), indent=1) + b"\n")
 
 

@@ -14,26 +14,23 @@ from typing import Any, Literal
 import msgspec
 
 from inferometer.analysis import settings
-from inferometer.campaign import FILE as CAMPAIGN
-from inferometer.conduct.comparing import PAIRS
+from inferometer.conduct.experiment import kind_in
 from inferometer.conduct.remote import cache_folder, fetch_new, is_safe
 from inferometer.conduct.saving import DRAFT, SPOOL
 from inferometer.config.storage import is_remote
 from inferometer.errors import UserError
 from inferometer.records import Manifest
 from inferometer.report.capacity import headline
-from inferometer.report.capacity_output import FILE as CAPACITY
-from inferometer.report.capacity_output import read as read_capacity
+from inferometer.report.capacity_export import read as read_capacity
 from inferometer.report.formatting import describe_load, describe_target
 from inferometer.store import draft as drafts
-from inferometer.store.folder import MANIFEST, SUMMARY, SWEEP
+from inferometer.store.folder import LISTS, MANIFEST, RUNS, SUMMARY
 from inferometer.store.objects import connect
 from inferometer.store.upload import read_upload
 
-Kind = Literal["run", "repeats", "sweep", "ab", "capacity", "engines"]
 State = Literal["complete", "incomplete", "running", "not uploaded", "damaged"]
 STATES = ("complete", "incomplete", "running", "not uploaded", "damaged")
-_READ = {MANIFEST, SUMMARY, SWEEP, PAIRS, CAPACITY, CAMPAIGN}
+_READ = {MANIFEST, SUMMARY, RUNS, *LISTS}
 _NAME = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{4,}(?:-part\d+-[0-9a-f]{4})?")
 _THREADS = 8
 
@@ -53,7 +50,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     folder: str
     """Its folder or URL."""
-    kind: Kind = "run"
+    kind: str = "run"
+    """run, or a key of KINDS (kinds.py)."""
     state: State
     started: str = ""
     """ISO 8601, in UTC; "" if it is not known."""
@@ -162,10 +160,12 @@ def _entry(folder: Path, shown: str, objects: set[str] | None = None) -> Entry:
     def has(*parts: str) -> bool:
         return folder.joinpath(*parts).exists() if objects is None else "/".join(parts) in objects
 
-    kinds: dict[str, Kind] = {SWEEP: "sweep", PAIRS: "ab", CAPACITY: "capacity", CAMPAIGN: "engines"}
-    kind = next((kinds[name] for name in kinds if has(name)), None)
-    inner = _inner(folder, objects) if kind is not None or not (has(MANIFEST) or has(SPOOL, DRAFT)) else []
-    if kind is None and not inner:
+    try:
+        kind = kind_in(folder)
+    except UserError:
+        kind = "repeats"
+    inner = _inner(folder, objects) if kind or not (has(MANIFEST) or has(SPOOL, DRAFT)) else []
+    if not (kind or inner):
         return _run(folder, shown, has(MANIFEST))
     runs = [_run(folder / name, f"{shown}/{name}", has(name, MANIFEST)) for name in inner]
     return _group(folder.name, shown, kind or "repeats", runs, _answer(folder) if kind == "capacity" else "")
@@ -174,7 +174,7 @@ def _entry(folder: Path, shown: str, objects: set[str] | None = None) -> Entry:
 def _answer(folder: Path) -> str:
     """What a search for the capacity found, such as `holds 12.5 requests/s (12 to 13)`; "" if its file cannot be read."""
     try:
-        return headline(read_capacity(str(folder))[0])
+        return headline(read_capacity(folder).found)
     except UserError:
         return ""
 
@@ -190,7 +190,7 @@ def _inner(folder: Path, objects: set[str] | None) -> list[str]:
     )
 
 
-def _group(name: str, shown: str, kind: Kind, runs: Sequence[Entry], load: str) -> Entry:
+def _group(name: str, shown: str, kind: str, runs: Sequence[Entry], load: str) -> Entry:
     states = [run.state for run in runs]
     worst: State = next((state for state in ("running", "damaged", "incomplete") if state in states), "complete")
     verdicts = Counter(run.verdict for run in runs if run.verdict)

@@ -52,7 +52,7 @@ def capacity(
     """
     from inferometer.conduct.capacity import Options, find, with_objectives  # noqa: PLC0415
     from inferometer.conduct.uploading import finish  # noqa: PLC0415
-    from inferometer.report import capacity_output, capacity_view  # noqa: PLC0415
+    from inferometer.report import capacity_export, capacity_view  # noqa: PLC0415
 
     options = Options(
         by=_one_of(by, ("rate", "concurrency", "users"), "by"),  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def capacity(
         view = capacity_view.SearchView(options.by) if progress else capacity_view.Quiet()
         found, manifest = find(with_objectives(made), options, view)
     found = msgspec.structs.replace(found, strict=strict)
-    capacity_output.save(found, manifest)
+    capacity_export.save(capacity_export.CapacityReport(found, manifest))
     finish(Path(found.folder))
     return Capacity(found, manifest)
 
