@@ -76,11 +76,11 @@ def test_a_budget_that_cannot_suffice_is_refused(tmp_path: Path) -> None:
         (("--slo", "chatt"), ("there is no preset 'chatt'", "did you mean chat?")),
         (("--slo", "ttft.p99 < 500"), ("needs a unit",)),
         (("--budget", "soon"), ("--budget", "a duration")),
-        (("--budget", "1s"), ("--budget must be at least 10 s",)),
-        (("--precision", "0"), ("--precision must be more than 0",)),
+        (("--budget", "1s"), ("--budget: must be at least 10 s (got 1 s)",)),
+        (("--precision", "0"), ("--precision: must be more than 0",)),
         (("--precision", "narrow"), ("--precision", "5%")),
-        (("--start", "-3"), ("--start must be more than 0 (got -3)",)),
-        (("--at-least", "0"), ("--at-least must be more than 0 (got 0)",)),
+        (("--start", "-3"), ("--start: must be more than 0 (got -3)",)),
+        (("--at-least", "0"), ("--at-least: must be more than 0 (got 0)",)),
         (("--html", "-", "--markdown", "-"), ("--html - and --markdown - both write to standard output",)),
         (("--set", "load.rate=5"), ("the search sets the load itself",)),
         (("--json", "/nowhere/at/all.json"), ("/nowhere/at/all.json",)),
@@ -114,11 +114,11 @@ data:
 def test_a_search_that_ends_early_writes_its_reports_and_judges_classes(
     ending: BaseException, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class EndsAfterAProbe(capacity_view.Quiet):
+    class EndsAfterAProbe(capacity_view.SearchView):
         def probed(self, probe: object, found: object) -> None:
             raise ending
 
-    monkeypatch.setattr(capacity_view, "Quiet", EndsAfterAProbe)
+    monkeypatch.setattr(capacity_view, "SearchView", EndsAfterAProbe)
     (tmp_path / "mix.yaml").write_text(MIX)
     paths = {name: tmp_path / f"out.{name}" for name in ("json", "html", "markdown", "junit")}
     with running(simulator(timing=Fixed(ttft=0.005, itl=0.001))) as url:

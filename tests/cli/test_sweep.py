@@ -67,7 +67,9 @@ def test_grid_is_one_folder_and_one_report(tmp_path: Path, server: Running) -> N
     # and as a version without runs.json stored it
     tree = json.loads((folder / "runs.json").read_text())
     (folder / "runs.json").rename(folder / "sweep.json")
-    (folder / "sweep.json").write_text(json.dumps({name: tree[name] for name in ("schema", "keys", "runs", "interrupted")}))
+    (folder / "sweep.json").write_text(
+        json.dumps({name: tree[name] for name in ("schema", "keys", "runs", "interrupted")})
+    )
     assert cli("report", folder).out == result.out
     assert (tmp_path / "again.csv").read_bytes() == exports["csv"].read_bytes()
     assert cli("report", tmp_path / "runs" / "LATEST").status == 0

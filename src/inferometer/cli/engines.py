@@ -106,7 +106,7 @@ def command(
     from inferometer.config import read_tree  # noqa: PLC0415
     from inferometer.config.engines import campaign_from  # noqa: PLC0415
     from inferometer.report.engines_export import ENGINES  # noqa: PLC0415
-    from inferometer.report.engines_view import CampaignView, Quiet  # noqa: PLC0415
+    from inferometer.report.engines_view import CampaignView  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
     paths = {"json": json_path, "html": html_path, "markdown": markdown_path, "csv": csv_path, "junit": junit_path}
@@ -125,7 +125,7 @@ def command(
             "give a FILE, or --model and at least one --engine; see `inferometer engines --help`",
         )
     campaign = campaign_from(tree, overrides, file or "command line")
-    folder = run_campaign(campaign, Quiet() if quiet else CampaignView(), Path(resume) if resume else None)
+    folder = run_campaign(campaign, CampaignView(quiet), Path(resume) if resume else None)
     results = open_campaign(folder)
     status = finish(folder, deliver(ENGINES, results, paths), quiet)
     return 130 if results.interrupted else status

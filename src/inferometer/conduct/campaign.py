@@ -9,7 +9,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -25,6 +25,9 @@ from inferometer.engines.catalog import check_spec
 from inferometer.engines.launching import EngineError
 from inferometer.errors import UserError
 from inferometer.records import Run
+
+if TYPE_CHECKING:
+    from inferometer.report.engines_view import CampaignView
 
 _SCRATCH = ".scratch"
 """Folder of runs that are not part of the campaign: warm-ups, and completions of the sample."""
@@ -51,22 +54,7 @@ class Running(Protocol):
     def check_alive(self) -> None: ...
 
 
-class View(Protocol):
-    """Shows how the campaign goes (report/engines_view.py)."""
-
-    def planned(self, names: Sequence[str], levels: Sequence[Sequence[Level]], rounds: int, folder: Path) -> None: ...
-    def starting(self, name: str, round: int) -> None: ...
-    def ready(self, name: str, startup: StartUp) -> None: ...
-    def doing(self, name: str, what: str) -> None: ...
-    def measuring(self, name: str, level: Level) -> conduct.Show | None: ...
-    def measured(self, name: str, level: Level, run: Run | None, error: str) -> None: ...
-    def failed(self, name: str, reason: str, message: str, log_tail: Sequence[str]) -> None: ...
-    def stopped(self, name: str) -> None: ...
-    def line(self, text: str) -> None: ...
-    def over(self) -> None: ...
-
-
-def run_campaign(campaign: Campaign, view: View, resume: Path | None = None) -> Path:
+def run_campaign(campaign: Campaign, view: "CampaignView", resume: Path | None = None) -> Path:
     """Measure all engines; return the folder. After a Ctrl-C, it returns with what is finished, and the record says so."""
     specs = variants(campaign)
     for spec in specs:
@@ -93,14 +81,18 @@ def run_campaign(campaign: Campaign, view: View, resume: Path | None = None) -> 
     return folder
 
 
-def _measure_encoders(campaign: Campaign, specs: Sequence[EngineSpec], book: CampaignBook, view: View) -> None:
+def _measure_encoders(
+    campaign: Campaign, specs: Sequence[EngineSpec], book: CampaignBook, view: "CampaignView"
+) -> None:
     from inferometer.conduct.encoders import measure_encoders  # noqa: PLC0415 - few campaigns need it
 
     for each in measure_encoders(campaign, specs, book.folder, view.line, book.record.engines, book.replace):
         book.replace(each)
 
 
-def _measure_engine(campaign: Campaign, spec: EngineSpec, number: int, book: CampaignBook, view: View) -> None:
+def _measure_engine(
+    campaign: Campaign, spec: EngineSpec, number: int, book: CampaignBook, view: "CampaignView"
+) -> None:
     """One engine in one round: what is not finished yet."""
     pending = book.pending(spec, number)
     if not pending:
@@ -127,7 +119,7 @@ def _measure_levels(
     pending: Sequence[Level],
     engine: Running,
     book: CampaignBook,
-    view: View,
+    view: "CampaignView",
 ) -> None:
     scratch = book.folder / _SCRATCH
     book.change(spec.name, facts=engine.facts, version=engine.version or book[spec.name].version)
@@ -164,7 +156,7 @@ def _measure_level(
     number: int,
     engine: Running,
     book: CampaignBook,
-    view: View,
+    view: "CampaignView",
     hooks: tuple[str, str] = ("", ""),
 ) -> None:
     """Measure one level and record it, also when it fails."""
@@ -202,7 +194,7 @@ def _measure_level(
     engine.check_alive()
 
 
-def _profile(campaign: Campaign, spec: EngineSpec, engine: Running, book: CampaignBook, view: View) -> None:
+def _profile(campaign: Campaign, spec: EngineSpec, engine: Running, book: CampaignBook, view: "CampaignView") -> None:
     """Measure one level again while the engine's own profiler runs."""
     assert campaign.profile is not None
     hooks = (campaign.profile.start or engine.profiler[0], campaign.profile.stop or engine.profiler[1])

@@ -46,8 +46,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was the watch that interrupted the run, not the user."""
 
 
-Choose = Callable[[Sequence[Measured]], Iterator[Cell]]
-"""Yields one cell after the other. It sees what was measured until then: one run more after each cell, unless that failed."""
+Choose = Callable[[list[Measured]], Iterator[Cell]]
+"""Yields one cell after the other. It sees what was measured until then, one run more after each cell, unless that failed; and may
+remove what it needs no more."""
 
 
 class ListedRun(msgspec.Struct, frozen=True):
@@ -124,28 +125,27 @@ def measure_cells(
     The run that Ctrl-C interrupted counts only if it is the first, or with `keeps_interrupted`. An error of a run ends the experiment;
     with `keeps_errors`, it is listed, and the next run is measured, unless it was the first.
     """
-    measured = experiment.measured
-    for cell in choose(measured):
+    for cell in choose(experiment.measured):
         config = msgspec.structs.replace(cell.config, output=str(experiment.folder))
         more = (cell.watch, cell.probe) if cell.watch is not None else ()
         try:
             with cell.around(experiment.folder):
                 run, summary = conduct.measure(config, note(cell.line), *more)
         except KeyboardInterrupt:  # before its first request
-            if not measured:
+            if not experiment.listed.runs:
                 raise
             experiment.add(interrupted=True)
             break
         except UserError as error:
-            if not (measured and keeps_errors):
+            if not (experiment.listed.runs and keeps_errors):
                 raise
             experiment.add(ListedRun(cell.settings, error=str(error)))
             continue
         interrupted = run.manifest.outcome.interrupted and not cell.ended_itself()
-        if interrupted and measured and not keeps_interrupted:
+        if interrupted and experiment.listed.runs and not keeps_interrupted:
             experiment.add(interrupted=True)
             break
-        measured.append((cell.settings, run, summary))
+        experiment.measured.append((cell.settings, run, summary))
         experiment.add(ListedRun(cell.settings, run.folder.name), interrupted=interrupted)
         if interrupted:
             break

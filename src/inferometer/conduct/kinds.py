@@ -24,7 +24,7 @@ from inferometer.report.engines_export import ENGINES
 from inferometer.report.output import RUN, Report, RunReport
 from inferometer.report.repeats import RUNS, RunsReport
 from inferometer.report.sweep import SWEEP
-from inferometer.store.folder import MANIFEST
+from inferometer.store.folder import CAPACITY, MANIFEST
 
 if TYPE_CHECKING:
     from inferometer.report.html.page import Page
@@ -90,7 +90,10 @@ def kind_of(names: Sequence[str]) -> str:
     folders = [folder for name in names for folder in folders_of(name)]
     if len(folders) > 1:
         return "repeats"
-    return kind_in(folders[0]) or ("repeats" if len(runs_in(folders[0])) > 1 else "run")
+    kind = kind_in(folders[0])
+    if kind == "capacity" and not (folders[0] / CAPACITY).exists():  # it was killed: there are probes, and no answer
+        return "repeats"
+    return kind or ("repeats" if len(runs_in(folders[0])) > 1 else "run")
 
 
 def open_page(name: str) -> "Page":

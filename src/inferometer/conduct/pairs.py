@@ -54,7 +54,7 @@ class Subject(msgspec.Struct, frozen=True):
 def repeat(config: Config, count: int, note: Note) -> Experiment:
     """Run a config several times, with fresh seeds. Ends early after a Ctrl-C, without the run that it interrupted."""
 
-    def choose(measured: Sequence[Measured]) -> Iterator[Cell]:
+    def choose(measured: list[Measured]) -> Iterator[Cell]:
         for number in range(count):
             seed = config.seed + number
             again = msgspec.structs.replace(config, seed=seed)
@@ -77,7 +77,7 @@ def measure_pairs(
         if subject.starter is None:
             reach(subject.config.server)
 
-    def choose(measured: Sequence[Measured]) -> Iterator[Cell]:
+    def choose(measured: list[Measured]) -> Iterator[Cell]:
         began, of = time.monotonic(), 2 * count
         for index in range(of):
             pair, side = index // 2, "AB"[(index // 2 + index) % 2]

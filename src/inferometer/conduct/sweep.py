@@ -1,6 +1,6 @@
 """Sweeps: a run for each cell of a grid, or for each level of an adaptive range."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from inferometer.analysis.adaptive_levels import MOST, choose_next
 from inferometer.analysis.settings import settings_label
@@ -21,7 +21,7 @@ def measure_sweep(grid: Grid, note: Note) -> Experiment:
     A run that cannot be measured is reported as such, and the sweep goes on; if that happens to the first run, it raises.
     """
 
-    def choose(measured: Sequence[Measured]) -> Iterator[Cell]:
+    def choose(measured: list[Measured]) -> Iterator[Cell]:
         """With an adaptive range, the next level depends on what was measured."""
         for number, cell in enumerate(grid.cells, 1):
             words = [settings_label(cell.settings)] if cell.settings else []

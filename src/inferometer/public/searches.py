@@ -55,13 +55,13 @@ def capacity(
     from inferometer.report import capacity_export, capacity_view  # noqa: PLC0415
 
     options = Options(
-        by=_one_of(by, ("rate", "concurrency", "users"), "by"),  # type: ignore[arg-type]
-        budget=None if budget is None else _at_least(seconds(budget, "budget"), 10.0, "budget"),
-        percentile=_one_of(percentile, ("p50", "p90", "p95", "p99"), "percentile"),
-        think=_at_least(seconds(think, "think"), 0.0, "think"),
-        start=_positive(start, "start"),
-        precision=_positive(precision, "precision") or 0.05,
-        at_least=_positive(at_least, "at_least"),
+        by=by,
+        budget=None if budget is None else seconds(budget, "budget"),
+        percentile=percentile,
+        think=seconds(think, "think"),
+        start=start,
+        precision=precision,
+        at_least=at_least,
     )
     given = [key for each in (overrides or {}, settings) for key in each]
     if any(key.partition(".")[0] == "load" for key in given):
@@ -69,7 +69,7 @@ def capacity(
     chosen = {} if slo is None else {"slo": objectives(slo)}
     made, source = config_of(config, overrides, settings, chosen, without="load")
     with named({"slo": "slo="}, source):
-        view = capacity_view.SearchView(options.by) if progress else capacity_view.Quiet()
+        view = capacity_view.SearchView(options.by, quiet=not progress)
         found, manifest = find(with_objectives(made), options, view)
     found = msgspec.structs.replace(found, strict=strict)
     capacity_export.save(capacity_export.CapacityReport(found, manifest))
@@ -143,21 +143,3 @@ class Capacity(msgspec.Struct, frozen=True, eq=False, weakref=True):
         from inferometer.report import capacity  # noqa: PLC0415
 
         return f"<inferometer.Capacity {capacity.words(self.result)}>"
-
-
-def _one_of(value: str, known: tuple[str, ...], name: str) -> str:
-    if value not in known:
-        raise UserError(f"{name} is {value!r}", f"use {', '.join(known)}")
-    return value
-
-
-def _at_least(value: float, least: float, name: str) -> float:
-    if value < least:
-        raise UserError(f"{name} must be at least {least:g} s (got {value:g})", "give seconds, or text such as '2m'")
-    return value
-
-
-def _positive(value: float | None, name: str) -> float | None:
-    if value is not None and not 0 < value < 1e9:
-        raise UserError(f"{name} must be more than 0 (got {value:g})", "give a positive number")
-    return value

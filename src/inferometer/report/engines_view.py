@@ -61,10 +61,10 @@ class LevelView:
 
 
 class CampaignView:
-    """Shows the whole campaign."""
+    """Shows the whole campaign; if it is quiet, nothing."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or SafeConsole(stderr=True)
+    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
+        self._console = console or SafeConsole(stderr=True, quiet=quiet)
         self._started = time.monotonic()
         self._names: Sequence[str] = ()
         self._levels: dict[str, Sequence[Level]] = {}
@@ -82,7 +82,7 @@ class CampaignView:
         words += [f"{count} measurements"] if count else []
         repeats = f" in {rounds} rounds" if rounds > 1 else ""
         self.line(f"{', '.join(words)}{repeats}, in {folder}")
-        if self._console.is_terminal and count:
+        if self._console.is_terminal and count and not self._console.quiet:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._render)
             self._live.start()
 
@@ -97,7 +97,9 @@ class CampaignView:
     def doing(self, name: str, what: str) -> None:
         self._say(name, what, f"{what} ...", "cyan")
 
-    def measuring(self, name: str, level: Level) -> LevelView:
+    def measuring(self, name: str, level: Level) -> LevelView | None:
+        if self._console.quiet:
+            return None
         self._states[name] = Text(f"{level.name} ...", style="cyan")
         self._cells[name, level.value] = Text("...", style="cyan")
         return LevelView(self, (name, level.value))
@@ -157,21 +159,6 @@ class CampaignView:
         spent = format_seconds(round(time.monotonic() - self._started))
         rounds = f"round {self._round + 1} of {self._rounds}   " if self._rounds > 1 else ""
         return Padding(Group(table, Text(f"{rounds}{spent}", style="dim")), (1, 0, 0, 1))
-
-
-class Quiet:
-    """Shows nothing."""
-
-    def planned(self, names: Sequence[str], levels: Sequence[Sequence[Level]], rounds: int, folder: Path) -> None: ...
-    def starting(self, name: str, round: int) -> None: ...
-    def ready(self, name: str, startup: StartUp) -> None: ...
-    def doing(self, name: str, what: str) -> None: ...
-    def measuring(self, name: str, level: Level) -> None: ...
-    def measured(self, name: str, level: Level, run: Run | None, error: str) -> None: ...
-    def failed(self, name: str, reason: str, message: str, log_tail: Sequence[str]) -> None: ...
-    def stopped(self, name: str) -> None: ...
-    def line(self, text: str) -> None: ...
-    def over(self) -> None: ...
 
 
 def _figure(run: Run) -> tuple[str, int]:
