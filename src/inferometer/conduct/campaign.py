@@ -15,6 +15,7 @@ import msgspec
 
 from inferometer import conduct, store, workload
 from inferometer.campaign import Cache, EngineRecord, LevelRecord, Output, StartUp
+from inferometer.conduct import encoders
 from inferometer.conduct.campaign_book import SAMPLE, CampaignBook
 from inferometer.conduct.engine_server import opened_server, version_of
 from inferometer.conduct.interrupts import terminable
@@ -65,12 +66,12 @@ def run_campaign(campaign: Campaign, view: "CampaignView", resume: Path | None =
     view.planned([spec.name for spec in specs], levels, campaign.repeat, folder)
     try:
         with terminable():
+            for number in range(campaign.repeat):
+                for spec in specs if number % 2 == 0 else reversed(specs):
+                    _measure_engine(campaign, spec, number, book, view)
             if campaign.encoder is not None:
-                _measure_encoders(campaign, specs, book, view)
-            else:
-                for number in range(campaign.repeat):
-                    for spec in specs if number % 2 == 0 else reversed(specs):
-                        _measure_engine(campaign, spec, number, book, view)
+                for each in encoders.compared(book.record.engines, folder):
+                    book.replace(each)
             book.write(interrupted=False)
     except KeyboardInterrupt:
         book.write(interrupted=True)
@@ -81,35 +82,43 @@ def run_campaign(campaign: Campaign, view: "CampaignView", resume: Path | None =
     return folder
 
 
-def _measure_encoders(
-    campaign: Campaign, specs: Sequence[EngineSpec], book: CampaignBook, view: "CampaignView"
-) -> None:
-    from inferometer.conduct.encoders import measure_encoders  # noqa: PLC0415 - few campaigns need it
-
-    for each in measure_encoders(campaign, specs, book.folder, view.line, book.record.engines, book.replace):
-        book.replace(each)
-
-
 def _measure_engine(
     campaign: Campaign, spec: EngineSpec, number: int, book: CampaignBook, view: "CampaignView"
 ) -> None:
     """One engine in one round: what is not finished yet."""
-    pending = book.pending(spec, number)
-    if not pending:
+    encoder = campaign.encoder
+    sizes = encoders.pending_sizes(encoder, book[spec.name], number) if encoder is not None else []
+    levels = book.pending(spec, number) if encoder is None else []
+    if not (sizes or levels):
         return
     view.starting(spec.name, number)
     try:
-        for _ in range(campaign.startup.repeat - 1 if not book[spec.name].starts else 0):
-            with _opened(campaign, spec, book) as engine:
-                book.add_start(spec.name, engine.startup)
-        with _opened(campaign, spec, book) as engine:
-            book.add_start(spec.name, engine.startup)
-            view.ready(spec.name, engine.startup)
-            _measure_levels(campaign, spec, number, pending, engine, book, view)
+        if sizes:
+            encoders.measure_encoder(campaign, spec, number, sizes, book, view)
+        else:
+            _measure_server(campaign, spec, number, levels, book, view)
     except EngineError as error:
         book.fail(spec.name, error)
         view.failed(spec.name, error.reason, error.line, error.log_tail)
     view.stopped(spec.name)
+
+
+def _measure_server(
+    campaign: Campaign,
+    spec: EngineSpec,
+    number: int,
+    pending: Sequence[Level],
+    book: CampaignBook,
+    view: "CampaignView",
+) -> None:
+    """Start an engine, more often than once if the campaign asks for that, and measure the levels."""
+    for _ in range(campaign.startup.repeat - 1 if not book[spec.name].starts else 0):
+        with _opened(campaign, spec, book) as engine:
+            book.add_start(spec.name, engine.startup)
+    with _opened(campaign, spec, book) as engine:
+        book.add_start(spec.name, engine.startup)
+        view.ready(spec.name, engine.startup)
+        _measure_levels(campaign, spec, number, pending, engine, book, view)
 
 
 def _measure_levels(

@@ -61,7 +61,7 @@ class CampaignBook:
         self._write()
 
     def __getitem__(self, name: str) -> EngineRecord:
-        return next(each for each in self.record.engines if each.name == name)
+        return self.record.engines[self.index(name)]
 
     def pending(self, spec: EngineSpec, number: int) -> list[Level]:
         """The levels of this round that are not measured; none if the engine has failed."""
@@ -70,6 +70,10 @@ class CampaignBook:
             return []
         done = {(each.by, each.level) for each in known.levels if each.repeat == number and not each.is_profiled}
         return [level for level in levels_of(self._campaign, spec) if (level.by, level.value) not in done]
+
+    def index(self, name: str) -> int:
+        """The place of an engine in the campaign."""
+        return next(index for index, each in enumerate(self.record.engines) if each.name == name)
 
     def change(self, name: str, **changes: Any) -> None:
         self.replace(msgspec.structs.replace(self[name], **changes))
@@ -98,7 +102,9 @@ class CampaignBook:
         for each in self.record.engines:
             if each.status == "failed":
                 levels = tuple(level for level in each.levels if level.run and not level.error)
-                self.change(each.name, status="pending", reason="", message="", log_tail=(), levels=levels)
+                sizes = tuple(size for size in each.encoder if size.seconds)
+                again: dict[str, Any] = {"status": "pending", "reason": "", "message": "", "log_tail": ()}
+                self.change(each.name, **again, levels=levels, encoder=sizes)
 
     def _write(self) -> None:
         with atomic_file(self.folder / CAMPAIGN) as partial:
