@@ -15,7 +15,6 @@ from command import LENIENT, Result, assert_one_line, cli, options, start
 from helpers import Client, http_response, scripted
 
 from inferometer import conduct
-from inferometer.errors import UserError
 from inferometer.serve.background import Running, serving
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.settings import Fixed, Sim
@@ -119,14 +118,14 @@ def test_levels_alone_are_one_run_with_a_knee(tmp_path: Path, server: Running) -
 # --- sweeps that do not complete -------------------------------------------------------------------------------------
 
 
-def break_second(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Let the second run of a sweep raise this."""
+def interrupt_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Ctrl-C end the second run of a sweep before its first request."""
     measure, calls = conduct.measure, []
 
     def second_fails(*args: Any) -> Any:
         calls.append(args)
         if len(calls) == 2:
-            raise error
+            raise KeyboardInterrupt
         return measure(*args)
 
     monkeypatch.setattr(conduct, "measure", second_fails)
@@ -135,7 +134,7 @@ def break_second(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 def test_interrupted_sweep_reports_what_was_measured(
     tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_second(monkeypatch, KeyboardInterrupt())
+    interrupt_second(monkeypatch)
     result = run(tmp_path, server.url, *TEXT, "--set", "data.output=[2, 4, 8]")
     assert result.status == 1
     assert "interrupted: some runs are missing" in result.out
@@ -170,23 +169,6 @@ def test_ctrl_c_keeps_the_run_that_it_interrupts(tmp_path: Path) -> None:
     assert "load.requests 5: " in out
     assert "load.requests 1000000: " in out
     assert len(sweep_of(tmp_path / "runs")["runs"]) == 2
-
-
-@pytest.mark.slow
-def test_run_that_cannot_be_measured_does_not_end_the_sweep(
-    tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    break_second(monkeypatch, UserError("the model takes at most 3", "send less"))
-    result = run(tmp_path, server.url, *TEXT, "--set", "data.output=[2, 4, 8]")
-    assert result.status == 1
-    assert "data.output 4: not measured: the model takes at most 3" in result.out
-    assert "data.output 8: " in result.out
-    assert [bool(each["run"]) for each in sweep_of(tmp_path)["runs"]] == [True, False, True]
-
-
-def test_folder_of_a_sweep_that_never_began_is_removed(tmp_path: Path) -> None:
-    assert_one_line(run(tmp_path / "runs", "http://127.0.0.1:1", "--set", "data.input=[1, 2]", "-q"), "127.0.0.1:1")
-    assert not list((tmp_path / "runs").glob("2*"))
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
