@@ -32,8 +32,9 @@ server_process.py  a server that is started by a command for a run, and ended af
 from inferometer.analysis.abort_expression import parse_limits
 from inferometer.analysis.slo_expression import parse_all as parse_slos
 from inferometer.conduct.comparing import compare_stored, parse_conditions
-from inferometer.conduct.measuring import Show, Watch, measure, measure_to_end
+from inferometer.conduct.measuring import Watch, measure, measure_to_end
 from inferometer.conduct.saving import NotUploadedError, UnsavedError, open_run
+from inferometer.report.live import Show
 
 __all__ = [
     "NotUploadedError",

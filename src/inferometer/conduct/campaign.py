@@ -9,50 +9,32 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from inferometer import conduct, store, workload
-from inferometer.campaign import Cache, EngineRecord, LevelRecord, Output, StartUp
+from inferometer import store, workload
+from inferometer.campaign import Cache, EngineRecord, LevelRecord
 from inferometer.conduct import encoders
 from inferometer.conduct.campaign_book import SAMPLE, CampaignBook
 from inferometer.conduct.engine_server import opened_server, version_of
 from inferometer.conduct.interrupts import terminable
 from inferometer.config.engines import Campaign, EngineSpec, Level, is_in_process, levels_of, variants
-from inferometer.config.schema import Config
 from inferometer.engines import model_files
 from inferometer.engines.catalog import check_spec
 from inferometer.engines.launching import EngineError
 from inferometer.errors import UserError
-from inferometer.records import Run
 
 if TYPE_CHECKING:
+    from inferometer.conduct.engine_library import RunningLibrary
+    from inferometer.conduct.engine_server import RunningServer
     from inferometer.report.engines_view import CampaignView
+
+    Running = RunningServer | RunningLibrary
+    """An engine that is ready."""
 
 _SCRATCH = ".scratch"
 """Folder of runs that are not part of the campaign: warm-ups, and completions of the sample."""
-
-
-class Running(Protocol):
-    """An engine that is ready: a server, or a library in a process of its own."""
-
-    startup: StartUp
-    facts: dict[str, str]
-    version: str
-    """Empty: the engine does not report it, or the server was asked before."""
-    can_reset: bool
-    profiler: tuple[str, str]
-
-    @property
-    def log_tail(self) -> tuple[str, ...]: ...
-    def config(self, level: Level, salt: str, repeat: int) -> Config: ...
-    def measure(self, config: Config, level: Level, show: conduct.Show | None) -> tuple[Run, float | None]: ...
-    def complete(self, sample: Path, count: int, tokens: int, folder: Path) -> list[Output]: ...
-    def warm_up(self, count: int, most: int, folder: Path) -> None: ...
-    def reset_cache(self) -> bool: ...
-    def call_profiler(self, hook: str) -> None: ...
-    def check_alive(self) -> None: ...
 
 
 def run_campaign(campaign: Campaign, view: "CampaignView", resume: Path | None = None) -> Path:
@@ -126,7 +108,7 @@ def _measure_levels(
     spec: EngineSpec,
     number: int,
     pending: Sequence[Level],
-    engine: Running,
+    engine: "Running",
     book: CampaignBook,
     view: "CampaignView",
 ) -> None:
@@ -163,7 +145,7 @@ def _measure_level(
     spec: EngineSpec,
     level: Level,
     number: int,
-    engine: Running,
+    engine: "Running",
     book: CampaignBook,
     view: "CampaignView",
     hooks: tuple[str, str] = ("", ""),
@@ -203,7 +185,7 @@ def _measure_level(
     engine.check_alive()
 
 
-def _profile(campaign: Campaign, spec: EngineSpec, engine: Running, book: CampaignBook, view: "CampaignView") -> None:
+def _profile(campaign: Campaign, spec: EngineSpec, engine: "Running", book: CampaignBook, view: "CampaignView") -> None:
     """Measure one level again while the engine's own profiler runs."""
     assert campaign.profile is not None
     hooks = (campaign.profile.start or engine.profiler[0], campaign.profile.stop or engine.profiler[1])
@@ -219,7 +201,7 @@ def _profile(campaign: Campaign, spec: EngineSpec, engine: Running, book: Campai
 
 
 @contextlib.contextmanager
-def _opened(campaign: Campaign, spec: EngineSpec, book: CampaignBook) -> Iterator[Running]:
+def _opened(campaign: Campaign, spec: EngineSpec, book: CampaignBook) -> "Iterator[Running]":
     """Start the engine. Its first start of the campaign is cold: the model's files are dropped from the page cache."""
     is_cold = not book[spec.name].starts
     dropped = is_cold and model_files.drop_from_page_cache(spec.model or campaign.model)

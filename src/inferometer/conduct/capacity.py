@@ -13,7 +13,7 @@ from inferometer.analysis.slo_expression import parse_all
 from inferometer.analysis.slo_presets import PRESETS
 from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.summary import Summary
-from inferometer.analysis.sweep import Cell as Measured
+from inferometer.analysis.sweep import MeasuredCell
 from inferometer.apis import APIS
 from inferometer.capacity_search.objectives import ClassObjectives, Objectives, excess, is_counted
 from inferometer.capacity_search.probe_verdict import ProbeTest, plan_of
@@ -256,7 +256,7 @@ class _Prober:
             overhead=_OVERHEAD,
         )
 
-    def _probes(self, goal: Goal, measured: list[Measured]) -> Iterator[Cell]:
+    def _probes(self, goal: Goal, measured: list[MeasuredCell]) -> Iterator[Cell]:
         """Each probe is chosen by what the earlier ones have shown."""
         while (request := following(goal, self.trials)) is not None:
             self._view.probing(request, self.trials)

@@ -15,14 +15,15 @@ import msgspec
 
 from inferometer import conduct, store
 from inferometer.analysis.summary import Summary
-from inferometer.analysis.sweep import Cell as Measured
+from inferometer.analysis.sweep import MeasuredCell
 from inferometer.conduct.interrupts import terminable
-from inferometer.conduct.measuring import Show, Watch
+from inferometer.conduct.measuring import Watch
 from inferometer.conduct.saving import Changes
 from inferometer.conduct.uploading import discard_if_unused, mark, prepare
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
 from inferometer.records import Probe, Run
+from inferometer.report.live import Show
 from inferometer.store.folder import LISTS, RUNS, atomic_file
 
 Note = Callable[[str], Show | None]
@@ -46,7 +47,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was the watch that interrupted the run, not the user."""
 
 
-Choose = Callable[[list[Measured]], Iterator[Cell]]
+Choose = Callable[[list[MeasuredCell]], Iterator[Cell]]
 """Yields one cell after the other. It sees what was measured until then, one run more after each cell, unless that failed; and may
 remove what it needs no more."""
 
@@ -76,7 +77,7 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
 class Experiment:
     """The runs in a folder."""
 
-    def __init__(self, folder: Path, listed: RunList, measured: Sequence[Measured] = ()) -> None:
+    def __init__(self, folder: Path, listed: RunList, measured: Sequence[MeasuredCell] = ()) -> None:
         self.folder = folder.resolve() if folder.is_symlink() else folder
         self.listed = listed
         self.measured = list(measured)

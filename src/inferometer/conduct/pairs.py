@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from inferometer.analysis.comparison import Measured as RunAndSummary
-from inferometer.analysis.sweep import Cell as Measured
+from inferometer.analysis.comparison import Measured
+from inferometer.analysis.sweep import MeasuredCell
 from inferometer.conduct.experiment import Cell, Experiment, Note, RunList, measure_cells, new_experiment
 from inferometer.conduct.server_process import started
 from inferometer.config.grid import projected_seconds
@@ -54,7 +54,7 @@ class Subject(msgspec.Struct, frozen=True):
 def repeat(config: Config, count: int, note: Note) -> Experiment:
     """Run a config several times, with fresh seeds. Ends early after a Ctrl-C, without the run that it interrupted."""
 
-    def choose(measured: list[Measured]) -> Iterator[Cell]:
+    def choose(measured: list[MeasuredCell]) -> Iterator[Cell]:
         for number in range(count):
             seed = config.seed + number
             again = msgspec.structs.replace(config, seed=seed)
@@ -77,7 +77,7 @@ def measure_pairs(
         if subject.starter is None:
             reach(subject.config.server)
 
-    def choose(measured: list[Measured]) -> Iterator[Cell]:
+    def choose(measured: list[MeasuredCell]) -> Iterator[Cell]:
         began, of = time.monotonic(), 2 * count
         for index in range(of):
             pair, side = index // 2, "AB"[(index // 2 + index) % 2]
@@ -103,14 +103,14 @@ def measure_pairs(
     return new
 
 
-def _outcome(measured: Measured) -> str:
+def _outcome(measured: MeasuredCell) -> str:
     """The verdict of a run in a line, with the reason or the rate."""
     _, _, summary = measured
     why = next((f"{check.name}: {check.message}" for check in summary.checks if check.status == "fail"), "")
     return f"{summary.verdict} · {why or f'{formatting.rate(summary.throughput.requests or 0, 4)} requests/s'}"
 
 
-def _check_lasting(measured: Sequence[Measured], count: int) -> None:
+def _check_lasting(measured: Sequence[MeasuredCell], count: int) -> None:
     """Raise UserError if a check failed in both of the first two pairs on the same side."""
     failed: list[dict[tuple[str, str], str]] = [{}, {}]
     for settings, _, summary in measured:
@@ -125,9 +125,9 @@ def _check_lasting(measured: Sequence[Measured], count: int) -> None:
         )
 
 
-def pairs_of(experiment: Experiment) -> list[tuple[RunAndSummary, RunAndSummary]]:
+def pairs_of(experiment: Experiment) -> list[tuple[Measured, Measured]]:
     """The pairs that are complete, each with A's run first."""
-    pairs: dict[int, dict[str, RunAndSummary]] = {}
+    pairs: dict[int, dict[str, Measured]] = {}
     for settings, run, summary in experiment.measured:
         if not run.manifest.outcome.interrupted:
             pairs.setdefault(settings["pair"], {})[settings["side"]] = run, summary

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from inferometer.analysis.adaptive_levels import MOST, choose_next
 from inferometer.analysis.settings import settings_label
-from inferometer.analysis.sweep import Cell as Measured
-from inferometer.analysis.sweep import Unmeasured, levels_of, problems, summarise_sweep
+from inferometer.analysis.sweep import MeasuredCell, Unmeasured, levels_of, problems, summarise_sweep
 from inferometer.conduct.experiment import Cell, Experiment, Note, RunList, measure_cells, new_experiment
 from inferometer.config.grid import Grid, at_level, projected_seconds
 from inferometer.config.ranges import level_name
@@ -21,7 +20,7 @@ def measure_sweep(grid: Grid, note: Note) -> Experiment:
     A run that cannot be measured is reported as such, and the sweep goes on; if that happens to the first run, it raises.
     """
 
-    def choose(measured: list[Measured]) -> Iterator[Cell]:
+    def choose(measured: list[MeasuredCell]) -> Iterator[Cell]:
         """With an adaptive range, the next level depends on what was measured."""
         for number, cell in enumerate(grid.cells, 1):
             words = [settings_label(cell.settings)] if cell.settings else []

@@ -14,23 +14,20 @@ from inferometer.campaign import StartUp
 from inferometer.config.engines import Level
 from inferometer.records import Run, Snapshot
 from inferometer.report import formatting
-from inferometer.report.live import Outline
+from inferometer.report.live import Outline, Show
 from inferometer.report.safe_console import SafeConsole
 from inferometer.units import NS, format_number, format_seconds
 
 _Key = tuple[str, float]
 
 
-class LevelView:
-    """The progress of one level: a Show of conduct/measuring.py."""
+class LevelView(Show):
+    """The progress of one level."""
 
     def __init__(self, view: "CampaignView", key: _Key) -> None:
         self._view, self._key = view, key
         self._total: int | None = None
         self._duration: float | None = None
-
-    def probing(self) -> None:
-        return
 
     def planned(self, outline: Outline) -> None:
         self._total = outline.total
@@ -49,15 +46,6 @@ class LevelView:
     def done(self, count: int, total: int) -> None:
         """Note the progress of an engine without a server."""
         self._view.note_share(self._key, count / total if total else None)
-
-    def waiting(self, observers: Sequence[str]) -> None:
-        return
-
-    def uploading(self, line: str) -> None:
-        return
-
-    def over(self) -> None:
-        return
 
 
 class CampaignView:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from inferometer.analysis.settings import short_value
 from inferometer.analysis.slo_result import SloResult
-from inferometer.analysis.sweep import Cell, Point, Sweep
+from inferometer.analysis.sweep import MeasuredCell, Point, Sweep
 from inferometer.report import cost, formatting, junit, markdown, tables
 from inferometer.report.console import new_console
 from inferometer.report.json import encode
@@ -48,7 +48,7 @@ class SweepReport(NamedTuple):
     """A sweep with its runs, and why it fails (analysis/sweep.py)."""
 
     sweep: Sweep
-    measured: Sequence[Cell]
+    measured: Sequence[MeasuredCell]
     problems: Sequence[str]
 
 
