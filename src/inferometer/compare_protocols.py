@@ -27,7 +27,8 @@ import msgspec
 import numpy as np
 
 from inferometer import conduct, tensors, triton_client, workload
-from inferometer.analysis.protocol_comparison import PROTOCOLS, Comparison, Measured, cell_of
+from inferometer.analysis.protocol_comparison import PROTOCOLS, Comparison, cell_of
+from inferometer.analysis.summary import Measured
 from inferometer.conduct.measuring import completed
 from inferometer.config import from_mapping
 from inferometer.config.observe import NO_OBSERVERS

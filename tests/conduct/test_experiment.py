@@ -121,6 +121,15 @@ def test_ctrl_c_before_a_run_keeps_those_before_it(tmp_path: Path, script: list[
     assert len(listed(experiment)) == 1 and experiment.listed.interrupted
 
 
+def test_ctrl_c_between_runs_keeps_those_before_it(tmp_path: Path, script: list[Any]) -> None:
+    def lines(line: str) -> None:
+        if line.startswith("1"):
+            raise KeyboardInterrupt
+
+    experiment = measured(tmp_path, lines=lines)
+    assert len(listed(experiment)) == 1 and experiment.listed.interrupted
+
+
 @pytest.mark.parametrize(("outcomes", "keeps", "count"), [(["ok"], False, 1), (["ok"], True, 2), ([], False, 1)])
 def test_an_interrupted_run_counts_if_it_is_the_first_or_kept(
     tmp_path: Path, script: list[Any], outcomes: list[Any], keeps: bool, count: int

@@ -99,7 +99,7 @@ def command(
     startup.prepare()
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.conduct.comparing import compare_pairs  # noqa: PLC0415
-    from inferometer.conduct.pairs import Starter, Subject, measure_pairs, pairs_of  # noqa: PLC0415
+    from inferometer.conduct.pairs import Subject, measure_pairs, pairs_of  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
     from inferometer.config.secret import without_password  # noqa: PLC0415
     from inferometer.probe.scheme import DISCOVERY  # noqa: PLC0415
@@ -126,7 +126,7 @@ def command(
             config = from_mapping(tree, overrides, file or "command line", DISCOVERY if start is None else None)
         name = without_password(url) if "://" in url else url.rpartition("@")[2]
         name = name if url_a != url_b else f"{letter}: {start or name}"
-        subjects[letter] = Subject(name, config, Starter(start, patience) if start else None)
+        subjects[letter] = Subject(name, config, start or None, patience)
 
     def ended(line: str) -> None:
         if not quiet:

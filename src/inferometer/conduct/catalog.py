@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -23,54 +23,15 @@ from inferometer.records import Manifest
 from inferometer.report.capacity import headline
 from inferometer.report.capacity_export import read as read_capacity
 from inferometer.report.formatting import describe_load, describe_target
+from inferometer.report.runs_table import Entry, Latency, State
 from inferometer.store import draft as drafts
 from inferometer.store.folder import LISTS, MANIFEST, RUNS, SUMMARY
 from inferometer.store.objects import connect
 from inferometer.store.upload import read_upload
 
-State = Literal["complete", "incomplete", "running", "not uploaded", "damaged"]
-STATES = ("complete", "incomplete", "running", "not uploaded", "damaged")
 _READ = {MANIFEST, SUMMARY, RUNS, *LISTS}
 _NAME = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{4,}(?:-part\d+-[0-9a-f]{4})?")
 _THREADS = 8
-
-
-class Latency(msgspec.Struct, frozen=True):
-    """Percentiles in seconds: "inf" if too many requests failed, None if there are no values."""
-
-    p50: float | Literal["inf"] | None = None
-    p99: float | Literal["inf"] | None = None
-    supported: dict[str, bool] = {}
-    """Whether there are enough values for them."""
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, or several runs in one folder."""
-
-    name: str
-    folder: str
-    """Its folder or URL."""
-    kind: str = "run"
-    """run, or a key of KINDS (kinds.py)."""
-    state: State
-    started: str = ""
-    """ISO 8601, in UTC; "" if it is not known."""
-    model: str = ""
-    server: str = ""
-    load: str = ""
-    """The load of a run, or the result of a search for the capacity."""
-    verdict: str = ""
-    """VALID or INVALID; of several runs: how many are which, such as `3 VALID, 1 INVALID`."""
-    runs: int = 1
-    requests: int | None = None
-    """How many succeeded."""
-    failed: int | None = None
-    rate: float | None = None
-    """Requests completed per second."""
-    output_tokens: float | None = None
-    """Tokens generated per second."""
-    ttft: Latency = Latency()
-    e2e: Latency = Latency()
 
 
 class _Counts(msgspec.Struct):

@@ -121,35 +121,34 @@ def measure_cells(
     keeps_errors: bool = False,
     keeps_interrupted: bool = False,
 ) -> None:
-    """Measure one cell after the other. Ctrl-C ends it; before the end of the first run, it raises KeyboardInterrupt.
+    """Measure one cell after the other. Ctrl-C ends it, whenever it comes; before the end of the first run, it raises KeyboardInterrupt.
 
     The run that Ctrl-C interrupted counts only if it is the first, or with `keeps_interrupted`. An error of a run ends the experiment;
     with `keeps_errors`, it is listed, and the next run is measured, unless it was the first.
     """
-    for cell in choose(experiment.measured):
-        config = msgspec.structs.replace(cell.config, output=str(experiment.folder))
-        more = (cell.watch, cell.probe) if cell.watch is not None else ()
-        try:
-            with cell.around(experiment.folder):
-                run, summary = conduct.measure(config, note(cell.line), *more)
-        except KeyboardInterrupt:  # before its first request
-            if not experiment.listed.runs:
-                raise
-            experiment.add(interrupted=True)
-            break
-        except UserError as error:
-            if not (experiment.listed.runs and keeps_errors):
-                raise
-            experiment.add(ListedRun(cell.settings, error=str(error)))
-            continue
-        interrupted = run.manifest.outcome.interrupted and not cell.ended_itself()
-        if interrupted and experiment.listed.runs and not keeps_interrupted:
-            experiment.add(interrupted=True)
-            break
-        experiment.measured.append((cell.settings, run, summary))
-        experiment.add(ListedRun(cell.settings, run.folder.name), interrupted=interrupted)
-        if interrupted:
-            break
+    try:
+        for cell in choose(experiment.measured):
+            config = msgspec.structs.replace(cell.config, output=str(experiment.folder))
+            more = (cell.watch, cell.probe) if cell.watch is not None else ()
+            try:
+                with cell.around(experiment.folder):
+                    run, summary = conduct.measure(config, note(cell.line), *more)
+            except UserError as error:
+                if not (experiment.listed.runs and keeps_errors):
+                    raise
+                experiment.add(ListedRun(cell.settings, error=str(error)))
+                continue
+            interrupted = run.manifest.outcome.interrupted and not cell.ended_itself()
+            if interrupted and experiment.listed.runs and not keeps_interrupted:
+                raise KeyboardInterrupt
+            experiment.measured.append((cell.settings, run, summary))
+            experiment.add(ListedRun(cell.settings, run.folder.name), interrupted=interrupted)
+            if interrupted:
+                return
+    except KeyboardInterrupt:
+        if not experiment.listed.runs:
+            raise
+        experiment.add(interrupted=True)
 
 
 # --- stored experiments ----------------------------------------------------------------------------------------------

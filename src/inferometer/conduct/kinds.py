@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inferometer.analysis.comparison import Measured
+from inferometer import conduct
+from inferometer.analysis.summary import Measured
 from inferometer.conduct.campaign_reading import open_campaign
 from inferometer.conduct.comparing import compare_pairs, folders_of, is_glob, runs_in, runs_of
 from inferometer.conduct.experiment import kind_in, open_experiment
 from inferometer.conduct.remote import local_names
-from inferometer.conduct.saving import Changes, open_run
+from inferometer.conduct.saving import Changes
 from inferometer.conduct.sweep import summarised
 from inferometer.errors import UserError
 from inferometer.report import capacity_export
@@ -54,7 +55,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def _open_run(names: Sequence[str], asked: Asked) -> RunReport:
-    run, summary = open_run(str(runs_of(names[0])[0]), asked.slos, asked.changes)
+    run, summary = conduct.open_run(str(runs_of(names[0])[0]), asked.slos, asked.changes)
     return RunReport(run, summary, asked.strict, asked.explain, asked.histogram, asked.why)
 
 
@@ -126,7 +127,7 @@ def open_runs(
     measured = []
     for number, (folder, is_match) in enumerate(folders.items(), 1):
         try:
-            measured.append(open_run(str(folder), slos))
+            measured.append(conduct.open_run(str(folder), slos))
         except UserError as error:
             if skip is None or not is_match or (number == len(folders) and not measured):
                 raise

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferometer.analysis.comparison import Measured
+from inferometer.analysis.summary import Measured
 from inferometer.analysis.sweep import MeasuredCell
 from inferometer.conduct.experiment import Cell, Experiment, Note, RunList, measure_cells, new_experiment
 from inferometer.conduct.server_process import started
@@ -27,27 +27,23 @@ Ended = Callable[[str], None]
 """Called after each run of a pair with its verdict in a line."""
 
 
-class Starter(msgspec.Struct, frozen=True):
-    """How to start a side's server: a shell command, and how long to wait until it responds."""
-
-    command: str
-    patience: float
-
-
 class Subject(msgspec.Struct, frozen=True):
     """One of the two servers that are compared."""
 
     name: str
     config: Config
-    starter: Starter | None = None
+    command: str | None = None
+    """A shell command that starts the server for each of its runs; None: it is running."""
+    patience: float = 0.0
+    """Seconds until a started server must respond."""
 
     @contextlib.contextmanager
     def running(self, log: Path) -> Iterator[None]:
         """The server while the block runs, if it is to be started."""
-        if self.starter is None:
+        if self.command is None:
             yield
             return
-        with started(self.starter.command, self.config.server, log, self.starter.patience):
+        with started(self.command, self.config.server, log, self.patience):
             yield
 
 
@@ -74,7 +70,7 @@ def measure_pairs(
     of them on the same side, unless there is `force`: the further pairs would be left out, too.
     """
     for subject in subjects.values():
-        if subject.starter is None:
+        if subject.command is None:
             reach(subject.config.server)
 
     def choose(measured: list[MeasuredCell]) -> Iterator[Cell]:

@@ -9,10 +9,10 @@ from rich.padding import Padding
 from rich.text import Text
 
 from inferometer.analysis.comparable import are_repeats
-from inferometer.analysis.comparison import Measured
 from inferometer.analysis.comparison_text import title
 from inferometer.analysis.gate import is_passed
 from inferometer.analysis.repeats import Repeats, RunFigures, RunList, Variation, list_runs, summarise_repeats
+from inferometer.analysis.summary import Measured
 from inferometer.report import formatting, junit, markdown, tables
 from inferometer.report.compare import amount
 from inferometer.report.console import new_console
