@@ -204,3 +204,15 @@ def test_pairs_take_turns_and_only_complete_ones_count(
     assert experiment.listed.sides == ("server A", "server B") and len(outcomes) == 5
     pairs = [(a.folder.name, b.folder.name) for (a, _), (b, _) in pairs_of(experiment)]
     assert pairs == [("run-1", "run-2"), ("run-4", "run-3")]
+
+
+def test_the_list_of_pairs_of_older_versions_is_read(tmp_path: Path) -> None:
+    (tmp_path / "pairs.json").write_text('{"a": "http://a", "b": "http://b", "pairs": [["1", "2"], ["3", "4"]]}')
+    stored = read_list(tmp_path)
+    assert stored.sides == ("http://a", "http://b") and kind_of([str(tmp_path)]) == "ab"
+    assert [(each.settings["pair"], each.settings["side"], each.run) for each in stored.runs] == [
+        (0, "A", "1"), (0, "B", "2"), (1, "A", "3"), (1, "B", "4"),
+    ]  # fmt: skip
+    (tmp_path / "pairs.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_list(tmp_path)
