@@ -77,10 +77,13 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
 class Experiment:
     """The runs in a folder."""
 
-    def __init__(self, folder: Path, listed: RunList, measured: Sequence[MeasuredCell] = ()) -> None:
+    def __init__(
+        self, folder: Path, listed: RunList, measured: Sequence[MeasuredCell] = (), is_latest: bool = False
+    ) -> None:
         self.folder = folder.resolve() if folder.is_symlink() else folder
         self.listed = listed
         self.measured = list(measured)
+        self._is_latest = is_latest
 
     @property
     def runs(self) -> list[tuple[Run, Summary]]:
@@ -93,7 +96,8 @@ class Experiment:
         self.listed = listed
         with atomic_file(self.folder / RUNS) as partial:
             partial.write_bytes(msgspec.json.format(msgspec.json.encode(listed), indent=2) + b"\n")
-        store.point_latest(self.folder)
+        if self._is_latest:
+            store.point_latest(self.folder)
 
 
 @contextlib.contextmanager
@@ -108,7 +112,7 @@ def new_experiment(config: Config, listed: RunList) -> Iterator[Experiment]:
     mark(folder, upload)
     try:
         with terminable():
-            yield Experiment(folder, listed)
+            yield Experiment(folder, listed, is_latest=True)
     finally:
         discard_if_unused(folder)
 
