@@ -260,11 +260,11 @@ def test_the_capacity_has_an_interval_and_probes(served: Running, tmp_path: Path
     ("options", "words"),
     [
         ({"by": "speed"}, "use rate, concurrency, users"),
-        ({"budget": "1s"}, "budget: must be at least 10 s"),
+        ({"budget": "1s"}, "budget must be at least 10 s"),
         ({"budget": "soon"}, "budget"),
         ({"slo": "ttfft < 5"}, "ttfft"),
         ({"load": {"rate": 5}}, "the search sets the load itself"),
-        ({"start": -1}, "start: must be more than 0"),
+        ({"start": -1}, "start must be more than 0"),
     ],
 )
 def test_bad_options_of_a_search_are_errors(options: dict[str, Any], words: str) -> None:

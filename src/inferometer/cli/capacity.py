@@ -54,8 +54,7 @@ def command(source: str | None, strict: bool, quiet: bool, **given: Any) -> int:
     from inferometer.report.capacity_export import SEARCH, CapacityReport, save  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver, with_file_exports  # noqa: PLC0415
 
-    with named(names_of("capacity")):
-        search = Options(**{name: given[name] for name in Options.__struct_fields__})
+    search = Options(**{name: given[name] for name in Options.__struct_fields__})
     paths = paths_of(given, "json", "html", "markdown", "junit")
     check_exports(paths)
     for setting in given["set"]:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -47,7 +47,7 @@ _RESPONSES, _FEWEST = 16.0, 2.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a search. Raises UserError, with the name of the option as its key, for what cannot be."""
+    """What is asked of a search. The table of options checks the values (options.py)."""
 
     by: By = "rate"
     budget: float | None = None
@@ -58,24 +58,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     precision: float = 0.05
     at_least: float | None = None
     """The level that must hold: where the search starts, unless `start` is given."""
-
-    def __post_init__(self) -> None:
-        for name, choices in (("by", get_args(By)), ("percentile", ("p50", "p90", "p95", "p99"))):
-            if getattr(self, name) not in choices:
-                raise UserError(f"cannot be {getattr(self, name)!r}", f"use {', '.join(choices)}", name)
-        for name, least in (("budget", 10.0), ("think", 0.0)):
-            seconds = getattr(self, name)
-            if seconds is not None and seconds < least:
-                got = f"must be at least {format_seconds(least)} (got {format_seconds(seconds)})"
-                raise UserError(got, "write it as 2m or 90s", name)
-        for name, example in (("start", "2"), ("at_least", "4")):
-            level = getattr(self, name)
-            if level is not None and not 0 < level < 1e9:
-                raise UserError(f"must be more than 0 (got {level:g})", f"give a level such as {example}", name)
-        if not 0 < self.precision <= 1:
-            raise UserError(
-                f"must be more than 0 and at most 100% (got {self.precision:.0%})", "write it as 5%", "precision"
-            )
 
 
 def with_objectives(config: Config) -> Config:
